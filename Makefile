@@ -1,0 +1,44 @@
+# Everything happens in .venv; `make install` makes it once and again only when a requirement changes.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+PROJECTS := pyproject.toml client/pyproject.toml plugins/tvm_ffi/pyproject.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo lint test bench
+
+help:  ## say what can be made
+	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## the three distributions, editable, with what development needs, into .venv
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11; try make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' || { echo "no ensurepip; apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# The build backend comes first, at the pinned version, so that pip need not fetch another one for each build.
+# `-e .` stands beside `-e .[dev]`, or pip looks for the plugin's requirement `ktuned` in its index.
+$(STAMP): $(BIN)/python $(PROJECTS) constraints.txt
+	$(BIN)/python -m pip install -q -c constraints.txt hatchling
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation \
+		-e . -e client -e plugins/tvm_ffi -e '.[dev]'
+	@touch $@
+
+demo: install  ## tune the CPU example, edit it, watch it being tuned again, look the winner up
+	$(BIN)/python examples/demo.py
+
+lint: install  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint  ## lint, then the whole suite
+	$(BIN)/python -m pytest
+
+bench: install  ## the figures of the README, each beside its budget
+	@for benchmark in rest pipeline lookup; do \
+		echo "== $$benchmark"; $(BIN)/python benchmarks/$$benchmark.py || exit 1; \
+	done

@@ -1,0 +1,83 @@
+"""A daemon of a benchmark's own: its state, its socket and its settings are in one temporary directory."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from ktuned_client import Client, DaemonUnavailable
+
+START_DEADLINE_S = 30.0
+_PROBE_INTERVAL_S = 0.002
+
+
+@dataclass(frozen=True)
+class PrivateDaemon:
+    """A daemon that answers, and how many seconds after its start it did so first."""
+
+    process: subprocess.Popen[bytes]
+    socket: Path
+    home: Path
+    ready_s: float
+
+    def client(self) -> Client:
+        """Return a client of this daemon; to be closed by whoever asks."""
+        return Client(self.socket)
+
+
+@contextmanager
+def private_home() -> Iterator[Path]:
+    """Make a directory for a daemon's state; short, because a socket's path must be."""
+    with tempfile.TemporaryDirectory(prefix="ktuned-bench-") as name:
+        yield Path(name)
+
+
+@contextmanager
+def serving(home: Path) -> Iterator[PrivateDaemon]:
+    """Run ``ktuned serve`` on ``home`` until the end of the block.
+
+    Raises:
+        RuntimeError: it ends, or does not answer within :data:`START_DEADLINE_S`.
+    """
+    socket = home / "run/ktuned.sock"
+    with (home / "serve.log").open("ab") as log:
+        start = perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ktuned", "serve"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "KTUNED_HOME": str(home / "state"), "KTUNED_SOCKET": str(socket)},
+        )
+    try:
+        ready_s = _wait_until_ready(process, socket, start)
+        yield PrivateDaemon(process, socket, home, ready_s)
+    except RuntimeError as error:
+        error.add_note((home / "serve.log").read_text(errors="replace")[-2000:])
+        raise
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], socket: Path, start: float) -> float:
+    while perf_counter() - start < START_DEADLINE_S:
+        # A client of its own each time: after a failure one backs off, which would be measured as well.
+        with Client(socket) as client:
+            try:
+                client.call("hello")
+            except DaemonUnavailable:
+                pass
+            else:
+                return perf_counter() - start
+        try:
+            process.wait(_PROBE_INTERVAL_S)
+        except subprocess.TimeoutExpired:
+            continue
+        raise RuntimeError(f"the daemon ended with status {process.returncode}")
+    raise RuntimeError(f"the daemon did not answer within {START_DEADLINE_S:g} s")

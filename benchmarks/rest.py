@@ -1,0 +1,147 @@
+"""The daemon at rest: memory, start-up, CPU; with an empty store and with many trials in it.
+
+Budgets: at most 64 MiB resident, the socket answers within 0.5 s of the start, next to no CPU; with 1,000,000 trials
+too.
+"""
+
+import argparse
+import json
+import sqlite3
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.private_daemon import private_home, serving
+from benchmarks.report import show
+from ktuned.model import MEASURING_VERSION, JobState, Outcome, Plan, canonical
+
+RSS_BUDGET_MIB = 64.0
+READY_BUDGET_S = 0.5
+CPU_BUDGET_PERCENT = 0.5
+TRIALS_PER_JOB = 1000
+_MIB = 1024**2
+
+
+def fill(path: Path, trials: int) -> None:
+    """Add ``trials`` measured trials to an empty store, in jobs of :data:`TRIALS_PER_JOB`, each with its winner."""
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA foreign_keys = ON")
+        for job in range(1, trials // TRIALS_PER_JOB + 1):
+            _add_job(connection, job)
+    connection.close()
+
+
+def _add_job(connection: sqlite3.Connection, job: int) -> None:
+    kernel, problem, device, now = f"bench:kernel{job % 50}", canonical({"M": job, "N": 4096}), "a device", time.time()
+    plan = json.dumps(Plan().to_wire())
+    connection.execute(
+        "INSERT INTO jobs (id, kernel, problem, device, state, priority, reason, plan, created, done, total)"
+        " VALUES (?, ?, ?, ?, ?, 100, 'benchmark', ?, ?, ?, ?)",
+        (
+            job,
+            kernel,
+            problem,
+            device,
+            JobState.DONE,
+            plan,
+            now,
+            TRIALS_PER_JOB,
+            TRIALS_PER_JOB,
+        ),
+    )
+    connection.execute(
+        "INSERT INTO contexts (id, kernel, problem, device, digest, toolchain, device_fingerprint, measuring_version)"
+        " VALUES (?, ?, ?, ?, 'digest', 'toolchain', 'driver', ?)",
+        (job, kernel, problem, device, MEASURING_VERSION),
+    )
+    first = (job - 1) * TRIALS_PER_JOB + 1
+    connection.executemany(
+        "INSERT INTO trials (id, context_id, job_id, config, outcome, latency_us, spread_us, compile_s, lane_s, detail,"
+        " updated) VALUES (?, ?, ?, ?, ?, ?, 1.0, 1.0, 0.2, ?, ?)",
+        (
+            (
+                first + number,
+                job,
+                job,
+                canonical({"BM": number % 10, "BN": number // 10 % 10, "BK": number // 100}),
+                Outcome.MEASURED,
+                100.0 + number,
+                '{"phase":"timing","count":100,"samples":[100.0,101.0,102.0]}',
+                now,
+            )
+            for number in range(TRIALS_PER_JOB)
+        ),
+    )
+    connection.execute(
+        "INSERT INTO winners (kernel, problem, device, trial_id, decided) VALUES (?, ?, ?, ?, ?)",
+        (kernel, problem, device, first, now),
+    )
+
+
+def measure(trials: int, *, starts: int, rest_s: float) -> dict[str, Any]:
+    """Start a daemon ``starts`` times on one store, then let the last one rest for ``rest_s`` seconds."""
+    with private_home() as home:
+        # The first start, which makes the store, is not what is measured.
+        with serving(home):
+            pass
+        (store,) = (home / "state").glob("*.sqlite")
+        fill(store, trials)
+        ready = []
+        for _ in range(starts - 1):
+            with serving(home) as daemon:
+                ready.append(daemon.ready_s)
+        with serving(home) as daemon, daemon.client() as client:
+            ready.append(daemon.ready_s)
+            held = client.call("status")["store"]["trials"]
+            if held != trials:
+                raise RuntimeError(f"the store holds {held} trials, not {trials}")
+            process = psutil.Process(daemon.process.pid)
+            before = process.cpu_times()
+            # The daemon must not be waiting for us: to let time pass is what is measured.
+            _stay_quiet(process, rest_s)
+            after = process.cpu_times()
+            cpu_s = round(after.user + after.system - before.user - before.system, 3)
+            rss_mib = process.memory_info().rss / _MIB
+            own_mib = process.memory_full_info().uss / _MIB
+            others = [round(child.memory_info().rss / _MIB, 1) for child in process.children(recursive=True)]
+    return {
+        "trials": trials,
+        "rss_mib": rss_mib,
+        "unshared_mib": own_mib,
+        "ready_s": statistics.median(ready),
+        "ready_worst_s": max(ready),
+        "cpu_percent": 100 * cpu_s / rest_s,
+        "children": len(others),
+        "children_mib": sum(others),
+        "in_budget": rss_mib <= RSS_BUDGET_MIB
+        and statistics.median(ready) <= READY_BUDGET_S
+        and 100 * cpu_s / rest_s <= CPU_BUDGET_PERCENT,
+    }
+
+
+def _stay_quiet(process: psutil.Process, seconds: float) -> None:
+    try:
+        process.wait(seconds)
+    except psutil.TimeoutExpired:
+        return
+    raise RuntimeError("the daemon ended while it rested")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--trials", type=int, nargs="*", default=[0, 1_000_000], help="store sizes; multiples of 1000")
+    parser.add_argument("--starts", type=int, default=5, help="starts per store, of which the median is told")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to rest")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = [measure(trials, starts=arguments.starts, rest_s=arguments.seconds) for trials in arguments.trials]
+    title = f"daemon at rest (budget: {RSS_BUDGET_MIB:g} MiB, ready in {READY_BUDGET_S:g} s, ~0 % CPU)"
+    show(title, rows, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""What becomes of a question to the daemon: a hit, an error of its own, or no daemon at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ktuned_client.paths import UntrustedSocket
+from ktuned_client.wire import MAX_ID, Response
+
+LOOKUP_DEADLINE_S: Final = 0.005
+"""How long a lookup may take: a hundred times what it usually takes, and too short to be noticed."""
+
+CALL_DEADLINE_S: Final = 10.0
+"""How long any other request may take."""
+
+TUNE_DEADLINE_S: Final = 120.0
+"""How long a tuning may take to be accepted: the daemon first imports the kernel file, and torch with it."""
+
+FIRST_RETRY_S: Final = 0.02
+LAST_RETRY_S: Final = 1.0
+"""After a failure lookups leave the daemon alone: at first for a hiccup's time, then doubling up to this."""
+
+ENDED_STATES: Final = frozenset({"done", "cancelled", "failed"})
+"""The states of a job to which nothing more will happen."""
+
+
+ANSWERED: Final = frozenset({"kernel", "problem", "device", "status", "config"})
+"""The fields without which a lookup's answer is none."""
+
+
+class DaemonError(Exception):
+    """The daemon refused a request: ``code`` for programs, ``message`` and ``hint`` for people."""
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(f"{message}. {hint}" if hint else message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+
+    @classmethod
+    def from_wire(cls, error: Mapping[str, Any]) -> DaemonError:
+        """Rebuild from the protocol's error map, whatever a daemon of another version left out."""
+        return cls(str(error.get("code", "error")), str(error.get("message", "")), str(error.get("hint", "")))
+
+
+class DaemonUnavailable(Exception):
+    """No daemon answered: none runs, its socket is not to be trusted, or its deadline passed.
+
+    ``message`` and ``hint`` as in :class:`DaemonError`.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message}. {hint}" if hint else message)
+        self.message = message
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A lookup's answer.
+
+    ``status`` is ``fresh``, ``stale``, ``near``, ``default`` or ``unknown`` as the daemon says it, else
+    ``unavailable``, and then ``message`` says why. ``config`` is the best config known now; the caller's own default
+    when the daemon has none. ``latency_us`` and ``age_s`` (since it was measured) are ``None`` when nothing was;
+    ``artifact`` is the path of the compiled winner; ``generation`` changes when the answer does.
+    """
+
+    kernel: str
+    problem: Mapping[str, Any]
+    device: str | None
+    status: str
+    config: Mapping[str, Any] | None
+    latency_us: float | None = None
+    artifact: str | None = None
+    age_s: float | None = None
+    generation: int | None = None
+    message: str = ""
+
+
+def question(kernel: str, problem: Mapping[str, Any], device: str | None) -> dict[str, Any]:
+    """Return the params of a lookup."""
+    params: dict[str, Any] = {"kernel": kernel, "problem": problem}
+    if device is not None:
+        params["device"] = device
+    return params
+
+
+def hit_from(answer: Mapping[str, Any], default: Mapping[str, Any] | None) -> Hit:
+    """Return the hit that a daemon's answer makes; fields of newer daemons are passed over.
+
+    Raises:
+        ValueError: it is no answer.
+    """
+    if type(answer) is not dict or not answer.keys() >= ANSWERED:
+        raise ValueError("the daemon's answer is not a lookup's")
+    config = answer["config"]
+    return Hit(
+        answer["kernel"],
+        answer["problem"],
+        answer["device"],
+        answer["status"],
+        default if config is None else config,
+        answer.get("latency_us"),
+        answer.get("artifact"),
+        answer.get("age_s"),
+        answer.get("generation"),
+    )
+
+
+def unavailable(
+    kernel: str, problem: Mapping[str, Any], device: str | None, default: Mapping[str, Any] | None, message: str
+) -> Hit:
+    """Return the hit of a lookup that no daemon answered."""
+    return Hit(kernel, problem, device, "unavailable", default, message=message)
+
+
+def result_of(response: Response) -> Any:
+    """Return a response's result.
+
+    Raises:
+        DaemonError: the response is an error.
+    """
+    if response.error is not None:
+        raise DaemonError.from_wire(response.error)
+    return response.result
+
+
+def given(**params: Any) -> dict[str, Any]:
+    """Return the params that were given: those that are not ``None``."""
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def explained(error: Exception, path: str, deadline_s: float) -> DaemonUnavailable:
+    """Return what a failed connection or request means: one line, and what mends it."""
+    if isinstance(error, UntrustedSocket):
+        return DaemonUnavailable(error.message, error.hint)
+    if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
+        return DaemonUnavailable(f"no daemon serves {path}", "start one with `ktuned serve`")
+    if isinstance(error, BlockingIOError):
+        return DaemonUnavailable(f"the daemon at {path} takes no more connections now")
+    if isinstance(error, TimeoutError):
+        return DaemonUnavailable(f"the daemon at {path} did not answer within {deadline_s:g} s")
+    return DaemonUnavailable(f"the daemon at {path} was lost: {error}")
+
+
+def next_id(request_id: int) -> int:
+    """Return the id after this one; 32-bit ids start again."""
+    return 0 if request_id == MAX_ID else request_id + 1
+
+
+class Backoff:
+    """How long to leave a daemon alone that did not answer."""
+
+    __slots__ = ("_interval_s", "_retry_at", "message")
+
+    def __init__(self) -> None:
+        self._interval_s = 0.0
+        self._retry_at = 0.0
+        self.message = ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the interval is not over yet."""
+        return self._interval_s > 0 and time.monotonic() < self._retry_at
+
+    def failed(self, message: str) -> None:
+        """Start the next interval: twice the last one, up to :data:`LAST_RETRY_S`."""
+        self._interval_s = min(self._interval_s * 2 or FIRST_RETRY_S, LAST_RETRY_S)
+        self._retry_at = time.monotonic() + self._interval_s
+        self.message = message
+
+    def succeeded(self) -> None:
+        """Forget all failures."""
+        self._interval_s = 0.0

@@ -1,0 +1,145 @@
+"""Where the daemon's socket is, and whether it may be trusted: the checks that both sides make.
+
+A socket is trusted when its directory is a real one, ours and closed to everybody else (0700), the socket is
+ours, and the process at the other end runs as us (``SO_PEERCRED``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+MAX_PATH_BYTES: Final = 107
+"""The longest path of a Unix socket: ``sun_path`` has 108 bytes, one of them the terminating zero (unix(7))."""
+
+DIRECTORY_MODE: Final = 0o700
+SOCKET_MODE: Final = 0o600
+
+_CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
+
+
+class UntrustedSocket(OSError):
+    """A socket's path cannot be used or must not be trusted; ``hint`` says what mends it."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def socket_path(environ: Mapping[str, str] | None = None) -> str:
+    """Return where the daemon's socket is.
+
+    ``$KTUNED_SOCKET``; else ``$XDG_RUNTIME_DIR/ktuned/ktuned.sock``; else ``/tmp/ktuned-UID/ktuned.sock``.
+    """
+    environ = os.environ if environ is None else environ
+    if chosen := environ.get("KTUNED_SOCKET"):
+        return os.path.abspath(chosen)
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        return os.path.join(runtime, "ktuned", "ktuned.sock")
+    # Not $TMPDIR: daemon and applications must agree, whatever each one's environment says.
+    return f"/tmp/ktuned-{os.geteuid()}/ktuned.sock"
+
+
+def check_length(path: str) -> None:
+    """Check that a path fits into a socket's address.
+
+    Raises:
+        UntrustedSocket: it is longer than :data:`MAX_PATH_BYTES`.
+    """
+    length = len(os.fsencode(path))
+    if length > MAX_PATH_BYTES:
+        raise UntrustedSocket(
+            f"the socket's path has {length} bytes, and {MAX_PATH_BYTES} are allowed: {path}",
+            hint="set KTUNED_SOCKET to a shorter path",
+        )
+
+
+def make_directory(directory: str) -> None:
+    """Make the socket's directory, closed to others, or check the one that is there.
+
+    Raises:
+        UntrustedSocket: it is not ours, or open to others, or no directory.
+        OSError: it cannot be made.
+    """
+    os.makedirs(os.path.dirname(directory) or "/", exist_ok=True)
+    try:
+        os.mkdir(directory, DIRECTORY_MODE)
+    except FileExistsError:
+        check_directory(directory)
+    else:
+        os.chmod(directory, DIRECTORY_MODE)  # the umask may have closed it to ourselves
+
+
+def check_directory(directory: str) -> None:
+    """Check that a directory is a real one, ours, and closed to others.
+
+    Raises:
+        UntrustedSocket: it is not.
+        FileNotFoundError: there is none.
+    """
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode):
+        raise UntrustedSocket(f"{directory} is no directory of its own (a link or a file)", hint="remove it")
+    if found.st_uid != os.geteuid():
+        raise UntrustedSocket(
+            f"the socket's directory {directory} belongs to uid {found.st_uid}, not to us ({os.geteuid()})",
+            hint="set KTUNED_SOCKET to a path in a directory of yours",
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise UntrustedSocket(
+            f"the socket's directory {directory} is open to others (mode {stat.S_IMODE(found.st_mode):04o})",
+            hint=f"chmod 700 {directory}",
+        )
+
+
+def check_socket(path: str) -> None:
+    """Check that a path is a socket of ours in a directory of ours.
+
+    Raises:
+        UntrustedSocket: it is not.
+        FileNotFoundError: there is none.
+    """
+    check_length(path)
+    check_directory(os.path.dirname(path))
+    found = os.lstat(path)
+    if not stat.S_ISSOCK(found.st_mode):
+        raise UntrustedSocket(f"{path} is no socket", hint="remove it")
+    if found.st_uid != os.geteuid():
+        raise UntrustedSocket(f"the socket {path} belongs to uid {found.st_uid}, not to us ({os.geteuid()})")
+
+
+def check_peer(connection: socket.socket) -> int:
+    """Check that the process at the other end runs as us, and return its pid.
+
+    Raises:
+        UntrustedSocket: it runs as somebody else.
+    """
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    if uid != os.geteuid():
+        raise UntrustedSocket(f"the process at the other end (pid {pid}) runs as uid {uid}, not as us")
+    return int(pid)
+
+
+def connect(path: str, timeout_s: float) -> socket.socket:
+    """Connect to the daemon at ``path``, with every check, and return the socket with that timeout set.
+
+    Raises:
+        UntrustedSocket: a check failed.
+        OSError: nobody listens there, or its queue is full.
+    """
+    check_socket(path)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(path)
+        check_peer(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

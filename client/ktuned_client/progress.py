@@ -1,0 +1,69 @@
+"""Which jobs of a tuning are still under way, decided from events; no IO, shared by both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ktuned_client.answers import ENDED_STATES
+
+Event = dict[str, Any]
+
+
+class Progress:
+    """Follows the jobs that one ``tune`` started to their ends.
+
+    ``jobs`` are their maps, as last heard. Every job gets exactly one ``job_done`` event, made up when the daemon's own
+    was missed or came before the subscription.
+    """
+
+    def __init__(self, accepted: Mapping[str, Any]) -> None:
+        self._jobs: dict[int, dict[str, Any]] = {job["id"]: job for job in accepted["jobs"]}
+        self._open = set(self._jobs)
+        self.epoch: int = accepted["epoch"]
+        self.seq: int = accepted["seq"]
+
+    @property
+    def jobs(self) -> list[dict[str, Any]]:
+        """The jobs' maps, in the order in which the daemon named them."""
+        return list(self._jobs.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every job has ended."""
+        return not self._open
+
+    def take(self, event: Event) -> bool:
+        """Note an event of the stream; return whether it is news (a second ``job_done`` is not)."""
+        self.epoch, self.seq = event["epoch"], event["seq"]
+        job_state = event.get("job_state")
+        if isinstance(job_state, dict) and job_state.get("id") in self._jobs:
+            self._jobs[job_state["id"]] = job_state
+        if event.get("type") != "job_done":
+            return True
+        job = event.get("job")
+        if job not in self._open:
+            return False
+        self._open.discard(job)
+        return True
+
+    def catch_up(self, jobs: Iterable[dict[str, Any]]) -> list[Event]:
+        """Take job maps that were asked for, and return a ``job_done`` for each that ended unheard."""
+        unheard = []
+        for job in jobs:
+            if job["id"] not in self._open:
+                continue
+            self._jobs[job["id"]] = job
+            if job["state"] in ENDED_STATES:
+                self._open.discard(job["id"])
+                unheard.append(
+                    {
+                        "seq": self.seq,
+                        "epoch": self.epoch,
+                        "type": "job_done",
+                        "kernel": job["kernel"],
+                        "job": job["id"],
+                        "job_state": job,
+                    }
+                )
+        return unheard

@@ -1,0 +1,210 @@
+"""MessagePack-RPC without IO: what both sides of the socket make of bytes.
+
+::
+
+    [0, id, method, [params]]    a request: id is an unsigned 32-bit number, params is one map
+    [1, id, error, result]       its response: error is nil, or a map {code, message, hint}
+    [2, method, [params]]        a notification, which is not answered
+
+Source of the format: the MessagePack-RPC specification. Messages follow each other with nothing in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+PROTOCOL_VERSION: Final = 1
+"""Raised when a field or a method changes its meaning or goes; adding one does not raise it."""
+
+MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+"""The largest message: some 30,000 trials in one answer; more must be asked for in parts."""
+
+MAX_REQUEST_BYTES: Final = 1024 * 1024
+"""The largest message a daemon reads: requests are small, and every connection may hold one half-read."""
+
+MAX_ITEMS: Final = 128 * 1024
+"""The longest array or map: its room is set aside when its header is read, before any item has come."""
+
+MAX_REQUEST_ITEMS: Final = 4096
+"""The longest array or map a daemon reads: with the parser's own 1024 levels, at most 32 MiB set aside."""
+
+MAX_NESTING: Final = 32
+"""The deepest nesting of maps and arrays; a job's plan needs 5 levels, and recursion over it stays cheap."""
+
+MAX_ID: Final = 2**32 - 1
+"""Request ids are 32 bits wide, as the specification says."""
+
+_PIECE_BYTES: Final = 256 * 1024
+"""How much the parser is given at once: what asyncio reads in one go."""
+
+_REQUEST: Final = 0
+_RESPONSE: Final = 1
+_NOTIFICATION: Final = 2
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is no message, or broke a limit; nothing more can be read from it."""
+
+
+class Request(NamedTuple):
+    """A call that wants an answer; ``params`` is ``None`` when they were anything but one map."""
+
+    id: int
+    method: str
+    params: dict[str, Any] | None
+
+
+class Response(NamedTuple):
+    """The answer to the request of the same id; ``error`` is ``None`` on success."""
+
+    id: int
+    error: dict[str, Any] | None
+    result: Any
+
+
+class Notification(NamedTuple):
+    """A message that is not answered; ``params`` is ``None`` when they were anything but one map."""
+
+    method: str
+    params: dict[str, Any] | None
+
+
+Message = Request | Response | Notification
+
+
+def encode_request(request_id: int, method: str, params: Mapping[str, Any]) -> bytes:
+    """Return a request's bytes.
+
+    Raises:
+        TypeError: ``params`` holds what MessagePack cannot carry.
+        ValueError: ``params`` nests deeper than the packer goes, or holds a number beyond 64 bits.
+    """
+    return _pack([_REQUEST, request_id, method, [params]])
+
+
+def encode_response(request_id: int, error: Mapping[str, Any] | None, result: Any) -> bytes:
+    """Return a response's bytes; raises as :func:`encode_request` does."""
+    return _pack([_RESPONSE, request_id, error, result])
+
+
+def encode_notification(method: str, params: Mapping[str, Any]) -> bytes:
+    """Return a notification's bytes; raises as :func:`encode_request` does."""
+    return _pack([_NOTIFICATION, method, [params]])
+
+
+def _pack(message: list[Any]) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(message)
+    except OverflowError as error:
+        raise ValueError(f"a number beyond 64 bits: {error}") from error
+    return packed
+
+
+class Decoder:
+    """Turns bytes, in pieces of any size, into messages; one per connection and direction.
+
+    ``max_bytes`` bounds one message, ``max_items`` one array or map.
+    """
+
+    __slots__ = ("_end", "_max_bytes", "_received", "_unpacker")
+
+    def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES, max_items: int = MAX_ITEMS) -> None:
+        self._max_bytes = max_bytes
+        self._received = 0
+        self._end = 0  # of the last whole message, counted in bytes of the stream
+        self._unpacker = msgpack.Unpacker(
+            max_buffer_size=max_bytes + _PIECE_BYTES,
+            max_array_len=max_items,
+            max_map_len=max_items,
+            ext_hook=_refuse_extension,
+        )
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take bytes and return the messages that they complete.
+
+        Raises:
+            ProtocolError: the bytes are no message, or break a limit; the connection is to be closed.
+        """
+        if len(data) <= _PIECE_BYTES:
+            return self._feed(data)
+        messages: list[Message] = []
+        for start in range(0, len(data), _PIECE_BYTES):
+            messages += self._feed(data[start : start + _PIECE_BYTES])
+        return messages
+
+    def _feed(self, data: bytes) -> list[Message]:
+        unpacker = self._unpacker
+        messages: list[Message] = []
+        self._received += len(data)
+        try:
+            unpacker.feed(data)
+            for value in unpacker:
+                messages.append(_message(value))
+                end = unpacker.tell()
+                if end - self._end > self._max_bytes:
+                    break
+                self._end = end
+        except ProtocolError:
+            raise
+        # Which of these the parser raises depends on the byte; its pure-Python twin recurses.
+        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+            raise ProtocolError(f"not MessagePack within the limits: {str(error) or type(error).__name__}") from error
+        if self._received - self._end > self._max_bytes:
+            raise ProtocolError(f"a message of more than {self._max_bytes} bytes")
+        return messages
+
+
+def _message(value: Any) -> Message:
+    """Recognise one decoded value as a message.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    if type(value) is not list or not value or type(value[0]) is not int:
+        raise ProtocolError(f"a {type(value).__name__} that is no message")
+    kind = value[0]
+    if kind == _REQUEST and len(value) == 4:
+        _, request_id, method, params = value
+        if _is_id(request_id) and type(method) is str and type(params) is list:
+            return Request(request_id, method, _params(params))
+    elif kind == _RESPONSE and len(value) == 4:
+        _, request_id, error, result = value
+        if _is_id(request_id) and (error is None or type(error) is dict):
+            _check_nesting(error, MAX_NESTING - 1)
+            _check_nesting(result, MAX_NESTING - 1)
+            return Response(request_id, error, result)
+    elif kind == _NOTIFICATION and len(value) == 3:
+        _, method, params = value
+        if type(method) is str and type(params) is list:
+            return Notification(method, _params(params))
+    raise ProtocolError("an array that is neither a request, a response nor a notification")
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_ID
+
+
+def _params(params: list[Any]) -> dict[str, Any] | None:
+    """Return the one map of a message; none at all, or an empty array (Lua's empty table), is the empty map."""
+    _check_nesting(params, MAX_NESTING - 1)
+    if len(params) == 1 and type(params[0]) is dict:
+        return params[0]
+    return {} if params in ([], [[]]) else None
+
+
+def _check_nesting(value: Any, levels: int) -> None:
+    kind = type(value)
+    if kind is not dict and kind is not list:
+        return
+    if not levels:
+        raise ProtocolError(f"a message nested deeper than {MAX_NESTING} levels")
+    for item in value.values() if kind is dict else value:
+        if type(item) is dict or type(item) is list:
+            _check_nesting(item, levels - 1)
+
+
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"an extension type ({code}), which no method uses")

@@ -1,0 +1,219 @@
+"""What a backend plugin implements, and the registry that finds plugins.
+
+A plugin is a distribution of its own. It names a subclass of :class:`Backend` under the entry-point group
+``ktuned.backends``; the daemon reads that metadata only, and the class is imported in workers. What differs
+between backends lives in the subclass: which files an artifact holds, how they are made and loaded.
+
+:func:`ktuned.testing.backends.check_backend` is the conformance suite that every plugin runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from ktuned.errors import BackendError
+from ktuned.model import Device, Outcome
+
+API_VERSION = 1
+"""The major version of this contract; a plugin that states a newer one is refused."""
+
+ENTRY_POINT_GROUP = "ktuned.backends"
+
+Launch = Callable[[], None]
+"""Runs the kernel once, on the arguments it was bound to; on a GPU it may return before the kernel ends."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a kernel function returns: how to compile and call one config, as plain values.
+
+    A plugin's ``Build`` is a frozen dataclass that derives from this. Its fields hold what MessagePack can
+    carry (scalars, strings, tuples, maps); ``args`` names tensors by their key in ``inputs`` and gives scalars.
+    """
+
+    backend: ClassVar[str]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields as plain data."""
+        return {entry.name: _plain(getattr(self, entry.name)) for entry in dataclasses.fields(self)}
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild a ``Build`` from :meth:`to_plain`'s data; lists become tuples again."""
+        return cls(**{key: _frozen(value) for key, value in data.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    raise TypeError(f"a Build cannot carry a {type(value).__name__}: {value!r}")
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One thing to compile: a config's ``Build`` and where its sources are.
+
+    ``key`` is the artifact's key and the name of the directory to fill; ``sources`` are absolute paths.
+    ``kernel_file`` and ``kernel`` tell a backend whose Build holds a Python function where to find it.
+    """
+
+    key: str
+    build: Build
+    sources: tuple[Path, ...]
+    kernel_file: Path
+    kernel: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What became of one unit.
+
+    ``outcome`` is ``None`` on success, else ``compile_error`` or ``unsupported``; ``message`` the compiler's own
+    words; ``facts`` what the backend wants kept with the artifact (registers, lowered names, …).
+    """
+
+    key: str
+    outcome: Outcome | None = None
+    message: str = ""
+    seconds: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Absence(StrEnum):
+    """Why a backend has no device here."""
+
+    NO_HARDWARE = "no_hardware"
+    NO_DRIVER = "no_driver"
+    NO_COMPILER = "no_compiler"
+    NO_LIBRARY = "no_library"
+    HIDDEN = "hidden"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A backend that cannot run here: the reason, one line about it, and the command that mends it."""
+
+    reason: Absence
+    message: str
+    hint: str = ""
+
+
+class Kernel(ABC):
+    """A loaded artifact: something that can be bound to tensors and launched."""
+
+    @abstractmethod
+    def bind(self, tensors: Mapping[str, Any]) -> Launch:
+        """Return a call without arguments that launches the kernel on ``tensors`` (by their names in ``inputs``).
+
+        The tensors live on the kernel's device. Whatever can be prepared is prepared here, so that the
+        launch itself costs the host as little as possible.
+
+        Raises:
+            KeyError: ``args`` names a tensor that ``inputs`` does not make.
+        """
+
+
+class Backend(ABC):
+    """What a plugin implements. Instances live in worker processes only and hold no state between calls.
+
+    Attributes:
+        name: the backend's name, as kernel files write it.
+        api_version: the major version of this contract that the plugin was written for.
+        build: the plugin's :class:`Build`.
+        required_files: the files an artifact of this backend must hold, checked before save and after load.
+    """
+
+    name: ClassVar[str]
+    api_version: ClassVar[int] = API_VERSION
+    build: ClassVar[type[Build]]
+    required_files: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return the versions and flags that can change the binary (compiler, libraries, this plugin)."""
+
+    @abstractmethod
+    def devices(self) -> Sequence[Device] | Absent:
+        """Return what this backend can run on, here and now; absence is data, never an exception."""
+
+    @abstractmethod
+    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
+        """Compile a group of units, each into the directory ``into / unit.key`` (made by the caller, empty).
+
+        Yields one :class:`Compiled` per unit as it is ready. One bad unit never fails its group: what the
+        compiler refuses is a result, not an exception.
+        """
+
+    @abstractmethod
+    def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
+        """Load a sealed artifact (its files are verified already) without compiling anything.
+
+        Raises:
+            Unsupported: this device cannot run it.
+        """
+
+
+class Registry:
+    """The plugins that are installed in this interpreter, by entry-point metadata; nothing is imported to list them."""
+
+    def __init__(self, points: Sequence[EntryPoint] | None = None) -> None:
+        found = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
+        self._points = {point.name: point for point in found}
+        self._loaded: dict[str, Backend] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all installed backends, sorted."""
+        return sorted(self._points)
+
+    def version(self, name: str) -> str:
+        """Return the version of the distribution that provides a backend, or ``""`` when it says none."""
+        distribution = self._points[name].dist
+        return distribution.version if distribution else ""
+
+    def load(self, name: str) -> Backend:
+        """Import a plugin and return its backend.
+
+        Raises:
+            BackendError: no such plugin, it cannot be imported, or it speaks a newer API.
+        """
+        if name in self._loaded:
+            return self._loaded[name]
+        if name not in self._points:
+            installed = ", ".join(self.names) or "none"
+            raise BackendError(
+                f"there is no backend {name!r} (installed: {installed})",
+                hint=f"pip install 'ktuned[{name.replace('_', '-')}]'",
+            )
+        try:
+            kind = self._points[name].load()
+        except Exception as error:
+            raise BackendError(
+                f"the backend {name!r} cannot be imported: {type(error).__name__}: {error}",
+                hint="reinstall its distribution into this interpreter",
+            ) from error
+        if not (isinstance(kind, type) and issubclass(kind, Backend)):
+            raise BackendError(f"the entry point of backend {name!r} is not a subclass of ktuned.backends.Backend")
+        if kind.api_version > API_VERSION:
+            raise BackendError(
+                f"the backend {name!r} speaks API {kind.api_version}; this ktuned speaks {API_VERSION}",
+                hint="upgrade ktuned, or install an older version of the plugin",
+            )
+        self._loaded[name] = kind()
+        return self._loaded[name]

@@ -1,0 +1,131 @@
+"""The command line: ``ktuned COMMAND``; each command's module is imported when it is named."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import click
+
+from ktuned.cli import output
+from ktuned.errors import KtunedError
+
+COMMANDS = {
+    "serve": "serve",
+    "tune": "tune",
+    "watch": "watch",
+    "lookup": "lookup",
+    "status": "status",
+    "jobs": "jobs",
+    "cancel": "jobs",
+    "results": "results",
+    "kernels": "kernels",
+    "backends": "status",
+    "doctor": "doctor",
+    "stop": "serve",
+}
+"""Every command, in the order of ``--help``, and the module below ``commands`` that holds it."""
+
+_USAGE_CODES = frozenset({"usage", "ambiguous", "settings"})
+"""Codes of errors that another command line would not have met."""
+
+
+class Exit(IntEnum):
+    """What the exit status says; beside these, 130 is Ctrl-C and 141 a reader that went away."""
+
+    DONE = 0
+    NOT_REACHED = 1
+    USAGE = 2
+    NO_DAEMON = 3
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+class _Commands(click.Group):
+    """A group whose commands live in modules that are imported one at a time."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"ktuned.cli.commands.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+def version() -> str:
+    """Return the version of this distribution."""
+    from importlib.metadata import version as installed
+
+    return installed("ktuned")
+
+
+def _print_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked:
+        output.emit(f"ktuned {version()}")
+        context.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+def cli() -> None:
+    """Tune kernels in a background daemon, and look up the best that is known."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; errors become one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        return _run(arguments)
+    except output.ReaderGone:
+        _abandon_stdout()
+        return Exit.BROKEN_PIPE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    from ktuned.cli.spawn import DaemonNotStarted
+    from ktuned_client import DaemonError, DaemonUnavailable
+
+    try:
+        result: Any = cli.main(args=arguments, prog_name="ktuned", standalone_mode=False)
+        return result if isinstance(result, int) else Exit.DONE
+    except click.exceptions.NoArgsIsHelpError as error:
+        output.say(error.format_message())
+        return Exit.USAGE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f"See `{context.command_path} --help`" if context else ""
+        output.complain(error.format_message(), hint)
+        return Exit.USAGE
+    except (click.Abort, KeyboardInterrupt):
+        return Exit.INTERRUPTED
+    except DaemonUnavailable as error:
+        output.complain(error.message, error.hint)
+        return Exit.NO_DAEMON
+    except DaemonError as error:
+        output.complain(error.message, error.hint)
+        return Exit.USAGE if error.code in _USAGE_CODES else Exit.NOT_REACHED
+    except DaemonNotStarted as error:
+        output.complain(error.message, error.hint)
+        return Exit.NO_DAEMON
+    except KtunedError as error:
+        output.complain(error.message, error.hint)
+        return Exit.USAGE if error.code in _USAGE_CODES else Exit.NOT_REACHED
+
+
+def _abandon_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush finds no broken pipe."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)

@@ -1,0 +1,64 @@
+"""``ktuned doctor``: what is wrong here, and what mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+import click
+
+from ktuned.backends import ENTRY_POINT_GROUP
+from ktuned.cli import Exit, output, version
+from ktuned.cli import doctor as checks
+from ktuned.cli.doctor import Finding, Level
+from ktuned.cli.options import json_option
+from ktuned.cli.spawn import state_directory
+from ktuned_client import Client, DaemonError, DaemonUnavailable
+from ktuned_client.paths import socket_path
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> int:
+    """Check this installation.
+
+    Works without a daemon, and says more with one. Exits with 1 if anything fails.
+    """
+    findings = _examine()
+    if as_json:
+        output.emit_json([finding.to_wire() for finding in findings])
+    else:
+        output.table(["", "what", "how it is", "what mends it"], ([*map(str, _row(finding))] for finding in findings))
+    return Exit.NOT_REACHED if any(finding.level is Level.FAIL for finding in findings) else Exit.DONE
+
+
+def _row(finding: Finding) -> tuple[str, str, str, str]:
+    return (finding.level, finding.what, finding.message, finding.mend)
+
+
+def _examine() -> list[Finding]:
+    status, absence = _ask_daemon()
+    home = state_directory()
+    findings = [
+        checks.check_python(),
+        checks.check_socket(socket_path()),
+        checks.check_home(home),
+        checks.check_disk(home),
+        *checks.check_compilers(),
+        checks.check_inotify(),
+        checks.check_plugins(list(entry_points(group=ENTRY_POINT_GROUP))),
+        checks.check_daemon(status, version(), absence),
+    ]
+    if status is not None:
+        findings += checks.check_lanes(status) + checks.check_backends(status)
+    return findings
+
+
+def _ask_daemon() -> tuple[Mapping[str, Any] | None, str]:
+    try:
+        with Client() as client:
+            status: Mapping[str, Any] = client.call("status")
+    except (DaemonUnavailable, DaemonError) as error:
+        return None, error.message
+    return status, ""

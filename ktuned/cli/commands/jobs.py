@@ -1,0 +1,74 @@
+"""``ktuned jobs`` and ``ktuned cancel``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from ktuned.cli import Exit, output, text
+from ktuned.cli.options import given, json_option
+from ktuned.model import JobState
+from ktuned_client import Client
+
+
+@click.command()
+@click.argument("kernel", required=False)
+@click.option("--state", type=click.Choice([str(state) for state in JobState]), help="Only jobs in this state.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most so many, the newest.")
+@json_option
+def jobs(kernel: str | None, state: str | None, limit: int | None, as_json: bool) -> int:
+    """List jobs, or those of KERNEL."""
+    with Client() as client:
+        found = client.call("jobs", **given(kernel=kernel, state=state, limit=limit))["jobs"]
+    if as_json:
+        output.emit_json(found)
+    elif found:
+        show(found)
+    else:
+        output.say("no jobs")
+    return Exit.DONE
+
+
+@click.command()
+@click.argument("target", metavar="JOB|KERNEL")
+@json_option
+def cancel(target: str, as_json: bool) -> int:
+    """Cancel a job, or all jobs of a kernel."""
+    chosen: dict[str, Any] = {"job": int(target)} if target.isdecimal() else {"kernel": target}
+    with Client() as client:
+        stopped = client.call("cancel", **chosen)["jobs"]
+    if as_json:
+        output.emit_json(stopped)
+    elif stopped:
+        show(stopped)
+    if not stopped:
+        output.complain(f"{target} has no job that could be cancelled", "`ktuned jobs` lists them")
+        return Exit.NOT_REACHED
+    return Exit.DONE
+
+
+def show(found: Iterable[Mapping[str, Any]]) -> None:
+    """Print a table of job maps."""
+    now = time.time()
+    columns = ["job", "kernel", "problem", "device", "state", "why", "done", "best", "default", "age", "outcomes"]
+    output.table(columns, (_row(job, now) for job in found), right=["job", "done", "best", "default", "age"])
+
+
+def _row(job: Mapping[str, Any], now: float) -> list[str]:
+    done = str(job["done"]) if job["total"] is None else f"{job['done']}/{job['total']}"
+    return [
+        str(job["id"]),
+        job["kernel"],
+        text.flat(job["problem"]),
+        job["device"],
+        job["state"],
+        job["reason"],
+        done,
+        text.latency(job["best_us"]),
+        text.latency(job.get("default_us")),
+        text.duration(max(0.0, now - job["created"])) if job.get("created") else text.ABSENT,
+        text.first_line(job.get("message")) or text.counts(job["outcomes"]),
+    ]

@@ -1,0 +1,37 @@
+"""``ktuned lookup``: the best config that is known now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ktuned.cli import Exit, output, text
+from ktuned.cli.options import device_option, given, json_option, problem_option
+from ktuned.model import Status
+from ktuned_client import Client
+
+
+@click.command()
+@click.argument("kernel")
+@problem_option
+@device_option
+@json_option
+def lookup(kernel: str, problem: dict[str, Any], device: str | None, as_json: bool) -> int:
+    """Print the best config known for KERNEL."""
+    with Client() as client:
+        answer = client.call("lookup", kernel=kernel, problem=problem, **given(device=device))
+    if as_json:
+        output.emit_json(answer)
+    elif answer["status"] != Status.UNKNOWN:
+        output.emit(text.flat(answer["config"]))
+        facts = [answer["status"], answer["device"], text.latency(answer["latency_us"])]
+        if answer["age_s"] is not None:
+            facts.append(f"{text.duration(answer['age_s'])} old")
+        output.emit("  ".join(fact for fact in facts if fact))
+        if answer["artifact"]:
+            output.emit(answer["artifact"])
+    if answer["status"] == Status.UNKNOWN:
+        output.complain(f"no kernel {kernel} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file")
+        return Exit.NOT_REACHED
+    return Exit.DONE

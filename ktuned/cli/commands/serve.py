@@ -1,0 +1,57 @@
+"""``ktuned serve`` and ``ktuned stop``."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+import click
+
+from ktuned.cli import Exit, output
+from ktuned.cli.options import json_option
+from ktuned_client import Client
+
+STOP_DEADLINE_S = 10.0
+"""How long a daemon may take to let go of its socket: it kills its workers, and ends its last commit."""
+
+
+@click.command()
+@click.option("--socket", type=click.Path(path_type=Path), help="Where to listen, in a directory that is only ours.")
+@click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Where to keep state and artifacts.")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The config.toml to read.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="The least that is worth logging."
+)
+def serve(socket: Path | None, home: Path | None, config: Path | None, log_level: str | None) -> int:
+    """Run the daemon in the foreground until it is stopped."""
+    from ktuned.config import load_settings
+    from ktuned.daemon import run
+
+    return run(load_settings(home=home, socket=socket, config=config))
+
+
+@click.command()
+@json_option
+def stop(as_json: bool) -> int:
+    """Stop the daemon.
+
+    Waits until its process has ended. What was running goes on when it starts again.
+    """
+    with Client() as client:
+        pid = client.call("hello")["pid"]
+        # Taken before it is told to end: afterwards the number may be another process's.
+        process = os.pidfd_open(pid)
+        try:
+            client.call("shutdown")
+            ended, _, _ = select.select([process], [], [], STOP_DEADLINE_S)
+        finally:
+            os.close(process)
+    if not ended:
+        output.complain(f"the daemon (pid {pid}) has not ended after {STOP_DEADLINE_S:g} s", f"kill -9 {pid}")
+        return Exit.NOT_REACHED
+    if as_json:
+        output.emit_json({"pid": pid})
+    else:
+        output.emit(f"stopped (pid {pid})")
+    return Exit.DONE

@@ -1,0 +1,132 @@
+"""``ktuned status`` and ``ktuned backends``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import click
+
+from ktuned.cli import Exit, output, text
+from ktuned.cli.options import json_option
+from ktuned_client import Client
+
+
+@click.command()
+@json_option
+def status(as_json: bool) -> int:
+    """Show what the daemon is doing."""
+    with Client() as client:
+        found = client.call("status")
+    if as_json:
+        output.emit_json(found)
+        return Exit.DONE
+    for line in _summary(found):
+        output.emit(line)
+    for title, columns, rows in _tables(found):
+        if rows:
+            output.emit()
+            output.emit(title)
+            output.table(columns, rows)
+    for notice in found["notices"]:
+        output.say(f"notice: {text.first_line(str(notice))}")
+    return Exit.DONE
+
+
+@click.command()
+@json_option
+def backends(as_json: bool) -> int:
+    """Show backends and their devices."""
+    with Client() as client:
+        environments = client.call("status")["environments"]
+    if as_json:
+        output.emit_json(environments)
+    elif environments:
+        output.table(["python", "backend", "version", "devices"], _backend_rows(environments))
+    else:
+        output.say("no interpreter has been inspected yet; `ktuned tune PATH` does")
+    return Exit.DONE
+
+
+def _summary(found: Mapping[str, Any]) -> Iterator[str]:
+    store, artifacts, jobs = found["store"], found["artifacts"], found["jobs"]
+    yield (
+        f"ktuned {found['version']}, pid {found['pid']}, up {text.duration(found['uptime_s'])}, "
+        f"{text.size(found['rss_bytes'])} resident"
+    )
+    yield f"socket     {found['socket']}"
+    yield f"home       {found['home']}"
+    yield f"jobs       {jobs['running']} running, {jobs['queued']} queued"
+    yield (
+        f"store      {store['trials']} trials, {store['winners']} winners, {store['jobs']} jobs, "
+        f"{text.size(store['bytes'])}"
+    )
+    yield f"artifacts  {artifacts['count']}, {text.size(artifacts['bytes'])} of {text.size(artifacts['cap_bytes'])}"
+    if store.get("notice"):
+        yield f"notice     {text.first_line(str(store['notice']))}"
+
+
+def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    yield (
+        "lanes",
+        ["device", "model", "state", "job", "worker", "reason"],
+        [
+            [
+                lane["device"],
+                lane["model"],
+                lane["state"],
+                _or_absent(lane.get("job")),
+                _or_absent(lane.get("worker_pid")),
+                text.first_line(lane.get("reason")) or text.ABSENT,
+            ]
+            for lane in found["lanes"]
+        ],
+    )
+    yield (
+        "workers",
+        ["pid", "role", "state", "age", "resident", "python"],
+        [
+            [
+                _or_absent(worker.get("pid")),
+                worker["role"],
+                worker["state"],
+                text.duration(worker.get("age_s")),
+                text.size(worker.get("rss")),
+                _or_absent(worker.get("environment")),
+            ]
+            for worker in found["workers"]
+        ],
+    )
+    yield (
+        "channels",
+        ["channel", "state"],
+        [[name, text.flat(statistics)] for name, statistics in found["channels"].items()],
+    )
+    yield (
+        "roots",
+        ["path", "project", "python"],
+        [[root["path"], root["name"], _or_absent(root.get("python"))] for root in found["roots"]],
+    )
+
+
+def _backend_rows(environments: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for environment in environments:
+        python = environment["python"]
+        if environment.get("error"):
+            yield [python, text.ABSENT, text.ABSENT, text.first_line(environment["error"])]
+        for name, backend in environment["backends"].items():
+            yield [python, name, backend.get("version") or text.ABSENT, _devices(backend)]
+
+
+def _devices(backend: Mapping[str, Any]) -> str:
+    if backend.get("error"):
+        return text.first_line(backend["error"])
+    absent = backend.get("absent")
+    if absent:
+        hint = f" ({absent['hint']})" if absent.get("hint") else ""
+        return f"{absent['reason']}: {absent['message']}{hint}"
+    return ", ".join(f"{device['name']} ({device['model']})" for device in backend["devices"]) or text.ABSENT
+
+
+def _or_absent(value: Any) -> str:
+    return text.ABSENT if value is None else str(value)

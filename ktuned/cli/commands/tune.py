@@ -1,0 +1,175 @@
+"""``ktuned tune``: ask for a tuning, follow it, and tell how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ktuned.cli import Exit, lines, output, spawn, text
+from ktuned.cli.commands import jobs as job_tables
+from ktuned.cli.options import (
+    as_path,
+    device_option,
+    given,
+    is_path,
+    json_option,
+    no_spawn_option,
+    problem_option,
+)
+from ktuned.cli.present import choose
+from ktuned.cli.progress import FAILURES, JobView, View, begin, fold
+from ktuned.model import PRESETS
+from ktuned_client import Client, DaemonError, DaemonUnavailable
+
+if TYPE_CHECKING:
+    from ktuned_client.client import Tuning
+
+
+@click.command()
+@click.argument("target", metavar="PATH|KERNEL")
+@problem_option
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="How thoroughly to measure.")
+@click.option("--trials", type=click.IntRange(min=1), help="Try at most so many configs.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Stop trying after so long.")
+@click.option("--strategy", help="Which configs to try, and in which order (random, exhaustive, …).")
+@click.option("--seed", type=int, help="The strategy's seed.")
+@device_option
+@click.option("--detach", is_flag=True, help="Ask for it and return at once.")
+@click.option("--cancel", "cancels", is_flag=True, help="Let Ctrl-C cancel the jobs rather than detach from them.")
+@no_spawn_option
+@json_option
+def tune(
+    target: str,
+    problem: dict[str, Any],
+    preset: str | None,
+    trials: int | None,
+    seconds: float | None,
+    strategy: str | None,
+    seed: int | None,
+    device: str | None,
+    detach: bool,
+    cancels: bool,
+    no_spawn: bool,
+    as_json: bool,
+) -> int:
+    """Tune a kernel file, a directory, or a kernel.
+
+    Ctrl-C detaches from the jobs, which go on. Exits with 1 unless every job has a winner.
+    """
+    kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
+    plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
+    plan |= given(strategy=strategy, seed=seed)
+    if not no_spawn:
+        announce(spawn.ensure())
+    with Client() as client, client.tune(kernel, path=path, **plan) as tuning:
+        complain_of(tuning.errors)
+        if detach:
+            _print_jobs(tuning, as_json)
+            return Exit.NOT_REACHED if tuning.errors or not tuning.jobs else Exit.DONE
+        try:
+            view = _follow(tuning, as_json)
+        except KeyboardInterrupt:
+            return _interrupted(client, tuning, cancels)
+        if as_json:
+            _print_jobs(tuning, as_json)
+        elif tuning.jobs:
+            _print_outcome(client, view)
+        elif not tuning.errors:
+            output.complain(f"{target} has nothing to tune", "declare problems in the kernel file, or give one with -p")
+    reached = bool(view.jobs) and all(job.has_winner for job in view.jobs.values()) and not tuning.errors
+    return Exit.DONE if reached else Exit.NOT_REACHED
+
+
+def announce(pid: int | None) -> None:
+    """Say that a daemon was started."""
+    if pid is not None:
+        output.say(f"started a daemon (pid {pid}); `ktuned stop` ends it")
+
+
+def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
+    """Print a line for each error in a kernel file."""
+    for error in errors:
+        output.complain(lines.error_line(error.get("path"), error.get("line"), error["message"]))
+
+
+def _follow(tuning: Tuning, as_json: bool) -> View:
+    view = begin(tuning.jobs, time.time())
+    with choose(as_json) as presenter:
+        presenter.show(None, view, ())
+        for event in tuning:
+            view, news = fold(view, event, time.time())
+            presenter.show(event, view, news)
+    # A job's last word is the map that it ended with: what came before the subscription is in it.
+    for state in tuning.jobs:
+        view, _ = fold(view, {"type": "job_done", "job_state": state}, time.time())
+    return view
+
+
+def _interrupted(client: Client, tuning: Tuning, cancels: bool) -> int:
+    active = [job["id"] for job in tuning.jobs if job["state"] in ("queued", "running")]
+    numbers = ", ".join(map(str, active))
+    if not active:
+        return Exit.INTERRUPTED
+    if cancels:
+        for job in active:
+            client.call("cancel", job=job)
+        output.say(f"cancelled job {numbers}")
+    else:
+        output.say(f"detached; job {numbers} goes on: `ktuned jobs` shows it, `ktuned cancel {active[0]}` cancels it")
+    return Exit.INTERRUPTED
+
+
+def _print_jobs(tuning: Tuning, as_json: bool) -> None:
+    if as_json:
+        output.emit_json({"jobs": tuning.jobs, "errors": tuning.errors})
+    elif tuning.jobs:
+        job_tables.show(tuning.jobs)
+
+
+def _print_outcome(client: Client, view: View) -> None:
+    columns = ["kernel", "problem", "device", "state", "best", "default", "speed-up", "reference", "winner"]
+    figures = ["best", "default", "speed-up", "reference"]
+    output.emit()
+    output.table(columns, (_row(client, job) for job in view.jobs.values()), right=figures)
+    failures = [row for job in view.jobs.values() for row in _failures(job)]
+    if failures:
+        output.emit()
+        output.table(["kernel", "what failed", "configs", "such as", "because"], failures, right=["configs"])
+        output.emit()
+        output.emit("`ktuned results KERNEL --outcome OUTCOME` lists them, `--trial ID` tells all about one.")
+
+
+def _row(client: Client, job: JobView) -> list[str]:
+    return [
+        job.kernel,
+        text.flat(job.problem),
+        job.device,
+        job.state if not job.message else f"{job.state}: {text.first_line(job.message)}",
+        text.latency(job.best_us),
+        text.latency(job.default_us),
+        text.times(job.speedup),
+        text.latency(job.reference_us),
+        text.flat(_winner(client, job)) if job.has_winner else text.ABSENT,
+    ]
+
+
+def _winner(client: Client, job: JobView) -> Mapping[str, Any] | None:
+    """Return the winning config from the store: the finalists' second measuring decides, not the trials seen here."""
+    try:
+        answer = client.call("lookup", kernel=job.kernel, problem=job.problem, device=job.device, tune=False)
+    except (DaemonError, DaemonUnavailable):
+        return job.best_config
+    config: Mapping[str, Any] | None = answer.get("config")
+    return config
+
+
+def _failures(job: JobView) -> Iterator[list[str]]:
+    for outcome in FAILURES:
+        count = job.outcomes.get(outcome, 0)
+        if count:
+            trial = job.failures.get(outcome, {})
+            example = f"{text.flat(trial['config'])} (trial {trial['id']})" if trial else text.ABSENT
+            yield [job.kernel, outcome, str(count), example, text.first_line(trial.get("message"), limit=120)]

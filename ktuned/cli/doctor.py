@@ -1,0 +1,191 @@
+"""What can be wrong with an installation, each as a finding with the command that mends it.
+
+Each check takes what it judges as arguments and never raises: a broken installation is what it is for. Nothing
+here needs a daemon; what the daemon alone can know comes in as its ``status`` map.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+from ktuned.cli import text
+from ktuned_client import paths
+
+SUPPORTED_PYTHON = ((3, 11), (3, 13))
+"""The oldest and the newest Python that ktuned is tested with."""
+
+DISK_FAIL_BYTES = 64 * 1024**2
+DISK_WARN_BYTES = 2 * 1024**3
+"""Below the first the store cannot work for long; below the second artifacts soon crowd it."""
+
+INOTIFY_WATCHES = 8192
+INOTIFY_INSTANCES = 128
+"""One watch per directory below a root and one instance per daemon, beside what editors take: modest defaults."""
+
+COMPILERS = ("c++", "g++", "clang++")
+
+
+class Level(StrEnum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's: what was looked at, how it is, and the command that mends it."""
+
+    level: Level
+    what: str
+    message: str
+    mend: str = ""
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the finding as plain data."""
+        return asdict(self)
+
+
+def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
+    """Judge the interpreter's version."""
+    oldest, newest = SUPPORTED_PYTHON
+    said = ".".join(map(str, version))
+    if version[:2] < oldest:
+        return Finding(Level.FAIL, "python", f"{said} is too old", "install Python 3.11 or newer")
+    if version[:2] > newest:
+        return Finding(Level.WARN, "python", f"{said} is newer than what ktuned is tested with")
+    return Finding(Level.OK, "python", f"{said} at {sys.executable}")
+
+
+def check_socket(path: str) -> Finding:
+    """Judge whether the socket's path can be used and its directory is private, as the daemon itself will."""
+    directory = os.path.dirname(path)
+    try:
+        paths.check_length(path)
+        paths.check_directory(directory)
+    except FileNotFoundError:
+        return Finding(Level.OK, "socket directory", f"{directory} will be made by the daemon")
+    except paths.UntrustedSocket as error:
+        return Finding(Level.FAIL, "socket directory", error.message, error.hint)
+    except OSError as error:
+        mend = "set KTUNED_SOCKET to a path in a private directory of yours"
+        return Finding(Level.FAIL, "socket directory", f"{directory}: {error.strerror}", mend)
+    return Finding(Level.OK, "socket directory", f"{directory} is ours alone")
+
+
+def _existing(path: Path) -> Path:
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def check_home(home: Path) -> Finding:
+    """Judge whether state can be written, to ``home`` or where it will be made."""
+    place = _existing(home)
+    if not place.is_dir():
+        return Finding(Level.FAIL, "home", f"{place} is not a directory", "set KTUNED_HOME to a directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        return Finding(Level.FAIL, "home", f"{place} is not writable", f"chmod u+wx {place}, or set KTUNED_HOME")
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        return Finding(Level.FAIL, "home", f"{place} is on a read-only file system", "set KTUNED_HOME")
+    return Finding(Level.OK, "home", f"{home} is writable" if place == home else f"{home} can be made")
+
+
+def check_disk(home: Path, free_bytes: int | None = None) -> Finding:
+    """Judge the space left for state and artifacts."""
+    try:
+        free_bytes = shutil.disk_usage(_existing(home)).free if free_bytes is None else free_bytes
+    except OSError as error:
+        return Finding(Level.FAIL, "disk", f"{home}: {error.strerror}", "set KTUNED_HOME")
+    said = f"{text.size(free_bytes)} free at {home}"
+    mend = "free some space, or set KTUNED_HOME to another disk"
+    if free_bytes < DISK_FAIL_BYTES:
+        return Finding(Level.FAIL, "disk", said, mend)
+    return Finding(Level.WARN, "disk", said, mend) if free_bytes < DISK_WARN_BYTES else Finding(Level.OK, "disk", said)
+
+
+def check_compilers(search_path: str | None = None) -> list[Finding]:
+    """Look for a C++ compiler, and for nvcc, which only CUDA C++ needs."""
+    found = [place for name in COMPILERS if (place := shutil.which(name, path=search_path))]
+    cxx = (
+        Finding(Level.OK, "c++ compiler", found[0])
+        if found
+        else Finding(Level.WARN, "c++ compiler", "none on PATH", "apt-get install g++")
+    )
+    nvcc = shutil.which("nvcc", path=search_path)
+    return [cxx, Finding(Level.OK, "nvcc", nvcc or "none on PATH; only CUDA C++ through nvcc needs it")]
+
+
+def check_inotify(directory: Path = Path("/proc/sys/fs/inotify")) -> Finding:
+    """Judge the kernel's limits on watching files."""
+    limits = {"max_user_watches": INOTIFY_WATCHES, "max_user_instances": INOTIFY_INSTANCES}
+    low = []
+    for name, wanted in limits.items():
+        try:
+            actual = int((directory / name).read_text())
+        except (OSError, ValueError) as error:
+            return Finding(Level.WARN, "inotify", f"{directory / name} cannot be read: {error}")
+        if actual < wanted:
+            low.append((name, actual, wanted))
+    if not low:
+        return Finding(Level.OK, "inotify", "the limits suffice")
+    said = ", ".join(f"{name} is {actual}" for name, actual, _ in low)
+    mend = "sudo sysctl " + " ".join(f"fs.inotify.{name}={wanted}" for name, _, wanted in low)
+    return Finding(Level.WARN, "inotify", said, mend)
+
+
+def check_plugins(points: list[EntryPoint]) -> Finding:
+    """List the installed backends by their metadata; none is imported."""
+    if not points:
+        return Finding(Level.FAIL, "plugins", "no backend is installed", "pip install 'ktuned[tvm-ffi]'")
+    named = sorted(f"{point.name} {point.dist.version}" if point.dist else point.name for point in points)
+    return Finding(Level.OK, "plugins", ", ".join(named))
+
+
+def check_daemon(status: Mapping[str, Any] | None, version: str, absence: str = "") -> Finding:
+    """Judge whether a daemon answers, and is of this version; ``absence`` says why none does."""
+    if status is None:
+        return Finding(Level.WARN, "daemon", absence or "none runs", "ktuned serve (tune and watch start one too)")
+    said = f"pid {status['pid']}, version {status['version']}"
+    if status["version"] != version:
+        return Finding(Level.WARN, "daemon", f"{said}; this is {version}", "ktuned stop")
+    return Finding(Level.OK, "daemon", said)
+
+
+def check_lanes(status: Mapping[str, Any]) -> list[Finding]:
+    """Judge each lane as the daemon knows it."""
+    return [
+        Finding(Level.FAIL, f"lane {lane['device']}", lane.get("reason") or "sick", "ktuned status")
+        for lane in status.get("lanes", ())
+        if lane["state"] == "sick"
+    ]
+
+
+def check_backends(status: Mapping[str, Any]) -> list[Finding]:
+    """Judge each backend in each of the daemon's interpreters."""
+    findings = []
+    for environment in status.get("environments", ()):
+        if environment.get("error"):
+            mend = "check the python that the root's config names"
+            findings.append(Finding(Level.FAIL, environment["python"], text.first_line(environment["error"]), mend))
+            continue
+        for name, backend in environment["backends"].items():
+            findings.append(_judge_backend(f"backend {name}", backend))
+    return findings
+
+
+def _judge_backend(what: str, backend: Mapping[str, Any]) -> Finding:
+    if backend.get("error"):
+        return Finding(Level.FAIL, what, text.first_line(backend["error"]), "reinstall its distribution")
+    absent = backend.get("absent")
+    if absent:
+        return Finding(Level.WARN, what, f"{absent['reason']}: {absent['message']}", absent.get("hint", ""))
+    devices = ", ".join(f"{device['name']} ({device['model']})" for device in backend["devices"])
+    return Finding(Level.OK, what, devices or "no devices")

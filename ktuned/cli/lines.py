@@ -1,0 +1,86 @@
+"""What each piece of news reads like as a line. No IO."""
+
+from __future__ import annotations
+
+from ktuned.cli import text
+from ktuned.cli.progress import (
+    FirstFailure,
+    JobBegan,
+    JobEnded,
+    JobView,
+    KernelStale,
+    LaneChanged,
+    NewBest,
+    News,
+    Reloaded,
+    WorkerChanged,
+    ratio,
+)
+from ktuned.model import JobState
+
+
+def title(job: JobView) -> str:
+    """Return the name of a job for people: kernel, problem, device."""
+    problem = f" [{text.flat(job.problem)}]" if job.problem else ""
+    return f"{job.kernel}{problem} on {job.device}"
+
+
+def progress(job: JobView) -> str:
+    """Return how far a job is: ``done/total``, or ``done`` when the space cannot be counted."""
+    return f"{job.done}/{job.total}" if job.total is not None else str(job.done)
+
+
+def lines_of(news: News) -> list[str]:
+    """Return the lines that tell one piece of news."""
+    match news:
+        case JobBegan(job):
+            of = f" of {job.total} configs" if job.total is not None else ""
+            known = f", {job.done} known already" if job.done else ""
+            return [f"{title(job)}: job {job.id} tunes{of}{known}"]
+        case NewBest(job, config, latency_us):
+            gain = f" ({text.times(job.speedup)} the default)" if job.speedup else ""
+            return [f"{title(job)}: {progress(job)} best {text.latency(latency_us)}{gain}  {text.flat(config)}"]
+        case FirstFailure(job, outcome, trial):
+            why = text.first_line(trial.get("message"))
+            return [f"{title(job)}: {outcome}  {text.flat(trial['config'])}" + (f"  {why}" if why else "")]
+        case JobEnded(job):
+            return [_ended(job)]
+        case KernelStale(kernel):
+            return [f"{kernel}: saved; its winners are stale until it is tuned again"]
+        case Reloaded():
+            return _reloaded(news)
+        case LaneChanged(device, state, reason):
+            return [f"lane {device}: {state}" + (f" ({text.first_line(reason)})" if reason else "")]
+        case WorkerChanged(pid, role, what):
+            return [f"{role} worker {pid}: {what}"]
+
+
+def _ended(job: JobView) -> str:
+    if job.state != JobState.DONE:
+        why = text.first_line(job.message)
+        return f"{title(job)}: job {job.id} {job.state}" + (f": {why}" if why else "")
+    if job.best_us is None:
+        return f"{title(job)}: job {job.id} found no valid config ({text.counts(job.outcomes)})"
+    facts = [text.latency(job.best_us)]
+    if job.speedup:
+        facts.append(f"{text.times(job.speedup)} the default")
+    change = ratio(job.before_us, job.best_us)
+    if change:
+        facts.append(f"was {text.latency(job.before_us)}, {text.times(change)} that speed now")
+    return f"{title(job)}: tuned, {', '.join(facts)}  {text.flat(job.best_config) if job.best_config else ''}".rstrip()
+
+
+def _reloaded(news: Reloaded) -> list[str]:
+    lines = [
+        f"{verb}: {', '.join(names)}"
+        for verb, names in (("added", news.added), ("changed", news.changed), ("removed", news.removed))
+        if names
+    ]
+    return lines + [error_line(error.get("path"), error.get("line"), error["message"]) for error in news.errors]
+
+
+def error_line(path: str | None, line: int | None, message: str) -> str:
+    """Return a kernel file's error, with where it is unless the message begins with that already."""
+    where = f"{path}:{line}" if line else path or ""
+    words = text.first_line(message, limit=500)
+    return words if not where or words.startswith(where) else f"{where}: {words}"

@@ -1,0 +1,103 @@
+"""Options and arguments that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from ktuned.model import Scalar
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_INTEGER = re.compile(r"[+-]?\d+")
+_FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?")
+_INT64 = range(-(2**63), 2**63)
+
+
+def scalar(word: str) -> Scalar:
+    """Read a problem's value: an int, a finite float, ``true`` or ``false``, else the string itself.
+
+    Raises:
+        ValueError: a number that the protocol cannot carry.
+    """
+    if word in ("true", "false"):
+        return word == "true"
+    if _INTEGER.fullmatch(word):
+        if int(word) not in _INT64:
+            raise ValueError(f"{word} does not fit 64 bits")
+        return int(word)
+    if _FLOAT.fullmatch(word):
+        if not math.isfinite(float(word)):
+            raise ValueError(f"{word} is no finite number")
+        return float(word)
+    return word
+
+
+def is_path(target: str) -> bool:
+    """Tell a path (it exists, or holds a slash) from a kernel's name."""
+    return "/" in target or os.path.exists(target)
+
+
+def as_path(target: str) -> str:
+    """Return a path of the command line as an absolute one, because the daemon has another directory.
+
+    Raises:
+        click.UsageError: nothing is there.
+    """
+    if not os.path.exists(target):
+        raise click.UsageError(
+            f"there is no file or directory {target}; kernels are named without a slash", click.get_current_context()
+        )
+    return os.path.realpath(target)
+
+
+def _read_problem(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> dict[str, Scalar]:
+    problem: dict[str, Scalar] = {}
+    for word in words:
+        key, separator, value = word.partition("=")
+        if not (separator and key):
+            raise click.BadParameter(f"{word!r} is not NAME=VALUE (for example: -p M=1024)")
+        if key in problem:
+            raise click.BadParameter(f"{key} is given twice")
+        try:
+            problem[key] = scalar(value)
+        except ValueError as error:
+            raise click.BadParameter(f"{key}: {error}") from error
+    return problem
+
+
+def json_option(command: _Command) -> _Command:
+    """Add ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Print data alone on stdout, as JSON.")(command)
+
+
+def problem_option(command: _Command) -> _Command:
+    """Add ``-p NAME=VALUE``, repeatable, read into a problem."""
+    return click.option(
+        "-p",
+        "--problem",
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=_read_problem,
+        help="One key of the problem, e.g. -p M=1024 -p dtype=float16; repeatable.",
+    )(command)
+
+
+def device_option(command: _Command) -> _Command:
+    """Add ``--device``."""
+    return click.option("--device", metavar="DEVICE", help="A device (cpu:0, cuda:1) or a model's name.")(command)
+
+
+def no_spawn_option(command: _Command) -> _Command:
+    """Add ``--no-spawn``."""
+    return click.option("--no-spawn", is_flag=True, help="Fail if no daemon runs, rather than start one.")(command)
+
+
+def given(**params: Any) -> dict[str, Any]:
+    """Return the parameters that were given; what is left out is the daemon's to decide."""
+    return {key: value for key, value in params.items() if value is not None and value != {}}

@@ -1,0 +1,159 @@
+"""Showing a job's way while it goes: as events in JSON, as lines, or as a live view on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from ktuned.cli import lines, output, text
+from ktuned.cli.progress import Event, JobBegan, JobView, NewBest, News, View, WorkerChanged
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+REFRESHES_PER_SECOND = 8
+MAX_BARS = 12
+"""Jobs shown at once: more would scroll a small terminal, and then nothing can be read."""
+
+MAX_WAITING = 4
+BAR_COLUMNS = 24
+
+
+class Presenter(Protocol):
+    """Something that shows events as they come; a context, so that a terminal is left as it was."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
+        """Show one event (``None`` after a catch-up), what stands after it, and what is new in it."""
+        ...
+
+
+class JsonPresenter:
+    """One event a line."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
+        """Print the event as it came."""
+        if event is not None:
+            output.emit_json(event)
+
+
+class LinePresenter:
+    """One line for each piece of news; what workers do stays unsaid."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
+        """Print the news."""
+        for piece in news:
+            if not isinstance(piece, WorkerChanged):
+                for line in lines.lines_of(piece):
+                    output.emit(line)
+
+
+class LivePresenter:
+    """A bar for each running job at the foot of the terminal; above it, the news that no bar can show."""
+
+    def __init__(self) -> None:
+        from rich.live import Live
+
+        self._view = View()
+        self._console = output.console()
+        self._live = Live(
+            get_renderable=self._render,
+            console=self._console,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            transient=True,
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
+        """Take the view that the next refresh draws, and print the news above it."""
+        self._view = view
+        for piece in news:
+            if not isinstance(piece, WorkerChanged | NewBest | JobBegan):
+                for line in lines.lines_of(piece):
+                    self._console.print(line)
+
+    def _render(self) -> RenderableType:
+        return board(self._view, time.time())
+
+
+def board(view: View, now: float) -> Table:
+    """Return the picture of the jobs that have not ended: bars for those that run, names of those that wait."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    running = [job for job in view.active if job.seen_at is not None]
+    waiting = [job for job in view.active if job.seen_at is None]
+    grid = Table.grid(padding=(0, 2))
+    for job in running[:MAX_BARS]:
+        bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
+        head = Table.grid(padding=(0, 2))
+        head.add_row(bar, Text(lines.progress(job)), Text(_stage(job, now)))
+        grid.add_row(Text(lines.title(job), style="bold", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(head)
+        grid.add_row(Text(f"  {_standing(job)}", no_wrap=True, overflow="ellipsis"))
+    if len(running) > MAX_BARS:
+        grid.add_row(Text(f"and {len(running) - MAX_BARS} more run", style="dim"))
+    for job in waiting[:MAX_WAITING]:
+        grid.add_row(Text(f"waits: {lines.title(job)}", style="dim", no_wrap=True, overflow="ellipsis"))
+    if len(waiting) > MAX_WAITING:
+        grid.add_row(Text(f"and {len(waiting) - MAX_WAITING} more wait", style="dim"))
+    return grid
+
+
+def choose(as_json: bool) -> Presenter:
+    """Return the presenter that suits stdout."""
+    if as_json:
+        return JsonPresenter()
+    return LivePresenter() if sys.stdout.isatty() else LinePresenter()
+
+
+def _stage(job: JobView, now: float) -> str:
+    if job.round is not None:
+        return f"finalists again, round {job.round[0]} of {job.round[1]}"
+    left = job.time_left_s(now)
+    return "" if left is None else f"{text.duration(left)} left"
+
+
+def _standing(job: JobView) -> str:
+    facts = []
+    if job.best_us is not None:
+        gain = f", {text.times(job.speedup)} the default" if job.speedup else ""
+        facts.append(f"best {text.latency(job.best_us)}{gain}")
+    facts.append(text.counts(job.outcomes))
+    if job.best_config:
+        facts.append(text.flat(job.best_config))
+    return "  ".join(facts)

@@ -1,0 +1,119 @@
+"""Starting a daemon that outlives the command, when none runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ktuned.cli import text
+from ktuned.errors import KtunedError
+from ktuned_client import paths
+
+START_DEADLINE_S = 15.0
+"""How long a daemon may take until its socket answers: half a second is usual, a cold disk takes longer."""
+
+PROBE_INTERVAL_S = 0.02
+LOG_NAME = "serve.log"
+LOG_TAIL_BYTES = 8192
+
+
+class DaemonNotStarted(KtunedError):
+    """The daemon that a command started died, or did not answer in time; the message holds its last words."""
+
+    code = "not_started"
+
+
+def state_directory() -> Path:
+    """Return where the daemon keeps its state: ``$KTUNED_HOME``, else the XDG state directory."""
+    chosen = os.environ.get("KTUNED_HOME")
+    if chosen:
+        return Path(chosen).absolute()
+    from platformdirs import user_state_path
+
+    return user_state_path("ktuned")
+
+
+def ensure() -> int | None:
+    """Start a daemon if none answers; return its pid then, else ``None``.
+
+    Raises:
+        DaemonNotStarted: it could not be started.
+    """
+    socket_path = paths.socket_path()
+    return None if is_serving(socket_path) else start(socket_path, state_directory()) or None
+
+
+def is_serving(socket_path: str) -> bool:
+    """Tell whether somebody of ours listens at ``socket_path``."""
+    try:
+        paths.connect(socket_path, timeout_s=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def start(socket_path: str, state_directory: Path, deadline_s: float = START_DEADLINE_S) -> int:
+    """Start a daemon in a session of its own, wait until it answers, and return its pid.
+
+    Its output goes to ``serve.log`` in the state directory. Two commands that start one at once get the same
+    one: the daemon's lock decides, and the loser's command finds the winner's socket. Then the pid is 0.
+
+    Raises:
+        DaemonNotStarted: it ended or did not answer before the deadline.
+    """
+    log_path = state_directory / LOG_NAME
+    try:
+        state_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with log_path.open("ab") as log:
+            offset = log.tell()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ktuned", "serve"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env={**os.environ, "KTUNED_SOCKET": socket_path},
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise DaemonNotStarted(
+            f"no daemon could be started: {error}", hint="set KTUNED_HOME to a directory that can be written"
+        ) from error
+    ended = _wait(process, socket_path, time.monotonic() + deadline_s)
+    if is_serving(socket_path):
+        if not ended:
+            # It is meant to outlive this process, so there is nothing to warn of when the handle is dropped.
+            process.returncode = 0
+            return process.pid
+        return 0
+    if not ended:
+        process.kill()
+        process.wait()
+    words = text.first_line(_last_line(log_path, offset)) or "it said nothing"
+    what = f"ended with status {process.returncode}" if ended else f"did not answer within {deadline_s:g} s"
+    raise DaemonNotStarted(f"the daemon {what}: {words}", hint=f"its log is {log_path}")
+
+
+def _wait(process: subprocess.Popen[bytes], socket_path: str, deadline: float) -> bool:
+    """Wait until the daemon answers, ends or is late; tell whether it ended."""
+    while time.monotonic() < deadline:
+        try:
+            process.wait(PROBE_INTERVAL_S)
+        except subprocess.TimeoutExpired:
+            if is_serving(socket_path):
+                return False
+        else:
+            return True
+    return False
+
+
+def _last_line(log_path: Path, offset: int) -> str:
+    """Return the last line that says something, of what was logged from ``offset`` on."""
+    with log_path.open("rb") as log:
+        end = log.seek(0, os.SEEK_END)
+        log.seek(max(offset, end - LOG_TAIL_BYTES))
+        lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""

@@ -1,0 +1,84 @@
+"""How values read on one line: durations, sizes, flat maps, messages of other programs. No IO."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+ABSENT = "–"
+"""What a table shows where there is nothing to show."""
+
+_ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def latency(value_us: float | None) -> str:
+    """Return a latency in the unit that suits it, with four digits."""
+    if value_us is None:
+        return ABSENT
+    for limit, divisor, unit in ((1e3, 1.0, "µs"), (1e6, 1e3, "ms")):
+        if value_us < limit:
+            return f"{value_us / divisor:.4g} {unit}"
+    return f"{value_us / 1e6:.4g} s"
+
+
+def duration(value_s: float | None) -> str:
+    """Return a span of time in its two largest units."""
+    if value_s is None:
+        return ABSENT
+    if value_s < 10:
+        return f"{value_s:.1f} s"
+    seconds = round(value_s)
+    for size, unit, below, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} {seconds % size // below} {small}"
+    return f"{seconds} s"
+
+
+def size(value_bytes: float | None) -> str:
+    """Return a number of bytes in the binary unit that suits it."""
+    if value_bytes is None:
+        return ABSENT
+    for unit in _BYTE_UNITS[:-1]:
+        if value_bytes < 1024:
+            return f"{value_bytes:.0f} {unit}" if unit == "B" else f"{value_bytes:.1f} {unit}"
+        value_bytes /= 1024
+    return f"{value_bytes:.1f} {_BYTE_UNITS[-1]}"
+
+
+def times(value: float | None) -> str:
+    """Return a ratio as a factor."""
+    return ABSENT if value is None else f"{value:.2f}×"
+
+
+def flat(values: Mapping[str, Any] | None) -> str:
+    """Return a problem or a config the way it is typed on the command line."""
+    if not values:
+        return ABSENT
+    return " ".join(f"{key}={_scalar(value)}" for key, value in values.items())
+
+
+def clean(message: str) -> str:
+    """Return another program's words without what would steer a terminal; line ends stay."""
+    without_escapes = _ESCAPE_SEQUENCE.sub("", message).replace("\t", "    ")
+    return "".join(letter for letter in without_escapes if letter == "\n" or letter.isprintable())
+
+
+def first_line(message: str | None, limit: int = 200) -> str:
+    """Return the first line that says something, cut to ``limit`` characters."""
+    for line in clean(message or "").splitlines():
+        if line.strip():
+            line = line.strip()
+            return line if len(line) <= limit else line[: limit - 1] + "…"
+    return ""
+
+
+def counts(outcomes: Mapping[str, int]) -> str:
+    """Return counts by outcome, the most frequent first."""
+    ordered = sorted(outcomes.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count} {outcome}" for outcome, count in ordered if count) or ABSENT
+
+
+def _scalar(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,142 @@
+"""Settings: where things are, and what ``config.toml`` says. Read once, checked as a whole, then frozen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from ktuned.errors import SettingsError
+from ktuned.model import Root
+from ktuned.tuning.deadlines import DEFAULT_DEADLINES
+from ktuned_client.paths import socket_path
+
+DEFAULT_ARTIFACTS_GIB = 10.0
+
+
+class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One ``[[roots]]`` entry: a directory to watch, its project's name, its interpreter, its environment."""
+
+    path: str
+    name: str = ""
+    python: str = ""
+    env: dict[str, str] = {}
+
+
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that ``config.toml`` may say."""
+
+    roots: tuple[RootSettings, ...] = ()
+    deadlines: dict[str, float] = {}
+    compile_slots: int | None = None
+    artifacts_gib: float = DEFAULT_ARTIFACTS_GIB
+    contention: bool = True
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a daemon runs by. ``state`` is kept, ``cache`` can be made anew."""
+
+    socket: str
+    state: Path
+    cache: Path
+    config_path: Path
+    roots: tuple[Root, ...]
+    deadlines: Mapping[str, float]
+    compile_slots: int
+    compile_cores: frozenset[int]
+    artifacts_bytes: int
+    judges_contention: bool
+
+
+def default_compile_slots(cores: int, lanes: int = 1) -> int:
+    """Return how many compiles run at once: all cores but one for each lane."""
+    return max(1, cores - lanes)
+
+
+def load_settings(
+    home: str | Path | None = None,
+    socket: str | Path | None = None,
+    config: str | Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Return the settings that arguments, environment and ``config.toml`` give, in that order of precedence.
+
+    Raises:
+        SettingsError: one of them cannot be followed; names the file and the field.
+    """
+    env = os.environ if environment is None else environment
+    home = home or env.get("KTUNED_HOME")
+    if home:
+        state = Path(home).expanduser().absolute()
+        cache, config_dir = state / "cache", state
+    else:
+        state = Path(platformdirs.user_state_dir("ktuned"))
+        cache = Path(platformdirs.user_cache_dir("ktuned"))
+        config_dir = Path(platformdirs.user_config_dir("ktuned"))
+    config_path = Path(config) if config else config_dir / "config.toml"
+    file = _read(config_path, must_exist=config is not None)
+    cores = sorted(os.sched_getaffinity(0))
+    # The first core is the lane's: compilers keep off it where there is another.
+    compile_cores = frozenset(cores[1:])
+    return Settings(
+        socket=str(socket or socket_path(env)),
+        state=state,
+        cache=cache,
+        config_path=config_path,
+        roots=tuple(_root(entry, config_path) for entry in file.roots),
+        deadlines=_deadlines(file, config_path),
+        compile_slots=file.compile_slots or default_compile_slots(len(cores)),
+        compile_cores=compile_cores,
+        artifacts_bytes=int(file.artifacts_gib * 2**30),
+        judges_contention=file.contention,
+    )
+
+
+def _read(path: Path, *, must_exist: bool) -> File:
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        if must_exist:
+            raise SettingsError(f"{path} does not exist", hint="name a file that does, or leave out --config") from None
+        return File()
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
+    try:
+        file = msgspec.toml.decode(text, type=File)
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{path}: {error}", hint="see the README's config.toml") from error
+    if file.compile_slots is not None and file.compile_slots < 1:
+        raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
+    return file
+
+
+def _deadlines(file: File, path: Path) -> Mapping[str, float]:
+    for phase, seconds in file.deadlines.items():
+        if phase not in DEFAULT_DEADLINES:
+            raise SettingsError(
+                f"{path}: [deadlines] has no phase {phase!r}", hint=f"there are {', '.join(DEFAULT_DEADLINES)}"
+            )
+        if not seconds > 0:
+            raise SettingsError(f"{path}: [deadlines] {phase} is {seconds}", hint="give seconds above 0")
+    return {**DEFAULT_DEADLINES, **file.deadlines}
+
+
+def _root(entry: RootSettings, path: Path) -> Root:
+    directory = Path(entry.path).expanduser()
+    if not directory.is_absolute():
+        raise SettingsError(f"{path}: the root {entry.path!r} is not absolute", hint="write its full path")
+    return make_root(str(directory), name=entry.name, python=entry.python, env=entry.env)
+
+
+def make_root(path: str, *, name: str = "", python: str = "", env: Mapping[str, str] | None = None) -> Root:
+    """Return a root with its defaults: named for its directory, run by its own ``.venv`` or by our interpreter."""
+    own = Path(path) / ".venv" / "bin" / "python"
+    chosen = Path(python).expanduser() if python else own if own.exists() else Path(sys.executable)
+    if not chosen.is_absolute():
+        chosen = Path(path) / chosen
+    # Not resolved: the link in a virtual environment is what makes it one.
+    return Root(os.path.realpath(path), name or Path(path).name, str(chosen), dict(env or {}))

@@ -1,0 +1,265 @@
+"""The composition root: builds the parts, runs them in one task group, takes them down in order."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import anyio
+import anyio.abc
+import structlog
+
+import ktuned
+from ktuned.catalog import Catalog, Changes, environment_of
+from ktuned.config import Settings
+from ktuned.errors import KtunedError, NotFound, StoreError
+from ktuned.fleet.pool import Fleet
+from ktuned.intake import Intake
+from ktuned.machine import Machine
+from ktuned.model import PRESETS, Job
+from ktuned.serve.events import Events
+from ktuned.serve.listening import bind_socket
+from ktuned.serve.lookups import Lookups
+from ktuned.serve.methods import Methods
+from ktuned.serve.server import Server
+from ktuned.store import Artifacts, Store
+from ktuned.survey import Survey
+from ktuned.tuning.deadlines import merged
+from ktuned.tuning.jobs import Jobs
+from ktuned.tuning.trying import Work
+from ktuned.watch import Watcher
+from ktuned_client.wire import PROTOCOL_VERSION
+
+_log = structlog.get_logger()
+
+_STORE_NAME = "ktuned.sqlite"
+_PRIVATE = 0o700
+
+
+def run(settings: Settings) -> int:
+    """Run a daemon until it is told to stop; return the exit code.
+
+    Raises:
+        KtunedError: it cannot start, or cannot go on; says what mends it.
+    """
+    try:
+        anyio.run(serve, settings)
+    except* KtunedError as group:
+        raise _first(group) from None
+    return 0
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM, SIGINT or a ``shutdown`` request."""
+    with _home(settings), bind_socket(settings.socket) as listening:
+        async with Store.open(settings.state / _STORE_NAME) as store:
+            fleet = Fleet(
+                scratch=settings.cache / "tmp",
+                cache=settings.cache,
+                base_env=dict(os.environ),
+                compile_slots=settings.compile_slots,
+                compile_cores=settings.compile_cores,
+                spawn_s=settings.deadlines["spawn"],
+            )
+            async with fleet.running():
+                daemon = Daemon(settings, store, fleet)
+                await daemon.run(listening)
+
+
+@contextmanager
+def _home(settings: Settings) -> Iterator[None]:
+    """Make the directories, and hold the state so that two daemons never share a store."""
+    try:
+        for directory in (settings.state, settings.cache):
+            directory.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+        descriptor = os.open(settings.state / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"{settings.state} cannot be used: {error.strerror}",
+            hint="make it writable, or set KTUNED_HOME to a directory that is",
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            raise StoreError(
+                f"a daemon (pid {holder}) already keeps its state in {settings.state}",
+                hint="stop it with `ktuned stop`, or set KTUNED_HOME to another directory",
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class Daemon:
+    """All parts of a running daemon."""
+
+    def __init__(self, settings: Settings, store: Store, fleet: Fleet) -> None:
+        self._settings = settings
+        self._store = store
+        self._fleet = fleet
+        self._started = monotonic()
+        self._stopping = anyio.Event()
+        self.events = Events()
+        self._artifacts = Artifacts(settings.cache / "artifacts", settings.artifacts_bytes)
+        configured = {root.path for root in settings.roots}
+        roots = [*settings.roots, *(root for root in store.roots() if root.path not in configured)]
+        self._catalog = Catalog(roots, store.kernels())
+        self._machine = Machine(fleet, store, deadline_s=settings.deadlines["inspect"])
+        self._survey = Survey(self._catalog, fleet, store, settings.deadlines)
+        self._jobs = Jobs(
+            fleet=fleet, store=store, artifacts=self._artifacts, prepare=self._prepare, publish=self._publish
+        )
+        self._lookups = Lookups(
+            catalog=self._catalog,
+            machine=self._machine,
+            fleet=fleet,
+            store=store,
+            artifacts=self._artifacts,
+            jobs=self._jobs,
+            deadlines=settings.deadlines,
+        )
+        self._watcher = Watcher(self._catalog, self._survey, self._saved)
+        self._intake = Intake(
+            catalog=self._catalog,
+            survey=self._survey,
+            machine=self._machine,
+            store=store,
+            jobs=self._jobs,
+            publish=self._publish,
+            roots_changed=self._watcher.roots_changed,
+        )
+        methods = Methods(
+            catalog=self._catalog,
+            intake=self._intake,
+            lookups=self._lookups,
+            jobs=self._jobs,
+            store=store,
+            events=self.events,
+            status=self.status,
+            stop=self._stopping.set,
+        )
+        self._server = Server(methods.table())
+
+    async def run(self, listening: Any) -> None:
+        """Run every part until told to stop, then take them down."""
+        self._artifacts.clean_staging()
+        for root in self._settings.roots:
+            await self._store.add_root(root)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._await_signals)
+            await tasks.start(self._server.serve, listening)
+            _log.info("ready", socket=self._settings.socket, pid=os.getpid())
+            for part in (self._jobs.run, self._lookups.run, self._watcher.run, self._look_around):
+                tasks.start_soon(part)
+            await self._stopping.wait()
+            _log.info("stopping")
+            tasks.cancel_scope.cancel()
+
+    async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for _ in signals:
+                self._stopping.set()
+
+    async def _look_around(self) -> None:
+        """Learn what happened while no daemon was there: what the machine can do now, what was saved."""
+        for root in self._catalog.roots:
+            await self._machine.probe(environment_of(root))
+            if not os.path.isdir(root.path):
+                continue
+            try:
+                found = await self._survey.root(root)
+                await self._intake.react(found.changes, saved=False)
+            except KtunedError as error:
+                _log.error("root_not_surveyed", root=root.path, reason=error.message, hint=error.hint)
+
+    async def _saved(self, changes: Changes) -> None:
+        await self._intake.react(changes, saved=True)
+
+    def _publish(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
+        kernel = fields.get("kernel")
+        if kernel is not None and type in ("winner", "stale", "job_done"):
+            self._lookups.changed(kernel)
+        self.events.publish(type, **fields)
+
+    def _prepare(self, job: Job) -> Work:
+        kernel = self._catalog.resolve(job.kernel)
+        root = self._catalog.root_of(kernel.file)
+        if root is None:
+            raise NotFound(f"{kernel.file} is below no watched root")
+        environment = environment_of(root)
+        device = self._machine.device(environment, kernel.backend, job.device)
+        alike = [
+            other
+            for other in self._machine.devices(environment, kernel.backend)
+            if (other.model, other.target, other.fingerprint) == (device.model, device.target, device.fingerprint)
+        ]
+        return Work(
+            job=job,
+            kernel=kernel,
+            root=root.path,
+            problem=job.problem,
+            devices=tuple(alike),
+            context=self._machine.context(kernel, environment, job.problem, device),
+            environment=environment,
+            preset=PRESETS[job.plan.preset],
+            deadlines=merged(self._settings.deadlines, kernel.plan.deadlines),
+            judge_contention=self._settings.judges_contention,
+            scratch=self._fleet.scratch,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return everything that ``ktuned status`` shows."""
+        counts = self._store.counts()
+        live = self._jobs.live()
+        return {
+            "pid": os.getpid(),
+            "version": ktuned.__version__,
+            "protocol": PROTOCOL_VERSION,
+            "socket": self._settings.socket,
+            "home": str(self._settings.state),
+            "uptime_s": round(monotonic() - self._started, 3),
+            "rss_bytes": _rss_bytes(),
+            "cpu_s": round(sum(os.times()[:2]), 3),
+            "epoch": self.events.epoch,
+            "seq": self.events.seq,
+            "lanes": [lane.describe() for lane in self._jobs.lanes()],
+            "workers": self._fleet.describe(),
+            "gate": self._fleet.gate.state,
+            "compile_slots": self._settings.compile_slots,
+            "channels": self._jobs.channels(),
+            "server": self._server.statistics(),
+            "events": self.events.statistics(),
+            "jobs": {
+                "queued": sum(job.state == "queued" for job in live),
+                "running": sum(job.state == "running" for job in live),
+            },
+            "store": {**counts, "notice": self._store.notice},
+            "artifacts": {"cap_bytes": self._artifacts.cap_bytes},
+            "environments": self._machine.describe(),
+            "roots": [{"path": root.path, "name": root.name, "python": root.python} for root in self._catalog.roots],
+            "notices": [notice for notice in (self._store.notice, self._watcher.notice) if notice],
+        }
+
+
+def _rss_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as stream:
+        return int(stream.read().split()[1]) * resource.getpagesize()
+
+
+def _first(group: BaseExceptionGroup[KtunedError]) -> KtunedError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, KtunedError)
+    return error

@@ -1,0 +1,219 @@
+"""All workers of a daemon: started when needed, reused while they behave, replaced by a warm spare when killed.
+
+The warden, a tiny process, stands by: when the daemon is gone, it kills whatever bears the daemon's mark.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import structlog
+
+from ktuned.errors import WorkerError
+from ktuned.fleet import warden
+from ktuned.fleet.process import DAEMON_MARK, Environment, WorkerDied, WorkerProcess, spawn
+from ktuned.fleet.quiet import QuietGate
+
+_log = structlog.get_logger()
+
+IDLE_S = 60.0
+"""An idle worker is let go after this long: a bench worker holds torch, some 300 MiB."""
+
+MAX_IDLE = 8
+COMPILE_NICENESS = 10
+_REAP_S = 5.0
+
+BENCH_MODULES = ("torch", "safetensors.torch")
+"""What a bench worker needs besides its backend; a spare has imported it."""
+
+
+class Fleet:
+    """Spawns, lends, recycles and buries worker processes."""
+
+    def __init__(
+        self,
+        *,
+        scratch: Path,
+        cache: Path,
+        base_env: Mapping[str, str],
+        compile_slots: int,
+        compile_cores: frozenset[int],
+        spawn_s: float,
+    ) -> None:
+        self.gate = QuietGate()
+        self.compile_slots = anyio.CapacityLimiter(compile_slots)
+        self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.scratch = scratch / self._id
+        self._compile_cores = compile_cores
+        self._spawn_s = spawn_s
+        self._base_env = {**base_env, DAEMON_MARK: self._id, "KTUNED_CACHE": str(cache)}
+        self._workers: dict[int, WorkerProcess] = {}
+        self._idle: dict[tuple[str, Environment], list[tuple[float, WorkerProcess]]] = {}
+        self._spares_under_way: set[tuple[str, Environment]] = set()
+        self._tasks: anyio.abc.TaskGroup
+        self._closing = False
+        self._count = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Hold the fleet's tasks and its warden; on leaving, every worker is killed and reaped."""
+        shutil.rmtree(self.scratch.parent, ignore_errors=True)
+        self.scratch.mkdir(parents=True)
+        guard = subprocess.Popen(  # noqa: ASYNC220 - once, before anybody is served
+            [sys.executable, "-I", "-S", warden.__file__, f"{DAEMON_MARK}={self._id}", str(self.scratch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        assert guard.stdin is not None
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                self._tasks.start_soon(self._retire_idle)
+                try:
+                    yield self
+                finally:
+                    self._closing = True
+                    self._tasks.cancel_scope.cancel()
+                    with anyio.CancelScope(shield=True):
+                        await self._kill_all()
+        finally:
+            guard.stdin.close()
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_REAP_S):
+                await anyio.to_thread.run_sync(guard.wait, abandon_on_cancel=True)
+
+    @asynccontextmanager
+    async def lend(self, role: str, environment: Environment) -> AsyncIterator[WorkerProcess]:
+        """Lend a worker for some requests; one that is still alive afterwards is kept for the next.
+
+        Raises:
+            WorkerError: it cannot be started.
+        """
+        worker = await self.acquire(role, environment)
+        try:
+            yield worker
+        except BaseException:
+            # Whatever went wrong, its state cannot be known; a worker costs less than a doubt.
+            worker.kill()
+            raise
+        self.release(environment, worker)
+
+    async def acquire(self, role: str, environment: Environment) -> WorkerProcess:
+        """Return an idle worker of that role and environment, or a new one; give it back by :meth:`release`."""
+        idle = self._idle.get((role, environment), [])
+        while idle:
+            _, worker = idle.pop()
+            if worker.is_alive:
+                return worker
+        return await self._spawn(role, environment)
+
+    def release(self, environment: Environment, worker: WorkerProcess) -> None:
+        """Take a worker back; it idles until it is lent again or :data:`IDLE_S` have passed."""
+        idle = self._idle.setdefault((worker.role, environment), [])
+        if not worker.is_alive or self._closing or len(idle) >= MAX_IDLE:
+            worker.kill()
+            return
+        idle.append((monotonic(), worker))
+
+    def prepare_spare(self, role: str, environment: Environment, backend: str) -> None:
+        """Have one idle worker of that role ready in the background, with the backend imported."""
+        key = (role, environment)
+        if self._closing or self._idle.get(key) or key in self._spares_under_way:
+            return
+        self._spares_under_way.add(key)
+        self._tasks.start_soon(self._make_spare, role, environment, backend)
+
+    async def _make_spare(self, role: str, environment: Environment, backend: str) -> None:
+        try:
+            worker = await self._spawn(role, environment)
+            request = {"op": "prepare", "backends": [backend], "modules": list(BENCH_MODULES)}
+            await worker.call(request, {"load": self._spawn_s}, first_phase="load")
+            self.release(environment, worker)
+        except WorkerError as error:
+            # The lane will meet the same error when it needs the worker, and tell it then.
+            _log.info("spare_failed", role=role, reason=error.message)
+        finally:
+            self._spares_under_way.discard((role, environment))
+
+    async def _spawn(self, role: str, environment: Environment) -> WorkerProcess:
+        self._count += 1
+        worker_id = f"{self._id}.{self._count}"
+        worker = spawn(
+            environment,
+            role=role,
+            base_env=self._base_env,
+            worker_id=worker_id,
+            scratch=self.scratch / str(self._count),
+        )
+        self._workers[worker.pid] = worker
+        self._tasks.start_soon(self._watch, worker)
+        if role == "compile":
+            self._put_aside(worker)
+        try:
+            await worker.ready(self._spawn_s)
+        except WorkerDied as error:
+            raise WorkerError(
+                f"{environment.python} cannot run a worker: {error.message}",
+                hint="install ktuned into that interpreter, or set this root's `python`",
+            ) from error
+        _log.debug("worker_started", role=role, pid=worker.pid)
+        return worker
+
+    def _put_aside(self, worker: WorkerProcess) -> None:
+        """Keep a compile worker, and all that it starts, out of the way of what is measured."""
+        try:
+            os.setpriority(os.PRIO_PROCESS, worker.pid, COMPILE_NICENESS)
+            if self._compile_cores:
+                os.sched_setaffinity(worker.pid, self._compile_cores)
+        except OSError as error:
+            _log.debug("worker_not_put_aside", pid=worker.pid, reason=str(error))
+
+    async def _watch(self, worker: WorkerProcess) -> None:
+        """Bury a worker once it is gone, whatever else happens to the daemon meanwhile."""
+        await worker.gone.wait()
+        await self._bury(worker)
+
+    async def _bury(self, worker: WorkerProcess) -> None:
+        if self._workers.pop(worker.pid, None) is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(worker.bury)
+
+    async def _retire_idle(self) -> None:
+        while True:
+            await anyio.sleep(IDLE_S / 4)
+            for idle in self._idle.values():
+                while idle and monotonic() - idle[0][0] > IDLE_S:
+                    idle.pop(0)[1].kill()
+
+    async def _kill_all(self) -> None:
+        for worker in list(self._workers.values()):
+            worker.kill()
+        with anyio.move_on_after(_REAP_S):
+            for worker in list(self._workers.values()):
+                await worker.gone.wait()
+                await self._bury(worker)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return every worker for a status: ``pid role state age_s requests``."""
+        idle = {worker.pid for lent in self._idle.values() for _, worker in lent}
+        return [
+            {
+                "pid": worker.pid,
+                "role": worker.role,
+                "state": "idle" if worker.pid in idle else "busy",
+                "age_s": round(monotonic() - worker.started, 3),
+                "requests": worker.requests,
+            }
+            for worker in self._workers.values()
+        ]

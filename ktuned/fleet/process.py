@@ -1,0 +1,377 @@
+"""One worker process: spawned as a group of its own, asked over a private pipe pair, SIGKILLed as a whole.
+
+A request has a deadline for each phase. When one passes, when the worker dies, or when the asking task is cancelled,
+the worker is killed: what it was doing cannot be known any more, and nothing is lost with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import anyio
+
+from ktuned import frames
+from ktuned.errors import WorkerError
+from ktuned.fleet import warden
+
+DAEMON_MARK = "KTUNED_DAEMON"
+WORKER_MARK = "KTUNED_WORKER"
+
+TAIL_BYTES = 16 * 1024
+"""How much of a worker's output is kept: enough for a compiler's first errors or a traceback."""
+
+_READ_BYTES = 1 << 16
+_INBOX_LIMIT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Whose code a worker runs: the interpreter, the directory, what the environment adds."""
+
+    python: str
+    cwd: str
+    env: tuple[tuple[str, str], ...] = ()
+
+
+class WorkerDied(WorkerError):
+    """The process ended while it was asked something."""
+
+    code = "worker_died"
+
+    def __init__(self, returncode: int, phase: str, output: Output) -> None:
+        self.returncode = returncode
+        self.phase = phase
+        self.output = output
+        super().__init__(f"the worker {describe_exit(returncode)} during {phase}{output.last_line()}")
+
+    @property
+    def signal(self) -> str | None:
+        """The name of the signal that killed it, if one did."""
+        return signal_name(-self.returncode) if self.returncode < 0 else None
+
+
+class DeadlineExpired(WorkerError):
+    """A phase took longer than its deadline; the worker's whole group was killed."""
+
+    code = "deadline"
+
+    def __init__(self, phase: str, deadline_s: float, output: Output) -> None:
+        self.phase = phase
+        self.deadline_s = deadline_s
+        self.output = output
+        super().__init__(f"{phase} was not over after {deadline_s:.3g} s{output.last_line()}")
+
+
+class RequestFailed(WorkerError):
+    """The worker could not do what it was asked, and said why; it lives on."""
+
+    def __init__(self, failure: Mapping[str, Any], phase: str, output: Output) -> None:
+        super().__init__(failure["message"], hint=failure.get("hint", ""))
+        self.code = failure["code"]
+        self.failure = failure
+        self.phase = phase
+        self.output = output
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The last lines that a worker's code printed during one request."""
+
+    stdout: str = ""
+    stderr: str = ""
+
+    def last_line(self) -> str:
+        """Return the last line of stderr as the end of a sentence, or nothing."""
+        lines = self.stderr.strip().splitlines()
+        return f": {lines[-1][:200]}" if lines else ""
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGSEGV`` for 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_exit(returncode: int) -> str:
+    """Say how a process ended: ``was killed by SIGSEGV`` or ``exited with code 3``."""
+    return f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
+
+
+@dataclass
+class _Tail:
+    """The last bytes of a stream that nobody may block on, however much is written to it."""
+
+    fd: int
+    kept: bytearray = field(default_factory=bytearray)
+
+    def read_some(self) -> bool:
+        """Take what is there; return whether the stream goes on and had something."""
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        self.kept += data
+        if len(self.kept) > 2 * TAIL_BYTES:
+            del self.kept[:-TAIL_BYTES]
+        return bool(data)
+
+    def take(self) -> str:
+        """Return the tail as text and begin anew."""
+        text = bytes(self.kept[-TAIL_BYTES:]).decode(errors="replace")
+        self.kept.clear()
+        return text
+
+
+class WorkerProcess:
+    """A running worker; made by :func:`spawn`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], mark: str, scratch: Path, read_fd: int, write_fd: int, role: str
+    ) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.pid = process.pid
+        self.role = role
+        self.started = monotonic()
+        self.requests = 0
+        self.gone = anyio.Event()
+        self._process = process
+        self._mark = mark
+        self._scratch = scratch
+        self._loop = asyncio.get_running_loop()
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+        self._pidfd = os.pidfd_open(process.pid)
+        self._decoder = frames.Decoder()
+        self._inbox: deque[dict[str, Any]] = deque()
+        self._news = anyio.Event()
+        self._reading = True
+        self._phase = "spawn"
+        self._returncode: int | None = None
+        self._tails = [_Tail(process.stdout.fileno()), _Tail(process.stderr.fileno())]
+        for descriptor in (read_fd, write_fd, *(tail.fd for tail in self._tails)):
+            os.set_blocking(descriptor, False)
+        self._loop.add_reader(read_fd, self._on_message)
+        self._loop.add_reader(self._pidfd, self._on_exit)
+        for tail in self._tails:
+            self._loop.add_reader(tail.fd, self._on_output, tail)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self._returncode is None
+
+    async def call(
+        self,
+        request: Mapping[str, Any],
+        deadlines: Mapping[str, float],
+        *,
+        first_phase: str,
+        on_item: Callable[[dict[str, Any]], None] | None = None,
+    ) -> tuple[dict[str, Any], Output]:
+        """Ask the worker something; return its answer, and what its code printed meanwhile.
+
+        ``deadlines`` gives each phase's seconds; ``first_phase`` runs until the worker names another.
+
+        Raises:
+            WorkerDied: it ended meanwhile.
+            DeadlineExpired: a phase took too long; the worker is killed.
+            RequestFailed: it answered that it cannot.
+        """
+        self.requests += 1
+        self._phase = first_phase
+        for tail in self._tails:
+            tail.take()
+        done = False
+        try:
+            await self._send(frames.encode(dict(request)), deadlines[first_phase])
+            answer = await self._answer(deadlines, on_item)
+            done = True
+            return answer, self._output()
+        except RequestFailed:
+            done = True
+            raise
+        finally:
+            if not done:
+                self.kill()
+
+    async def ready(self, deadline_s: float) -> None:
+        """Wait until a new worker says that it can be asked.
+
+        Raises:
+            WorkerDied, DeadlineExpired: it never does; it is killed.
+        """
+        done = False
+        try:
+            await self._answer({"spawn": deadline_s}, None)
+            done = True
+        finally:
+            if not done:
+                self.kill()
+
+    async def _send(self, data: bytes, deadline_s: float) -> None:
+        view = memoryview(data)
+        with anyio.move_on_after(deadline_s) as scope:
+            while view:
+                if self._returncode is not None:
+                    raise WorkerDied(self._returncode, self._phase, self._output())
+                try:
+                    view = view[os.write(self._write_fd, view) :]
+                except BlockingIOError:
+                    with contextlib.suppress(anyio.ClosedResourceError):
+                        await anyio.wait_writable(self._write_fd)
+                except BrokenPipeError:
+                    await self.gone.wait()
+        if scope.cancelled_caught:
+            raise DeadlineExpired(self._phase, deadline_s, self._output())
+
+    async def _answer(
+        self, deadlines: Mapping[str, float], on_item: Callable[[dict[str, Any]], None] | None
+    ) -> dict[str, Any]:
+        began = monotonic()
+        while True:
+            deadline_s = deadlines[self._phase]
+            message = await self._receive(began + deadline_s - monotonic(), deadline_s)
+            if "phase" in message:
+                self._phase = message["phase"]
+                began = monotonic()
+            elif "item" in message:
+                if on_item is not None:
+                    on_item(message["item"])
+            elif "done" in message:
+                answer: dict[str, Any] = message["done"]
+                return answer
+            else:
+                raise RequestFailed(message["failed"], self._phase, self._output())
+
+    async def _receive(self, within_s: float, deadline_s: float) -> dict[str, Any]:
+        with anyio.move_on_after(max(0.0, within_s)) as scope:
+            while not self._inbox:
+                if self._returncode is not None:
+                    raise WorkerDied(self._returncode, self._phase, self._output())
+                self._news = anyio.Event()
+                await self._news.wait()
+        if scope.cancelled_caught:
+            raise DeadlineExpired(self._phase, deadline_s, self._output())
+        message = self._inbox.popleft()
+        if not self._reading and self._returncode is None:
+            self._reading = True
+            self._loop.add_reader(self._read_fd, self._on_message)
+        return message
+
+    def _output(self) -> Output:
+        """Return what was printed since the request began, what still lies in the pipes included."""
+        for tail in self._tails:
+            # Bounded: code that prints without end must not keep the daemon reading.
+            for _ in range(4):
+                if self._returncode is not None or not tail.read_some():
+                    break
+        return Output(self._tails[0].take(), self._tails[1].take())
+
+    def _on_message(self) -> None:
+        try:
+            data = os.read(self._read_fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        try:
+            self._inbox.extend(self._decoder.feed(data))
+        except frames.FrameError:
+            self.kill()
+            data = b""
+        if not data or len(self._inbox) > _INBOX_LIMIT:
+            self._loop.remove_reader(self._read_fd)
+            self._reading = False
+        self._news.set()
+
+    def _on_output(self, tail: _Tail) -> None:
+        if not tail.read_some():
+            self._loop.remove_reader(tail.fd)
+
+    def _on_exit(self) -> None:
+        self.kill()  # Its children, while its process group is still its own.
+        while self._reading and self._decode_rest():
+            pass
+        for tail in self._tails:
+            while tail.read_some():
+                pass
+        self._returncode = self._process.wait()
+        for descriptor in (self._read_fd, self._pidfd, *(tail.fd for tail in self._tails)):
+            self._loop.remove_reader(descriptor)
+        anyio.notify_closing(self._write_fd)
+        for descriptor in (self._read_fd, self._write_fd, self._pidfd):
+            os.close(descriptor)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._process.stdout.close()
+        self._process.stderr.close()
+        self._news.set()
+        self.gone.set()
+
+    def _decode_rest(self) -> bool:
+        try:
+            data = os.read(self._read_fd, _READ_BYTES)
+            self._inbox.extend(self._decoder.feed(data))
+        except (BlockingIOError, frames.FrameError):
+            return False
+        return bool(data)
+
+    def kill(self) -> None:
+        """SIGKILL the whole process group; :attr:`gone` is set when the kernel has let go of the worker."""
+        if self._returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def bury(self) -> None:
+        """After :attr:`gone`: kill what left the group, remove the scratch directory. Blocks for some ms."""
+        warden.sweep(self._mark)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def spawn(
+    environment: Environment, *, role: str, base_env: Mapping[str, str], worker_id: str, scratch: Path
+) -> WorkerProcess:
+    """Start a worker process; await :meth:`WorkerProcess.ready` before asking it anything.
+
+    Raises:
+        WorkerError: the interpreter cannot be started.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    child_read, write_fd = os.pipe()
+    read_fd, child_write = os.pipe()
+    env = {**base_env, **dict(environment.env), WORKER_MARK: worker_id, "TMPDIR": str(scratch)}
+    try:
+        # -P: a module in the worker's directory must not shadow the ones that the worker itself is made of.
+        process = subprocess.Popen(
+            [environment.python, "-P", "-m", "ktuned.worker", str(child_read), str(child_write), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=(child_read, child_write),
+            start_new_session=True,
+            cwd=environment.cwd,
+            env=env,
+        )
+    except OSError as error:
+        os.close(write_fd)
+        os.close(read_fd)
+        raise WorkerError(
+            f"cannot start a worker with {environment.python} in {environment.cwd}: {error.strerror}",
+            hint="set this root's `python` in config.toml to an interpreter that has ktuned installed",
+        ) from error
+    finally:
+        os.close(child_read)
+        os.close(child_write)
+    return WorkerProcess(process, f"{WORKER_MARK}={worker_id}", scratch, read_fd, write_fd, role)

@@ -1,0 +1,57 @@
+"""The gate between compiling and deciding: while finalists are measured, no compile runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+
+class QuietGate:
+    """Any number may compile at once, or one may have quiet; who waits for quiet lets no new compile begin."""
+
+    def __init__(self) -> None:
+        self._changed = anyio.Condition()
+        self._compiling = 0
+        self._waiting_for_quiet = 0
+        self._is_quiet = False
+
+    @property
+    def state(self) -> str:
+        """``quiet``, ``compiling`` or ``open``, for a status."""
+        return "quiet" if self._is_quiet else "compiling" if self._compiling else "open"
+
+    @asynccontextmanager
+    async def compiling(self) -> AsyncIterator[None]:
+        """Hold the gate for one compile."""
+        async with self._changed:
+            while self._is_quiet or self._waiting_for_quiet:
+                await self._changed.wait()
+            self._compiling += 1
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with self._changed:
+                    self._compiling -= 1
+                    self._changed.notify_all()
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """Hold the gate alone, once the compiles that run now are over."""
+        self._waiting_for_quiet += 1
+        try:
+            async with self._changed:
+                while self._is_quiet or self._compiling:
+                    await self._changed.wait()
+                self._is_quiet = True
+        finally:
+            self._waiting_for_quiet -= 1
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with self._changed:
+                    self._is_quiet = False
+                    self._changed.notify_all()

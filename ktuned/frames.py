@@ -1,0 +1,70 @@
+"""Frames between daemon and workers: a 4-byte big-endian length, then one MessagePack map. No IO.
+
+A length prefix, rather than bare MessagePack, lets a reader refuse a hostile size before it allocates, and
+tell a frame cut short from a stream that ended.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+"""The largest frame: an inspection of a file with hundreds of kernels takes some 100 KiB."""
+
+_LENGTH = struct.Struct(">I")
+
+
+class FrameError(Exception):
+    """The other side sent something that is no frame; the stream cannot be read on."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """Return one frame.
+
+    Raises:
+        FrameError: the message is larger than :data:`MAX_FRAME_BYTES`.
+    """
+    body: bytes = msgpack.packb(message, use_bin_type=True)
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameError(f"a message of {len(body)} bytes exceeds the frame limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Turns bytes, in pieces of any size, into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """Take bytes and yield each message that they complete.
+
+        Raises:
+            FrameError: a length beyond :data:`MAX_FRAME_BYTES`, or a body that is not one MessagePack map.
+        """
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame of {length} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            try:
+                message = msgpack.unpackb(body, raw=False, strict_map_key=False)
+            except ValueError as error:
+                raise FrameError(f"a frame that is not MessagePack: {error}") from error
+            if not isinstance(message, dict):
+                raise FrameError(f"a frame that holds a {type(message).__name__}, not a map")
+            yield message
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the stream may end here without losing a message."""
+        return not self._buffer

@@ -1,0 +1,195 @@
+"""What comes in from outside, turned into jobs: a path or a kernel that somebody wants tuned, a save that was seen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio.to_thread
+import structlog
+
+from ktuned.catalog import Catalog, Changes, FileError
+from ktuned.config import make_root
+from ktuned.errors import BackendError, KtunedError, UsageError
+from ktuned.machine import Machine
+from ktuned.model import PRESETS, Job, KernelInfo, Plan, Priority, Problem, Root, canonical
+from ktuned.store import Store
+from ktuned.survey import Survey, find_kernel_files, is_kernel_file
+from ktuned.tuning.jobs import Jobs
+from ktuned.tuning.telling import Publish
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request may say besides what to tune; ``None`` leaves it to the kernel file."""
+
+    problem: Problem | None = None
+    device: str | None = None
+    preset: str | None = None
+    trials: int | None = None
+    seconds: float | None = None
+    strategy: str | None = None
+    seed: int | None = None
+    priority: int = Priority.WAITED_FOR
+    reason: str = "asked for"
+
+    def plan(self, declared: Plan) -> Plan:
+        """Return the declared plan with what was wished for.
+
+        Raises:
+            UsageError: a wish cannot be followed; names its field.
+        """
+        if self.preset is not None and self.preset not in PRESETS:
+            raise UsageError(f"there is no preset {self.preset!r}", hint=f"there are {', '.join(PRESETS)}")
+        if self.trials is not None and self.trials < 1:
+            raise UsageError(f"trials is {self.trials}", hint="give at least 1")
+        if self.seconds is not None and not self.seconds > 0:
+            raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
+        names = ("preset", "trials", "seconds", "strategy", "seed")
+        return replace(declared, **{name: getattr(self, name) for name in names if getattr(self, name) is not None})
+
+
+class Intake:
+    """Takes in paths, kernels and saves; ``roots_changed`` is called when there is one more root to watch."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        survey: Survey,
+        machine: Machine,
+        store: Store,
+        jobs: Jobs,
+        publish: Publish,
+        roots_changed: Callable[[], None],
+    ) -> None:
+        self._catalog = catalog
+        self._survey = survey
+        self._machine = machine
+        self._store = store
+        self._jobs = jobs
+        self._publish = publish
+        self._roots_changed = roots_changed
+
+    async def tune_path(self, path: str, python: str | None, wish: Wish) -> tuple[list[Job], list[FileError]]:
+        """Tune every kernel at or below a path, which from now on is watched; return the jobs and what is wrong there.
+
+        Raises:
+            UsageError: there is no kernel file.
+        """
+        place = os.path.realpath(path)
+        if not os.path.exists(place):
+            raise UsageError(f"{path} does not exist", hint="give a kernel file (tune_*.py) or a directory of them")
+        if os.path.isfile(place) and not is_kernel_file(place):
+            raise UsageError(f"{path} is no kernel file", hint="kernel files are named tune_*.py")
+        root = await self._root_for(place, python)
+        if os.path.isfile(place):
+            found = await self._survey.files(root, [place])
+        else:
+            found = await self._survey.files(root, await anyio.to_thread.run_sync(find_kernel_files, place))
+        await self.react(found.changes, saved=False)
+        kernels = self._catalog.below(place)
+        errors = self._catalog.errors_below(place)
+        if not kernels and not errors:
+            raise UsageError(
+                f"there is no kernel at {path}", hint="a kernel file is named tune_*.py and declares an @kernel"
+            )
+        jobs = [job for kernel in kernels for job in await self.tune_kernel(kernel, wish)]
+        return jobs, errors
+
+    async def _root_for(self, place: str, python: str | None) -> Root:
+        root = self._catalog.root_of(place)
+        if root is not None:
+            return root
+        directory = place if os.path.isdir(place) else os.path.dirname(place)
+        root = make_root(directory, name=self._free_name(directory), python=python or "")
+        await self._store.add_root(root)
+        self._catalog.add_root(root)
+        self._roots_changed()
+        return root
+
+    def _free_name(self, directory: str) -> str:
+        """Return the directory's name, with as many of its parents' as it takes to be the only one."""
+        taken = {root.name for root in self._catalog.roots}
+        parts = [part for part in Path(directory).parts if part != "/"] or ["root"]
+        for length in range(1, len(parts) + 1):
+            name = "-".join(parts[-length:])
+            if name not in taken:
+                return name
+        return f"{'-'.join(parts)}-{len(taken)}"
+
+    async def tune_kernel(self, kernel: KernelInfo, wish: Wish) -> list[Job]:
+        """Tune one kernel for the wished problem, or for all that it declares.
+
+        Raises:
+            UsageError: it declares none and none was given, or the wish cannot be followed.
+        """
+        plan = wish.plan(kernel.plan)
+        problems = kernel.problems if wish.problem is None else (wish.problem,)
+        if not problems:
+            raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
+        environment = self._catalog.environment(kernel)
+        await self._machine.probe(environment)
+        if not self._machine.devices(environment, kernel.backend):
+            # Perhaps what was missing has been installed since.
+            await self._machine.probe(environment, again=True)
+        jobs = []
+        for problem in problems:
+            try:
+                device = self._machine.device(environment, kernel.backend, wish.device)
+            except BackendError as error:
+                job = await self._jobs.fail(
+                    kernel.name, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
+                )
+            else:
+                arrival = await self._jobs.submit(
+                    kernel.name, problem, device.model, priority=wish.priority, reason=wish.reason, plan=plan
+                )
+                job = arrival.job
+            jobs.append(job)
+        return jobs
+
+    async def react(self, changes: Changes, *, saved: bool) -> None:
+        """Tell of changes, stop what they outdate, and have the kernels tuned anew that anybody cares for.
+
+        Those are the ones that were saved just now (``saved``), and those that have been tuned before.
+        """
+        if not changes:
+            return
+        self._publish(
+            "reloaded",
+            added=list(changes.added),
+            changed=list(changes.changed),
+            replanned=list(changes.replanned),
+            removed=list(changes.removed),
+            errors=[error.to_wire() for error in changes.errors],
+        )
+        for name in changes.removed:
+            await self._jobs.supersede(name)
+        for name in (*changes.changed, *changes.replanned):
+            await self._jobs.supersede(name)
+            if name in changes.changed:
+                self._publish("stale", kernel=name, digest=self._catalog.resolve(name).digest)
+        for name in (*changes.added, *changes.changed, *changes.replanned):
+            await self._retune(self._catalog.resolve(name), saved=saved)
+
+    async def _retune(self, kernel: KernelInfo, *, saved: bool) -> None:
+        tuned = [winner.problem for winner in self._store.winners(kernel.name)]
+        if not saved and not tuned:
+            return
+        known: dict[str, Problem] = {}
+        for problem in (*kernel.problems, *tuned):
+            known.setdefault(canonical(kernel.specialized(problem)), problem)
+        wish = Wish(
+            priority=Priority.SAVED if saved else Priority.BACKGROUND,
+            reason="saved" if saved else "changed while no daemon watched",
+        )
+        for problem in known.values():
+            try:
+                await self.tune_kernel(kernel, replace(wish, problem=problem))
+            except KtunedError as error:
+                _log.warning("retune_refused", kernel=kernel.name, reason=error.message)

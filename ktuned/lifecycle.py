@@ -1,0 +1,140 @@
+"""A trial's life: every state, every event, every legal move, as one table without IO.
+
+::
+
+    asked ──▶ compiling ──▶ compiled ──▶ measuring ──▶ (an outcome)
+      └── artifact found ──────▲            │
+                               └─ contended ┘          measured ──▶ refining ──▶ measured, or worse
+
+An event that the table does not allow changes nothing and raises :class:`~ktuned.errors.IllegalMove`, whose
+message tells the trial's whole story.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from ktuned.errors import IllegalMove
+from ktuned.model import Outcome
+
+
+class State(StrEnum):
+    """Where a trial is before it has its outcome, and while a finalist is measured again."""
+
+    ASKED = "asked"
+    COMPILING = "compiling"
+    COMPILED = "compiled"
+    MEASURING = "measuring"
+    REFINING = "refining"
+
+
+class Event(StrEnum):
+    """What can happen to a trial."""
+
+    KNOWN = "known"
+    REFUSED = "refused"
+    ARTIFACT_FOUND = "artifact_found"
+    COMPILE_STARTED = "compile_started"
+    COMPILE_DONE = "compile_done"
+    COMPILE_FAILED = "compile_failed"
+    COMPILE_EXPIRED = "compile_expired"
+    ARTIFACT_DAMAGED = "artifact_damaged"
+    LANE_TAKEN = "lane_taken"
+    TIMED = "timed"
+    STOPPED_EARLY = "stopped_early"
+    WRONG = "wrong"
+    RAISED = "raised"
+    DIED = "died"
+    EXPIRED = "expired"
+    DISTURBED = "disturbed"
+    DISTURBED_AGAIN = "disturbed_again"
+    CANNOT_RUN = "cannot_run"
+    CHOSEN = "chosen"
+    CANCELLED = "cancelled"
+    DAEMON_DIED = "daemon_died"
+
+
+Place = State | Outcome
+
+_ON_LANE: dict[Event, Place] = {
+    Event.WRONG: Outcome.MISMATCH,
+    Event.RAISED: Outcome.LAUNCH_ERROR,
+    Event.DIED: Outcome.CRASHED,
+    Event.EXPIRED: Outcome.HUNG,
+    Event.CANNOT_RUN: Outcome.UNSUPPORTED,
+}
+_STOPPED: dict[Event, Place] = {
+    Event.CANCELLED: Outcome.CANCELLED,
+    Event.DAEMON_DIED: Outcome.INTERRUPTED,
+}
+
+MOVES: dict[Place, dict[Event, Place]] = {
+    State.ASKED: {
+        Event.REFUSED: Outcome.COMPILE_ERROR,
+        Event.CANNOT_RUN: Outcome.UNSUPPORTED,
+        Event.ARTIFACT_FOUND: State.COMPILED,
+        Event.COMPILE_STARTED: State.COMPILING,
+        **_STOPPED,
+    },
+    State.COMPILING: {
+        Event.COMPILE_DONE: State.COMPILED,
+        Event.COMPILE_FAILED: Outcome.COMPILE_ERROR,
+        Event.COMPILE_EXPIRED: Outcome.COMPILE_TIMEOUT,
+        Event.CANNOT_RUN: Outcome.UNSUPPORTED,
+        Event.DIED: Outcome.CRASHED,
+        **_STOPPED,
+    },
+    State.COMPILED: {
+        Event.LANE_TAKEN: State.MEASURING,
+        **_STOPPED,
+    },
+    State.MEASURING: {
+        Event.TIMED: Outcome.MEASURED,
+        Event.STOPPED_EARLY: Outcome.SLOWER,
+        Event.DISTURBED: State.COMPILED,
+        Event.DISTURBED_AGAIN: Outcome.CONTENDED,
+        Event.ARTIFACT_DAMAGED: State.ASKED,
+        **_ON_LANE,
+        **_STOPPED,
+    },
+    Outcome.MEASURED: {
+        Event.CHOSEN: State.REFINING,
+    },
+    # A finalist that was measured once keeps that figure when its second measuring is only stopped or disturbed.
+    State.REFINING: {
+        Event.TIMED: Outcome.MEASURED,
+        Event.DISTURBED: Outcome.MEASURED,
+        Event.CANCELLED: Outcome.MEASURED,
+        Event.DAEMON_DIED: Outcome.MEASURED,
+        **_ON_LANE,
+    },
+}
+
+
+class Life:
+    """One trial's place in the table, and how it got there."""
+
+    __slots__ = ("place", "story")
+
+    def __init__(self, place: Place = State.ASKED) -> None:
+        self.place: Place = place
+        self.story: list[Event] = []
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome, or ``None`` while the trial is under way."""
+        return self.place if isinstance(self.place, Outcome) else None
+
+    def tell(self, event: Event) -> Place:
+        """Make the move that ``event`` asks for and return the new place.
+
+        Raises:
+            IllegalMove: the table has no such move; the trial stays where it was.
+        """
+        moves = MOVES.get(self.place, {})
+        if event not in moves:
+            told = " → ".join(self.story) or "nothing"
+            raise IllegalMove(f"a trial that is {self.place} cannot be told {event} (it was told: {told})")
+        self.story.append(event)
+        self.place = moves[event]
+        return self.place

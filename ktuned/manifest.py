@@ -1,0 +1,99 @@
+"""What an artifact directory says of itself: ``manifest.json`` with the SHA-256 of each of its files.
+
+Written before an artifact is sealed, checked whenever one is loaded; by the daemon, by workers and by whoever
+loads an artifact without a daemon.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_VERSION = 1
+
+
+class DamagedArtifact(Exception):
+    """An artifact's files are not those that its manifest promises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """An artifact's identity: its key, the backend that made it, the backend's facts, its files' hashes."""
+
+    key: str
+    backend: str
+    facts: Mapping[str, Any]
+    files: Mapping[str, str]
+
+    @property
+    def content(self) -> str:
+        """SHA-256 over all files: equal for artifacts that are the same bytes, whatever their key."""
+        text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(self.files.items()))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write(directory: Path, *, key: str, backend: str, facts: Mapping[str, Any]) -> Manifest:
+    """Hash every file below ``directory`` and write its manifest there.
+
+    Raises:
+        OSError: a file cannot be read, or the manifest cannot be written.
+    """
+    files = {
+        path.relative_to(directory).as_posix(): file_digest(path)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != MANIFEST_NAME
+    }
+    manifest = Manifest(key, backend, dict(facts), files)
+    text = json.dumps(
+        {"version": MANIFEST_VERSION, "key": key, "backend": backend, "facts": manifest.facts, "files": files},
+        indent=1,
+        sort_keys=True,
+    )
+    (directory / MANIFEST_NAME).write_text(text)
+    return manifest
+
+
+def read(directory: Path) -> Manifest:
+    """Read an artifact's manifest without looking at its files.
+
+    Raises:
+        DamagedArtifact: there is none, or it cannot be understood.
+    """
+    try:
+        data = json.loads((directory / MANIFEST_NAME).read_text())
+        if data["version"] != MANIFEST_VERSION:
+            raise DamagedArtifact(f"{directory.name}: manifest version {data['version']} is not {MANIFEST_VERSION}")
+        return Manifest(data["key"], data["backend"], data["facts"], data["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedArtifact(f"{directory.name}: no readable manifest ({error})") from error
+
+
+def verify(directory: Path, *, required: Iterable[str]) -> Manifest:
+    """Read the manifest and check that every file is there and unchanged, the ``required`` ones among them.
+
+    Raises:
+        DamagedArtifact: a file is missing or its bytes are not those that were sealed.
+    """
+    manifest = read(directory)
+    for name in required:
+        if name not in manifest.files:
+            raise DamagedArtifact(f"{directory.name}: the required file {name} is not in the manifest")
+    for name, expected in manifest.files.items():
+        try:
+            actual = file_digest(directory / name)
+        except OSError as error:
+            raise DamagedArtifact(f"{directory.name}: {name} cannot be read ({error})") from error
+        if actual != expected:
+            raise DamagedArtifact(f"{directory.name}: {name} is not what was sealed")
+    return manifest

@@ -1,0 +1,1 @@
+"""The daemon's face: the socket, the methods behind it, and the events it publishes."""

@@ -1,0 +1,192 @@
+"""What the daemon publishes, and who still has to hear what. No IO.
+
+Events are numbered from 1 within an epoch, which is a daemon's life. A bounded ring keeps the latest. Each
+subscriber has a place in the ring and is given what follows while its sink takes it; one that falls off the
+ring's end, because it reads too slowly or comes from another epoch, is told ``fresh: true`` instead and goes on
+from now. So a slow subscriber costs its place, and never memory or anybody's time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from ktuned.errors import UsageError
+from ktuned_client.wire import encode_notification
+
+RING_EVENTS: Final = 4096
+"""How many events are kept: what a job of default size publishes, several times over."""
+
+RING_BYTES: Final = 4 * 1024 * 1024
+"""How much they may take: a trial's event is some 500 bytes, one with a compiler's complaint some KiB."""
+
+_BATCH_BYTES: Final = 64 * 1024
+"""How much is handed to a sink before it is asked again whether it takes more."""
+
+
+class Sink(Protocol):
+    """Where a subscriber's events go. The sink calls the hooks; it never queues without bound.
+
+    ``on_writable`` is called whenever the sink takes bytes again (and may be called at any other time),
+    ``on_closed`` once, when it never will.
+    """
+
+    on_writable: Callable[[], None] | None
+    on_closed: Callable[[], None] | None
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the sink takes bytes now."""
+
+    def send(self, data: bytes) -> None:
+        """Take an encoded message, or several."""
+
+
+class _Kept(NamedTuple):
+    type: str
+    kernel: str | None
+    job: int | None
+    encoded: bytes
+
+
+@dataclass(slots=True)
+class _Subscription:
+    sink: Sink
+    kernels: frozenset[str] | None
+    jobs: frozenset[int] | None
+    types: frozenset[str] | None
+    place: int  # the seq of the last event it was given or spared
+    is_lost: bool
+
+    def wants(self, event: _Kept) -> bool:
+        return (
+            (self.types is None or event.type in self.types)
+            and (self.jobs is None or event.job in self.jobs)
+            and (self.kernels is None or event.kernel in self.kernels)
+        )
+
+
+class Events:
+    """Publishes events to sinks; ``epoch`` is random, ``seq`` the number of the latest event."""
+
+    def __init__(
+        self, *, epoch: int | None = None, ring_events: int = RING_EVENTS, ring_bytes: int = RING_BYTES
+    ) -> None:
+        self.epoch = secrets.randbits(63) if epoch is None else epoch
+        self.seq = 0
+        self._ring: dict[int, _Kept] = {}
+        self._oldest = 1
+        self._bytes = 0
+        self._max_events = ring_events
+        self._max_bytes = ring_bytes
+        self._subscriptions: dict[int, _Subscription] = {}
+
+    def publish(self, type: str, *, kernel: str | None = None, job: int | None = None, **fields: Any) -> dict[str, Any]:  # noqa: A002
+        """Number an event, give it to everyone who wants it and takes it, and return its map.
+
+        ``kernel`` is the full name; ``fields`` hold what MessagePack can carry.
+        """
+        event = {"seq": self.seq + 1, "epoch": self.epoch, "type": type, "kernel": kernel, "job": job, **fields}
+        encoded = encode_notification("event", event)
+        self.seq += 1
+        self._ring[self.seq] = _Kept(type, kernel, job, encoded)
+        self._bytes += len(encoded)
+        while len(self._ring) > self._max_events or self._bytes > self._max_bytes:
+            self._bytes -= len(self._ring.pop(self._oldest).encoded)
+            self._oldest += 1
+        for subscription in list(self._subscriptions.values()):
+            self._pump(subscription)
+        return event
+
+    def subscribe(
+        self,
+        sink: Sink,
+        *,
+        since: Sequence[int] | None = None,
+        kernels: Collection[str] | None = None,
+        jobs: Collection[int] | None = None,
+        types: Collection[str] | None = None,
+    ) -> dict[str, int]:
+        """Give a sink the events that pass every filter, and return where the stream stands.
+
+        ``since`` is an (epoch, seq): what followed it is given too, at the sink's next ``on_writable``. A sink has
+        one subscription; a second one takes the first one's place.
+
+        Raises:
+            UsageError: an argument is not of its shape.
+        """
+        place, is_lost = self._place(since)
+        subscription = _Subscription(
+            sink,
+            _chosen(kernels, str, "kernels"),
+            _chosen(jobs, int, "jobs"),
+            _chosen(types, str, "types"),
+            place,
+            is_lost,
+        )
+        self._subscriptions[id(sink)] = subscription
+        sink.on_writable = lambda: self._pump(subscription)
+        sink.on_closed = lambda: self.unsubscribe(sink)
+        return {"epoch": self.epoch, "seq": self.seq}
+
+    def unsubscribe(self, sink: Sink) -> None:
+        """Give a sink no more events; one that had none stays as it is."""
+        if self._subscriptions.pop(id(sink), None) is not None:
+            sink.on_writable = sink.on_closed = None
+
+    def statistics(self) -> dict[str, int]:
+        """Return how full the ring is, how many subscribe, and how many of them lag."""
+        return {
+            "seq": self.seq,
+            "events": len(self._ring),
+            "bytes": self._bytes,
+            "subscribers": len(self._subscriptions),
+            "lagging": sum(one.place < self.seq for one in self._subscriptions.values()),
+        }
+
+    def _place(self, since: Any) -> tuple[int, bool]:
+        """Return the seq that ``since`` stands for, and whether it is one that cannot be gone on from."""
+        if since is None:
+            return self.seq, False
+        if not isinstance(since, list | tuple) or len(since) != 2 or not all(type(part) is int for part in since):
+            raise UsageError("`since` is not [epoch, seq]", hint="pass both numbers of the last event you saw")
+        epoch, seq = since
+        if epoch != self.epoch or not 0 <= seq <= self.seq:
+            return self.seq, True
+        return seq, False
+
+    def _pump(self, subscription: _Subscription) -> None:
+        """Give a subscriber what it has not had, as far as its sink takes it."""
+        while subscription.sink.is_writable and (subscription.is_lost or subscription.place < self.seq):
+            if subscription.is_lost or subscription.place + 1 < self._oldest:
+                subscription.is_lost = False
+                subscription.place = self.seq
+                subscription.sink.send(self._gap())
+                continue
+            batch: list[bytes] = []
+            room = _BATCH_BYTES
+            while subscription.place < self.seq and room > 0:
+                subscription.place += 1
+                event = self._ring[subscription.place]
+                if subscription.wants(event):
+                    batch.append(event.encoded)
+                    room -= len(event.encoded)
+            if batch:
+                subscription.sink.send(b"".join(batch))
+
+    def _gap(self) -> bytes:
+        return encode_notification("event", {"fresh": True, "epoch": self.epoch, "seq": self.seq})
+
+
+def _chosen(values: Any, kind: type, name: str) -> frozenset[Any] | None:
+    if values is None:
+        return None
+    if (
+        not isinstance(values, Collection)
+        or isinstance(values, str)
+        or not all(type(value) is kind for value in values)
+    ):
+        raise UsageError(f"`{name}` is not a list of {kind.__name__}", hint="leave it out to get them all")
+    return frozenset(values)

@@ -1,0 +1,222 @@
+"""Lookups: who asks what, answered at once from memory; what that sets off happens in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+import anyio
+import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from ktuned.catalog import Catalog
+from ktuned.errors import KtunedError, NotFound, WorkerError
+from ktuned.fleet.pool import Fleet
+from ktuned.machine import Machine
+from ktuned.model import Config, Device, KernelInfo, Priority, Problem, Status, Winner, canonical
+from ktuned.serve.answer import admits_plainly, answer, check_problem
+from ktuned.store import Artifacts, Store
+from ktuned.tuning.jobs import Jobs
+
+_log = structlog.get_logger()
+
+MAX_ERRANDS = 1_000
+"""Errands that may wait; beyond that an asked-for tuning is forgotten, and the next lookup asks again."""
+
+MAX_REMEMBERED = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """What a lookup set off: a tuning, or the question whether configs are valid."""
+
+    kernel: KernelInfo
+    problem: Problem
+    device: Device | None
+    configs: tuple[Config, ...] = ()
+
+
+class Lookups:
+    """Answers lookups; :meth:`run` does what they set off."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        machine: Machine,
+        fleet: Fleet,
+        store: Store,
+        artifacts: Artifacts,
+        jobs: Jobs,
+        deadlines: Mapping[str, float],
+    ) -> None:
+        self._catalog = catalog
+        self._machine = machine
+        self._fleet = fleet
+        self._store = store
+        self._artifacts = artifacts
+        self._jobs = jobs
+        self._deadlines = deadlines
+        self._winners: dict[str, list[Winner]] = {}
+        self._generations: dict[str, int] = {}
+        self._admitted: dict[tuple[str, str, str], bool] = {}
+        self._sent: set[tuple[str, ...]] = set()
+        self._errands, self._arriving = anyio.create_memory_object_stream[_Errand](MAX_ERRANDS)
+
+    def changed(self, kernel: str) -> None:
+        """Note that a kernel's winners, or what they stand on, are not what they were."""
+        self._winners.pop(kernel, None)
+        self._generations[kernel] = self._generations.get(kernel, 0) + 1
+
+    def lookup(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> dict[str, Any]:
+        """Return the protocol's answer for one problem.
+
+        Raises:
+            AmbiguousName: the short name is several kernels'.
+            UsageError: the problem is none of this kernel's.
+        """
+        try:
+            kernel = self._catalog.resolve(name)
+        except NotFound:
+            return _wire(name, problem, device, Status.UNKNOWN)
+        check_problem(kernel, problem)
+        environment = self._catalog.environment(kernel)
+        seat: Device | None
+        try:
+            seat = self._machine.device(environment, kernel.backend, device)
+        except KtunedError:
+            seat = None
+        model = seat.model if seat is not None else device
+        ground = None if seat is None else self._machine.context(kernel, environment, problem, seat)
+        found = answer(
+            kernel,
+            problem,
+            model,
+            ground,
+            self._winners_of(kernel.name),
+            lambda config: self._admits(kernel, problem, config),
+        )
+        if found.undecided:
+            self._send(_Errand(kernel, problem, seat, found.undecided), "admits")
+        if tune and found.wants_tuning and seat is not None:
+            self._send(_Errand(kernel, problem, seat), "tune")
+        return self._served(kernel, problem, model, found.status, found.winner, found.config)
+
+    def _served(
+        self,
+        kernel: KernelInfo,
+        problem: Problem,
+        model: str | None,
+        status: Status,
+        winner: Winner | None,
+        config: Config | None,
+    ) -> dict[str, Any]:
+        reply = _wire(kernel.name, problem, model, status)
+        reply["config"] = None if config is None else dict(config)
+        reply["generation"] = self._generations.get(kernel.name, 0)
+        if winner is not None:
+            reply["latency_us"] = winner.latency_us
+            reply["age_s"] = round(max(0.0, time() - winner.decided), 3)
+            # Only an artifact of this very problem and source can be launched for it as it is.
+            if status is Status.FRESH and winner.artifact is not None:
+                path = self._artifacts.find(winner.artifact)
+                if path is not None:
+                    self._artifacts.touch(winner.artifact)
+                    reply["artifact"] = str(path)
+        return reply
+
+    def _winners_of(self, kernel: str) -> list[Winner]:
+        known = self._winners.get(kernel)
+        if known is None:
+            known = self._winners[kernel] = self._store.winners(kernel)
+        return known
+
+    def _admits(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
+        plain = admits_plainly(kernel, config)
+        if plain is not None:
+            return plain
+        return self._admitted.get((kernel.plan_digest, canonical(problem), canonical(config)))
+
+    def _send(self, errand: _Errand, what: str) -> None:
+        """Send an errand once for each state of the kernel, however many ask."""
+        model = "" if errand.device is None else errand.device.model
+        key = (
+            what,
+            errand.kernel.name,
+            errand.kernel.digest,
+            errand.kernel.plan_digest,
+            canonical(errand.problem),
+            model,
+            *map(canonical, errand.configs),
+        )
+        if key in self._sent:
+            return
+        try:
+            self._errands.send_nowait(errand)
+        except anyio.WouldBlock:
+            return
+        if len(self._sent) >= MAX_REMEMBERED:
+            self._sent.clear()
+        self._sent.add(key)
+
+    async def run(self) -> None:
+        """Do what lookups set off, one after the other, until cancelled."""
+        arriving: MemoryObjectReceiveStream[_Errand] = self._arriving
+        with self._errands, arriving:
+            async for errand in arriving:
+                try:
+                    if errand.configs:
+                        await self._ask_whether_valid(errand)
+                    elif errand.device is not None:
+                        await self._jobs.submit(
+                            errand.kernel.name,
+                            errand.problem,
+                            errand.device.model,
+                            priority=Priority.ASKED,
+                            reason="looked up",
+                            plan=errand.kernel.plan,
+                        )
+                except KtunedError as error:
+                    _log.warning("lookup_errand_failed", kernel=errand.kernel.name, reason=error.message)
+
+    async def _ask_whether_valid(self, errand: _Errand) -> None:
+        kernel = errand.kernel
+        root = self._catalog.root_of(kernel.file)
+        if root is None:
+            return
+        request = {
+            "op": "admits",
+            "root": root.path,
+            "file": kernel.file,
+            "kernel": kernel.kernel,
+            "stamps": dict(kernel.stamps),
+            "problem": dict(errand.problem),
+            "configs": [dict(config) for config in errand.configs],
+        }
+        try:
+            async with self._fleet.lend("inspect", self._catalog.environment(kernel)) as worker:
+                reply, _ = await worker.call(request, self._deadlines, first_phase="inspect")
+        except WorkerError as error:
+            _log.info("validity_unknown", kernel=kernel.name, reason=error.message)
+            return
+        if len(self._admitted) >= MAX_REMEMBERED:
+            self._admitted.clear()
+        for config, admitted in zip(errand.configs, reply["admitted"], strict=True):
+            self._admitted[kernel.plan_digest, canonical(errand.problem), canonical(config)] = admitted
+        self._generations[kernel.name] = self._generations.get(kernel.name, 0) + 1
+
+
+def _wire(kernel: str, problem: Problem, device: str | None, status: Status) -> dict[str, Any]:
+    return {
+        "kernel": kernel,
+        "problem": dict(problem),
+        "device": device,
+        "status": status.value,
+        "config": None,
+        "latency_us": None,
+        "artifact": None,
+        "age_s": None,
+        "generation": 0,
+    }

@@ -1,0 +1,287 @@
+"""The protocol's methods (docs/protocol.md): each checks its parameters and asks the part that knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+import ktuned
+from ktuned.catalog import Catalog, FileError
+from ktuned.errors import NotFound, UsageError
+from ktuned.intake import Intake, Wish
+from ktuned.model import JobState, Outcome, Priority, Scalar, canonical
+from ktuned.serve.events import Events
+from ktuned.serve.lookups import Lookups
+from ktuned.serve.server import Connection, Method
+from ktuned.store import Store
+from ktuned.tuning.jobs import Jobs
+from ktuned_client.wire import PROTOCOL_VERSION
+
+CAPABILITIES = ("lookup", "tune", "subscribe")
+"""What a client may rely on besides the protocol's version."""
+
+MAX_ROWS = 2_000
+"""Trials or jobs in one answer, which must stay below the limit of a message."""
+
+T = TypeVar("T")
+
+
+class LookupParams(msgspec.Struct, frozen=True):
+    """``lookup``: which kernel, which problem, on which device; ``tune`` whether to ask for a better answer."""
+
+    kernel: str
+    problem: dict[str, Scalar]
+    device: str | None = None
+    tune: bool = True
+
+
+class LookupManyParams(msgspec.Struct, frozen=True):
+    """``lookup_many``: several lookups, answered in their order."""
+
+    lookups: list[LookupParams]
+
+
+class TuneParams(msgspec.Struct, frozen=True):
+    """``tune``: a kernel by name, or all at or below a path; the rest overrides the kernel file."""
+
+    kernel: str | None = None
+    path: str | None = None
+    problem: dict[str, Scalar] | None = None
+    device: str | None = None
+    preset: str | None = None
+    trials: int | None = None
+    seconds: float | None = None
+    strategy: str | None = None
+    seed: int | None = None
+    python: str | None = None
+    priority: int = Priority.WAITED_FOR
+
+
+class WhichParams(msgspec.Struct, frozen=True):
+    """``cancel`` and ``jobs``: one job, or those of a kernel, or in a state."""
+
+    job: int | None = None
+    kernel: str | None = None
+    state: JobState | None = None
+    limit: int = 200
+
+
+class KernelsParams(msgspec.Struct, frozen=True):
+    """``kernels``: one kernel, or those below a path; all without either."""
+
+    kernel: str | None = None
+    path: str | None = None
+
+
+class ResultsParams(msgspec.Struct, frozen=True):
+    """``results``: a kernel's trials, or one trial with its whole story."""
+
+    kernel: str | None = None
+    problem: dict[str, Scalar] | None = None
+    device: str | None = None
+    outcome: Outcome | None = None
+    trial: int | None = None
+    job: int | None = None
+    order: str = "fastest"
+    limit: int = 200
+
+
+class SubscribeParams(msgspec.Struct, frozen=True):
+    """``subscribe``: from where on, and which events."""
+
+    since: list[int] | None = None
+    kernels: list[str] | None = None
+    jobs: list[int] | None = None
+    types: list[str] | None = None
+
+
+def _read(params: Mapping[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(params, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
+
+
+class Methods:
+    """What the server calls; ``status`` and ``stop`` are the daemon's to say and do."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        intake: Intake,
+        lookups: Lookups,
+        jobs: Jobs,
+        store: Store,
+        events: Events,
+        status: Callable[[], dict[str, Any]],
+        stop: Callable[[], None],
+    ) -> None:
+        self._catalog = catalog
+        self._intake = intake
+        self._lookups = lookups
+        self._jobs = jobs
+        self._store = store
+        self._events = events
+        self._status = status
+        self._stop = stop
+
+    def table(self) -> dict[str, Method]:
+        """Return every method by its name on the wire."""
+        return {
+            "hello": self.hello,
+            "lookup": self.lookup,
+            "lookup_many": self.lookup_many,
+            "tune": self.tune,
+            "cancel": self.cancel,
+            "jobs": self.jobs,
+            "kernels": self.kernels,
+            "results": self.results,
+            "subscribe": self.subscribe,
+            "unsubscribe": self.unsubscribe,
+            "status": lambda params, connection: self._status(),
+            "shutdown": self.shutdown,
+        }
+
+    def hello(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Say who serves here."""
+        return {
+            "protocol": PROTOCOL_VERSION,
+            "build": ktuned.__version__,
+            "capabilities": list(CAPABILITIES),
+            "epoch": self._events.epoch,
+            "pid": os.getpid(),
+        }
+
+    def lookup(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Answer one lookup, from memory."""
+        return self._look_up(_read(params, LookupParams))
+
+    def lookup_many(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Answer several lookups, in their order."""
+        return {"answers": [self._look_up(entry) for entry in _read(params, LookupManyParams).lookups]}
+
+    def _look_up(self, wanted: LookupParams) -> dict[str, Any]:
+        return self._lookups.lookup(wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune)
+
+    async def tune(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
+        wanted = _read(params, TuneParams)
+        place = {"epoch": self._events.epoch, "seq": self._events.seq}
+        wish = Wish(
+            problem=wanted.problem,
+            device=wanted.device,
+            preset=wanted.preset,
+            trials=wanted.trials,
+            seconds=wanted.seconds,
+            strategy=wanted.strategy,
+            seed=wanted.seed,
+            priority=wanted.priority,
+        )
+        errors: list[FileError] = []
+        if wanted.path is not None:
+            jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish)
+        elif wanted.kernel is not None:
+            jobs = await self._intake.tune_kernel(self._catalog.resolve(wanted.kernel), wish)
+        else:
+            raise UsageError("tune needs a kernel or a path")
+        return {"jobs": [job.to_wire() for job in jobs], "errors": [error.to_wire() for error in errors], **place}
+
+    async def cancel(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Cancel one job, or all of a kernel."""
+        wanted = _read(params, WhichParams)
+        if wanted.job is not None:
+            return {"jobs": [(await self._jobs.cancel(wanted.job)).to_wire()]}
+        if wanted.kernel is None:
+            raise UsageError("cancel needs a job or a kernel")
+        name = self._catalog.resolve(wanted.kernel).name
+        mine = [job.id for job in self._jobs.live() if job.kernel == name]
+        return {"jobs": [(await self._jobs.cancel(job)).to_wire() for job in mine]}
+
+    def jobs(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """List jobs: what runs and waits in its order, then what has ended, newest first."""
+        wanted = _read(params, WhichParams)
+        if wanted.job is not None:
+            job = self._jobs.job(wanted.job)
+            if job is None:
+                raise NotFound(f"there is no job {wanted.job}", hint="`ktuned jobs` lists them")
+            return {"jobs": [job.to_wire()]}
+        name = None if wanted.kernel is None else self._catalog.resolve(wanted.kernel).name
+        live = self._jobs.live()
+        ids = {job.id for job in live}
+        ended = [job for job in self._store.jobs(kernel=name, limit=_rows(wanted.limit)) if job.id not in ids]
+        chosen = [
+            job
+            for job in (*live, *ended)
+            if (name is None or job.kernel == name) and (wanted.state is None or job.state is wanted.state)
+        ]
+        return {"jobs": [job.to_wire() for job in chosen[: _rows(wanted.limit)]]}
+
+    def kernels(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """List kernels, what is wrong with kernel files, and the roots."""
+        wanted = _read(params, KernelsParams)
+        kernels, errors = self._catalog.kernels, self._catalog.errors
+        if wanted.path is not None:
+            kernels, errors = self._catalog.below(wanted.path), self._catalog.errors_below(wanted.path)
+        if wanted.kernel is not None:
+            kernels, errors = [self._catalog.resolve(wanted.kernel)], []
+        return {
+            "kernels": [{"name": kernel.name, **kernel.to_wire()} for kernel in kernels],
+            "errors": [error.to_wire() for error in errors],
+            "roots": [msgspec.to_builtins(root) for root in self._catalog.roots],
+        }
+
+    def results(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """List trials; ``detail`` comes with a single one only."""
+        wanted = _read(params, ResultsParams)
+        if wanted.trial is not None:
+            trial = self._store.trial(wanted.trial)
+            if trial is None:
+                raise NotFound(f"there is no trial {wanted.trial}", hint="`ktuned results KERNEL` lists them")
+            return {"trials": [trial.to_wire()]}
+        if wanted.kernel is None:
+            raise UsageError("results needs a kernel or a trial")
+        if wanted.order not in ("fastest", "newest"):
+            raise UsageError(f"there is no order {wanted.order!r}", hint="there are fastest and newest")
+        kernel = self._catalog.resolve(wanted.kernel)
+        problem = None if wanted.problem is None else canonical(kernel.specialized(wanted.problem))
+        trials = self._store.trials(
+            kernel=kernel.name,
+            problem=problem,
+            device=wanted.device,
+            outcome=wanted.outcome,
+            job=wanted.job,
+            limit=_rows(wanted.limit),
+            order="fastest" if wanted.order == "fastest" else "newest",
+        )
+        public = [trial.to_wire() for trial in trials]
+        for entry in public:
+            del entry["detail"]
+        return {"trials": public}
+
+    def subscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Have events sent to this connection."""
+        wanted = _read(params, SubscribeParams)
+        place: dict[str, Any] = self._events.subscribe(
+            connection, since=wanted.since, kernels=wanted.kernels, jobs=wanted.jobs, types=wanted.types
+        )
+        return place
+
+    def unsubscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Have no more events sent to this connection."""
+        self._events.unsubscribe(connection)
+        return {}
+
+    def shutdown(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Stop the daemon; what is unfinished is taken up by the next one."""
+        self._stop()
+        return {}
+
+
+def _rows(limit: int) -> int:
+    if limit < 1:
+        raise UsageError(f"limit is {limit}", hint="give at least 1")
+    return min(limit, MAX_ROWS)

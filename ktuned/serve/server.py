@@ -1,0 +1,306 @@
+"""The daemon's end of the socket: bytes to method calls, results to bytes, and limits for everything.
+
+A bare asyncio protocol, because a lookup must not cost a task switch: a plain method is answered from within
+``data_received``. Methods that wait are tasks of the server's task group. A connection that breaks a limit
+is closed; one that does not read what it asked for is not read from either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+import structlog
+
+from ktuned.errors import KtunedError
+from ktuned_client import paths, wire
+
+MAX_CONNECTIONS: Final = 800
+"""Open connections: below the usual limit of 1024 file descriptors, with room for workers and the store."""
+
+MAX_PENDING: Final = 256
+"""Requests of one connection whose methods still wait; one application's threads ask for far fewer at once."""
+
+WRITE_BUFFER_BYTES: Final = 256 * 1024
+"""Unread answers and events of one connection beyond which it gets no more until it has read."""
+
+CLOSING_S: Final = 1.0
+"""How long a stopping server waits for its last answers to be read."""
+
+log = structlog.get_logger()
+
+Method = Callable[[dict[str, Any], "Connection"], Any | Awaitable[Any]]
+"""A method: params and connection to result. One that is ``async`` may wait; one that is not must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one connection may do, and how many there may be."""
+
+    connections: int = MAX_CONNECTIONS
+    pending: int = MAX_PENDING
+    request_bytes: int = wire.MAX_REQUEST_BYTES
+    request_items: int = wire.MAX_REQUEST_ITEMS
+    response_bytes: int = wire.MAX_MESSAGE_BYTES
+    write_buffer_bytes: int = WRITE_BUFFER_BYTES
+
+
+class Server:
+    """Answers requests on a listening Unix socket with ``methods``."""
+
+    def __init__(self, methods: Mapping[str, Method], limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._methods = {name: (method, inspect.iscoroutinefunction(method)) for name, method in methods.items()}
+        self._connections: set[Connection] = set()
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._is_empty = anyio.Event()
+        self._answered = 0
+        self._refused = 0
+
+    async def serve(
+        self, listening: socket.socket, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve until cancelled; then stop accepting, cancel what waits, and let the last answers be read."""
+        loop = asyncio.get_running_loop()
+        async with anyio.create_task_group() as self._tasks:
+            acceptor = await loop.create_unix_server(
+                lambda: Connection(self), sock=listening, backlog=self.limits.connections
+            )
+            task_status.started()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                acceptor.close()
+                await self._close_all()
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many connections there are, what waits, and what was answered and refused since the start."""
+        return {
+            "connections": len(self._connections),
+            "pending": sum(connection.pending for connection in self._connections),
+            "answered": self._answered,
+            "refused": self._refused,
+        }
+
+    async def _close_all(self) -> None:
+        for connection in list(self._connections):
+            connection.close()
+        if not self._connections:
+            return
+        self._is_empty = anyio.Event()
+        with anyio.move_on_after(CLOSING_S, shield=True):
+            await self._is_empty.wait()
+        for connection in list(self._connections):
+            connection.abort()
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a new connection in, if there is room for it."""
+        if len(self._connections) >= self.limits.connections:
+            self.refuse("connections", f"{self.limits.connections} are open")
+            return False
+        self._connections.add(connection)
+        return True
+
+    def release(self, connection: Connection) -> None:
+        """Count a connection out that is closed and waits for nothing."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._is_empty.set()
+
+    def refuse(self, what: str, why: str) -> None:
+        """Note that a connection is closed for what its peer did."""
+        self._refused += 1
+        log.warning("connection_refused", limit=what, why=why)
+
+    def start(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
+        """Answer a message and return the response, or start the task that will, and return ``None``."""
+        method, waits = self._methods.get(message.method, (None, False))
+        if method is None or message.params is None:
+            return self._respond(message, self._complaint(message), None)
+        if waits:
+            assert self._tasks is not None
+            connection.pending += 1
+            self._tasks.start_soon(self._wait_for, method, message, connection)
+            return None
+        try:
+            result = method(message.params, connection)
+        except Exception as error:
+            return self._respond(message, _explained(error, message.method), None)
+        return self._respond(message, None, result)
+
+    async def _wait_for(
+        self, method: Method, message: wire.Request | wire.Notification, connection: Connection
+    ) -> None:
+        assert message.params is not None
+        try:
+            try:
+                result = await method(message.params, connection)
+            except Exception as error:
+                response = self._respond(message, _explained(error, message.method), None)
+            else:
+                response = self._respond(message, None, result)
+            if response is not None:
+                connection.send(response)
+        finally:
+            connection.finished()
+
+    def _complaint(self, message: wire.Request | wire.Notification) -> dict[str, str]:
+        if message.method not in self._methods:
+            methods = ", ".join(sorted(self._methods))
+            return {
+                "code": "unknown_method",
+                "message": f"there is no method {message.method[:100]!r}",
+                "hint": f"this daemon has: {methods}",
+            }
+        return {"code": "usage", "message": f"the params of {message.method} are not one map", "hint": "send [{…}]"}
+
+    def _respond(
+        self, message: wire.Request | wire.Notification, error: Mapping[str, Any] | None, result: Any
+    ) -> bytes | None:
+        self._answered += 1
+        if type(message) is not wire.Request:
+            return None
+        try:
+            response = wire.encode_response(message.id, error, result)
+        except (TypeError, ValueError) as failure:
+            response = wire.encode_response(message.id, _explained(failure, message.method), None)
+        if len(response) > self.limits.response_bytes:
+            too_large = {
+                "code": "too_large",
+                "message": f"the answer to {message.method} has {len(response)} bytes",
+                "hint": "ask for less at once, with a filter or a limit",
+            }
+            response = wire.encode_response(message.id, too_large, None)
+        return response
+
+
+class Connection(asyncio.Protocol):
+    """One peer; the sink of its events. Methods get it as their second argument.
+
+    ``pending`` counts its requests whose methods still wait.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.on_writable: Callable[[], None] | None = None
+        self.on_closed: Callable[[], None] | None = None
+        self.pending = 0
+        self._server = server
+        self._decoder = wire.Decoder(server.limits.request_bytes, server.limits.request_items)
+        self._unhandled: deque[wire.Message] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._is_paused = False
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the peer reads: neither gone, nor behind by more than its write buffer."""
+        return self._transport is not None and not self._is_paused
+
+    def send(self, data: bytes) -> None:
+        """Write encoded messages; to a peer that is gone, nothing."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close once everything written has been read."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def finished(self) -> None:
+        """Note that one of the waiting methods has ended."""
+        self.pending -= 1
+        if self._transport is None and not self.pending:
+            self._server.release(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Admit the peer, if it runs as us and there is room."""
+        assert isinstance(transport, asyncio.Transport)
+        try:
+            paths.check_peer(transport.get_extra_info("socket"))
+        except OSError as error:
+            self._server.refuse("peer", str(error))
+            transport.abort()
+            return
+        if not self._server.admit(self):
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(self._server.limits.write_buffer_bytes)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Answer what the bytes complete."""
+        if self._transport is None:
+            return
+        try:
+            self._unhandled += self._decoder.feed(data)
+        except wire.ProtocolError as error:
+            self._refuse("protocol", str(error))
+            return
+        self._handle()
+
+    def pause_writing(self) -> None:
+        """Stop reading from a peer that does not read."""
+        self._is_paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on where :meth:`pause_writing` stopped."""
+        self._is_paused = False
+        self._handle()
+        if self._transport is not None and not self._is_paused:
+            self._transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget the peer; its waiting methods run to their ends, and count until then."""
+        if self._transport is None:
+            return
+        self._transport = None
+        self._unhandled.clear()
+        if self.on_closed is not None:
+            self.on_closed()
+        if not self.pending:
+            self._server.release(self)
+
+    def _handle(self) -> None:
+        while self._unhandled and self.is_writable:
+            message = self._unhandled.popleft()
+            if type(message) is wire.Response:
+                self._refuse("protocol", "a response to nothing")
+                return
+            assert not isinstance(message, wire.Response)
+            if self.pending >= self._server.limits.pending:
+                self._refuse("pending", f"{self.pending} requests wait already")
+                return
+            response = self._server.start(self, message)
+            if response is not None:
+                self.send(response)
+        if self.on_writable is not None and self.is_writable:
+            self.on_writable()
+
+    def _refuse(self, what: str, why: str) -> None:
+        self._unhandled.clear()
+        self._server.refuse(what, why)
+        self.abort()
+
+
+def _explained(error: Exception, method: str) -> dict[str, str]:
+    if isinstance(error, KtunedError):
+        return error.to_wire()
+    log.error("method_failed", method=method, exc_info=error)
+    return {
+        "code": "internal",
+        "message": f"{method} failed inside the daemon: {type(error).__name__}: {error}",
+        "hint": "the daemon's log has the traceback; please report it",
+    }

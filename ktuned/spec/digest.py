@@ -1,0 +1,146 @@
+"""What a kernel means, as three digests, and everything else that the daemon may know of it.
+
+The digests are SHA-256 over labelled texts that comments and formatting do not change:
+
+* ``source_digest``: the sources' tokens with their quoted includes (or the kernel function, when there are none);
+* ``digest``: that, the kernel function, and what decides the data, the check and the call;
+* ``plan_digest``: the space, the problems, the default and the budgets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ktuned.model import KernelInfo
+from ktuned.spec import ctokens
+from ktuned.spec.kernel import Kernel
+from ktuned.spec.kernel import kernel as declare
+from ktuned.spec.pyreach import Reach
+from ktuned.spec.pysource import meaning, parse
+
+DIGEST_VERSION = 1
+"""Raised whenever the texts below change, because every digest then does."""
+
+
+def describe(kernel: Kernel, project: str, root: Path, include_dirs: Sequence[Path] = ()) -> KernelInfo:
+    """Return all that the daemon may know of a kernel, right after its file was loaded.
+
+    ``include_dirs`` are searched for quoted includes after the sources' own directories. ``extra`` holds ``knobs``
+    (their names; none for a callable's space) and, for telling what changed, ``definitions`` and ``files``: the
+    digests of each Python definition and each source file by their labels.
+
+    Raises:
+        KernelFileError: a source cannot be read, or ``problems`` is at fault.
+    """
+    root = root.resolve()
+    sources = _sources(kernel, include_dirs)
+    texts = _source_texts(kernel, sources)
+    function, measured, plan = (Reach(kernel.file.parent, root, _is_declaration) for _ in range(3))
+    try:
+        _reach(kernel, function, measured, plan, root)
+    except (OSError, SyntaxError, RecursionError) as error:
+        raise kernel.site.failure("its Python files cannot be followed", error) from error
+    problems = kernel.problem_list()
+    plan.add("problems", problems)
+    source_digest = _digest(texts if kernel.sources else function.parts)
+    stamps = {str(path): hashlib.sha256(content).hexdigest() for path, content in sources.contents.items()}
+    stamps |= {str(path): "" for path in sources.absent}
+    stamps |= {str(path): _stamp(path) for path in {kernel.file, *function.files, *measured.files, *plan.files}}
+    return KernelInfo(
+        project=project,
+        kernel=kernel.name,
+        file=str(kernel.file),
+        line=kernel.site.line,
+        backend=kernel.backend,
+        digest=_digest({"source": source_digest, **function.parts, **measured.parts}),
+        source_digest=source_digest,
+        plan_digest=_digest(plan.parts),
+        sources=tuple(map(str, kernel.source_paths)),
+        stamps=stamps,
+        problems=problems,
+        default=None if kernel.default is None else dict(kernel.default),
+        specialize=kernel.specialize,
+        space=kernel.space.to_plain(),
+        plan=kernel.plan,
+        extra={
+            "knobs": list(kernel.space.knobs or ()),
+            "definitions": _each(function.parts | measured.parts | plan.parts),
+            "files": _each(texts),
+        },
+    )
+
+
+def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach, root: Path) -> None:
+    function.add("function", kernel.function)
+    for name in ("inputs", "reference", "check", "setup", "backend", "rtol", "atol", "max_mismatched_ratio"):
+        measured.add(name, getattr(kernel, name))
+    for name in ("space", "default", "specialize"):
+        plan.add(name, getattr(kernel, name))
+    plan.add("plan", kernel.plan.to_wire())
+    namespace: Mapping[str, Any] = getattr(kernel.function, "__globals__", {})
+    function.add_imports(kernel.file, namespace)
+
+
+def _is_declaration(value: object) -> bool:
+    return value is declare or value is Kernel
+
+
+def _sources(kernel: Kernel, include_dirs: Sequence[Path]) -> ctokens.Followed:
+    for name, path in zip(kernel.sources, kernel.source_paths, strict=True):
+        if not path.is_file():
+            raise kernel.site.error(
+                f"the source {name!r} does not exist", hint="sources are relative to the kernel file"
+            )
+    try:
+        return ctokens.follow(kernel.source_paths, include_dirs)
+    except OSError as error:
+        raise kernel.site.error(f"the source {error.filename} cannot be read: {error.strerror}") from error
+
+
+def _source_texts(kernel: Kernel, sources: ctokens.Followed) -> dict[str, str]:
+    home = kernel.file.parent
+    texts = {_relative(path, home): _source_meaning(path, content) for path, content in sources.contents.items()}
+    texts |= {f"{_relative(path, home)} includes {name}": "missing" for path, name in sources.unresolved}
+    return texts
+
+
+def _source_meaning(path: Path, content: bytes) -> str:
+    if path.suffix.lower() in ctokens.SUFFIXES:
+        return ctokens.normalise(ctokens.decode(content)).text
+    if path.suffix == ".py":
+        try:
+            return meaning(parse(path, content))
+        except SyntaxError:
+            return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _relative(path: Path, home: Path) -> str:
+    return Path(os.path.relpath(path, home)).as_posix()
+
+
+def _stamp(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _each(texts: Mapping[str, str]) -> dict[str, str]:
+    return {label: hashlib.sha256(_encoded(text)).hexdigest()[:16] for label, text in sorted(texts.items())}
+
+
+def _digest(texts: Mapping[str, str]) -> str:
+    total = hashlib.sha256(f"ktuned digest {DIGEST_VERSION}\n".encode())
+    for label, text in sorted(texts.items()):
+        # The text's own digest, so that no text can imitate the boundary between two.
+        total.update(_encoded(label) + b"\0" + hashlib.sha256(_encoded(text)).digest())
+    return total.hexdigest()
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

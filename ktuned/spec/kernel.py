@@ -1,0 +1,375 @@
+"""``@kernel``: a named tunable thing, as its file declares it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from ktuned.backends import Build
+from ktuned.errors import KernelFileError, Unsupported
+from ktuned.model import DEFAULT_TRIALS, PRESETS, Config, Plan, Problem, Scalar, canonical
+from ktuned.spec.space import BoundSpace, Space
+from ktuned.spec.tensors import TensorSpec
+from ktuned.spec.values import Site, Values, listed, mapping_fault
+
+PHASES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing")
+"""What a deadline may be declared for."""
+
+DEFAULT_RTOL = 1e-4
+DEFAULT_ATOL = 1e-4
+"""Wide enough for float32 sums in another order; half-precision kernels state their own."""
+
+KernelFunction = Callable[[Any, Any], Build]
+Inputs = Callable[[Any], Mapping[str, Any]]
+
+UNSET: Any = object()
+"""Marks an argument that was not given, where ``None`` says something."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A declared kernel. Calling it calls its function.
+
+    ``file`` is the kernel file that declares it, ``sources`` stand as written (see :attr:`source_paths`).
+    ``reference`` is called with the input tensors by name and returns the outputs by name; ``check`` is called as
+    ``check(inputs, outputs)`` and raises or returns a bool; where both are given both must pass, and where
+    neither is, nothing is checked. ``setup`` names the tensors to restore before each run, or is
+    called with the inputs.
+    """
+
+    name: str
+    function: KernelFunction
+    file: Path
+    site: Site
+    backend: str
+    space: Space
+    inputs: Inputs
+    sources: tuple[str, ...]
+    problems: tuple[Problem, ...] | Callable[[], Iterable[Problem]]
+    reference: Callable[..., Mapping[str, Any]] | None
+    check: Callable[[Mapping[str, Any], Mapping[str, Any]], object] | None
+    rtol: float
+    atol: float
+    max_mismatched_ratio: float
+    default: Config | None
+    specialize: tuple[str, ...] | None
+    setup: tuple[str, ...] | Callable[[Mapping[str, Any]], object]
+    plan: Plan
+
+    def __call__(self, p: Any, c: Any) -> Build:
+        """Call the kernel function as it is."""
+        return self.function(p, c)
+
+    @property
+    def source_paths(self) -> tuple[Path, ...]:
+        """The sources' absolute paths; they are written relative to the kernel file."""
+        return tuple((self.file.parent / source).resolve() for source in self.sources)
+
+    def problem_list(self) -> tuple[dict[str, Scalar], ...]:
+        """Return the declared problems, calling ``problems`` if it is a callable.
+
+        Raises:
+            KernelFileError: the callable raised, a problem is malformed or there twice, or lacks a specialised key.
+        """
+        if not callable(self.problems):
+            return tuple(dict(problem) for problem in self.problems)
+        try:
+            problems = tuple(self.problems())
+        except Exception as error:
+            raise self.site.failure("problems()", error) from error
+        if fault := _problems_fault(problems, self.specialize):
+            raise self.site.error(fault)
+        return tuple(dict(problem) for problem in problems)
+
+    def bound_space(self, problem: Problem) -> BoundSpace:
+        """Return the space for one problem; its errors name this kernel and its file."""
+        return self.space.bind(problem, self.site)
+
+    def input_specs(self, problem: Problem) -> dict[str, Any]:
+        """Call ``inputs`` and return its tensors by name: :class:`TensorSpec`, or tensors that the function made.
+
+        Raises:
+            KernelFileError: the function raised, returned no tensors, or lacks one that ``setup`` names.
+        """
+        try:
+            tensors: Any = self.inputs(Values(problem, "problem key"))
+        except Exception as error:
+            raise self.site.failure("inputs(p)", error) from error
+        if not isinstance(tensors, Mapping) or not tensors:
+            raise self.site.error(
+                f"inputs(p) returned a value of type {type(tensors).__name__}, not a dict of tensors by name"
+            )
+        for name, value in tensors.items():
+            if not isinstance(value, TensorSpec) and not (hasattr(value, "shape") and hasattr(value, "dtype")):
+                raise self.site.error(
+                    f"inputs(p): {name} is of type {type(value).__name__}, not a tensor(...) or a torch.Tensor"
+                )
+        for name in self.setup if isinstance(self.setup, tuple) else ():
+            if name not in tensors:
+                raise self.site.error(
+                    f"setup names the tensor {name!r}, which inputs(p) does not make {listed(tensors)}"
+                )
+        return dict(tensors)
+
+    def build(self, problem: Problem, config: Config) -> Build:
+        """Call the kernel function for one problem and config.
+
+        Raises:
+            Unsupported: the function said so.
+            KernelFileError: the function raised anything else, or returned something else than its backend's Build.
+        """
+        try:
+            build: Any = self.function(Values(problem, "problem key"), Values(config, "knob"))
+        except Unsupported:
+            raise
+        except Exception as error:
+            raise self.site.failure(f"{self.name}(p, c)", error) from error
+        if not isinstance(build, Build):
+            raise self.site.error(
+                f"the kernel function returned a value of type {type(build).__name__}, not a Build of the backend {self.backend!r}"
+            )
+        if build.backend != self.backend:
+            raise self.site.error(
+                f"the kernel function returned a Build of the backend {build.backend!r}, but backend={self.backend!r}"
+            )
+        return build
+
+
+@dataclass
+class Collector:
+    """What was declared while one kernel file was imported; ``path`` is that file."""
+
+    path: Path
+    kernels: list[Kernel] = field(default_factory=list)
+    errors: list[KernelFileError] = field(default_factory=list)
+
+    def add(self, kernel: Kernel) -> None:
+        """Keep a kernel, or the error that its name is taken."""
+        for first in self.kernels:
+            if first.name == kernel.name:
+                self.errors.append(
+                    kernel.site.error(
+                        f"the name {kernel.name!r} is taken by the kernel in line {first.site.line}",
+                        hint="give one of them a name=…",
+                    )
+                )
+                return
+        self.kernels.append(kernel)
+
+
+_collector: ContextVar[Collector | None] = ContextVar("ktuned_collector", default=None)
+
+
+@contextmanager
+def collecting(path: Path) -> Iterator[Collector]:
+    """Collect the kernels, and the errors, of the kernel file at ``path`` while it is imported."""
+    collector = Collector(path)
+    token = _collector.set(collector)
+    try:
+        yield collector
+    finally:
+        _collector.reset(token)
+
+
+def kernel(
+    *,
+    backend: str = UNSET,
+    space: Space = UNSET,
+    inputs: Inputs = UNSET,
+    sources: str | Sequence[str] = (),
+    problems: Problem | Sequence[Problem] | Callable[[], Iterable[Problem]] = (),
+    reference: Callable[..., Mapping[str, Any]] | None = None,
+    check: Callable[[Any, Any], object] | None = UNSET,
+    rtol: float = DEFAULT_RTOL,
+    atol: float = DEFAULT_ATOL,
+    max_mismatched_ratio: float = 0.0,
+    default: Config | None = None,
+    specialize: str | Sequence[str] | None = None,
+    setup: str | Sequence[str] | Callable[[Any], object] = (),
+    name: str | None = None,
+    strategy: str = "random",
+    seed: int = 0,
+    preset: str = "default",
+    trials: int = DEFAULT_TRIALS,
+    seconds: float | None = None,
+    early_stop: float = 3.0,
+    deadlines: Mapping[str, float] | None = None,
+    **unknown: object,
+) -> Callable[[KernelFunction], Kernel]:
+    """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
+
+    ``backend``, ``space``, ``inputs`` and one of ``reference``, ``check`` or ``check=None`` are required. ``sources``
+    are relative to the file; ``problems`` are one, a list or a callable; ``specialize`` names the problem keys that
+    enter the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
+    that take that many times the best, ``deadlines`` are seconds by phase (:data:`PHASES`).
+
+    Raises:
+        KernelFileError: something is wrong with the declaration. While a kernel file is loaded the error is kept
+            for its report instead, so that the file's other kernels go on.
+    """
+
+    def declare(function: KernelFunction) -> Kernel:
+        collector, file = _collector.get(), _declaring_file(function)
+        line = function.__code__.co_firstlineno if hasattr(function, "__code__") else 0
+        kernel_name = getattr(function, "__name__", "kernel") if name is None else name
+        site = Site(function.__code__.co_filename if line else str(file), line, str(kernel_name))
+        declared = Kernel(
+            name=kernel_name,
+            function=function,
+            file=file,
+            site=site,
+            backend=backend,
+            space=space,
+            inputs=inputs,
+            sources=_as_tuple(sources),
+            problems=problems if callable(problems) else _as_tuple(problems),
+            reference=reference,
+            check=None if check is UNSET else check,
+            rtol=rtol,
+            atol=atol,
+            max_mismatched_ratio=max_mismatched_ratio,
+            default=default,
+            specialize=None if specialize is None else _as_tuple(specialize),
+            setup=setup if callable(setup) else _as_tuple(setup),
+            plan=Plan(strategy, seed, preset, trials, seconds, early_stop, dict(deadlines or {})),
+        )
+        fault = _unknown_fault(unknown) or _check_fault(reference, check) or _fault(declared)
+        is_ours = collector is not None and collector.path == file
+        if not fault:
+            if collector is not None and is_ours:
+                collector.add(declared)
+            return declared
+        if collector is None:
+            raise site.error(fault)
+        if is_ours:
+            collector.errors.append(site.error(fault))
+        return cast(Kernel, function)
+
+    return declare
+
+
+def _declaring_file(function: Callable[..., Any]) -> Path:
+    """Return the file whose module level is running: a factory elsewhere may declare a kernel for it."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    at_module_level = frame.f_code.co_name == "<module>"
+    code = frame.f_code if at_module_level else getattr(function, "__code__", frame.f_code)
+    return Path(code.co_filename)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _unknown_fault(unknown: Mapping[str, object]) -> str:
+    if not unknown:
+        return ""
+    name = next(iter(unknown))
+    return f"kernel() has no argument {name!r} {listed(kernel.__kwdefaults__ or (), near=name)}"
+
+
+def _check_fault(reference: object, check: object) -> str:
+    if reference is None and check is UNSET:
+        return "nothing says what is right: give reference= or check=, or say check=None to measure without checking"
+    if reference is not None and check is None:
+        return "check=None says that nothing is checked, but there is a reference: leave one of them out"
+    if reference is not None and not callable(reference):
+        return "reference is not callable; it takes the inputs by name and returns a dict of outputs"
+    if check is not UNSET and check is not None and not callable(check):
+        return "check is not callable; it takes (inputs, outputs) and raises or returns a bool"
+    return ""
+
+
+def _fault(declared: Any) -> str:
+    """Say what is wrong with a declaration, or ``""``."""
+    if not isinstance(declared.name, str) or not _NAME.fullmatch(declared.name):
+        return f"the name {declared.name!r} is not letters, digits, '_', '.' and '-'"
+    if not isinstance(declared.backend, str):
+        return "backend= is missing or not a string"
+    if not isinstance(declared.space, Space):
+        return "space= is missing or not made by space(...)"
+    if not callable(declared.inputs):
+        return "inputs= is missing or not a callable p -> dict of tensors"
+    if any(not isinstance(source, str) for source in declared.sources):
+        return f"sources must be strings, not {declared.sources!r}"
+    if declared.specialize is not None and any(not isinstance(key, str) for key in declared.specialize):
+        return f"specialize must name problem keys, not {declared.specialize!r}"
+    if isinstance(declared.setup, tuple) and any(not isinstance(item, str) for item in declared.setup):
+        return f"setup must name tensors or be a callable, not {declared.setup!r}"
+    return (
+        declared.space.fault
+        or _default_fault(declared.default, declared.space)
+        or ("" if callable(declared.problems) else _problems_fault(declared.problems, declared.specialize))
+        or _number_fault(declared)
+        or _plan_fault(declared.plan)
+    )
+
+
+def _default_fault(default: Any, space: Space) -> str:
+    if default is None:
+        return ""
+    if fault := mapping_fault(default, "default"):
+        return fault
+    knobs = space.knobs
+    for knob in () if knobs is None else default:
+        if knob not in (knobs or ()):
+            return f"default has no knob {knob!r} to set {listed(knobs or (), near=knob)}"
+    missing = [knob for knob in knobs or () if knob not in default]
+    return f"default must be a full config; it lacks {', '.join(missing)}" if missing else ""
+
+
+def _problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None) -> str:
+    seen: dict[str, int] = {}
+    for position, problem in enumerate(problems):
+        if fault := mapping_fault(problem, f"problem {position}"):
+            return fault
+        text = canonical(problem)
+        if text in seen:
+            return f"problem {position} repeats problem {seen[text]}: {text}"
+        seen[text] = position
+        for key in specialize or ():
+            if key not in problem:
+                return f"specialize names {key!r}, which problem {position} does not have {listed(problem, near=key)}"
+    return ""
+
+
+def _number_fault(declared: Any) -> str:
+    for name in ("rtol", "atol"):
+        if not _is_number(getattr(declared, name)) or getattr(declared, name) < 0:
+            return f"{name}={getattr(declared, name)!r} is not a number >= 0"
+    ratio = declared.max_mismatched_ratio
+    return "" if _is_number(ratio) and 0 <= ratio <= 1 else f"max_mismatched_ratio={ratio!r} is not between 0 and 1"
+
+
+def _plan_fault(plan: Any) -> str:
+    if not isinstance(plan.strategy, str):
+        return f"strategy={plan.strategy!r} is not a name"
+    if plan.preset not in PRESETS:
+        return f"there is no preset {plan.preset!r} {listed(PRESETS, near=str(plan.preset))}"
+    if type(plan.seed) is not int:
+        return f"seed={plan.seed!r} is not an int"
+    if type(plan.trials) is not int or plan.trials < 1:
+        return f"trials={plan.trials!r} is not an int >= 1"
+    if plan.seconds is not None and not (_is_number(plan.seconds) and plan.seconds > 0):
+        return f"seconds={plan.seconds!r} is not a number > 0"
+    if not _is_number(plan.early_stop) or plan.early_stop <= 1:
+        return f"early_stop={plan.early_stop!r} is not a number > 1"
+    for phase, seconds in plan.deadlines.items():
+        if phase not in PHASES:
+            return f"deadlines: there is no phase {phase!r} {listed(PHASES, near=str(phase))}"
+        if not _is_number(seconds) or seconds <= 0:
+            return f"deadlines: {phase}={seconds!r} is not a number of seconds > 0"
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,146 @@
+"""From a kernel file to its kernels, and what is wrong with it. Runs in workers only: it executes user code."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from ktuned.errors import KernelFileError
+from ktuned.spec.kernel import Collector, Kernel, collecting
+from ktuned.spec.values import listed, one_line
+
+FOREIGN_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
+"""Installed code: not the project's, even when the environment lies inside the project."""
+
+OUR_PACKAGE = Path(__file__).resolve().parent.parent
+"""ktuned itself, which is not the project's code either, also when the project is a checkout of ktuned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What one kernel file declares, and what is wrong with it.
+
+    ``files`` are the project's files that had a part in it, also when it failed: a change of one may mend it.
+    """
+
+    path: Path
+    kernels: tuple[Kernel, ...]
+    errors: tuple[KernelFileError, ...]
+    files: tuple[Path, ...]
+
+
+def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -> Loaded:
+    """Import a kernel file afresh, with its directory first on ``sys.path`` meanwhile, writing no bytecode.
+
+    A kernel that is declared wrongly is an error of its own and the file's others go on; a file that cannot be
+    imported has no kernels. Where ``backends`` is given, a kernel for another backend is an error.
+    """
+    path, root = path.resolve(), root.resolve()
+    with collecting(path) as collector, _importing_from(path.parent):
+        try:
+            _execute(path)
+        except (Exception, SystemExit) as error:
+            collector.kernels.clear()
+            collector.errors.append(_import_error(error, path, root))
+    if backends is not None:
+        _refuse_unknown_backends(collector, backends)
+    files = {path, *(Path(error.path) for error in collector.errors if error.path), *_local_modules(root)}
+    return Loaded(path, tuple(collector.kernels), tuple(collector.errors), tuple(sorted(files)))
+
+
+def forget_modules(root: Path) -> None:
+    """Drop the project's modules from ``sys.modules``, so that the next load sees their new code."""
+    for name in _local_modules(root.resolve()).values():
+        del sys.modules[name]
+
+
+def is_local(path: Path, root: Path) -> bool:
+    """Tell whether a file is the project's own: below ``root`` and not installed there."""
+    if not path.is_relative_to(root) or path.is_relative_to(OUR_PACKAGE) or FOREIGN_DIRECTORIES & set(path.parts):
+        return False
+    prefix = Path(sys.prefix)
+    # The interpreter's own files may lie below the root (.venv); a root below the prefix is not one of them.
+    return not (prefix.is_relative_to(root) and path.is_relative_to(prefix))
+
+
+def module_file(module: ModuleType) -> Path | None:
+    """Return the resolved path of a module's source, or ``None`` for one without."""
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if isinstance(file, str) else None
+
+
+def _execute(path: Path) -> None:
+    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    # Two files of one name in two directories must not become one module.
+    name = f"_ktuned_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    # Dataclasses and compilers look their module up by its name, also long after the import.
+    sys.modules[name] = module
+    try:
+        exec(code, module.__dict__)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+
+
+@contextmanager
+def _importing_from(directory: Path) -> Iterator[None]:
+    writes_bytecode = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(directory))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = writes_bytecode
+        if str(directory) in sys.path:
+            sys.path.remove(str(directory))
+
+
+def _import_error(error: BaseException, path: Path, root: Path) -> KernelFileError:
+    if isinstance(error, KernelFileError):
+        return error
+    place, line, words = path, 0, one_line(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        place, line, words = Path(error.filename), error.lineno or 0, one_line(error.msg)
+    else:
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            file = Path(frame.f_code.co_filename)
+            if file == path or (is_local(file, root) and not _is_ours(frame.f_globals.get("__name__", ""))):
+                place, line = file, number
+    return KernelFileError(f"{place}:{line}: {type(error).__name__}: {words}", path=str(place), line=line)
+
+
+def _refuse_unknown_backends(collector: Collector, backends: Collection[str]) -> None:
+    for kernel in [kernel for kernel in collector.kernels if kernel.backend not in backends]:
+        known = listed(sorted(backends), near=kernel.backend)
+        collector.kernels.remove(kernel)
+        collector.errors.append(
+            kernel.site.error(
+                f"there is no backend {kernel.backend!r} {known}",
+                hint="install its plugin into this interpreter",
+            )
+        )
+
+
+def _local_modules(root: Path) -> dict[Path, str]:
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and not _is_ours(name) and isinstance(module, ModuleType):
+            file = module_file(module)
+            if file is not None and is_local(file, root):
+                found[file] = name
+    return found
+
+
+def _is_ours(module_name: str) -> bool:
+    """Tell whether a module is ktuned's or a plugin's: those stay loaded, also below a root."""
+    return module_name.partition(".")[0].startswith("ktuned")

@@ -1,0 +1,222 @@
+"""A Python file as syntax: what a node means, which names it takes from outside, where a code object stands."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+PARSED_FILES_KEPT = 32
+"""A file with many kernels is parsed once for all of them."""
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# `kind` tells u"" from "", `ctx` repeats the node's place, `type_comment` is a comment.
+_MEANINGLESS_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file's syntax, and the namespace of the module that was loaded from it (empty if none was)."""
+
+    path: Path
+    tree: ast.Module
+    namespace: Mapping[str, Any]
+
+    @property
+    def package(self) -> str:
+        """The package that relative imports start from."""
+        package = self.namespace.get("__package__")
+        return package if isinstance(package, str) else str(self.namespace.get("__name__", "")).rpartition(".")[0]
+
+    @cached_property
+    def definitions(self) -> dict[str, list[ast.stmt]]:
+        """The module-level statements that bind each name, also those inside ``if``, ``try``, ``with`` and loops."""
+        found: dict[str, list[ast.stmt]] = {}
+        for statement in _module_level(self.tree.body):
+            for name in _bound_by(statement):
+                found.setdefault(name, []).append(statement)
+        return found
+
+    def find(self, code: CodeType) -> FunctionNode | None:
+        """Return the function or lambda that a code object was compiled from."""
+        nodes = [node for node in ast.walk(self.tree) if isinstance(node, _SCOPES) and _starts(node, code)]
+        if len(nodes) > 1:
+            nodes = [node for node in nodes if _encloses(node, code)]
+        return min(nodes, key=_extent, default=None)
+
+
+@lru_cache(maxsize=PARSED_FILES_KEPT)
+def parse(path: Path, content: bytes) -> ast.Module:
+    """Parse a file's content.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    return ast.parse(content, str(path))
+
+
+def meaning(node: ast.AST, dropped: Collection[ast.AST] = ()) -> str:
+    """Return a node's syntax as text without locations, docstrings and the ``dropped`` nodes.
+
+    Empty fields are left out, so that what newer Pythons add to the grammar changes no text.
+    """
+    if isinstance(node, ast.Constant):
+        return f"{type(node.value).__name__} {node.value!r}"
+    fields = []
+    for name, value in ast.iter_fields(node):
+        if name in _MEANINGLESS_FIELDS:
+            continue
+        text = _field_meaning(_without_docstring(node, value) if name == "body" else value, dropped)
+        if text:
+            fields.append(f"{name}={text}")
+    return f"{type(node).__name__}({' '.join(fields)})"
+
+
+def free_names(
+    node: ast.AST, bound: frozenset[str] = frozenset(), dropped: Collection[ast.AST] = ()
+) -> Iterator[tuple[str, ...]]:
+    """Yield the names that a node loads from outside itself, each with the attributes taken from it (``a.b.c``).
+
+    ``bound`` names are not yielded. A class body counts as if it bound nothing.
+    """
+    if node in dropped:
+        return
+    if isinstance(node, ast.Attribute | ast.Name):
+        dotted, base = _dotted(node)
+        if base is not None:
+            yield from free_names(base, bound, dropped)
+        elif dotted[0] not in bound and isinstance(node.ctx, ast.Load):
+            yield dotted
+        return
+    inner = bound
+    if isinstance(node, _SCOPES):
+        outside = [*getattr(node, "decorator_list", ()), node.args, getattr(node, "returns", None)]
+        for part in outside:
+            if part is not None:
+                yield from free_names(part, bound, dropped)
+        body = node.body if isinstance(node.body, list) else [node.body]
+        globals_named = {name for part in body for name in _declared_global(part)}
+        inner = (bound | _arguments(node.args) | {name for part in body for name in _locals_of(part)}) - globals_named
+        for part in body:
+            yield from free_names(part, inner, dropped)
+        return
+    if isinstance(node, _COMPREHENSIONS):
+        targets = [name for generator in node.generators for name in ast.walk(generator.target)]
+        # The first iterable is evaluated outside of the comprehension's scope.
+        yield from free_names(node.generators[0].iter, bound, dropped)
+        inner = bound | {name.id for name in targets if isinstance(name, ast.Name)}
+    for child in ast.iter_child_nodes(node):
+        yield from free_names(child, inner, dropped)
+
+
+def _field_meaning(value: Any, dropped: Collection[ast.AST]) -> str:
+    if isinstance(value, ast.AST):
+        return "" if value in dropped else meaning(value, dropped)
+    if isinstance(value, list):
+        items = [_field_meaning(item, dropped) for item in value if item not in dropped]
+        return f"[{' '.join(items)}]" if items else ""
+    return "" if value is None else repr(value)
+
+
+def _without_docstring(node: ast.AST, body: Any) -> Any:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) or not body:
+        return body
+    value = body[0].value if isinstance(body[0], ast.Expr) else None
+    is_docstring = isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return body[1:] if is_docstring else body
+
+
+def _dotted(node: ast.Attribute | ast.Name) -> tuple[tuple[str, ...], ast.expr | None]:
+    """Return ``a.b.c`` as a tuple, or the expression that the attributes are taken from if it is no name."""
+    attributes: list[str] = []
+    base: ast.expr = node
+    while isinstance(base, ast.Attribute):
+        attributes.append(base.attr)
+        base = base.value
+    if isinstance(base, ast.Name):
+        return (base.id, *reversed(attributes)), None
+    return (), base
+
+
+def _arguments(arguments: ast.arguments) -> set[str]:
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    return {argument.arg for argument in every if argument is not None}
+
+
+def _declared_global(node: ast.AST) -> Iterator[str]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Global):
+            yield from inner.names
+
+
+def _locals_of(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a part of a function's body binds in that function."""
+    if isinstance(node, ast.Name):
+        if not isinstance(node.ctx, ast.Load):
+            yield node.id
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+        return
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        for alias in node.names:
+            yield alias.asname or alias.name.partition(".")[0]
+    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
+        if node.name:
+            yield node.name
+    elif isinstance(node, ast.MatchMapping) and node.rest:
+        yield node.rest
+    if isinstance(node, (ast.Lambda, *_COMPREHENSIONS)):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _locals_of(child)
+
+
+def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        blocks: list[list[ast.stmt]] = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+        blocks += [part.body for name in ("handlers", "cases") for part in getattr(statement, name, ())]
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or not any(blocks):
+            yield statement
+            continue
+        if isinstance(statement, ast.For | ast.AsyncFor | ast.With | ast.AsyncWith):
+            yield statement
+        for block in blocks:
+            yield from _module_level(block)
+
+
+def _bound_by(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, ast.For | ast.AsyncFor):
+        return set(_locals_of(statement.target))
+    if isinstance(statement, ast.With | ast.AsyncWith):
+        return {name for item in statement.items if item.optional_vars for name in _locals_of(item.optional_vars)}
+    return set(_locals_of(statement))
+
+
+def _starts(node: FunctionNode, code: CodeType) -> bool:
+    if isinstance(node, ast.Lambda):
+        return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return node.name == code.co_name and first == code.co_firstlineno
+
+
+def _encloses(node: FunctionNode, code: CodeType) -> bool:
+    """Tell whether all of a code object's instructions were compiled from inside a node."""
+    start, end = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+    for line, end_line, column, end_column in code.co_positions():
+        # Instructions of the interpreter's own have no place, or one without width.
+        if line is None or end_line is None or column is None or end_column is None or column == end_column:
+            continue
+        if (line, column) < start or (end_line, end_column) > end:
+            return False
+    return True
+
+
+def _extent(node: FunctionNode) -> tuple[int, int]:
+    return ((node.end_lineno or 0) - node.lineno, (node.end_col_offset or 0) - node.col_offset)

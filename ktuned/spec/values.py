@@ -1,0 +1,143 @@
+"""Problems and configs as user code sees them, what they may hold, and where a declaration stands."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ktuned.errors import KernelFileError, KtunedError
+from ktuned.model import Scalar
+
+MAX_MESSAGE_CHARS = 500
+"""User code's own words are cut here: errors are one line that a terminal can show."""
+
+_INTEGERS = range(-(2**63), 2**64)
+"""What MessagePack can carry."""
+
+
+class UnknownKey(AttributeError, KeyError):
+    """User code asked a problem or a config for a key that it does not have."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Values(Mapping[str, Scalar]):
+    """A read-only problem or config: ``c.BM`` and ``c["BM"]`` are the same.
+
+    ``kind`` is what a key of it is called in errors: ``knob`` or ``problem key``.
+    """
+
+    __slots__ = ("_kind", "_values")
+
+    def __init__(self, values: Mapping[str, Scalar], kind: str) -> None:
+        object.__setattr__(self, "_values", dict(values))
+        object.__setattr__(self, "_kind", kind)
+
+    def __getitem__(self, key: str) -> Scalar:
+        values: dict[str, Scalar] = object.__getattribute__(self, "_values")
+        try:
+            return values[key]
+        except KeyError:
+            raise UnknownKey(f"there is no {self._kind} {key!r} {listed(values, near=key)}") from None
+
+    def __getattr__(self, name: str) -> Any:
+        # Python's own protocols (copy, inspect) probe for dunder names and rely on a plain AttributeError.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a {self._kind} cannot be set: problems and configs are read-only")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{key}={value!r}" for key, value in self._values.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a kernel is declared, so that every error about it can say so."""
+
+    path: str = ""
+    line: int = 0
+    kernel: str = ""
+
+    def error(self, message: str, *, line: int = 0, hint: str = "") -> KernelFileError:
+        """Return the error ``path:line: kernel: message`` for the caller to raise."""
+        line = line or self.line
+        named = f"{self.kernel}: {message}" if self.kernel else message
+        text = f"{self.path}:{line}: {named}" if self.path else named
+        return KernelFileError(text, path=self.path, line=line, hint=hint)
+
+    def failure(self, what: str, error: BaseException) -> KernelFileError:
+        """Return the error for user code that raised: ``what`` it was, and its own last line in the kernel file."""
+        lines = [
+            line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == self.path
+        ]
+        is_told_well = isinstance(error, UnknownKey | KtunedError)
+        words = one_line(error) if is_told_well else f"{type(error).__name__}: {one_line(error)}"
+        return self.error(f"{what}: {words}", line=lines[-1] if lines else 0)
+
+
+def listed(known: Iterable[str], *, near: str = "") -> str:
+    """Return ``(there are: …)``, with the known name that ``near`` was probably meant to be."""
+    names = list(known)
+    text = f"there are: {', '.join(names) or 'none'}"
+    close = difflib.get_close_matches(near, names, n=1)
+    return f"({text}; did you mean {close[0]!r}?)" if close else f"({text})"
+
+
+def one_line(error: BaseException | str) -> str:
+    """Return an error's text with its white space folded, cut at :data:`MAX_MESSAGE_CHARS`."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+def key_fault(key: object) -> str:
+    """Say what is wrong with the name of a knob or a problem key, or ``""``."""
+    if not isinstance(key, str) or not key.isidentifier() or key.startswith("_"):
+        return f"{key!r} is not a name (a Python identifier without a leading underscore)"
+    if hasattr(Mapping, key):
+        return f"{key!r} cannot be a name: it is a method of every mapping"
+    return ""
+
+
+def scalar_fault(value: object) -> str:
+    """Say what is wrong with the value of a knob or a problem key, or ``""``.
+
+    Only exact ``bool``, ``int``, ``float`` and ``str`` travel unchanged through JSON and MessagePack.
+    """
+    if type(value) not in (bool, int, float, str):
+        return f"{one_line(repr(value))} is of type {type(value).__name__}, not a bool, int, float or str"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value!r} is not a finite number"
+    if type(value) is int and value not in _INTEGERS:
+        return f"{value!r} does not fit into 64 bits"
+    return ""
+
+
+def mapping_fault(values: object, what: str) -> str:
+    """Say what is wrong with one whole problem or config, or ``""``."""
+    if not isinstance(values, Mapping):
+        return f"{what} is of type {type(values).__name__}, not a dict"
+    if not values:
+        return f"{what} is empty"
+    for key, value in values.items():
+        if fault := key_fault(key):
+            return f"{what}: {fault}"
+        if fault := scalar_fault(value):
+            return f"{what}: {key}={fault}"
+    return ""

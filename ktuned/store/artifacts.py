@@ -1,0 +1,246 @@
+"""Artifacts on the disk: sealed directories ``ab/<key>/``, staged beside themselves and renamed into place.
+
+A sealed artifact never changes. Its manifest's modification time says when it was last served; the least recently
+served go first when the directory outgrows its cap.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from ktuned import manifest
+from ktuned.errors import BackendError
+from ktuned.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
+from ktuned.store.faults import file_fault
+
+TOUCH_EVERY_S = 60.0
+"""How fine "recently served" is: a lookup's answer must not cost a write to the disk each time."""
+
+_STAGING = ".staging"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """One artifact as the collection sees it."""
+
+    key: str
+    size: int
+    served: float
+
+
+class Artifacts:
+    """The artifacts below ``directory``, kept within ``cap_bytes`` by :meth:`collect`; ``clock`` is Unix time in s."""
+
+    def __init__(self, directory: Path, cap_bytes: int, *, clock: Callable[[], float] = time.time) -> None:
+        self.directory = directory
+        self.cap_bytes = cap_bytes
+        self._clock = clock
+        self._touched: dict[str, float] = {}
+        self._size: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes in all sealed artifacts; the first call walks over them."""
+        if self._size is None:
+            self._size = sum(entry.size for entry in self._sealed())
+        return self._size
+
+    def clean_staging(self) -> None:
+        """Remove what compiles of an earlier daemon left half done.
+
+        Raises:
+            StoreError: the directory cannot be made or written.
+        """
+        try:
+            shutil.rmtree(self.directory / _STAGING, ignore_errors=True)
+            self._staging()
+        except OSError as error:
+            raise file_fault(error, f"the artifacts' directory {self.directory} cannot be prepared") from error
+
+    def stage(self, worker: str) -> Path:
+        """Return a fresh directory, private to a worker; what its last one held is removed.
+
+        Raises:
+            StoreError: it cannot be made.
+        """
+        path = self.directory / _STAGING / worker
+        try:
+            self._staging()
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            raise file_fault(error, f"the staging directory {path} cannot be made") from error
+        return path
+
+    async def seal(
+        self, staged: Path, *, key: str, backend: str, facts: Mapping[str, Any], required: Iterable[str]
+    ) -> Manifest:
+        """Make a staged directory the artifact of ``key``, on the disk before this returns.
+
+        If an equal key was sealed meanwhile, that one stays and its manifest is returned. Whatever happens, the
+        staged directory is gone afterwards.
+
+        Raises:
+            BackendError: a required file is missing, or a file is a link.
+            StoreError: no space, or another failure of the disk.
+        """
+        made, size = await anyio.to_thread.run_sync(self._seal, staged, key, backend, facts, tuple(required))
+        if self._size is not None:
+            self._size += size
+        return made
+
+    def find(self, key: str) -> Path | None:
+        """Return the directory of a sealed artifact; its files are yet to be verified by who loads them."""
+        path = self.place(key)
+        return path if (path / MANIFEST_NAME).exists() else None
+
+    def discard(self, key: str) -> None:
+        """Remove an artifact, at once for whoever looks; harmless when it is gone.
+
+        Raises:
+            StoreError: it cannot be removed.
+        """
+        try:
+            self._remove(key)
+        except OSError as error:
+            raise file_fault(error, f"artifact {key} cannot be removed") from error
+        self._size = None
+
+    def touch(self, key: str) -> None:
+        """Note that an artifact was served, to within :data:`TOUCH_EVERY_S`."""
+        now = self._clock()
+        if now - self._touched.get(key, 0.0) < TOUCH_EVERY_S:
+            return
+        try:
+            os.utime(self.place(key) / MANIFEST_NAME, (now, now))
+        except OSError:
+            # Gone, or on a disk that went read-only: serving goes on, and only the order of removal suffers.
+            return
+        self._touched[key] = now
+
+    async def collect(self, keep: Collection[str]) -> int:
+        """Remove the least recently served artifacts, those in ``keep`` last, until the cap holds; return bytes freed.
+
+        Raises:
+            StoreError: one cannot be removed.
+        """
+        freed, self._size = await anyio.to_thread.run_sync(self._collect, frozenset(keep))
+        return freed
+
+    def place(self, key: str) -> Path:
+        """Return where the artifact of ``key`` is, or would be."""
+        return self.directory / key[:2] / key
+
+    def _staging(self) -> Path:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.directory / _STAGING
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
+
+    def _seal(
+        self, staged: Path, key: str, backend: str, facts: Mapping[str, Any], required: tuple[str, ...]
+    ) -> tuple[Manifest, int]:
+        """Return the manifest that stands under ``key`` and the bytes that this added."""
+        try:
+            _check_complete(staged, key, backend, required)
+            made = manifest.write(staged, key=key, backend=backend, facts=facts)
+            size = _make_durable(staged)
+            standing = self._move_into_place(staged, key)
+            return (standing, 0) if standing else (made, size)
+        except OSError as error:
+            raise file_fault(error, f"artifact {key} cannot be sealed") from error
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+    def _move_into_place(self, staged: Path, key: str) -> Manifest | None:
+        """Rename ``staged``; return the manifest of an equal artifact that was faster, which then stands."""
+        place = self.place(key)
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        while True:
+            try:
+                staged.rename(place)
+            except OSError as error:
+                if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+                    raise
+            else:
+                _sync(place.parent)
+                _sync(self.directory)
+                return None
+            try:
+                return manifest.read(place)
+            except DamagedArtifact:
+                self._remove(key)
+
+    def _remove(self, key: str) -> None:
+        """Rename an artifact away first, so that nobody finds half of it."""
+        with tempfile.TemporaryDirectory(dir=self._staging(), ignore_cleanup_errors=True) as away:
+            try:
+                self.place(key).rename(Path(away, key))
+            except FileNotFoundError:
+                return
+
+    def _collect(self, keep: frozenset[str]) -> tuple[int, int]:
+        entries = sorted(self._sealed(), key=lambda entry: (entry.key in keep, entry.served))
+        size = sum(entry.size for entry in entries)
+        freed = 0
+        for entry in entries:
+            if size - freed <= self.cap_bytes:
+                break
+            try:
+                self._remove(entry.key)
+            except OSError as error:
+                raise file_fault(error, f"artifact {entry.key} cannot be removed") from error
+            freed += entry.size
+        return freed, size - freed
+
+    def _sealed(self) -> Iterator[_Sealed]:
+        for path in self.directory.glob(f"[!.]*/*/{MANIFEST_NAME}"):
+            try:
+                served = path.stat().st_mtime
+                size = sum(file.lstat().st_size for file in path.parent.rglob("*") if not file.is_dir())
+            except FileNotFoundError:
+                continue
+            yield _Sealed(path.parent.name, size, served)
+
+
+def _check_complete(staged: Path, key: str, backend: str, required: tuple[str, ...]) -> None:
+    missing = [name for name in required if not (staged / name).is_file()]
+    links = [path.name for path in staged.rglob("*") if path.is_symlink()]
+    for names, what in ((missing, "does not hold"), (links, "must hold itself, not link to,")):
+        if names:
+            raise BackendError(
+                f"artifact {key} of the backend {backend!r} {what} {', '.join(names)}",
+                hint="report it to the plugin's authors",
+            )
+
+
+def _make_durable(directory: Path) -> int:
+    """Write every file through to the disk, make it read-only, and return the bytes of all."""
+    size = 0
+    for path in directory.rglob("*"):
+        if path.is_dir():
+            _sync(path)
+        else:
+            path.chmod(path.stat().st_mode & ~0o222)
+            _sync(path)
+            size += path.stat().st_size
+    _sync(directory)
+    return size
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,383 @@
+"""The store: every trial a row, written by one thread and told after its commit, read at once from the event loop."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from ktuned.errors import NotFound, UsageError
+from ktuned.model import (
+    Config,
+    Context,
+    Job,
+    JobState,
+    KernelInfo,
+    Outcome,
+    Plan,
+    Problem,
+    Root,
+    Trial,
+    TrialResult,
+    Winner,
+    canonical,
+)
+from ktuned.store import opening, recording, rows
+from ktuned.store.faults import database_fault, is_damage
+from ktuned.store.recording import Recovered
+from ktuned.store.writer import Writer, WriterStatistics
+
+T = TypeVar("T")
+
+_NEWEST_JOBS = "ORDER BY id DESC LIMIT ?"
+
+
+class Store:
+    """What ktuned remembers, open from :meth:`open` to :meth:`close` (or the end of ``async with``).
+
+    ``async`` methods write and return once the disk has it; the others read, in microseconds by an index, from the
+    thread of the event loop. Each raises :class:`~ktuned.errors.StoreError` when the disk or the database fails; the
+    store stays usable, and what was committed stays readable. ``notice`` is a line for the user when opening found
+    damage (else ``""``); ``recovered`` counts what a daemon that died had left under way.
+    """
+
+    def __init__(self, path: Path, *, vfs: str | None) -> None:
+        self.path = path
+        self.recovered = Recovered(0, 0)
+        self._connection, self.notice = opening.open_for_writing(path, vfs=vfs, prepare=self._recover)
+        try:
+            self._reader = opening.open_for_reading(path, vfs=vfs)
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise database_fault(error, path) from error
+        self._writer = Writer(self._connection)
+        self._writer.start()
+
+    @classmethod
+    def open(cls, path: Path, *, vfs: str | None = None) -> Self:
+        """Open the database at ``path``, making it and its directory if need be.
+
+        A damaged one is moved aside (see ``notice``). ``vfs`` names one of SQLite's file layers
+        (https://www.sqlite.org/vfs.html) instead of its default.
+
+        Raises:
+            StoreError: no space, read-only, no locks, held by another process, another program's, a newer schema.
+        """
+        return cls(path, vfs=vfs)
+
+    def close(self) -> None:
+        """Commit what waits, fold the log into the database and end the writer's thread; harmless when repeated."""
+        self._writer.stop()
+        # The last connection to close removes the log, and only the writer's may.
+        self._reader.close()
+        self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.close)
+
+    def statistics(self) -> WriterStatistics:
+        """Return how much waits to be written and how well writes share their commits."""
+        return self._writer.statistics()
+
+    def counts(self) -> dict[str, int]:
+        """Return how many ``trials``, ``winners`` and ``jobs`` there are, and their ``bytes`` on the disk.
+
+        It takes some 10 ms at a million trials.
+        """
+        ((trials, winners, jobs),) = self._read(
+            "SELECT (SELECT count(*) FROM trials), (SELECT count(*) FROM winners), (SELECT count(*) FROM jobs)"
+        )
+        files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        size = sum(file.stat().st_size for file in files if file.exists())
+        return {"trials": trials, "winners": winners, "jobs": jobs, "bytes": size}
+
+    async def add_root(self, root: Root) -> None:
+        """Remember a watched root, or change the one at its path.
+
+        Raises:
+            UsageError: another root has its name.
+        """
+        await self._write(lambda connection: _add_root(connection, root))
+
+    async def remove_root(self, path: str) -> None:
+        """Forget a watched root."""
+        await self._write(lambda connection: connection.execute("DELETE FROM roots WHERE path = ?", (path,)).rowcount)
+
+    def roots(self) -> list[Root]:
+        """Return the watched roots, by path."""
+        return [rows.root(row) for row in self._read("SELECT path, name, python, env FROM roots ORDER BY path")]
+
+    async def save_kernels(self, infos: Sequence[KernelInfo], removed: Sequence[str] = ()) -> None:
+        """Remember kernels as they were last inspected, and drop those whose full names are ``removed``."""
+        now = time.time()
+        entries = [(info.name, json.dumps(info.to_wire()), now) for info in infos]
+
+        def save(connection: sqlite3.Connection) -> None:
+            connection.executemany("DELETE FROM kernels WHERE name = ?", [(name,) for name in removed])
+            connection.executemany("INSERT OR REPLACE INTO kernels (name, info, updated) VALUES (?, ?, ?)", entries)
+
+        await self._write(save)
+
+    def kernels(self) -> list[KernelInfo]:
+        """Return all kernels as they were last inspected, by name."""
+        return [
+            KernelInfo.from_wire(json.loads(info)) for (info,) in self._read("SELECT info FROM kernels ORDER BY name")
+        ]
+
+    async def save_probe(self, key: str, data: Mapping[str, Any]) -> None:
+        """Remember what an interpreter's backends and devices were found to be."""
+        values = (key, json.dumps(dict(data)), time.time())
+        await self._write(
+            lambda connection: (
+                connection.execute(
+                    "INSERT OR REPLACE INTO probes (key, data, updated) VALUES (?, ?, ?)", values
+                ).rowcount
+            )
+        )
+
+    def probes(self) -> dict[str, dict[str, Any]]:
+        """Return what was last found, by key."""
+        return {key: json.loads(data) for key, data in self._read("SELECT key, data FROM probes ORDER BY key")}
+
+    async def create_job(
+        self, kernel: str, problem: Problem, device: str, *, priority: int, reason: str, plan: Plan, now: float
+    ) -> Job:
+        """Enter a queued job and return it."""
+        job = Job(0, kernel, dict(problem), device, JobState.QUEUED, priority, reason, plan, created=now)
+        values = (kernel, canonical(problem), device, job.state, priority, reason, canonical(plan.to_wire()), now)
+        number = await self._write(
+            lambda connection: (
+                connection.execute(
+                    """INSERT INTO jobs (kernel, problem, device, state, priority, reason, plan, created)
+                VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
+                    values,
+                ).lastrowid
+            )
+        )
+        return replace(job, id=number or 0)
+
+    async def update_job(self, job: Job) -> None:
+        """Store all of a job but what it was created with (kernel, problem, device, plan, created).
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        await self._write(lambda connection: _update_job(connection, job))
+
+    def job(self, number: int) -> Job | None:
+        """Return a job by its id."""
+        return next((rows.job(row) for row in self._read(f"{rows.SELECT_JOBS} WHERE id = ?", number)), None)
+
+    def jobs(
+        self, *, kernel: str | None = None, states: Sequence[JobState] | None = None, limit: int = 200
+    ) -> list[Job]:
+        """Return jobs, the newest first."""
+        where, values = _where({"kernel = ?": kernel})
+        if states is not None:
+            where += f" {'AND' if where else 'WHERE'} state IN ({', '.join('?' * len(states))})"
+            values += tuple(states)
+        return [rows.job(row) for row in self._read(f"{rows.SELECT_JOBS} {where} {_NEWEST_JOBS}", *values, limit)]
+
+    async def begin_trial(self, context: Context, problem: Problem, job: int, config: Config) -> int:
+        """Enter one trial as under way and return its id; see :meth:`begin_trials`."""
+        (number,) = await self.begin_trials(context, problem, job, [config])
+        return number
+
+    async def begin_trials(self, context: Context, problem: Problem, job: int, configs: Sequence[Config]) -> list[int]:
+        """Enter trials as under way and return their ids, in order.
+
+        A config that was tried on this very context has its row used again, under ``job``. A measured one is left
+        as it is until :meth:`finish_trial` replaces its figure.
+
+        Raises:
+            UsageError: ``context`` is not about ``problem`` (the specialised one).
+        """
+        if context.problem != canonical(problem):
+            raise UsageError(f"{context.kernel}: {canonical(problem)} is not the context's problem {context.problem}")
+        now = time.time()
+        return await self._write(lambda connection: recording.begin(connection, context, job, configs, now))
+
+    async def finish_trial(self, number: int, result: TrialResult) -> Winner | None:
+        """Store a trial's result; return the winner if that made or changed it.
+
+        A measured trial wins when it is faster than the present winner of its (kernel, problem, device), or that one
+        stands on another ground. The winner measured again keeps its seat, with its new figure; one that ends as
+        anything else hands it to the best measured trial of its context, which is returned. With none left there is
+        no winner any more, and ``None`` is returned: :meth:`winner` tells it from "unchanged".
+
+        Raises:
+            NotFound: there is no such trial.
+            UsageError: it is ``measured`` without a finite latency.
+        """
+        now = time.time()
+        return await self._write(lambda connection: recording.finish(connection, number, result, now))
+
+    async def decide_winner(self, number: int) -> Winner:
+        """Make a measured trial the winner, whatever the figures of others: the finalists' decision.
+
+        Raises:
+            NotFound: there is no such trial.
+            UsageError: it is not ``measured``.
+        """
+        now = time.time()
+        return await self._write(lambda connection: recording.decide(connection, number, now))
+
+    async def forget(self, kernel: str, outcome: Outcome | None = None) -> int:
+        """Delete a kernel's ended trials, of one outcome or all with its ended jobs; return how many trials.
+
+        A winner among them is followed by the best that stays on its ground, if any does.
+        """
+        now = time.time()
+        return await self._write(lambda connection: recording.forget(connection, kernel, outcome, now))
+
+    def trial(self, number: int) -> Trial | None:
+        """Return a trial by its id."""
+        return next((rows.trial(row) for row in self._read(f"{rows.SELECT_TRIALS} WHERE trials.id = ?", number)), None)
+
+    def known_trial(self, context: Context, config: Config) -> Trial | None:
+        """Return what is known of a config on this very context."""
+        found = self._read(
+            f"{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?) AND trials.config = ?",
+            *rows.context_values(context),
+            canonical(config),
+        )
+        return next(map(rows.trial, found), None)
+
+    def best_trials(self, context: Context, limit: int) -> list[Trial]:
+        """Return the measured trials of a context, the fastest first."""
+        found = self._read(
+            f"""{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)
+            AND trials.outcome = ? ORDER BY trials.latency_us, trials.id LIMIT ?""",
+            *rows.context_values(context),
+            Outcome.MEASURED,
+            limit,
+        )
+        return [rows.trial(row) for row in found]
+
+    def trials(
+        self,
+        *,
+        kernel: str | None = None,
+        problem: str | None = None,
+        device: str | None = None,
+        outcome: Outcome | None = None,
+        job: int | None = None,
+        limit: int = 1000,
+        order: Literal["newest", "fastest"] = "newest",
+    ) -> list[Trial]:
+        """Return trials; ``problem`` is a canonical text.
+
+        ``newest`` begins with the latest entered (a retried one keeps its place). ``fastest`` leaves out trials
+        without a latency and goes by kernel, problem and device, the fastest of each first.
+        """
+        where, values = _where(
+            {
+                "contexts.kernel = ?": kernel,
+                "contexts.problem = ?": problem,
+                "contexts.device = ?": device,
+                "trials.outcome = ?": outcome,
+                "trials.job_id = ?": job,
+            }
+        )
+        if order == "newest":
+            tail = "ORDER BY trials.id DESC"
+        else:
+            where += f" {'AND' if where else 'WHERE'} trials.latency_us IS NOT NULL"
+            tail = "ORDER BY contexts.kernel, contexts.problem, contexts.device, trials.latency_us, trials.id"
+        # An index covers what chooses and orders; only the chosen rows are read whole, for sorting whole ones is slow.
+        chosen = f"SELECT trials.id {rows.FROM_TRIALS} {where} {tail} LIMIT ?"
+        found = self._read(f"{rows.SELECT_TRIALS} WHERE trials.id IN ({chosen}) {tail}", *values, limit)
+        return [rows.trial(row) for row in found]
+
+    def winner(self, kernel: str, problem: str, device: str) -> Winner | None:
+        """Return the winner of a (kernel, problem's canonical text, device model)."""
+        found = self._read(
+            f"{rows.SELECT_WINNERS} WHERE winners.kernel = ? AND winners.problem = ? AND winners.device = ?",
+            kernel,
+            problem,
+            device,
+        )
+        return next(map(rows.winner, found), None)
+
+    def winners(self, kernel: str | None = None) -> list[Winner]:
+        """Return all winners, of one kernel or of all, by kernel, problem and device."""
+        where, values = _where({"winners.kernel = ?": kernel})
+        tail = "ORDER BY winners.kernel, winners.problem, winners.device"
+        return [rows.winner(row) for row in self._read(f"{rows.SELECT_WINNERS} {where} {tail}", *values)]
+
+    def _recover(self, connection: sqlite3.Connection) -> None:
+        self.recovered = recording.recover(connection)
+
+    async def _write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return await self._writer.write(operation)
+        except sqlite3.Error as error:
+            raise self._fault(error) from error
+
+    def _read(self, sql: str, *values: Any) -> list[rows.Row]:
+        try:
+            return self._reader.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._fault(error) from error
+
+    def _fault(self, error: sqlite3.Error) -> Exception:
+        if is_damage(error):
+            opening.mark_suspect(self.path)
+        return database_fault(error, self.path)
+
+
+def _where(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    """Return the WHERE clause of those conditions that have a value, and the values."""
+    wanted = {condition: value for condition, value in conditions.items() if value is not None}
+    return ("WHERE " + " AND ".join(wanted) if wanted else ""), tuple(wanted.values())
+
+
+def _add_root(connection: sqlite3.Connection, root: Root) -> None:
+    other = connection.execute("SELECT path FROM roots WHERE name = ? AND path <> ?", (root.name, root.path)).fetchone()
+    if other:
+        raise UsageError(
+            f"the name {root.name!r} of {root.path} is taken by {other[0]}", hint="give one of them another `name`"
+        )
+    connection.execute(
+        "INSERT OR REPLACE INTO roots (path, name, python, env) VALUES (?, ?, ?, ?)",
+        (root.path, root.name, root.python, json.dumps(dict(root.env))),
+    )
+
+
+def _update_job(connection: sqlite3.Connection, job: Job) -> None:
+    updated = connection.execute(
+        """UPDATE jobs SET state = ?, priority = ?, reason = ?, started = ?, finished = ?, done = ?, total = ?,
+        best_us = ?, default_us = ?, reference_us = ?, outcomes = ?, message = ?, cost = ? WHERE id = ?""",
+        (
+            job.state,
+            job.priority,
+            job.reason,
+            job.started,
+            job.finished,
+            job.done,
+            job.total,
+            job.best_us,
+            job.default_us,
+            job.reference_us,
+            json.dumps(dict(job.outcomes)),
+            job.message,
+            json.dumps(dict(job.cost)),
+            job.id,
+        ),
+    ).rowcount
+    if not updated:
+        raise NotFound(f"there is no job {job.id}")

@@ -1,0 +1,60 @@
+"""What a failing disk or database means for the user: one line that says what happened and how to mend it."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from pathlib import Path
+
+from ktuned.errors import StoreError
+
+_NO_SPACE = "free some space on its disk, then try again"
+_WRITABLE = "make its directory writable, or set KTUNED_HOME to one that is"
+_LOCAL = "set KTUNED_HOME to a directory on a local disk; network file systems cannot lock safely"
+
+_DATABASE_FAULTS: dict[int, tuple[str, str]] = {
+    sqlite3.SQLITE_FULL: ("is full: no space is left on its disk", _NO_SPACE),
+    sqlite3.SQLITE_READONLY: ("is read-only", _WRITABLE),
+    sqlite3.SQLITE_PERM: ("may not be accessed", _WRITABLE),
+    sqlite3.SQLITE_CANTOPEN: ("cannot be opened", _WRITABLE),
+    sqlite3.SQLITE_BUSY: ("is held by another process", "end the program that has it open (`fuser FILE` names it)"),
+    sqlite3.SQLITE_LOCKED: ("is held by another process", "end the program that has it open (`fuser FILE` names it)"),
+    sqlite3.SQLITE_PROTOCOL: ("cannot be locked", _LOCAL),
+    sqlite3.SQLITE_NOLFS: ("is too large for its file system", _LOCAL),
+    sqlite3.SQLITE_IOERR: ("cannot be read or written by its file system", _LOCAL),
+    sqlite3.SQLITE_CORRUPT: ("is damaged", "restart ktuned: it checks the store and moves a damaged one aside"),
+    sqlite3.SQLITE_NOTADB: ("is damaged", "restart ktuned: it checks the store and moves a damaged one aside"),
+}
+
+_FILE_FAULTS: dict[int, tuple[str, str]] = {
+    errno.ENOSPC: ("no space is left on its disk", _NO_SPACE),
+    errno.EDQUOT: ("the disk quota is used up", _NO_SPACE),
+    errno.EROFS: ("its file system is read-only", _WRITABLE),
+    errno.EACCES: ("permission denied", _WRITABLE),
+    errno.EPERM: ("permission denied", _WRITABLE),
+    errno.ENOTDIR: ("a part of its path is a file, not a directory", _WRITABLE),
+    errno.EEXIST: ("a file is where a directory must be", _WRITABLE),
+}
+
+
+def primary_code(error: sqlite3.Error) -> int:
+    """Return SQLite's primary result code, or ``SQLITE_ERROR`` for an error that Python's module raised itself."""
+    code: int = getattr(error, "sqlite_errorcode", None) or sqlite3.SQLITE_ERROR
+    return code & 0xFF
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Tell whether the database's content is broken, as opposed to what surrounds it."""
+    return primary_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def database_fault(error: sqlite3.Error, path: Path) -> StoreError:
+    """Return what to tell the user of an SQLite error."""
+    what, hint = _DATABASE_FAULTS.get(primary_code(error), ("refused", ""))
+    return StoreError(f"the store {path} {what} ({error})", hint=hint)
+
+
+def file_fault(error: OSError, doing: str) -> StoreError:
+    """Return what to tell the user of an OS error that befell ``doing`` (``"artifact 12ab cannot be sealed"``)."""
+    what, hint = _FILE_FAULTS.get(error.errno or 0, (error.strerror or str(error), ""))
+    return StoreError(f"{doing}: {what}", hint=hint)

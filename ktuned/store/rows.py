@@ -1,0 +1,86 @@
+"""How the values of :mod:`ktuned.model` lie in rows: column lists for SELECT, and what turns a row into a value."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+from ktuned.model import Context, Job, JobState, Outcome, Plan, Root, Trial, Winner
+
+Row = tuple[Any, ...]
+
+CONTEXT_COLUMNS = (
+    "contexts.kernel, contexts.problem, contexts.device, contexts.digest, contexts.toolchain, "
+    "contexts.device_fingerprint, contexts.measuring_version"
+)
+"""In the order of :class:`~ktuned.model.Context`'s fields; unique together."""
+
+FROM_TRIALS = "FROM trials JOIN contexts ON contexts.id = trials.context_id"
+
+SELECT_TRIALS = f"""SELECT trials.id, trials.job_id, contexts.kernel, contexts.problem, contexts.device, trials.config,
+    trials.outcome, trials.latency_us, trials.spread_us, trials.compile_s, trials.lane_s, trials.message,
+    trials.artifact, contexts.digest, trials.updated, trials.detail
+    {FROM_TRIALS}"""
+"""Columns in the order of :class:`~ktuned.model.Trial`'s fields."""
+
+SELECT_JOBS = f"SELECT {', '.join(entry.name for entry in fields(Job))} FROM jobs"
+"""Columns as :class:`~ktuned.model.Job`'s fields are named."""
+
+SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.latency_us, trials.spread_us,
+    trials.artifact, winners.decided
+    FROM winners JOIN trials ON trials.id = winners.trial_id JOIN contexts ON contexts.id = trials.context_id"""
+
+
+def context_values(context: Context) -> Row:
+    """Return a context's fields in the order of :data:`CONTEXT_COLUMNS`."""
+    return (
+        context.kernel,
+        context.problem,
+        context.device,
+        context.digest,
+        context.toolchain,
+        context.device_fingerprint,
+        context.measuring_version,
+    )
+
+
+def trial(row: Row) -> Trial:
+    """Read a row of :data:`SELECT_TRIALS`."""
+    values = _named(Trial, row)
+    _decode(values, "problem", "config", "detail")
+    values["outcome"] = Outcome(values["outcome"]) if values["outcome"] else None
+    return Trial(**values)
+
+
+def job(row: Row) -> Job:
+    """Read a row of :data:`SELECT_JOBS`."""
+    values = _named(Job, row)
+    _decode(values, "problem", "plan", "outcomes", "cost")
+    values["plan"] = Plan(**values["plan"])
+    values["state"] = JobState(values["state"])
+    return Job(**values)
+
+
+def winner(row: Row) -> Winner:
+    """Read a row of :data:`SELECT_WINNERS`."""
+    *ground, trial_id, config, latency_us, spread_us, artifact, decided = row
+    context = Context(*ground)
+    return Winner(
+        context, trial_id, json.loads(context.problem), json.loads(config), latency_us, spread_us, artifact, decided
+    )
+
+
+def root(row: Row) -> Root:
+    """Read a row ``path, name, python, env``."""
+    path, name, python, env = row
+    return Root(path, name, python, json.loads(env))
+
+
+def _named(kind: type[Trial] | type[Job], row: Row) -> dict[str, Any]:
+    return {entry.name: value for entry, value in zip(fields(kind), row, strict=True)}
+
+
+def _decode(values: dict[str, Any], *names: str) -> None:
+    for name in names:
+        values[name] = json.loads(values[name])

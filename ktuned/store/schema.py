@@ -1,0 +1,111 @@
+"""The database's tables, as a list of migrations, and the rules for opening an older or a newer database.
+
+::
+
+    jobs ◀── trials ──▶ contexts        (trials: one row per config tried on a ground)
+                ▲
+             winners                    (derived: which trial is served for a kernel, problem, device)
+
+    roots   kernels   probes            (what the last daemon knew, so that the next one answers at once)
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from ktuned.errors import StoreError
+
+APPLICATION_ID = 0x6B74756E
+"""``ktun`` in the file's header (https://www.sqlite.org/fileformat2.html#application_id): this database is ours."""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        f"PRAGMA application_id = {APPLICATION_ID}",
+        """CREATE TABLE roots (
+            path TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, python TEXT NOT NULL, env TEXT NOT NULL
+        )""",
+        "CREATE TABLE kernels (name TEXT PRIMARY KEY, info TEXT NOT NULL, updated REAL NOT NULL)",
+        "CREATE TABLE probes (key TEXT PRIMARY KEY, data TEXT NOT NULL, updated REAL NOT NULL)",
+        """CREATE TABLE jobs (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,
+            state TEXT NOT NULL, priority INTEGER NOT NULL, reason TEXT NOT NULL, plan TEXT NOT NULL,
+            created REAL NOT NULL, started REAL, finished REAL,
+            done INTEGER NOT NULL DEFAULT 0, total INTEGER,
+            best_us REAL, default_us REAL, reference_us REAL,
+            outcomes TEXT NOT NULL DEFAULT '{}', message TEXT NOT NULL DEFAULT '', cost TEXT NOT NULL DEFAULT '{}'
+        )""",
+        """CREATE TABLE contexts (
+            id INTEGER PRIMARY KEY,
+            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,
+            digest TEXT NOT NULL, toolchain TEXT NOT NULL, device_fingerprint TEXT NOT NULL,
+            measuring_version INTEGER NOT NULL,
+            UNIQUE (kernel, problem, device, digest, toolchain, device_fingerprint, measuring_version)
+        )""",
+        """CREATE TABLE trials (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            context_id INTEGER NOT NULL REFERENCES contexts (id),
+            job_id INTEGER NOT NULL REFERENCES jobs (id),
+            config TEXT NOT NULL,
+            outcome TEXT,
+            latency_us REAL, spread_us REAL,
+            compile_s REAL NOT NULL DEFAULT 0, lane_s REAL NOT NULL DEFAULT 0,
+            message TEXT NOT NULL DEFAULT '', artifact TEXT, detail TEXT NOT NULL DEFAULT '{}',
+            updated REAL NOT NULL,
+            UNIQUE (context_id, config),
+            CHECK (outcome <> 'measured' OR latency_us IS NOT NULL)
+        )""",
+        """CREATE TABLE winners (
+            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,
+            trial_id INTEGER NOT NULL UNIQUE REFERENCES trials (id),
+            decided REAL NOT NULL,
+            PRIMARY KEY (kernel, problem, device)
+        ) WITHOUT ROWID""",
+    ),
+    (
+        "CREATE INDEX trials_by_outcome ON trials (context_id, outcome, latency_us)",
+        "CREATE INDEX trials_by_job ON trials (job_id)",
+        "CREATE INDEX trials_under_way ON trials (id) WHERE outcome IS NULL",
+        "CREATE INDEX jobs_by_kernel ON jobs (kernel)",
+        "CREATE INDEX jobs_by_state ON jobs (state)",
+    ),
+)
+"""Statements that lead from each version (the position) to the next; what has been released never changes."""
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+
+def check_ours(connection: sqlite3.Connection, path: str) -> None:
+    """Refuse, before anything is written, a database that another program or a newer ktuned made.
+
+    Raises:
+        StoreError: it is not ours, or its schema is newer than :data:`SCHEMA_VERSION`.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application != APPLICATION_ID and (tables or version or application):
+        raise StoreError(
+            f"{path} is a database of another program", hint="move it away, or set KTUNED_HOME to another directory"
+        )
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"the store {path} has schema {version}; this ktuned knows up to {SCHEMA_VERSION}",
+            hint="upgrade ktuned, or set KTUNED_HOME to another directory",
+        )
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring the database to :data:`SCHEMA_VERSION`, one transaction per step, so that a step is done or is not."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    for number, statements in enumerate(MIGRATIONS[version:], start=version + 1):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement in statements:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+            connection.execute("COMMIT")
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise

@@ -1,0 +1,149 @@
+"""The one thread that writes: whatever waits is committed as one group, and told only after the commit.
+
+A commit waits for the disk, and one wait serves a whole group. Within its group each write has a savepoint, so that
+one that fails fails alone; if the group itself fails (SQLite undoes all of it when the disk fills up), each write is
+tried again by itself. A write is therefore a function of the connection alone and may be called twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import anyio
+
+from ktuned.errors import StoreError
+
+T = TypeVar("T")
+
+MAX_PENDING_WRITES = 1024
+"""Writes that may wait for the disk; beyond it, :meth:`Writer.write` waits, and so does whoever produces more."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStatistics:
+    """``waiting`` writes now; ``writes`` settled and ``groups`` committed since the start."""
+
+    waiting: int
+    writes: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    operation: Callable[[sqlite3.Connection], Any]
+    future: Future[Any]
+
+
+class Writer:
+    """Owns the writing connection from :meth:`start` to :meth:`stop`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._slots = anyio.Semaphore(MAX_PENDING_WRITES, fast_acquire=True)
+        self._lock = threading.Lock()
+        self._is_open = True
+        self._writes = 0
+        self._groups = 0
+        # A process that ends without closing loses nothing that was told, and must not wait for this thread.
+        self._thread = threading.Thread(target=self._run, name="ktuned-store", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    async def write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``operation`` on the connection, within a transaction; return its result once that is on the disk.
+
+        Cancelled while it waits, the write is dropped; cancelled later, it is committed all the same.
+
+        Raises:
+            StoreError: the store is closed.
+            sqlite3.Error: the write failed; nothing of it was stored.
+        """
+        async with self._slots:
+            return await asyncio.wrap_future(self.submit(operation))
+
+    def submit(self, operation: Callable[[sqlite3.Connection], T]) -> Future[T]:
+        """Queue a write without waiting; its future is settled after the commit.
+
+        Raises:
+            StoreError: the store is closed.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            if not self._is_open:
+                raise StoreError("the store is closed")
+            self._queue.put(_Write(operation, future))
+        return future
+
+    def stop(self) -> None:
+        """Commit what waits and end the thread; harmless when repeated."""
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self._queue.put(None)
+        self._thread.join()
+
+    def statistics(self) -> WriterStatistics:
+        """Return how much waits and how well writes share their commits."""
+        return WriterStatistics(self._queue.qsize(), self._writes, self._groups)
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            entries = [self._queue.get()]
+            while not self._queue.empty():
+                entries.append(self._queue.get())
+            is_last = None in entries
+            group = [entry for entry in entries if entry and entry.future.set_running_or_notify_cancel()]
+            if group:
+                self._commit(group)
+
+    def _commit(self, group: list[_Write]) -> None:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            for write in group:
+                write.future.set_exception(error)
+            return
+        try:
+            results = [self._attempt(write) for write in group]
+            self._connection.execute("COMMIT")
+        except Exception as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            if len(group) == 1:
+                group[0].future.set_exception(error)
+                return
+            for write in group:
+                self._commit([write])
+            return
+        self._groups += 1
+        self._writes += len(group)
+        for write, (result, failure) in zip(group, results, strict=True):
+            if failure is None:
+                write.future.set_result(result)
+            else:
+                write.future.set_exception(failure)
+
+    def _attempt(self, write: _Write) -> tuple[Any, Exception | None]:
+        """Run one write in its savepoint; raise only when SQLite has undone the whole transaction."""
+        self._connection.execute("SAVEPOINT one")
+        try:
+            result = write.operation(self._connection)
+        except Exception as failure:
+            if not self._connection.in_transaction:
+                raise
+            self._connection.execute("ROLLBACK TO one")
+            self._connection.execute("RELEASE one")
+            return None, failure
+        self._connection.execute("RELEASE one")
+        return result, None

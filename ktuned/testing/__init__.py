@@ -1,0 +1,1 @@
+"""The public test kit: what third parties check their plugins with."""

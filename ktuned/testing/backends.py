@@ -1,0 +1,237 @@
+"""The conformance suite for backends: what :class:`ktuned.backends.Backend` promises, checked on a real example.
+
+A plugin's tests call :func:`check_backend`; where that fails, the smaller functions that it is made of tell the
+promises apart. Each raises :class:`AssertionError` with one line that says which promise is broken; none needs
+pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import getsourcefile
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from ktuned import manifest
+from ktuned.backends import API_VERSION, Absent, Backend, Build, Compiled, Unit
+from ktuned.model import Device, Outcome
+
+LOAD_DEADLINE_S = 120.0
+"""How long a new process may take to import the backend, load, launch and verify: torch alone takes seconds."""
+
+
+@dataclass(frozen=True)
+class BackendExample:
+    """A kernel that a backend can build and one that it cannot, with what the good one must compute.
+
+    Attributes:
+        good: compiles; its ``args`` name at least one tensor.
+        bad: is refused by the compiler, with words in which ``complaint`` occurs.
+        complaint: part of the compiler's own message about ``bad``.
+        sources: the sources of both, absolute.
+        kernel_file: the file that declares the kernel, for a backend whose ``Build`` names a Python function.
+        kernel: the kernel's short name.
+        inputs: makes the tensors for a device, given its name (``cpu:0``); a function at a module's top level,
+            because a new process loads it from its file.
+        verify: raises AssertionError unless the tensors, after one launch, hold what they must; likewise.
+        target: what to compile for where the backend has no device.
+        is_deterministic: whether compiling twice leaves the same bytes.
+    """
+
+    good: Build
+    bad: Build
+    complaint: str
+    sources: tuple[Path, ...]
+    kernel_file: Path
+    kernel: str
+    inputs: Callable[[str], Mapping[str, Any]]
+    verify: Callable[[Mapping[str, Any]], None]
+    target: str = ""
+    is_deterministic: bool = True
+
+    def unit(self, key: str, build: Build, target: str) -> Unit:
+        """Return one of the builds as a unit."""
+        return Unit(key, build, self.sources, self.kernel_file, self.kernel, target)
+
+
+def check_backend(backend: Backend, example: BackendExample, scratch: Path) -> None:
+    """Check everything that a backend promises, with files below ``scratch`` (an empty directory).
+
+    Where the backend has no device it is checked up to, but not including, loading.
+
+    Raises:
+        AssertionError: a promise is broken; the message says which.
+    """
+    check_identity(backend, example)
+    check_fingerprint(backend)
+    devices = check_devices(backend)
+    check_build(example)
+    target = devices[0].target if devices else example.target
+    artifact = check_compile(backend, example, target, scratch / "first")
+    if example.is_deterministic:
+        check_deterministic(backend, example, target, artifact, scratch / "second")
+    check_damage(backend, artifact, scratch / "damaged")
+    # Artifacts are sealed by renaming them; one that remembers where it was compiled would fail here.
+    sealed = artifact.rename(scratch / "sealed")
+    for device in devices:
+        if device.target == target:
+            check_load(backend, example, device, sealed)
+
+
+def check_identity(backend: Backend, example: BackendExample) -> None:
+    """Check that the class states its name, its API version, its Build and the files it requires."""
+    _require(backend.name.isidentifier(), f"name must be an identifier, not {backend.name!r}")
+    _require(
+        1 <= backend.api_version <= API_VERSION, f"api_version {backend.api_version} is not within 1 to {API_VERSION}"
+    )
+    _require(
+        backend.build.backend == backend.name,
+        f"build.backend is {backend.build.backend!r}, the backend is {backend.name!r}",
+    )
+    _require(isinstance(example.good, backend.build), f"the example's good Build is no {backend.build.__qualname__}")
+    _require(len(backend.required_files) > 0, "required_files is empty: an empty artifact would count as whole")
+
+
+def check_fingerprint(backend: Backend) -> None:
+    """Check that the fingerprint is a flat map of strings, and the same for every instance and call."""
+    first: Mapping[Any, Any] = backend.fingerprint()
+    _require(
+        all(isinstance(key, str) and isinstance(value, str) for key, value in first.items()),
+        f"fingerprint() must map strings to strings: {first}",
+    )
+    _require(dict(first) == dict(backend.fingerprint()), "fingerprint() changes from call to call")
+    _require(dict(first) == dict(type(backend)().fingerprint()), "fingerprint() differs between two instances")
+
+
+def check_devices(backend: Backend) -> tuple[Device, ...]:
+    """Check that devices are told, or their absence with its reason, and return them."""
+    found = backend.devices()
+    if isinstance(found, Absent):
+        _require(bool(found.message), f"the absence {found.reason} comes without a message")
+        return ()
+    devices = tuple(found)
+    _require(len(devices) > 0, "devices() is empty: return Absent with the reason")
+    _require(len({device.name for device in devices}) == len(devices), "two devices have the same name")
+    for device in devices:
+        _require(device.name.rpartition(":")[2].isdigit(), f"a device's name is kind:index, not {device.name!r}")
+        _require(bool(device.model and device.target), f"{device.name} has no model or no target")
+        travelled = Device.from_wire(msgpack.unpackb(msgpack.packb(device.to_wire())))
+        _require(travelled == device, f"{device.name} does not survive MessagePack: {travelled}")
+    return devices
+
+
+def check_build(example: BackendExample) -> None:
+    """Check that both builds are the same after they have crossed to another process as MessagePack."""
+    for build in (example.good, example.bad):
+        travelled = type(build).from_plain(msgpack.unpackb(msgpack.packb(build.to_plain())))
+        _require(travelled == build, f"the Build does not survive MessagePack: {build} became {travelled}")
+
+
+def check_compile(backend: Backend, example: BackendExample, target: str, into: Path) -> Path:
+    """Check a group of a bad unit between two good ones and return the first good one's artifact, with manifest.
+
+    Each unit yields one result; the bad one's is the compiler's own message, and costs the others nothing.
+    """
+    units = [
+        example.unit("good", example.good, target),
+        example.unit("bad", example.bad, target),
+        example.unit("after", example.good, target),
+    ]
+    results = _compile(backend, units, into)
+    bad = results["bad"]
+    _require(bad.outcome is Outcome.COMPILE_ERROR, f"the bad unit ended as {bad.outcome}, not as compile_error")
+    _require(example.complaint in bad.message, f"the compiler's {example.complaint!r} is not in: {bad.message!r}")
+    for key in ("good", "after"):
+        result = results[key]
+        _require(result.outcome is None, f"the good unit {key!r} ended as {result.outcome}: {result.message}")
+        _require(result.seconds > 0, f"the good unit {key!r} says that it took {result.seconds} s")
+        for name in backend.required_files:
+            _require((into / key / name).is_file(), f"the required file {name} is missing after compiling")
+        manifest.write(into / key, key=key, backend=backend.name, facts=result.facts)
+        found = manifest.verify(into / key, required=backend.required_files)
+        _require(found.facts == dict(result.facts), f"the facts do not survive the manifest: {result.facts}")
+    return into / "good"
+
+
+def check_deterministic(backend: Backend, example: BackendExample, target: str, artifact: Path, into: Path) -> None:
+    """Check that compiling the good unit again, under another key and elsewhere, leaves the same bytes."""
+    _compile(backend, [example.unit("again", example.good, target)], into)
+    again = manifest.write(into / "again", key="again", backend=backend.name, facts={})
+    files = manifest.read(artifact).files
+    differing = sorted(name for name in files.keys() | again.files.keys() if files.get(name) != again.files.get(name))
+    _require(not differing, f"compiling twice leaves different bytes in {', '.join(differing)}")
+
+
+def check_damage(backend: Backend, artifact: Path, scratch: Path) -> None:
+    """Check that the manifest tells a missing and a damaged required file."""
+    for name in backend.required_files:
+        for damage in (Path.unlink, _flip_last_byte):
+            shutil.copytree(artifact, scratch)
+            damage(scratch / name)
+            try:
+                manifest.verify(scratch, required=backend.required_files)
+            except manifest.DamagedArtifact:
+                shutil.rmtree(scratch)
+            else:
+                raise AssertionError(f"the manifest does not notice that {name} is damaged or missing")
+
+
+def check_load(backend: Backend, example: BackendExample, device: Device, artifact: Path) -> None:
+    """Check, in a new process, that the good unit loads, computes the right thing and refuses a missing tensor."""
+    request = {
+        "backend": [type(backend).__module__, type(backend).__qualname__],
+        "build": example.good.to_plain(),
+        "sources": [str(path) for path in example.sources],
+        "kernel_file": str(example.kernel_file),
+        "kernel": example.kernel,
+        "device": device.to_wire(),
+        "artifact": str(artifact),
+        "inputs": _place(example.inputs),
+        "verify": _place(example.verify),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "ktuned.testing.loading"],
+        input=msgpack.packb(request),
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        timeout=LOAD_DEADLINE_S,
+    )
+    said = done.stderr.decode(errors="replace").strip()
+    _require(done.returncode == 0, f"in a new process on {device.name} (exit {done.returncode}): {said}")
+
+
+def _compile(backend: Backend, units: list[Unit], into: Path) -> dict[str, Compiled]:
+    """Compile a group as a worker does and return the results by key."""
+    for unit in units:
+        (into / unit.key).mkdir(parents=True)
+    results = list(backend.compile(units, into))
+    keys = sorted(result.key for result in results)
+    _require(keys == sorted(unit.key for unit in units), f"each unit must yield one result; these came: {keys}")
+    return {result.key: result for result in results}
+
+
+def _place(function: Callable[..., Any]) -> list[str]:
+    """Return the file and the name that a new process finds a function by."""
+    file = getsourcefile(function)
+    name = function.__qualname__
+    _require(file is not None and name.isidentifier(), f"{name} must be a function at the top level of a file")
+    return [str(file), name]
+
+
+def _flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes() or b"\0")
+    data[-1] ^= 0xFF
+    path.write_bytes(data)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)

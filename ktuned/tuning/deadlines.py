@@ -1,0 +1,58 @@
+"""How long each phase may take, and how a known best shortens that. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from ktuned.model import Preset
+
+DEFAULT_DEADLINES: Mapping[str, float] = MappingProxyType(
+    {
+        # An interpreter starts in 0.1 s; on a machine that swaps, or on a cold network file system, in many.
+        "spawn": 30.0,
+        # A kernel file may import torch: 2 to 10 s when the disk is cold.
+        "inspect": 60.0,
+        # nvcc on a heavy template takes half a minute; ptxas has been seen never to end.
+        "compile": 180.0,
+        # Loading is a dlopen or a module load, but the first one on a GPU makes a context.
+        "load": 60.0,
+        # The reference is somebody's unoptimised program, run once.
+        "reference": 120.0,
+        # One run of a kernel takes milliseconds; ten seconds is for the kernel that first builds tables.
+        "first_launch": 10.0,
+        # Comparing two tensors, or the kernel file's own check.
+        "check": 60.0,
+        # Many runs, capped by the preset; this is for the single run that does not come back.
+        "timing": 30.0,
+    }
+)
+"""Seconds a phase may take before its worker is killed."""
+
+HOPELESS_RATIO = 50.0
+"""A config that takes this many times the best is given up before the fixed deadline."""
+
+FLOOR_S = 2.0
+"""No adaptive deadline is shorter: thread pools start, pages fault in, the machine is busy."""
+
+
+def merged(*layers: Mapping[str, float]) -> dict[str, float]:
+    """Return the defaults overridden by each layer in turn (``config.toml``, then the kernel file)."""
+    result = dict(DEFAULT_DEADLINES)
+    for layer in layers:
+        result.update(layer)
+    return result
+
+
+def for_trial(deadlines: Mapping[str, float], preset: Preset, best_us: float | None) -> dict[str, float]:
+    """Return a trial's deadlines, shortened once something has been measured (``best_us``, in µs).
+
+    The first launch gets :data:`HOPELESS_RATIO` times the best, timing as much on top of the preset's time.
+    """
+    result = dict(deadlines)
+    if best_us is None:
+        return result
+    hopeless_s = max(FLOOR_S, HOPELESS_RATIO * best_us / 1e6)
+    result["first_launch"] = min(result["first_launch"], hopeless_s)
+    result["timing"] = min(result["timing"], preset.timing_s + hopeless_s)
+    return result

@@ -1,0 +1,193 @@
+"""The finalists' decision: the best few are measured again, in turns, while nothing compiles."""
+
+from __future__ import annotations
+
+import statistics
+from time import monotonic
+from typing import Any
+
+from ktuned.errors import WorkerError
+from ktuned.fleet.lanes import Lane
+from ktuned.fleet.pool import Fleet
+from ktuned.fleet.process import DeadlineExpired, WorkerDied
+from ktuned.lifecycle import Event, Life
+from ktuned.model import Outcome, Trial, TrialResult
+from ktuned.store import Store
+from ktuned.tuning.deadlines import for_trial
+from ktuned.tuning.measuring import Measuring
+from ktuned.tuning.telling import Publish, publish_winner
+from ktuned.tuning.trying import Attempt, Progress, Work
+
+
+class Deciding:
+    """Measures a job's finalists again and makes the best of them the winner."""
+
+    def __init__(
+        self,
+        work: Work,
+        progress: Progress,
+        fleet: Fleet,
+        lane: Lane,
+        store: Store,
+        measuring: Measuring,
+        publish: Publish,
+    ) -> None:
+        self._work = work
+        self._progress = progress
+        self._fleet = fleet
+        self._lane = lane
+        self._store = store
+        self._measuring = measuring
+        self._publish = publish
+
+    async def run(self) -> None:
+        """Decide, unless there is nothing to decide or these very finalists have decided before."""
+        finalists = self._finalists()
+        rounds = self._work.preset.finalist_rounds
+        if not finalists:
+            return
+        if all(trial.detail.get("rounds", 0) >= rounds for trial in finalists):
+            self._progress.reference_us = finalists[0].detail.get("reference_us")
+            return
+        began = monotonic()
+        async with self._fleet.gate.quiet():
+            contest = _Contest(self._work, self._lane, self._measuring, finalists)
+            for turn in range(rounds):
+                self._announce(turn, rounds, finalists)
+                await contest.run_round(turn)
+        self._progress.spend("finalists_s", monotonic() - began)
+        await self._settle(contest)
+
+    def _finalists(self) -> list[Trial]:
+        best = self._store.best_trials(self._work.context, self._work.preset.finalists)
+        default = self._work.kernel.default
+        if default is not None and all(trial.config != default for trial in best):
+            known = self._store.known_trial(self._work.context, default)
+            # The default runs along, so that the speed-up over it is told from the same quiet window.
+            if known is not None and known.outcome is Outcome.MEASURED:
+                best.append(known)
+        return best
+
+    def _announce(self, turn: int, rounds: int, finalists: list[Trial]) -> None:
+        self._publish(
+            "refining",
+            kernel=self._work.job.kernel,
+            job=self._work.job.id,
+            round=turn + 1,
+            rounds=rounds,
+            finalists=len(finalists),
+        )
+
+    async def _settle(self, contest: _Contest) -> None:
+        self._progress.reference_us = contest.reference_us
+        for trial in contest.finalists:
+            result = contest.result(trial)
+            await self._store.finish_trial(trial.id, result)
+            if result.outcome is not Outcome.MEASURED:
+                self._progress.outcomes[Outcome.MEASURED] -= 1
+                self._progress.outcomes[result.outcome] += 1
+        still = [trial for trial in contest.finalists if contest.result(trial).outcome is Outcome.MEASURED]
+        if not still:
+            return
+        best = min(still, key=lambda trial: contest.result(trial).latency_us or 0.0)
+        winner = await self._store.decide_winner(best.id)
+        self._progress.best_us = winner.latency_us
+        for trial in still:
+            if trial.config == self._work.kernel.default:
+                self._progress.default_us = contest.result(trial).latency_us
+        publish_winner(self._publish, self._work, winner)
+
+
+class _Contest:
+    """The rounds: each finalist once a round, in an order that turns, so that a drift hits all alike."""
+
+    def __init__(self, work: Work, lane: Lane, measuring: Measuring, finalists: list[Trial]) -> None:
+        self.finalists = finalists
+        self._work = work
+        self._lane = lane
+        self._measuring = measuring
+        self._deadlines = for_trial(work.deadlines, work.preset, finalists[0].latency_us)
+        self._medians: dict[int, list[float]] = {trial.id: [] for trial in finalists}
+        self._spreads: dict[int, list[float]] = {trial.id: [] for trial in finalists}
+        self._failed: dict[int, TrialResult] = {}
+        self._reference: list[float] = []
+
+    @property
+    def reference_us(self) -> float | None:
+        """What the reference took, measured among the finalists; ``None`` without one."""
+        return statistics.median(self._reference) if self._reference else None
+
+    async def run_round(self, turn: int) -> None:
+        """Measure every finalist, and the reference, once."""
+        first = turn % len(self.finalists)
+        for trial in self.finalists[first:] + self.finalists[:first]:
+            if trial.id not in self._failed:
+                await self._time(trial)
+        async with self._lane.seat(self._work.job.id):
+            try:
+                await self._lane.open(self._measuring.bench(self._lane), self._work.deadlines)
+                request = self._measuring.request("time_reference", self._lane, _attempt(self.finalists[0]))
+                answer, _ = await self._lane.ask(request, self._work.deadlines)
+            except WorkerError:
+                # A reference that ran before and fails now decides nothing about the finalists.
+                return
+        if answer["latency_us"] is not None:
+            self._reference.append(answer["latency_us"])
+
+    async def _time(self, trial: Trial) -> None:
+        attempt = _attempt(trial)
+        attempt.life = Life(Outcome.MEASURED)
+        attempt.life.tell(Event.CHOSEN)
+        async with self._lane.seat(self._work.job.id):
+            await self._lane.open(self._measuring.bench(self._lane), self._work.deadlines)
+            try:
+                answer, output = await self._lane.ask(
+                    self._measuring.request("time", self._lane, attempt), self._deadlines
+                )
+            except WorkerDied as error:
+                self._failed[trial.id] = attempt.result(
+                    Event.DIED, error.message, phase=error.phase, signal=error.signal, output=error.output
+                )
+                return
+            except DeadlineExpired as error:
+                self._failed[trial.id] = attempt.result(
+                    Event.EXPIRED, error.message, phase=error.phase, after_s=error.deadline_s, output=error.output
+                )
+                return
+        if answer["outcome"] == Outcome.LAUNCH_ERROR:
+            self._lane.drop()
+            self._failed[trial.id] = attempt.result(Event.RAISED, answer["message"], output=output)
+        elif answer["latency_us"] is not None:
+            self._medians[trial.id].append(answer["latency_us"])
+            self._spreads[trial.id].append(answer["spread_us"])
+
+    def result(self, trial: Trial) -> TrialResult:
+        """Return what the rounds say of a finalist: the median of its medians; its old figure if all were disturbed."""
+        if trial.id in self._failed:
+            return self._failed[trial.id]
+        medians = self._medians[trial.id]
+        detail: dict[str, Any] = {**trial.detail, "rounds": self._work.preset.finalist_rounds}
+        detail |= {"round_medians_us": medians, "first_latency_us": trial.latency_us}
+        if self.reference_us is not None:
+            detail["reference_us"] = self.reference_us
+        return TrialResult(
+            Outcome.MEASURED,
+            statistics.median(medians) if medians else trial.latency_us,
+            statistics.median(self._spreads[trial.id]) if medians else trial.spread_us,
+            trial.compile_s,
+            trial.lane_s,
+            artifact=trial.artifact,
+            detail=detail,
+        )
+
+
+def _attempt(trial: Trial) -> Attempt:
+    return Attempt(
+        trial.id,
+        trial.config,
+        trial.detail.get("build", {}),
+        trial.artifact or "",
+        Life(),
+        trial.compile_s,
+        trial.lane_s,
+    )

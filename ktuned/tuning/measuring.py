@@ -1,0 +1,135 @@
+"""From a sealed artifact to a figure, or to the outcome that says why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+from ktuned.fleet.lanes import Bench, Lane
+from ktuned.fleet.process import DeadlineExpired, Output, RequestFailed, WorkerDied
+from ktuned.lifecycle import Event
+from ktuned.model import Outcome, TrialResult, canonical
+from ktuned.store import Artifacts
+from ktuned.tuning.compiling import Compiling
+from ktuned.tuning.deadlines import for_trial
+from ktuned.tuning.trying import Attempt, Work
+
+CONTENDED_TRIES = 3
+"""How often a trial is measured again when others used the device meanwhile."""
+
+_EVENTS: Mapping[Outcome, Event] = {
+    Outcome.MEASURED: Event.TIMED,
+    Outcome.SLOWER: Event.STOPPED_EARLY,
+    Outcome.MISMATCH: Event.WRONG,
+    Outcome.LAUNCH_ERROR: Event.RAISED,
+    Outcome.UNSUPPORTED: Event.CANNOT_RUN,
+}
+_PUBLIC = ("outcome", "message")
+
+
+class Measuring:
+    """Measures one job's configs on a lane, one at a time."""
+
+    def __init__(self, work: Work, compiling: Compiling, artifacts: Artifacts) -> None:
+        self._work = work
+        self._compiling = compiling
+        self._artifacts = artifacts
+
+    async def measure(self, lane: Lane, attempt: Attempt, best_us: float | None) -> TrialResult:
+        """Measure a compiled attempt; ``best_us`` is what early stop and the deadlines are told by.
+
+        Raises:
+            CannotOpen: the problem's data cannot be made, so nothing of this job can be measured.
+            RequestFailed: with code ``source_changed``.
+        """
+        while True:
+            result = await self._measure_once(lane, attempt, best_us)
+            if result is not None:
+                return result
+            # Either others used the device, and somebody else may have the seat first; or the artifact was damaged.
+            if attempt.life.outcome is None and self._artifacts.find(attempt.key) is None:
+                failed = await self._compiling.compile(attempt)
+                if failed is not None:
+                    return failed
+
+    async def _measure_once(self, lane: Lane, attempt: Attempt, best_us: float | None) -> TrialResult | None:
+        work = self._work
+        deadlines = for_trial(work.deadlines, work.preset, best_us)
+        stop_above_us = None if best_us is None else best_us * work.job.plan.early_stop
+        async with lane.seat(work.job.id):
+            began = monotonic()
+            attempt.life.tell(Event.LANE_TAKEN)
+            try:
+                await lane.open(self.bench(lane), work.deadlines)
+                answer, output = await lane.ask(
+                    self.request("trial", lane, attempt, stop_above_us=stop_above_us), deadlines
+                )
+            except (WorkerDied, DeadlineExpired, RequestFailed) as error:
+                attempt.lane_s += monotonic() - began
+                return _failure(attempt, error)
+            attempt.lane_s += monotonic() - began
+            return self._judge(lane, attempt, answer, output)
+
+    def _judge(self, lane: Lane, attempt: Attempt, answer: dict[str, Any], output: Output) -> TrialResult | None:
+        if answer["outcome"] is None:
+            attempt.life.tell(Event.ARTIFACT_DAMAGED)
+            self._artifacts.discard(attempt.key)
+            return None
+        outcome = Outcome(answer["outcome"])
+        detail = {key: value for key, value in answer.items() if key not in _PUBLIC}
+        if outcome is Outcome.CONTENDED:
+            attempt.disturbed += 1
+            if attempt.disturbed < CONTENDED_TRIES:
+                attempt.life.tell(Event.DISTURBED)
+                return None
+            return attempt.result(Event.DISTURBED_AGAIN, answer["message"], output=output, **detail)
+        if outcome is Outcome.LAUNCH_ERROR:
+            # What raised may have left the process, or the device's context, in any state.
+            lane.drop()
+        return attempt.result(_EVENTS[outcome], answer["message"], output=output, **detail)
+
+    def bench(self, lane: Lane) -> Bench:
+        """Return what a worker must have opened before it can measure this job's trials on ``lane``."""
+        work = self._work
+        data = {
+            "digest": work.kernel.digest,
+            "problem": dict(work.problem),
+            "measuring": work.context.measuring_version,
+        }
+        expected = hashlib.sha256(canonical(data).encode()).hexdigest()
+        request = {
+            "op": "open",
+            **work.kernel_request(),
+            "device": lane.device.to_wire(),
+            "expected": str(work.scratch / "expected" / f"{expected}.safetensors"),
+        }
+        identity = canonical({**data, "kernel": work.kernel.name, "stamps": dict(work.kernel.stamps)})
+        return Bench(work.environment, work.kernel.backend, identity, request)
+
+    def request(self, op: str, lane: Lane, attempt: Attempt, **more: Any) -> dict[str, Any]:
+        """Return a request for a trial, or for timing a finalist again."""
+        work = self._work
+        return {
+            "op": op,
+            **work.kernel_request(),
+            "unit": attempt.unit(),
+            "artifact": str(self._artifacts.place(attempt.key)),
+            "preset": dataclasses.asdict(work.preset),
+            "judge_contention": work.judge_contention and lane.device.kind == "cpu",
+            **more,
+        }
+
+
+def _failure(attempt: Attempt, error: WorkerDied | DeadlineExpired | RequestFailed) -> TrialResult:
+    if isinstance(error, WorkerDied):
+        return attempt.result(Event.DIED, error.message, phase=error.phase, signal=error.signal, output=error.output)
+    if isinstance(error, DeadlineExpired):
+        return attempt.result(
+            Event.EXPIRED, error.message, phase=error.phase, after_s=error.deadline_s, output=error.output
+        )
+    if error.code == "source_changed":
+        raise error
+    return attempt.result(Event.RAISED, error.message, phase=error.phase, output=error.output)

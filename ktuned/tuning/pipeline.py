@@ -1,0 +1,209 @@
+"""The way of a config: strategy → compile channel → compile workers → bench channel → lanes → store → strategy.
+
+Both channels are bounded, so back-pressure reaches the strategy and memory does not grow with the space. The first
+compiled config is measured while the rest still compile. A result is committed before anybody is told of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+import anyio
+import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from ktuned.errors import WorkerError
+from ktuned.fleet.lanes import Lane
+from ktuned.fleet.pool import Fleet
+from ktuned.fleet.process import WorkerProcess
+from ktuned.lifecycle import Event
+from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, TrialResult
+from ktuned.store import Artifacts, Store
+from ktuned.tuning.compiling import Compiling
+from ktuned.tuning.deciding import Deciding
+from ktuned.tuning.measuring import Measuring
+from ktuned.tuning.telling import Publish, publish_trial, publish_winner
+from ktuned.tuning.trying import Attempt, Progress, Work
+
+_log = structlog.get_logger()
+
+ASK_AT_ONCE = 4
+"""Configs asked for in one request: few, so that a strategy that learns proposes with fresh knowledge."""
+
+_STOP_S = 5.0
+
+
+class Pipeline:
+    """One job on its way; :meth:`run` returns when every config has its outcome and the winner is decided."""
+
+    def __init__(
+        self, work: Work, *, fleet: Fleet, lanes: Sequence[Lane], store: Store, artifacts: Artifacts, publish: Publish
+    ) -> None:
+        self.work = work
+        self.progress = Progress()
+        self._fleet = fleet
+        self._lanes = lanes
+        self._store = store
+        self._publish = publish
+        self._compiling = Compiling(work, fleet, artifacts)
+        self._measuring = Measuring(work, self._compiling, artifacts)
+        self._under_way: dict[int, Attempt] = {}
+        self._told: list[dict[str, Any]] = []
+        self._news = anyio.Event()
+        self._channels: dict[str, MemoryObjectSendStream[Attempt]] = {}
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Return how full each channel is."""
+        found = {}
+        for name, stream in self._channels.items():
+            now = stream.statistics()
+            found[name] = {"used": now.current_buffer_used, "size": int(now.max_buffer_size)}
+        return found
+
+    async def run(self) -> None:
+        """Try configs until the space or the budget is exhausted, then let the finalists decide.
+
+        Raises:
+            WorkerError: no config can be tried at all; with code ``source_changed`` when a file changed meanwhile.
+            StoreError: nothing can be recorded.
+            ExceptionGroup: of these.
+        """
+        began = monotonic()
+        try:
+            await self._try_all()
+            await Deciding(
+                self.work, self.progress, self._fleet, self._lanes[0], self._store, self._measuring, self._publish
+            ).run()
+        finally:
+            self.progress.spend("wall_s", monotonic() - began)
+            await self._abandon_rest()
+
+    async def _try_all(self) -> None:
+        slots = int(self._fleet.compile_slots.total_tokens)
+        to_compile, compile_from = anyio.create_memory_object_stream[Attempt](slots)
+        to_bench, bench_from = anyio.create_memory_object_stream[Attempt](2 * len(self._lanes))
+        self._channels = {"compile": to_compile, "bench": to_bench}
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._ask, to_compile)
+            for _ in range(slots):
+                tasks.start_soon(self._compile, compile_from.clone(), to_bench.clone())
+            for lane in self._lanes:
+                tasks.start_soon(self._bench, lane, bench_from.clone())
+            for stream in (compile_from, to_bench, bench_from):
+                stream.close()
+
+    async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
+        plan = self.work.job.plan
+        deadlines = self.work.deadlines
+        best = [trial.config for trial in self._store.best_trials(self.work.context, self.work.preset.finalists)]
+        first = [config for config in (self.work.kernel.default, *best) if config is not None]
+        began = monotonic()
+        async with channel, self._fleet.lend("inspect", self.work.environment) as explorer:
+            request = {"op": "explore", **self.work.kernel_request(), "plan": plan.to_wire(), "first": first}
+            opened, _ = await explorer.call(request, deadlines, first_phase="inspect")
+            size = opened["size"]
+            self.progress.total = plan.trials if size is None else min(size, plan.trials)
+            asked = 0
+            fruitful = monotonic()
+            while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
+                answer = await self._ask_some(explorer, min(ASK_AT_ONCE, plan.trials - asked))
+                asked += len(answer["proposals"])
+                await self._admit(answer["proposals"], channel)
+                if answer["finished"]:
+                    break
+                if answer["proposals"] or self._under_way:
+                    fruitful = monotonic()
+                elif monotonic() - fruitful > deadlines["inspect"]:
+                    raise WorkerError(
+                        f"{self.work.kernel.file}:{self.work.kernel.line}: no config of kernel "
+                        f"{self.work.kernel.kernel!r} was found in {deadlines['inspect']:.3g} s: `where` refuses all",
+                        hint="loosen `where`, or give a space that yields the valid configs",
+                    )
+                if not answer["proposals"] and self._under_way:
+                    await self._news.wait()
+            self.progress.total = asked
+
+    async def _ask_some(self, explorer: WorkerProcess, n: int) -> dict[str, Any]:
+        told, self._told = self._told, []
+        self._news = anyio.Event()
+        answer, _ = await explorer.call({"op": "ask", "told": told, "n": n}, self.work.deadlines, first_phase="inspect")
+        return answer
+
+    async def _admit(self, proposals: list[dict[str, Any]], channel: MemoryObjectSendStream[Attempt]) -> None:
+        """Start what is new; what the store knows already needs neither compiler nor lane."""
+        fresh = []
+        for proposal in proposals:
+            known = self._store.known_trial(self.work.context, proposal["config"])
+            if known is None or known.outcome is None or known.outcome in RETRIED_BY_NEXT_JOB:
+                fresh.append(proposal)
+            else:
+                self.progress.reused += 1
+                self._tell(known.id, known.config, known.outcome, known.latency_us)
+        if not fresh:
+            return
+        ids = await self._store.begin_trials(
+            self.work.context, self.work.specialized, self.work.job.id, [proposal["config"] for proposal in fresh]
+        )
+        attempts = []
+        for trial, proposal in zip(ids, fresh, strict=True):
+            build = proposal["build"]
+            key = self.work.artifact_key(build) if build is not None else ""
+            attempt = self._under_way[trial] = Attempt(trial, proposal["config"], build or {}, key)
+            if build is None:
+                event = Event.CANNOT_RUN if proposal["outcome"] == Outcome.UNSUPPORTED else Event.REFUSED
+                await self._record(attempt, attempt.result(event, proposal["message"], phase="build"))
+            else:
+                attempts.append(attempt)
+        for attempt in attempts:
+            await channel.send(attempt)
+
+    async def _compile(
+        self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Attempt]
+    ) -> None:
+        async with channel, onward:
+            async for attempt in channel:
+                failed = await self._compiling.compile(attempt)
+                if failed is None:
+                    await onward.send(attempt)
+                else:
+                    await self._record(attempt, failed)
+
+    async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
+        async with channel:
+            async for attempt in channel:
+                is_default = attempt.config == self.work.kernel.default
+                # The default is what speed-ups are told against: it is measured in full, however slow.
+                best_us = None if is_default else self.progress.best_us
+                await self._record(attempt, await self._measuring.measure(lane, attempt, best_us))
+
+    async def _record(self, attempt: Attempt, result: TrialResult) -> None:
+        """Commit one outcome; only then tell anybody."""
+        with anyio.CancelScope(shield=True):
+            winner = await self._store.finish_trial(attempt.trial, result)
+        del self._under_way[attempt.trial]
+        self.progress.spend("compile_s", result.compile_s)
+        self.progress.spend("lane_s", result.lane_s)
+        if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
+            _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
+        if winner is not None:
+            publish_winner(self._publish, self.work, winner)
+        self._tell(attempt.trial, attempt.config, result.outcome, result.latency_us)
+
+    def _tell(self, trial: int, config: Config, outcome: Outcome, latency_us: float | None) -> None:
+        self.progress.count(outcome, latency_us, is_default=config == self.work.kernel.default)
+        self._told.append({"config": dict(config), "outcome": outcome.value, "latency_us": latency_us})
+        self._news.set()
+        publish_trial(self._publish, self.work, self.progress, self._store.trial(trial))
+
+    async def _abandon_rest(self) -> None:
+        """Say of what was under way that it was stopped: it says nothing about those configs."""
+        if not self._under_way:
+            return
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_S):
+            for attempt in list(self._under_way.values()):
+                await self._store.finish_trial(
+                    attempt.trial, attempt.result(Event.CANCELLED, "stopped before it had an outcome")
+                )
+            self._under_way.clear()

@@ -1,0 +1,161 @@
+"""One config on its way through the channels, and what is known of a job so far. No IO."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ktuned.fleet.process import Environment, Output
+from ktuned.lifecycle import Event, Life
+from ktuned.model import (
+    Config,
+    Context,
+    Device,
+    Job,
+    KernelInfo,
+    Outcome,
+    Preset,
+    Problem,
+    Scalar,
+    TrialResult,
+    canonical,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """All that a job needs to know before it begins; nothing of it changes while it runs."""
+
+    job: Job
+    kernel: KernelInfo
+    root: str
+    problem: Problem
+    devices: tuple[Device, ...]
+    context: Context
+    environment: Environment
+    preset: Preset
+    deadlines: Mapping[str, float]
+    judge_contention: bool
+    scratch: Path
+
+    @property
+    def specialized(self) -> dict[str, Scalar]:
+        """The part of the problem that enters the key."""
+        return self.kernel.specialized(self.problem)
+
+    def kernel_request(self) -> dict[str, Any]:
+        """Return what every request about this kernel tells a worker."""
+        return {
+            "root": self.root,
+            "file": self.kernel.file,
+            "kernel": self.kernel.kernel,
+            "backend": self.kernel.backend,
+            "sources": list(self.kernel.sources),
+            "stamps": dict(self.kernel.stamps),
+            "problem": dict(self.problem),
+            "target": self.devices[0].target,
+        }
+
+    def artifact_key(self, build: Mapping[str, Any]) -> str:
+        """Return the artifact's name: SHA-256 over all that decides its bytes."""
+        parts = {
+            "backend": self.kernel.backend,
+            "toolchain": self.context.toolchain,
+            "target": self.devices[0].target,
+            "source": self.kernel.source_digest,
+            "build": build,
+        }
+        return hashlib.sha256(canonical(parts).encode()).hexdigest()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One trial under way."""
+
+    trial: int
+    config: Config
+    build: Mapping[str, Any]
+    key: str
+    life: Life = field(default_factory=Life)
+    compile_s: float = 0.0
+    lane_s: float = 0.0
+    disturbed: int = 0
+
+    def unit(self) -> dict[str, Any]:
+        """Return the unit as workers take it."""
+        return {"key": self.key, "build": dict(self.build)}
+
+    def result(self, event: Event, message: str = "", **values: Any) -> TrialResult:
+        """Make the last move, and return the result that it leads to.
+
+        ``values``: ``latency_us``, ``spread_us``, ``output`` (:class:`Output`); the rest is kept as detail.
+        """
+        self.life.tell(event)
+        outcome = self.life.outcome
+        assert outcome is not None
+        output: Output = values.pop("output", None) or Output()
+        detail = {key: value for key, value in values.items() if key not in ("latency_us", "spread_us")}
+        if self.build:
+            detail["build"] = dict(self.build)
+        if outcome is not Outcome.MEASURED:
+            detail |= {name: text for name, text in (("stdout", output.stdout), ("stderr", output.stderr)) if text}
+        return TrialResult(
+            outcome,
+            values.get("latency_us"),
+            values.get("spread_us"),
+            self.compile_s,
+            self.lane_s,
+            message,
+            self.key or None,
+            {key: value for key, value in detail.items() if value is not None},
+        )
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a job has found so far; ``stamp`` puts it into the job's public value."""
+
+    total: int | None = None
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    best_us: float | None = None
+    default_us: float | None = None
+    reference_us: float | None = None
+    reused: int = 0
+    cost: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def done(self) -> int:
+        """How many configs have their outcome."""
+        return sum(self.outcomes.values())
+
+    def count(self, outcome: Outcome, latency_us: float | None, *, is_default: bool) -> None:
+        """Take one config's outcome into account."""
+        self.outcomes[outcome] += 1
+        if outcome is Outcome.MEASURED and latency_us is not None:
+            self.best_us = latency_us if self.best_us is None else min(self.best_us, latency_us)
+            if is_default:
+                self.default_us = latency_us
+
+    def spend(self, what: str, seconds: float) -> None:
+        """Add to what the job cost: ``compile_s``, ``lane_s``, ``finalists_s``, ``wall_s``."""
+        self.cost[what] = self.cost.get(what, 0.0) + seconds
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the fields that a ``trial_done`` event carries."""
+        return {
+            "done": self.done,
+            "total": self.total,
+            "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
+            "best_us": self.best_us,
+            "default_us": self.default_us,
+            "reference_us": self.reference_us,
+        }
+
+    def stamp(self, job: Job, **changes: Any) -> Job:
+        """Return the job with these figures."""
+        cost = {name: round(value, 3) for name, value in self.cost.items()}
+        return replace(job, **self.to_wire(), cost=cost, **changes)

@@ -1,0 +1,143 @@
+"""Measures trials of one kernel and problem on one device: load, first launch, check, timing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ktuned import manifest
+from ktuned.backends import Backend, Kernel, Launch, Registry
+from ktuned.errors import Unsupported
+from ktuned.model import Device, Outcome, Preset
+from ktuned.worker.compile import unit_of
+from ktuned.worker.contention import CpuTimes, is_contended
+from ktuned.worker.inspect import load_kernel
+from ktuned.worker.problem import ProblemData
+from ktuned.worker.timing import Timing, time_on_host
+
+if TYPE_CHECKING:
+    from ktuned.worker.main import Reply
+
+_KEPT_SAMPLES = 200
+
+
+class Bench:
+    """Answers ``open``, then any number of ``trial``, ``time`` and ``time_reference``."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._bound: tuple[str, Launch] | None = None
+
+    def open(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        """Make the inputs and the expected outputs of a problem on a device."""
+        reply.phase("inspect")
+        kernel = load_kernel(request)
+        reply.phase("load")
+        self._backend: Backend = self._registry.load(kernel.backend)
+        self._device = Device.from_wire(request["device"])
+        self._bound = None
+        reply.phase("reference")
+        self._data = ProblemData(kernel, request["problem"], self._device)
+        self._data.expect(Path(request["expected"]))
+        return {}
+
+    def trial(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        """Measure one config from its artifact, and say which outcome it has.
+
+        ``outcome`` is ``None`` when the artifact itself is damaged; it is then to be made anew.
+        """
+        reply.phase("load")
+        try:
+            launch = self._launch(request)
+        except manifest.DamagedArtifact as error:
+            return {"outcome": None, "message": str(error)}
+        except Unsupported as error:
+            return _ended(Outcome.UNSUPPORTED, str(error), phase="load")
+        except Exception as error:
+            return _raised(error, phase="load")
+        data = self._data
+        data.begin_trial()
+        reply.phase("first_launch")
+        try:
+            data.restore()
+            launch()
+        except Unsupported as error:
+            return _ended(Outcome.UNSUPPORTED, str(error), phase="first_launch")
+        except Exception as error:
+            return _raised(error, phase="first_launch")
+        reply.phase("check")
+        verdict = data.check()
+        if not verdict.ok:
+            return _ended(Outcome.MISMATCH, verdict.message, phase="check", **verdict.to_wire())
+        stop_above = request["stop_above_us"]
+        return {**self._time(launch, request, reply, stop_above), **verdict.to_wire()}
+
+    def time(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        """Time a finalist again; it was checked when it was tried."""
+        reply.phase("load")
+        try:
+            launch = self._launch(request)
+            self._data.begin_trial()
+        except manifest.DamagedArtifact as error:
+            return {"outcome": None, "latency_us": None, "message": str(error)}
+        except Exception as error:
+            return _raised(error, phase="load")
+        return self._time(launch, request, reply, None)
+
+    def time_reference(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        """Time the reference function by the same timer as the kernels; ``latency_us`` is ``None`` without one."""
+        reply.phase("reference")
+        reference = self._data.reference_launch()
+        if reference is None:
+            return {"outcome": None, "latency_us": None}
+        return _timed(time_on_host(reference, Preset(**request["preset"])))
+
+    def _launch(self, request: dict[str, Any]) -> Launch:
+        """Return the bound launch of a request's artifact; the last one is kept for the finalists' rounds."""
+        if self._bound is not None and self._bound[0] == request["unit"]["key"]:
+            return self._bound[1]
+        self._bound = None
+        artifact = Path(request["artifact"])
+        manifest.verify(artifact, required=self._backend.required_files)
+        loaded: Kernel = self._backend.load(artifact, unit_of(self._registry, request, request["unit"]), self._device)
+        launch = loaded.bind(self._data.tensors)
+        self._bound = (request["unit"]["key"], launch)
+        return launch
+
+    def _time(
+        self, launch: Launch, request: dict[str, Any], reply: Reply, stop_above_us: float | None
+    ) -> dict[str, Any]:
+        reply.phase("timing")
+        before = CpuTimes.now()
+        try:
+            timing = time_on_host(
+                launch,
+                Preset(**request["preset"]),
+                restore=self._data.restore if self._data.restores else None,
+                stop_above_us=stop_above_us,
+            )
+        except Exception as error:
+            return _raised(error, phase="timing")
+        if request["judge_contention"] and not timing.stopped_early and is_contended(before, CpuTimes.now()):
+            return _ended(Outcome.CONTENDED, "other programs took the CPUs while this was timed", phase="timing")
+        return _timed(timing)
+
+
+def _timed(timing: Timing) -> dict[str, Any]:
+    samples = timing.samples
+    return {
+        "outcome": Outcome.SLOWER if timing.stopped_early else Outcome.MEASURED,
+        "latency_us": samples.median_us,
+        "spread_us": samples.spread_us,
+        "message": "",
+        "count": len(samples),
+        "samples": [round(value, 3) for value in samples.sorted_us[:: max(1, len(samples) // _KEPT_SAMPLES)]],
+    }
+
+
+def _ended(outcome: Outcome, message: str, **detail: Any) -> dict[str, Any]:
+    return {"outcome": outcome, "latency_us": None, "spread_us": None, "message": message, **detail}
+
+
+def _raised(error: Exception, *, phase: str) -> dict[str, Any]:
+    return _ended(Outcome.LAUNCH_ERROR, f"{type(error).__name__}: {error}", phase=phase)

@@ -1,0 +1,85 @@
+"""Whether a kernel computed the right thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``ok``, or what is wrong: a sentence, the largest absolute error, the share of elements out of tolerance."""
+
+    ok: bool
+    message: str = ""
+    max_error: float = 0.0
+    mismatched_ratio: float = 0.0
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return what a trial keeps of a verdict."""
+        return {"max_error": self.max_error, "mismatched_ratio": self.mismatched_ratio}
+
+
+def compare(
+    outputs: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    *,
+    rtol: float,
+    atol: float,
+    max_mismatched_ratio: float,
+) -> Verdict:
+    """Compare tensors by name: an element mismatches when |out - ref| > atol + rtol · |ref| (as ``torch.isclose``).
+
+    NaN equals NaN. The verdict is of the worst tensor.
+    """
+    worst = Verdict(ok=True)
+    for name, reference in expected.items():
+        verdict = _compare_one(name, outputs[name], reference, rtol, atol, max_mismatched_ratio)
+        if (not verdict.ok, verdict.mismatched_ratio) > (not worst.ok, worst.mismatched_ratio):
+            worst = verdict
+    return worst
+
+
+def _compare_one(name: str, out: Any, reference: Any, rtol: float, atol: float, allowed: float) -> Verdict:
+    import torch
+
+    if tuple(out.shape) != tuple(reference.shape):
+        return Verdict(False, f"{name} has shape {tuple(out.shape)}, the reference {tuple(reference.shape)}", 0.0, 1.0)
+    if not out.numel():
+        return Verdict(ok=True)
+    # Half types are compared in double, where neither the difference nor the tolerance is rounded.
+    wide = torch.float64 if out.is_floating_point() or reference.is_floating_point() else torch.int64
+    if out.is_complex() or reference.is_complex():
+        wide = torch.complex128
+    left, right = out.to(wide), reference.to(device=out.device, dtype=wide)
+    close = torch.isclose(left, right, rtol=rtol, atol=atol, equal_nan=True)
+    wrong = int((~close).sum())
+    ratio = wrong / close.numel()
+    error = (left - right).abs().to(torch.float64)
+    error[close] = 0.0
+    largest = float(error.nan_to_num(nan=float("inf")).max())
+    if ratio <= allowed:
+        return Verdict(True, "", largest, ratio)
+    first = [int(index) for index in (~close).nonzero()[0]]
+    place = tuple(first)
+    message = (
+        f"{name}: {wrong} of {close.numel()} elements ({ratio:.2%}) out of tolerance, "
+        f"the first at {first}: {out[place].item()} where the reference has {reference[place].item()}"
+    )
+    return Verdict(False, message, largest, ratio)
+
+
+def run_check(
+    check: Callable[[Mapping[str, Any], Mapping[str, Any]], object],
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+) -> Verdict:
+    """Run a kernel file's own ``check(inputs, outputs)``: an exception or ``False`` is a mismatch."""
+    try:
+        result = check(inputs, outputs)
+    except Exception as error:
+        return Verdict(False, f"check raised {type(error).__name__}: {error}", 0.0, 1.0)
+    if result is False:
+        return Verdict(False, "check returned False", 0.0, 1.0)
+    return Verdict(ok=True)

@@ -1,0 +1,57 @@
+"""Compiles groups of units with a backend, and says of each what became of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ktuned.backends import Registry, Unit
+from ktuned.worker.inspect import check_stamps
+
+if TYPE_CHECKING:
+    from ktuned.worker.main import Reply
+
+
+def unit_of(registry: Registry, request: dict[str, Any], entry: dict[str, Any]) -> Unit:
+    """Rebuild a unit from a request's plain data."""
+    build = registry.load(request["backend"]).build.from_plain(entry["build"])
+    return Unit(
+        key=entry["key"],
+        build=build,
+        sources=tuple(Path(source) for source in request["sources"]),
+        kernel_file=Path(request["file"]),
+        kernel=request["kernel"],
+        target=request["target"],
+    )
+
+
+def compile_units(registry: Registry, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    """Compile ``units`` into directories below ``into``, and send an item for each as it is ready.
+
+    A unit whose sources changed meanwhile is no result: the request fails with ``source_changed``.
+    """
+    backend = registry.load(request["backend"])
+    into = Path(request["into"])
+    units = [unit_of(registry, request, entry) for entry in request["units"]]
+    for unit in units:
+        shutil.rmtree(into / unit.key, ignore_errors=True)
+        (into / unit.key).mkdir(parents=True)
+    reply.phase("compile")
+    for compiled in backend.compile(units, into):
+        check_stamps(request["stamps"])
+        missing = [name for name in backend.required_files if not (into / compiled.key / name).is_file()]
+        if compiled.outcome is None and missing:
+            raise RuntimeError(f"the backend said that {compiled.key} compiled, but left no {', '.join(missing)}")
+        reply.item(
+            {
+                "key": compiled.key,
+                "outcome": compiled.outcome,
+                "message": compiled.message,
+                "seconds": compiled.seconds,
+                "facts": dict(compiled.facts),
+                "required": list(backend.required_files),
+            }
+        )
+        reply.phase("compile")
+    return {}

@@ -1,0 +1,51 @@
+"""Whether somebody else used the CPUs while a kernel was timed.
+
+ktuned's own compile workers are niced, and the kernel counts niced time apart, so what is neither idle, niced nor
+this process's own is somebody else's.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Self
+
+CONTENDED_SHARE = 0.6
+"""Share of all CPU time that others must take, with none left idle, before a timing is thrown away.
+
+One busy neighbour on two cores takes half and leaves a core to a single-threaded kernel; two take two thirds.
+"""
+
+IDLE_SHARE = 0.05
+MIN_WINDOW_TICKS = 20
+"""Shorter windows are not judged: the kernel counts CPU time in ticks of 10 ms."""
+
+_USER, _NICE, _SYSTEM, _IDLE, _IOWAIT, _IRQ, _SOFTIRQ, _STEAL = range(8)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """CPU seconds since boot, as ticks: the machine's by kind, and this process's own."""
+
+    machine: tuple[int, ...]
+    own: float
+
+    @classmethod
+    def now(cls) -> Self:
+        """Read ``/proc/stat`` (proc(5)) and this process's times."""
+        with open("/proc/stat", encoding="ascii") as stream:
+            fields = stream.readline().split()[1:9]
+        own = os.times()
+        return cls(tuple(int(word) for word in fields), (own.user + own.system) * os.sysconf("SC_CLK_TCK"))
+
+
+def is_contended(before: CpuTimes, after: CpuTimes) -> bool:
+    """Tell whether between two readings others took the CPUs that the kernel needed."""
+    delta = [later - earlier for earlier, later in zip(before.machine, after.machine, strict=True)]
+    total = sum(delta)
+    if total < MIN_WINDOW_TICKS:
+        return False
+    busy = delta[_USER] + delta[_SYSTEM] + delta[_IRQ] + delta[_SOFTIRQ] + delta[_STEAL]
+    others = busy - (after.own - before.own)
+    idle = delta[_IDLE] + delta[_IOWAIT]
+    return idle / total < IDLE_SHARE and others / total > CONTENDED_SHARE

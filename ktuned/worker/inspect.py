@@ -1,0 +1,173 @@
+"""Imports kernel files: says what they declare, and walks their spaces for a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ktuned import strategies
+from ktuned.backends import Registry
+from ktuned.errors import KernelFileError, NotFound, Unsupported, UsageError
+from ktuned.manifest import file_digest
+from ktuned.model import Config, Outcome, Plan, Problem, canonical
+from ktuned.spec.digest import describe
+from ktuned.spec.loading import forget_modules, load_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ktuned.spec.kernel import Kernel
+    from ktuned.worker.main import Reply
+
+
+class SourceChanged(UsageError):
+    """A file is no longer what the daemon inspected; the save that changed it will start anew."""
+
+    code = "source_changed"
+
+
+def check_stamps(stamps: Mapping[str, str]) -> None:
+    """Check that files still hold the bytes that were inspected.
+
+    Raises:
+        SourceChanged: one does not; what was made of it must not be recorded under the old digest.
+    """
+    for name, stamp in stamps.items():
+        path = Path(name)
+        if _stamp(path) != stamp:
+            raise SourceChanged(f"{name} changed after it was inspected")
+
+
+def _stamp(path: Path) -> str:
+    return file_digest(path) if path.is_file() else ""
+
+
+def load_kernel(request: Mapping[str, Any]) -> Kernel:
+    """Import the request's kernel file anew and return the kernel that it names.
+
+    Raises:
+        KernelFileError: the file cannot be imported.
+        NotFound: it declares no such kernel.
+        SourceChanged: it is no longer the file that was inspected.
+    """
+    root, path = Path(request["root"]), Path(request["file"])
+    forget_modules(root)
+    loaded = load_file(path, root)
+    check_stamps(request["stamps"])
+    for kernel in loaded.kernels:
+        if kernel.name == request["kernel"]:
+            return kernel
+    if loaded.errors:
+        raise loaded.errors[0]
+    raise NotFound(f"{path} declares no kernel {request['kernel']!r}")
+
+
+class Inspector:
+    """Answers ``inspect``, and holds the space that one job explores."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._exploration: Exploration | None = None
+
+    def inspect(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        """Import each of ``files`` and send an item for it: its ``kernels`` and its ``errors``."""
+        root = Path(request["root"])
+        for name in request["files"]:
+            reply.phase("inspect")
+            reply.item({"file": name, **self._inspect_file(Path(name), root, request["project"])})
+        return {}
+
+    def _inspect_file(self, path: Path, root: Path, project: str) -> dict[str, Any]:
+        forget_modules(root)
+        loaded = load_file(path, root, self._registry.names)
+        kernels = []
+        errors = list(loaded.errors)
+        for kernel in loaded.kernels:
+            try:
+                _check_spaces(kernel)
+                kernels.append(describe(kernel, project, root).to_wire())
+            except KernelFileError as error:
+                errors.append(error)
+        return {
+            "kernels": kernels,
+            "errors": [{**error.to_wire(), "path": error.path, "line": error.line} for error in errors],
+            "stamps": {str(file): _stamp(file) for file in loaded.files},
+        }
+
+    def explore(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        """Open the space of one kernel and problem for a job; ``ask`` then walks it."""
+        reply.phase("inspect")
+        kernel = load_kernel(request)
+        self._exploration = Exploration(kernel, request["problem"], Plan(**request["plan"]), request["first"])
+        return {"size": self._exploration.size}
+
+    def ask(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        """Tell the strategy what became of configs, and ask it for up to ``n`` more."""
+        if self._exploration is None:
+            raise UsageError("ask comes after explore")
+        reply.phase("inspect")
+        self._exploration.tell(request["told"])
+        return self._exploration.ask(request["n"])
+
+    def admits(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        """Say which of ``configs`` the kernel's space admits for ``problem``."""
+        reply.phase("inspect")
+        space = load_kernel(request).bound_space(request["problem"])
+        return {"admitted": [config in space for config in request["configs"]]}
+
+
+COUNTED_SPACE = 20_000
+"""A space of at most this many candidates is walked to its end: to count it, and to learn that it is not empty."""
+
+
+def _check_spaces(kernel: Kernel) -> None:
+    """Find an empty or broken space when the file is saved, not when a job starts.
+
+    Raises:
+        KernelFileError: the space is empty for a declared problem, or its code fails.
+    """
+    for problem in kernel.problem_list():
+        space = kernel.bound_space(problem)
+        if space.size is None or space.size <= COUNTED_SPACE:
+            next(iter(space))
+
+
+class Exploration:
+    """One job's walk through a space: the configs it must see first, then what the strategy asks for."""
+
+    def __init__(self, kernel: Kernel, problem: Problem, plan: Plan, first: list[dict[str, Any]]) -> None:
+        self._kernel = kernel
+        self._problem = problem
+        space = kernel.bound_space(problem)
+        self.size = space.size
+        if space.size is not None and space.size <= COUNTED_SPACE:
+            self.size = sum(1 for _ in space)
+        self._first = [config for config in first if config in space]
+        self._given = {canonical(config) for config in self._first}
+        self._strategy = strategies.load(plan.strategy)(space, plan.seed)
+
+    def tell(self, told: list[dict[str, Any]]) -> None:
+        """Pass outcomes on to the strategy."""
+        for entry in told:
+            self._strategy.tell(entry["config"], Outcome(entry["outcome"]), entry["latency_us"])
+
+    def ask(self, n: int) -> dict[str, Any]:
+        """Return up to ``n`` proposals, each with its Build or with why it has none."""
+        configs = self._first[:n]
+        del self._first[:n]
+        if len(configs) < n:
+            fresh = self._strategy.ask(n - len(configs))
+            configs += [config for config in fresh if canonical(config) not in self._given]
+        finished = not self._first and self._strategy.finished
+        return {"proposals": [self._propose(config) for config in configs], "finished": finished}
+
+    def _propose(self, config: Config) -> dict[str, Any]:
+        proposal: dict[str, Any] = {"config": dict(config), "build": None, "outcome": None, "message": ""}
+        try:
+            proposal["build"] = self._kernel.build(self._problem, config).to_plain()
+        except Unsupported as error:
+            proposal |= {"outcome": Outcome.UNSUPPORTED.value, "message": str(error)}
+        except (KernelFileError, TypeError) as error:
+            # The kernel function is part of the build: what it raises is why this config has none.
+            proposal |= {"outcome": Outcome.COMPILE_ERROR.value, "message": str(error)}
+        return proposal

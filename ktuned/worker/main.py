@@ -1,0 +1,120 @@
+"""A worker's loop: reads one request, does it, answers; one request at a time, until the pipe closes.
+
+Answers to a request are frames of one key each: ``phase`` (which deadline runs now), ``item`` (one of several
+results), and last ``done`` or ``failed``. A worker is never asked to stop: the daemon kills it, at any moment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ktuned import frames
+from ktuned.backends import Registry
+from ktuned.errors import KernelFileError, KtunedError
+
+_PR_SET_PDEATHSIG = 1
+_READ_BYTES = 1 << 16
+_TRACE_CHARS = 8_000
+
+Operation = Callable[[dict[str, Any], "Reply"], dict[str, Any]]
+
+
+class Reply:
+    """The way back to the daemon for one request."""
+
+    def __init__(self, write_fd: int) -> None:
+        self._write_fd = write_fd
+
+    def phase(self, name: str) -> None:
+        """Say which phase begins, so that the daemon watches the right deadline."""
+        self.send({"phase": name})
+
+    def item(self, value: dict[str, Any]) -> None:
+        """Send one of several results."""
+        self.send({"item": value})
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one frame; blocks while the daemon does not read."""
+        data = memoryview(frames.encode(message))
+        while data:
+            data = data[os.write(self._write_fd, data) :]
+
+
+def _requests(read_fd: int) -> Iterator[dict[str, Any]]:
+    decoder = frames.Decoder()
+    while data := os.read(read_fd, _READ_BYTES):
+        yield from decoder.feed(data)
+
+
+def _die_with(daemon_pid: int) -> None:
+    """Have the kernel kill this process when the daemon dies, however it dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != daemon_pid:
+        # The daemon died before the kernel was told.
+        os._exit(1)
+
+
+def describe_failure(error: BaseException) -> dict[str, Any]:
+    """Return what the daemon keeps of an exception: code, one line, hint, place, traceback (capped)."""
+    trace = "".join(traceback.format_exception(error))[-_TRACE_CHARS:]
+    if isinstance(error, KtunedError):
+        failure: dict[str, Any] = {**error.to_wire(), "trace": trace}
+        if isinstance(error, KernelFileError):
+            failure |= {"path": error.path, "line": error.line}
+        return failure
+    return {"code": "raised", "message": f"{type(error).__name__}: {error}", "hint": "", "trace": trace}
+
+
+def _operations() -> dict[str, Operation]:
+    # Imported after the process is tied to its daemon; each is light, and imports what it needs when it is asked.
+    from ktuned.worker.bench import Bench
+    from ktuned.worker.compile import compile_units
+    from ktuned.worker.inspect import Inspector
+    from ktuned.worker.probe import prepare, probe
+
+    registry = Registry()
+    inspector = Inspector(registry)
+    bench = Bench(registry)
+    return {
+        "prepare": lambda request, reply: prepare(registry, request),
+        "probe": lambda request, reply: probe(registry),
+        "inspect": inspector.inspect,
+        "explore": inspector.explore,
+        "ask": inspector.ask,
+        "admits": inspector.admits,
+        "compile": lambda request, reply: compile_units(registry, request, reply),
+        "open": bench.open,
+        "trial": bench.trial,
+        "time": bench.time,
+        "time_reference": bench.time_reference,
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Serve requests from ``argv[0]`` (a file descriptor) on ``argv[1]`` until the daemon closes or dies."""
+    read_fd, write_fd, daemon_pid = (int(word) for word in argv)
+    _die_with(daemon_pid)
+    for descriptor in (read_fd, write_fd):
+        os.set_inheritable(descriptor, False)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Importing a kernel file must not write beside it: that would be a change that the daemon watches.
+    sys.dont_write_bytecode = True
+    reply = Reply(write_fd)
+    operations = _operations()
+    reply.send({"done": {"pid": os.getpid()}})
+    for request in _requests(read_fd):
+        try:
+            answer = {"done": operations[request["op"]](request, reply)}
+        except Exception as error:
+            answer = {"failed": describe_failure(error)}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        reply.send(answer)
+    return 0

@@ -1,0 +1,140 @@
+"""The data of one problem: the same inputs for every config, and what they must become."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ktuned.backends import Launch
+from ktuned.model import Device, canonical
+from ktuned.worker.check import Verdict, compare, run_check
+
+if TYPE_CHECKING:
+    from ktuned.spec import kernel as spec_kernel
+
+
+class ProblemData:
+    """The tensors of one problem: the same for every config, restored after each, and what they must become."""
+
+    def __init__(self, kernel: spec_kernel.Kernel, problem: Mapping[str, Any], device: Device) -> None:
+        from ktuned.spec.tensors import TensorSpec, materialise
+
+        self._kernel = kernel
+        seed = canonical({"kernel": kernel.name, **problem})
+        declared = kernel.input_specs(problem)
+        self._pristine: dict[str, Any] = {}
+        self._outputs: list[str] = []
+        for name, entry in declared.items():
+            if isinstance(entry, TensorSpec):
+                self._pristine[name] = materialise(entry, name, seed, device.name)
+                if entry.output:
+                    self._outputs.append(name)
+            else:
+                self._pristine[name] = entry
+        if not self._outputs and kernel.reference is not None:
+            raise kernel.site.error("there is a reference, but inputs(p) makes no tensor with output=True")
+        self._writes_in_place = tuple(kernel.setup) if isinstance(kernel.setup, tuple) else ()
+        self._setup_call: Callable[..., object] | None = None if isinstance(kernel.setup, tuple) else kernel.setup
+        self.tensors = {name: value.clone() for name, value in self._pristine.items()}
+        self._expected: dict[str, Any] = {}
+
+    @property
+    def restores(self) -> bool:
+        """Whether something must be restored before each run."""
+        return bool(self._writes_in_place) or self._setup_call is not None
+
+    def restore(self) -> None:
+        """Do what the kernel's ``setup`` asks for before each run."""
+        for name in self._writes_in_place:
+            self.tensors[name].copy_(self._pristine[name])
+        if self._setup_call is not None:
+            self._setup_call(self.tensors)
+
+    def begin_trial(self) -> None:
+        """Give every tensor its first content again; an output that is only written gets a poison instead.
+
+        The config before may have written where it should not, and left the right answer where this one must write.
+        """
+        from ktuned.spec.tensors import poison
+
+        for name, tensor in self.tensors.items():
+            tensor.copy_(self._pristine[name])
+        for name in self._outputs:
+            if name not in self._writes_in_place:
+                poison(self.tensors[name])
+
+    def expect(self, cached: Path) -> None:
+        """Compute the reference's outputs, or read them from ``cached`` where an earlier worker left them."""
+        if self._kernel.reference is None:
+            return
+        from safetensors.torch import load_file, save_file
+
+        if cached.is_file():
+            self._expected = load_file(cached)
+            return
+        self._expected = self._run_reference()
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        staged = cached.with_name(f"{cached.name}.{os.getpid()}")
+        save_file({name: value.contiguous().cpu() for name, value in self._expected.items()}, staged)
+        staged.replace(cached)
+
+    def _run_reference(self) -> dict[str, Any]:
+        # Clones, lest the reference change what the kernels are given.
+        inputs = {name: value.clone() for name, value in self._pristine.items()}
+        site = self._kernel.site
+        try:
+            result: Any = self._call_reference(inputs)
+        except Exception as error:
+            raise site.failure("reference", error) from error
+        if not isinstance(result, Mapping):
+            if len(self._outputs) != 1:
+                raise site.error(f"the reference must return a dict with the outputs {', '.join(self._outputs)}")
+            result = {self._outputs[0]: result}
+        if set(result) != set(self._outputs):
+            returned = ", ".join(sorted(result)) or "nothing"
+            raise site.error(f"the reference returned {returned}; the outputs are {', '.join(self._outputs)}")
+        return dict(result)
+
+    def _call_reference(self, inputs: Mapping[str, Any]) -> Any:
+        """Call the reference with the tensors that it names; with all of them, if it takes any."""
+        reference = self._kernel.reference
+        assert reference is not None
+        parameters = inspect.signature(reference).parameters
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+            return reference(**inputs)
+        return reference(**{name: value for name, value in inputs.items() if name in parameters})
+
+    def reference_launch(self) -> Launch | None:
+        """Return a call that runs the reference once, or ``None`` when there is none."""
+        if self._kernel.reference is None:
+            return None
+        inputs = {name: value.clone() for name, value in self._pristine.items()}
+
+        def launch() -> None:
+            self._call_reference(inputs)
+
+        return launch
+
+    def check(self) -> Verdict:
+        """Judge what the last launch left in the tensors."""
+        kernel = self._kernel
+        if kernel.reference is not None:
+            verdict = compare(
+                self.tensors,
+                self._expected,
+                rtol=kernel.rtol,
+                atol=kernel.atol,
+                max_mismatched_ratio=kernel.max_mismatched_ratio,
+            )
+            if not verdict.ok:
+                return verdict
+        else:
+            verdict = Verdict(ok=True)
+        if kernel.check is not None:
+            outputs = {name: self.tensors[name] for name in self._outputs}
+            own = run_check(kernel.check, self._pristine, outputs)
+            return own if not own.ok else verdict
+        return verdict

@@ -1,0 +1,182 @@
+"""The system's C++ compiler as a child process: finding it, running it, reading what it says."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ktuned.errors import BackendError
+
+STANDARD_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-g0")
+"""What every unit is compiled with; without debugging data, so that no path enters the binary."""
+
+MAX_MESSAGE_CHARS = 4000
+"""How much of a compiler's words is kept: some forty lines, the first errors among them."""
+
+MAX_OUTPUT_BYTES = 1_000_000
+"""How much of it is read at all: one wrong template argument can make a compiler write hundreds of MB."""
+
+INSTALL_HINT = "apt install g++, or set CXX"
+
+_CANDIDATES = ("c++", "g++", "clang++")
+_ERROR = re.compile(r"\berror:|undefined reference|multiple definition|cannot find -l|internal compiler error")
+
+
+class NoCompiler(Exception):
+    """No C++ compiler can be found."""
+
+
+class Refused(Exception):
+    """The compiler or the linker said no; the message is its own words, capped, the first error first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """One compiled source: the object file, the user's headers that it read, the command that made it."""
+
+    path: Path
+    headers: tuple[Path, ...]
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A compiler's command and the line that it gives as its version."""
+
+    command: tuple[str, ...]
+    version: str
+
+    @classmethod
+    def find(cls) -> Compiler:
+        """Return ``$CXX`` when it is set, else the first of c++, g++, clang++ on the PATH.
+
+        Raises:
+            NoCompiler: none of them is there, or it cannot say its version.
+        """
+        asked = shlex.split(os.environ.get("CXX", ""))
+        command = tuple(asked or [name for name in _CANDIDATES if shutil.which(name)][:1])
+        if not command:
+            raise NoCompiler(f"no C++ compiler ({', '.join(_CANDIDATES)}) on the PATH")
+        try:
+            said = subprocess.run(
+                [*command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+            ).stdout
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise NoCompiler(f"the C++ compiler {shlex.join(command)!r} does not run: {error}") from error
+        return cls(command, said.partition("\n")[0])
+
+    @property
+    def is_gcc(self) -> bool:
+        """Whether this is GCC, whose dialect of flags and of precompiled headers differs from Clang's."""
+        return "clang" not in self.version.lower()
+
+    @property
+    def dialect_flags(self) -> tuple[str, ...]:
+        """Flags that only this compiler needs.
+
+        GCC makes the static variables of inline functions and templates unique in the whole process; two configs
+        loaded into one worker would share them.
+        """
+        return ("-fno-gnu-unique",) if self.is_gcc else ()
+
+    def compile(
+        self, source: Path, into: Path, *, flags: Sequence[str], macros: Sequence[str], prelude: Path | None, base: Path
+    ) -> Object:
+        """Compile one source into an object file, seeing the source's name relative to ``base``.
+
+        Raises:
+            Refused: it does not compile.
+        """
+        depends = into.with_suffix(".d")
+        command = (
+            *self.command, *flags, *macros, *include_flags(), *(("-include", str(prelude)) if prelude else ()),
+            "-MMD", "-MF", str(depends), "-c", os.path.relpath(source, base), "-o", str(into),
+        )  # fmt: skip
+        self.run(command, base)
+        read = (Path(os.path.normpath(base / name)) for name in _prerequisites(depends.read_text()))
+        headers = tuple(path for path in read if prelude is None or path.parent != prelude.parent)
+        return Object(into, headers, shlex.join(command))
+
+    def link(self, objects: Sequence[Path], into: Path, *, flags: Sequence[str], base: Path) -> str:
+        """Link object files to a shared library and return the command.
+
+        Raises:
+            Refused: it does not link.
+        """
+        library = _tvm_ffi_directory() / "lib"
+        # -Bsymbolic: a kernel's own functions win over those of the same name in libraries that the process holds.
+        command = (
+            *self.command, "-shared", "-o", str(into), *map(str, objects), *flags, "-Wl,-Bsymbolic",
+            f"-L{library}", "-ltvm_ffi",
+        )  # fmt: skip
+        self.run(command, base)
+        return shlex.join(command)
+
+    def run(self, command: Sequence[str], directory: Path) -> None:
+        """Run one command of this compiler to its end, as a child in this process's group.
+
+        Raises:
+            Refused: it exits with anything but 0.
+            BackendError: the disk is full, which is not the source's fault and must not be kept as its result.
+        """
+        # SOURCE_DATE_EPOCH fixes __DATE__ and __TIME__: equal sources give equal bytes.
+        environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
+        with tempfile.TemporaryFile() as output:
+            done = subprocess.run(
+                command,
+                check=False,
+                cwd=directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+            if done.returncode != 0:
+                output.seek(0)
+                said = output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
+                if os.strerror(errno.ENOSPC) in said:
+                    raise BackendError(
+                        f"the C++ compiler found no room: {said.strip().splitlines()[0]}",
+                        hint=f"free some space in {tempfile.gettempdir()} and in ktuned's home and cache",
+                    )
+                raise Refused(first_error_first(said) or f"{command[0]} exited with {done.returncode} and said nothing")
+
+
+def first_error_first(said: str) -> str:
+    """Return a compiler's words with the first error's line moved to the front, at most MAX_MESSAGE_CHARS long."""
+    lines = said.strip().splitlines()
+    first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), 0)
+    text = "\n".join([*lines[first : first + 1], *lines[:first], *lines[first + 1 :]])
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+def include_flags() -> tuple[str, ...]:
+    """Return the flags that find tvm-ffi's headers, and that keep their place out of the binary."""
+    include = _tvm_ffi_directory() / "include"
+    return ("-isystem", str(include), f"-ffile-prefix-map={include}=tvm_ffi")
+
+
+@functools.cache
+def _tvm_ffi_directory() -> Path:
+    # Importing tvm_ffi imports torch, which a compile worker has no need of.
+    spec = importlib.util.find_spec("tvm_ffi")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("apache-tvm-ffi, which ktuned-tvm-ffi requires, is not installed", name="tvm_ffi")
+    return Path(spec.origin).parent
+
+
+def _prerequisites(rule: str) -> Iterable[str]:
+    r"""Yield the files of a make rule: ``target: file file``, a ``\`` before line ends and blanks, ``$$`` for ``$``."""
+    _, _, files = rule.replace("\\\n", " ").partition(": ")
+    for name in re.findall(r"(?:\\.|[^\s\\])+", files):
+        yield re.sub(r"\\(.)", r"\1", name).replace("$$", "$")

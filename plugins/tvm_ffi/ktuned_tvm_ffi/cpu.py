@@ -1,0 +1,49 @@
+"""The CPU as a device: its model, the target that ``-march=native`` means on it, its flags."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+from ktuned.model import Device
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def device() -> Device:
+    """Return ``cpu:0``; its model names the CPU and how many of them there are, for both decide which config wins."""
+    name, flags = _identity()
+    cores = os.cpu_count() or 1
+    return Device(
+        "cpu:0",
+        f"{name} ({cores} core{'s' if cores > 1 else ''})",
+        target(),
+        {"arch": platform.machine(), "cpu_flags": _short_hash(flags)},
+    )
+
+
+def target() -> str:
+    """Return the name of what ``-march=native`` compiles for here."""
+    return f"native-{_short_hash(' '.join(_identity()))}"
+
+
+@functools.cache
+def _identity() -> tuple[str, str]:
+    """Return the first CPU's model name and feature flags (proc(5); ARM says ``Features``)."""
+    fields: dict[str, str] = {}
+    try:
+        text = CPUINFO.read_text()
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return name, fields.get("flags") or fields.get("Features") or ""
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

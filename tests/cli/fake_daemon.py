@@ -1,0 +1,117 @@
+"""A daemon that says what a test tells it to: a real Unix socket, the real wire, no tuning."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from ktuned_client import wire
+
+Params = dict[str, Any]
+Handler = Callable[[Params], Any]
+
+
+class Refusal(Exception):
+    """What a handler raises to have the request answered with an error map."""
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.error = {"code": code, "message": message, "hint": hint}
+
+
+class FakeDaemon:
+    """Answers each method with its handler's result, or with a fixed one; ``events`` follow a subscription.
+
+    ``calls`` lists every (method, params) in order. After the events, the connection closes if ``hangs_up``, else it
+    stays open and silent; ``told`` is set when the last event has been written.
+    """
+
+    def __init__(self, directory: Path, answers: Mapping[str, Any], events: list[Params] | None = None) -> None:
+        self.path = directory / "s" / "ktuned.sock"
+        self.calls: list[tuple[str, Params]] = []
+        self.told = threading.Event()
+        self.hangs_up = False
+        self._answers = dict(answers)
+        self._events = events or []
+        self._selector = selectors.DefaultSelector()
+        self._decoders: dict[socket.socket, wire.Decoder] = {}
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(mode=0o700)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.path))
+        self._listener.listen()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.write(self._wake_writer, b"x")
+        self._thread.join()
+        for connection in [*self._decoders, self._listener]:
+            connection.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+        self._selector.close()
+
+    def params_of(self, method: str) -> Params:
+        """Return the params of the one call of a method."""
+        (params,) = [params for called, params in self.calls if called == method]
+        return params
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj == self._wake_reader:
+                    return
+                if key.fileobj is self._listener:
+                    connection, _ = self._listener.accept()
+                    self._decoders[connection] = wire.Decoder()
+                    self._selector.register(connection, selectors.EVENT_READ)
+                elif isinstance(key.fileobj, socket.socket):
+                    self._serve(key.fileobj)
+
+    def _serve(self, connection: socket.socket) -> None:
+        data = connection.recv(65536)
+        if not data:
+            self._drop(connection)
+            return
+        for message in self._decoders[connection].feed(data):
+            assert isinstance(message, wire.Request)
+            self._answer(connection, message)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._decoders[connection]
+        connection.close()
+
+    def _answer(self, connection: socket.socket, request: wire.Request) -> None:
+        params = request.params or {}
+        self.calls.append((request.method, params))
+        answer = self._answers.get(request.method, {"epoch": 7, "seq": 0})
+        try:
+            result, error = (answer(params) if callable(answer) else answer), None
+        except Refusal as refusal:
+            result, error = None, refusal.error
+        connection.sendall(wire.encode_response(request.id, error, result))
+        if request.method == "subscribe":
+            self._tell(connection)
+
+    def _tell(self, connection: socket.socket) -> None:
+        try:
+            for number, event in enumerate(self._events, 1):
+                full = {"epoch": 7, "seq": number, **event}
+                connection.sendall(wire.encode_notification("event", full))
+        except BrokenPipeError:
+            pass  # the subscriber has heard enough
+        self.told.set()
+        if self.hangs_up:
+            self._drop(connection)

@@ -1,0 +1,134 @@
+"""Maps as they come over the wire, for tests that need some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+KERNEL = "project:gemm"
+PROBLEM = {"M": 64, "dtype": "float32"}
+DEVICE = "cpu-model"
+
+
+def job_map(number: int = 1, **changes: Any) -> dict[str, Any]:
+    """Return a job's map."""
+    job: dict[str, Any] = {
+        "id": number,
+        "kernel": KERNEL,
+        "problem": PROBLEM,
+        "device": DEVICE,
+        "state": "running",
+        "priority": 400,
+        "reason": "asked",
+        "plan": {"seconds": None},
+        "created": 1000.0,
+        "started": 1000.0,
+        "finished": None,
+        "done": 0,
+        "total": 4,
+        "best_us": None,
+        "default_us": None,
+        "reference_us": None,
+        "outcomes": {},
+        "message": "",
+        "cost": {},
+    }
+    return job | changes
+
+
+def trial_map(number: int = 1, outcome: str = "measured", **changes: Any) -> dict[str, Any]:
+    """Return a trial's map."""
+    trial: dict[str, Any] = {
+        "id": number,
+        "job": 1,
+        "kernel": KERNEL,
+        "problem": PROBLEM,
+        "device": DEVICE,
+        "config": {"BM": number},
+        "outcome": outcome,
+        "latency_us": 100.0 if outcome == "measured" else None,
+        "spread_us": 1.0 if outcome == "measured" else None,
+        "compile_s": 1.5,
+        "lane_s": 0.25,
+        "message": "" if outcome == "measured" else f"why it is {outcome}\nmore of it",
+        "artifact": None,
+        "digest": "d" * 8,
+        "updated": 1000.0,
+        "detail": {},
+    }
+    return trial | changes
+
+
+def trial_event(trial: dict[str, Any], done: int, **changes: Any) -> dict[str, Any]:
+    """Return the event that tells a trial."""
+    event: dict[str, Any] = {
+        "type": "trial_done",
+        "kernel": trial["kernel"],
+        "job": trial["job"],
+        "trial": trial,
+        "done": done,
+        "total": 4,
+        "outcomes": {trial["outcome"]: done},
+        "best_us": trial["latency_us"],
+        "default_us": None,
+    }
+    return event | changes
+
+
+def state_event(kind: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Return a ``job_queued``, ``job_started`` or ``job_done`` event."""
+    return {"type": kind, "kernel": job["kernel"], "job": job["id"], "job_state": job}
+
+
+def answer_map(**changes: Any) -> dict[str, Any]:
+    """Return a lookup's answer."""
+    answer: dict[str, Any] = {
+        "kernel": KERNEL,
+        "problem": PROBLEM,
+        "device": DEVICE,
+        "status": "fresh",
+        "config": {"BM": 32, "fast": True},
+        "latency_us": 12.5,
+        "artifact": None,
+        "age_s": 3.0,
+        "generation": 1,
+    }
+    return answer | changes
+
+
+def status_map(**changes: Any) -> dict[str, Any]:
+    """Return a daemon's status."""
+    status: dict[str, Any] = {
+        "pid": 4242,
+        "version": "0.1.0",
+        "protocol": 1,
+        "socket": "/run/k/ktuned.sock",
+        "home": "/home/k",
+        "uptime_s": 75.0,
+        "rss_bytes": 40 * 1024**2,
+        "epoch": 7,
+        "seq": 0,
+        "lanes": [{"device": "cpu:0", "model": DEVICE, "state": "open", "reason": "", "job": None, "worker_pid": 4243}],
+        "workers": [{"pid": 4243, "role": "bench", "environment": "python", "state": "idle", "age_s": 5.0}],
+        "channels": {"compile": {"buffered": 1, "capacity": 8}},
+        "jobs": {"queued": 0, "running": 1},
+        "store": {"trials": 5, "winners": 1, "jobs": 2, "bytes": 4096, "notice": ""},
+        "artifacts": {"count": 3, "bytes": 2048, "cap_bytes": 1024**3},
+        "environments": [
+            {
+                "python": "/venv/bin/python",
+                "error": "",
+                "backends": {
+                    "tvm_ffi": {
+                        "version": "0.1.0",
+                        "fingerprint": {},
+                        "devices": [{"name": "cpu:0", "model": DEVICE, "target": "x86", "fingerprint": {}}],
+                        "absent": None,
+                        "error": "",
+                    }
+                },
+            }
+        ],
+        "roots": [{"path": "/src", "name": "project", "python": "/venv/bin/python"}],
+        "notices": [],
+    }
+    return status | changes

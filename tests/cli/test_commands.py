@@ -1,0 +1,301 @@
+"""Commands that ask once: what they send, what they print, how they exit."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.cli import COMMANDS
+from tests.cli.conftest import Run, Serve
+from tests.cli.fake_daemon import Refusal
+from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, status_map, trial_map
+
+ASKING = [
+    ("lookup", "gemm"),
+    ("status",),
+    ("jobs",),
+    ("cancel", "1"),
+    ("results", "gemm"),
+    ("kernels",),
+    ("backends",),
+    ("stop",),
+    ("tune", "gemm", "--no-spawn"),
+    ("watch", "--no-spawn"),
+]
+
+KERNEL_MAP = {
+    "name": KERNEL,
+    "file": "/src/tune_gemm.py",
+    "line": 7,
+    "backend": "tvm_ffi",
+    "digest": "d",
+    "problems": [{"M": 64}],
+    "default": {"BM": 32},
+    "space": {"kind": "cartesian", "axes": {"BM": [1, 2]}, "constrained": True, "size": 2},
+    "sources": [],
+}
+BROKEN = {"path": "/src/tune_bad.py", "line": 3, "message": "NameError: name 'x' is not defined"}
+
+
+def refuse(code: str, message: str = "no", hint: str = "") -> Any:
+    """Return a handler that answers with an error."""
+
+    def handler(params: dict[str, Any]) -> Any:
+        raise Refusal(code, message, hint)
+
+    return handler
+
+
+@pytest.mark.parametrize("arguments", ASKING)
+@pytest.mark.parametrize("extra", [(), ("--json",)])
+def test_without_a_daemon_each_command_exits_3(run: Run, arguments: tuple[str, ...], extra: tuple[str, ...]) -> None:
+    """No daemon: one line on stderr that says how to start one, nothing on stdout, exit 3."""
+    ran = run(*arguments, *extra)
+    assert (ran.code, ran.out) == (3, "")
+    assert re.fullmatch(r"ktuned: no daemon serves \S+\. .*ktuned serve.*\n", ran.err)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("lookup",),
+        ("lookup", "gemm", "-p", "M"),
+        ("lookup", "gemm", "-p", "=4"),
+        ("lookup", "gemm", "-p", "M=1", "-p", "M=2"),
+        ("lookup", "gemm", "-p", f"M={2**63}"),
+        ("lookup", "gemm", "-p", "x=1e999"),
+        ("jobs", "--state", "lost"),
+        ("results",),
+        ("results", "gemm", "--outcome", "odd"),
+        ("results", "gemm", "--limit", "0"),
+        ("tune", "gemm", "--preset", "sloppy"),
+        ("tune", "gemm", "--trials", "0"),
+        ("tune", "gemm", "--seconds", "0"),
+        ("tune", "no/such/file.py"),
+        ("watch", "no-such-directory"),
+        ("serve", "--log-level", "loud"),
+        ("status", "--bogus"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]) -> None:
+    """A command line that cannot be meant is refused before any daemon is asked or started."""
+    ran = run(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert re.fullmatch(r"ktuned: .+\. See `ktuned.* --help`\n", ran.err)
+
+
+def test_no_command_is_wrong_usage(run: Run) -> None:
+    """Without a command the help goes to stderr, because nobody asked for it."""
+    ran = run()
+    assert (ran.code, ran.out) == (2, "")
+    assert "Commands:" in ran.err
+
+
+def test_help_lists_every_command(run: Run) -> None:
+    """Each command has its line in the help, whole."""
+    ran = run("--help")
+    assert ran.code == 0
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} +\S.*[^.]\.$", ran.out, re.MULTILINE), command
+
+
+def test_the_version_is_the_distributions(run: Run) -> None:
+    """``--version`` prints name and version."""
+    ran = run("--version")
+    assert ran.code == 0
+    assert re.fullmatch(r"ktuned \d+\.\d+\.\d+\S*\n", ran.out)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("usage", 2), ("ambiguous", 2), ("not_found", 1), ("internal", 1), ("of a newer daemon", 1)]
+)
+def test_the_daemons_refusals_are_one_line(run: Run, serve: Serve, code: str, status: int) -> None:
+    """An error answer becomes its sentence and its hint; its code decides the exit status."""
+    serve(lookup=refuse(code, "two projects\nhave it", "say which"))
+    ran = run("lookup", "gemm", "--json")
+    assert (ran.code, ran.out, ran.err) == (status, "", "ktuned: two projects have it. say which\n")
+
+
+def test_lookup_reads_the_problems_values(run: Run, serve: Serve) -> None:
+    """Ints, floats and bools travel as such, everything else as a string."""
+    daemon = serve(lookup=answer_map())
+    words = ["M=1024", "N=-3", "x=1.5", "y=1e3", "t=true", "f=false", "s=float16", "q=1_000", "n=nan", "e=", "d=a=b"]
+    run("lookup", "gemm", *(part for word in words for part in ("-p", word)), "--device", "cpu:0")
+    assert daemon.params_of("lookup") == {
+        "kernel": "gemm",
+        "device": "cpu:0",
+        "problem": {
+            "M": 1024, "N": -3, "x": 1.5, "y": 1000.0, "t": True, "f": False, "s": "float16", "q": "1_000", "n": "nan",
+            "e": "", "d": "a=b",
+        },
+    }  # fmt: skip
+
+
+def test_lookup_prints_config_and_status(run: Run, serve: Serve) -> None:
+    """The first line is the config alone, as it would be typed; the next says how sure it is."""
+    serve(lookup=answer_map())
+    ran = run("lookup", "gemm", "-p", "M=64")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == f"BM=32 fast=true\nfresh  {DEVICE}  12.5 µs  3.0 s old\n"
+
+
+def test_lookup_of_an_unknown_kernel_exits_1(run: Run, serve: Serve) -> None:
+    """``unknown`` is a wanted result that was not reached; with ``--json`` the answer is printed all the same."""
+    unknown = answer_map(status="unknown", config=None, device=None, latency_us=None, age_s=None)
+    serve(lookup=unknown)
+    ran = run("lookup", "gemm", "--json")
+    assert (ran.code, ran.values) == (1, [unknown])
+    assert ran.err.startswith("ktuned: no kernel gemm is known. ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answers", "expected"),
+    [
+        (("lookup", "gemm"), {"lookup": answer_map()}, answer_map()),
+        (("status",), {"status": status_map()}, status_map()),
+        (("backends",), {"status": status_map()}, status_map()["environments"]),
+        (("jobs",), {"jobs": {"jobs": [job_map()]}}, [job_map()]),
+        (("jobs",), {"jobs": {"jobs": []}}, []),
+        (("cancel", "1"), {"cancel": {"jobs": [job_map()]}}, [job_map()]),
+        (("results", "gemm"), {"results": {"trials": [trial_map()]}}, [trial_map()]),
+        (("kernels",), {"kernels": {"kernels": [], "errors": [BROKEN], "roots": []}},
+         {"kernels": [], "errors": [BROKEN], "roots": []}),
+    ],
+)  # fmt: skip
+def test_json_is_the_data_alone(
+    run: Run, serve: Serve, arguments: tuple[str, ...], answers: dict[str, Any], expected: Any
+) -> None:
+    """With ``--json`` stdout holds one line, the data as the daemon sent it."""
+    serve(**answers)
+    ran = run(*arguments, "--json")
+    assert (ran.code, ran.values, ran.err) == (0, [expected], "")
+
+
+def test_jobs_passes_its_filters(run: Run, serve: Serve) -> None:
+    """Only what was given travels."""
+    daemon = serve(jobs={"jobs": [job_map(done=3, best_us=12.5, message="")]})
+    ran = run("jobs", "gemm", "--state", "running", "--limit", "5")
+    assert daemon.params_of("jobs") == {"kernel": "gemm", "state": "running", "limit": 5}
+    assert re.search(rf"^ *1 +{KERNEL} .* running .* 3/4 +12\.5 µs", ran.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("target", "params"), [("12", {"job": 12}), ("gemm", {"kernel": "gemm"})])
+def test_cancel_takes_a_number_or_a_kernel(run: Run, serve: Serve, target: str, params: dict[str, Any]) -> None:
+    """A number names a job, anything else a kernel; nothing to cancel exits 1."""
+    daemon = serve(cancel={"jobs": []})
+    ran = run("cancel", target)
+    assert (ran.code, ran.out, daemon.params_of("cancel")) == (1, "", params)
+    assert ran.err.startswith(f"ktuned: {target} has no job")
+
+
+def test_results_shows_one_line_each(run: Run, serve: Serve) -> None:
+    """A table row per trial, with the message's first line only."""
+    daemon = serve(results={"trials": [trial_map(1), trial_map(2, "hung")]})
+    ran = run("results", "gemm", "--outcome", "hung", "-p", "M=64")
+    assert daemon.params_of("results") == {"kernel": "gemm", "problem": {"M": 64}, "outcome": "hung", "limit": 50}
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) == 3
+    assert "why it is hung" in ran.out
+    assert "more of it" not in ran.out
+
+
+def test_a_trial_is_told_whole(run: Run, serve: Serve) -> None:
+    """One trial's story holds all its message and its streams, without what would steer the terminal."""
+    detail = {"phase": "first_launch", "signal": "SIGSEGV", "stderr": "\x1b[31mred\x1b[0m\nlast words\a"}
+    daemon = serve(results={"trials": [trial_map(7, "crashed", detail=detail)]})
+    ran = run("results", "--trial", "7")
+    assert daemon.params_of("results")["trial"] == 7
+    for words in ("crashed", "first_launch", "SIGSEGV", "  more of it", "  red\n  last words\n"):
+        assert words in ran.out
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", ran.out)
+
+
+def test_no_results_exit_1(run: Run, serve: Serve) -> None:
+    """A trial that is not there is a result not reached."""
+    serve(results={"trials": []})
+    assert run("results", "gemm").code == 1
+
+
+def test_kernels_lists_errors_with_file_and_line(run: Run, serve: Serve) -> None:
+    """Kernels come as a table, and below it each error as ``file:line: message``."""
+    serve(kernels={"kernels": [KERNEL_MAP], "errors": [BROKEN], "roots": []})
+    ran = run("kernels")
+    assert ran.code == 0
+    assert "/src/tune_gemm.py:7  2 configs of BM, constrained" in ran.out
+    assert ran.out.splitlines()[-1] == "/src/tune_bad.py:3: NameError: name 'x' is not defined"
+
+
+def test_kernels_of_a_path_asks_for_the_absolute_path(run: Run, serve: Serve, tmp_path: Path) -> None:
+    """The daemon has another working directory; a path that declares nothing, or errs, exits 1."""
+    daemon = serve(kernels={"kernels": [], "errors": [BROKEN], "roots": []})
+    ran = run("kernels", str(tmp_path))
+    assert (ran.code, daemon.params_of("kernels")) == (1, {"path": str(tmp_path.resolve())})
+
+
+def test_status_and_backends_name_what_there_is(run: Run, serve: Serve) -> None:
+    """The tables hold the lanes, workers, channels, roots, and the devices of each backend."""
+    serve(status=status_map(notices=["the disk is nearly full"]))
+    ran = run("status")
+    for words in ("pid 4242", "up 1 min 15 s", "cpu:0", "4243", "buffered=1 capacity=8", "/src"):
+        assert words in ran.out
+    assert ran.err == "notice: the disk is nearly full\n"
+    ran = run("backends")
+    assert re.search(rf"/venv/bin/python +tvm_ffi +0\.1\.0 +cpu:0 \({DEVICE}\)", ran.out)
+
+
+def test_backends_say_why_one_is_absent(run: Run, serve: Serve) -> None:
+    """Absence is shown with its reason and the command that mends it."""
+    absent = {"reason": "no_driver", "message": "libcuda.so is missing", "hint": "install a driver"}
+    backend = {"version": "", "fingerprint": {}, "devices": [], "absent": absent, "error": ""}
+    environments = [
+        {"python": "p", "error": "", "backends": {"nvrtc": backend}},
+        {"python": "q", "error": "it is gone", "backends": {}},
+    ]
+    serve(status=status_map(environments=environments))
+    ran = run("backends")
+    assert "no_driver: libcuda.so is missing (install a driver)" in ran.out
+    assert "it is gone" in ran.out
+
+
+def test_stop_waits_until_the_process_has_ended(run: Run, serve: Serve) -> None:
+    """``stop`` returns when the daemon is gone, not when it was told."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with process:
+
+        def end(params: dict[str, Any]) -> dict[str, Any]:
+            assert process.stdin
+            process.stdin.close()
+            return {}
+
+        serve(hello={"pid": process.pid}, shutdown=end)
+        ran = run("stop", "--json")
+        assert (ran.code, ran.values) == (0, [{"pid": process.pid}])
+        assert process.poll() is not None
+
+
+def test_a_reader_that_goes_away_is_no_error(serve: Serve) -> None:
+    """A closed pipe ends the command without a word."""
+    serve(results={"trials": [trial_map(n) for n in range(5000)]})
+    command = f"{sys.executable} -m ktuned results gemm | head -1"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert ran.stderr == ""
+    assert len(ran.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("lookup", "gemm"), ("jobs",)])
+def test_what_only_asks_stays_light(serve: Serve, arguments: tuple[str, ...]) -> None:
+    """Help and questions import neither the daemon nor what it is built on."""
+    serve(lookup=answer_map(), jobs={"jobs": []})
+    program = (
+        "import sys; from ktuned.cli import main; main(sys.argv[1:]);"
+        "heavy = {'anyio', 'structlog', 'watchfiles', 'msgspec', 'sqlite3', 'torch', 'rich', 'ktuned.daemon'};"
+        "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert ran.stderr.splitlines()[-1] == "[]"

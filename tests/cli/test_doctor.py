@@ -1,0 +1,156 @@
+"""What the doctor finds, and that it finds it without a daemon."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.cli import doctor
+from ktuned.cli.doctor import Level
+from tests.cli.conftest import Run, Serve
+from tests.cli.samples import status_map
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ((3, 10, 9), Level.FAIL),
+        ((3, 11, 0), Level.OK),
+        ((3, 13, 5), Level.OK),
+        ((3, 14, 0), Level.WARN),
+        ((4, 0, 0), Level.WARN),
+    ],
+)
+def test_python(version: tuple[int, ...], level: Level) -> None:
+    """Older than supported fails, newer than tested warns."""
+    assert doctor.check_python(version).level is level
+
+
+def test_socket_directory(tmp_path: Path) -> None:
+    """A directory that others can enter fails with the chmod that mends it; none yet is fine; a file fails."""
+    directory = tmp_path / "d"
+    path = str(directory / "ktuned.sock")
+    assert doctor.check_socket(path).level is Level.OK
+    directory.mkdir(mode=0o700)
+    assert doctor.check_socket(path).level is Level.OK
+    directory.chmod(0o755)
+    finding = doctor.check_socket(path)
+    assert (finding.level, finding.mend) == (Level.FAIL, f"chmod 700 {directory}")
+    assert doctor.check_socket(str(directory / ("x" * 200))).level is Level.FAIL
+    directory.rmdir()
+    directory.write_text("")
+    assert doctor.check_socket(path).level is Level.FAIL
+    assert doctor.check_socket(str(directory / "below" / "ktuned.sock")).level is Level.FAIL
+
+
+def test_home(tmp_path: Path) -> None:
+    """A home is writable, can be made, or fails with what mends it."""
+    assert doctor.check_home(tmp_path).level is Level.OK
+    assert doctor.check_home(tmp_path / "a" / "b").level is Level.OK
+    (tmp_path / "file").write_text("")
+    assert doctor.check_home(tmp_path / "file").level is Level.FAIL
+    assert doctor.check_home(tmp_path / "file" / "home").level is Level.FAIL
+    if os.getuid() != 0:
+        tmp_path.chmod(0o500)
+        assert doctor.check_home(tmp_path).level is Level.FAIL
+        tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "level"), [(0, Level.FAIL), (2**29, Level.WARN), (2**40, Level.OK), (None, None)]
+)
+def test_disk(tmp_path: Path, free_bytes: int | None, level: Level | None) -> None:
+    """Little space warns, none fails; the real figure is read where none is given."""
+    finding = doctor.check_disk(tmp_path, free_bytes)
+    assert level is None or finding.level is level
+
+
+def test_compilers(tmp_path: Path) -> None:
+    """A missing C++ compiler warns with the command that installs one; a missing nvcc is only mentioned."""
+    cxx, nvcc = doctor.check_compilers(str(tmp_path))
+    assert (cxx.level, nvcc.level) == (Level.WARN, Level.OK)
+    assert cxx.mend
+    (tmp_path / "g++").write_text("")
+    (tmp_path / "g++").chmod(0o700)
+    assert doctor.check_compilers(str(tmp_path))[0].message == str(tmp_path / "g++")
+
+
+@pytest.mark.parametrize(
+    ("watches", "instances", "level"), [("65536", "128", Level.OK), ("100", "8", Level.WARN), ("many", "8", Level.WARN)]
+)
+def test_inotify(tmp_path: Path, watches: str, instances: str, level: Level) -> None:
+    """Low limits warn with the sysctl that raises them; what cannot be read is said."""
+    (tmp_path / "max_user_watches").write_text(watches)
+    (tmp_path / "max_user_instances").write_text(instances)
+    finding = doctor.check_inotify(tmp_path)
+    assert finding.level is level
+    if watches == "100":
+        assert finding.mend.startswith("sudo sysctl fs.inotify.max_user_watches=")
+
+
+def test_plugins() -> None:
+    """No backend fails; installed ones are listed unimported."""
+    assert doctor.check_plugins([]).level is Level.FAIL
+    point = EntryPoint("broken", "there_is_no_such_module:Backend", "ktuned.backends")
+    assert doctor.check_plugins([point]).message == "broken"
+
+
+def test_daemon() -> None:
+    """No daemon and a daemon of another version warn; neither is a fault of the installation."""
+    assert doctor.check_daemon(None, "0.1.0", "none").level is Level.WARN
+    assert doctor.check_daemon(status_map(), "0.1.0").level is Level.OK
+    finding = doctor.check_daemon(status_map(), "0.2.0")
+    assert (finding.level, finding.mend) == (Level.WARN, "ktuned stop")
+
+
+def test_lanes() -> None:
+    """A sick lane fails with its reason."""
+    sick = {"device": "cuda:0", "model": "m", "state": "sick", "reason": "the canary did not pass"}
+    assert doctor.check_lanes(status_map()) == []
+    (finding,) = doctor.check_lanes(status_map(lanes=[sick]))
+    assert (finding.level, finding.message) == (Level.FAIL, "the canary did not pass")
+
+
+BACKEND: dict[str, Any] = {"version": "1", "fingerprint": {}, "devices": [], "absent": None, "error": ""}
+
+
+@pytest.mark.parametrize(
+    ("environment", "level"),
+    [
+        (status_map()["environments"][0], Level.OK),
+        ({"python": "p", "error": "no such interpreter", "backends": {}}, Level.FAIL),
+        ({"python": "p", "error": "", "backends": {"x": {**BACKEND, "error": "ImportError: y"}}}, Level.FAIL),
+        (
+            {
+                "python": "p",
+                "error": "",
+                "backends": {"x": {**BACKEND, "absent": {"reason": "no_driver", "message": "m", "hint": "h"}}},
+            },
+            Level.WARN,
+        ),
+    ],
+)
+def test_backends(environment: dict[str, Any], level: Level) -> None:
+    """What cannot be imported fails; what has no device here warns; the rest is fine."""
+    assert [finding.level for finding in doctor.check_backends(status_map(environments=[environment]))] == [level]
+
+
+def test_the_doctor_works_without_a_daemon(run: Run) -> None:
+    """Every check has its line, the missing daemon among them, and nothing here fails."""
+    ran = run("doctor", "--json")
+    (findings,) = ran.values
+    assert {finding["what"]: finding["level"] for finding in findings}["daemon"] == "warn"
+    assert ran.code == any(finding["level"] == "fail" for finding in findings)
+    assert ran.err == ""
+
+
+def test_one_failure_exits_1(run: Run, serve: Serve) -> None:
+    """Any finding that fails is a result not reached; the line names the command that mends it."""
+    serve(status=status_map(environments=[{"python": "/gone/python", "error": "no such file", "backends": {}}]))
+    ran = run("doctor")
+    assert ran.code == 1
+    assert "fail  /gone/python" in ran.out

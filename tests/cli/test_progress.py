@@ -1,0 +1,256 @@
+"""The folding of events into a view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ktuned.cli import progress
+from ktuned.cli.progress import (
+    FirstFailure,
+    JobBegan,
+    JobEnded,
+    KernelStale,
+    LaneChanged,
+    NewBest,
+    News,
+    Reloaded,
+    View,
+    WorkerChanged,
+    begin,
+    fold,
+    remember,
+    resync,
+)
+from ktuned.model import JobState, Outcome
+from tests.cli.samples import DEVICE, KERNEL, PROBLEM, job_map, state_event, trial_event, trial_map
+
+NOW = 1010.0
+
+
+def told(view: View, *events: dict[str, Any], now: float = NOW) -> tuple[View, list[News]]:
+    """Fold several events that arrive at once."""
+    news: list[News] = []
+    for event in events:
+        view, more = fold(view, event, now)
+        news.extend(more)
+    return view, news
+
+
+@pytest.mark.parametrize("kind", ["pin", "", None, "lookup"])
+def test_unknown_types_change_nothing(kind: str | None) -> None:
+    """An event of a type from a newer daemon leaves the view as it was."""
+    view = begin([job_map()], NOW)
+    assert fold(view, {"type": kind, "kernel": KERNEL, "job": 1}, NOW) == (view, ())
+    assert fold(view, {"fresh": True, "epoch": 1, "seq": 1}, NOW) == (view, ())
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_each_outcome_is_counted_and_only_failures_are_news(outcome: Outcome) -> None:
+    """Whatever a trial's outcome, the counts follow the daemon's; a failure is told once per outcome."""
+    view = begin([job_map(best_us=1.0)], NOW)
+    first = trial_event(trial_map(1, outcome), 1, best_us=1.0)
+    second = trial_event(trial_map(2, outcome), 2, best_us=1.0)
+    view, news = told(view, first, second)
+    job = view.jobs[1]
+    assert (job.done, job.outcomes, job.best_us) == (2, {outcome: 2}, 1.0)
+    if outcome in progress.FAILURES:
+        (failure,) = news
+        assert isinstance(failure, FirstFailure)
+        assert (failure.outcome, failure.trial["id"]) == (outcome, 1)
+        assert job.failures == {outcome: first["trial"]}
+    else:
+        assert news == []
+
+
+def test_only_a_better_trial_is_a_new_best() -> None:
+    """A best is told when the latency falls, with its config, and no other time."""
+    view = begin([job_map()], NOW)
+    trials = [trial_map(n, latency_us=us) for n, us in enumerate((50.0, 60.0, 50.0, 40.0), 1)]
+    bests = [50.0, 50.0, 50.0, 40.0]
+    events = [trial_event(trial, n, best_us=best) for n, (trial, best) in enumerate(zip(trials, bests, strict=True), 1)]
+    view, news = told(view, *events)
+    assert [(piece.latency_us, piece.config) for piece in news if isinstance(piece, NewBest)] == [
+        (50.0, {"BM": 1}),
+        (40.0, {"BM": 4}),
+    ]
+    assert view.jobs[1].best_config == {"BM": 4}
+
+
+def test_a_trial_of_an_unknown_job_makes_the_job_known() -> None:
+    """Whoever attaches in the middle sees the job from its next trial on."""
+    view, news = told(View(), trial_event(trial_map(3), 3))
+    job = view.jobs[1]
+    assert (job.kernel, job.problem, job.device, job.done, job.state) == (KERNEL, PROBLEM, DEVICE, 3, "running")
+    assert [type(piece) for piece in news] == [NewBest]
+
+
+@pytest.mark.parametrize("old", [None, *JobState])
+@pytest.mark.parametrize("new", list(JobState))
+def test_beginnings_and_ends_are_told_once(old: JobState | None, new: JobState) -> None:
+    """From every state to every other, a job's begin and its end are news exactly when they are new."""
+    view = View() if old is None else begin([job_map(state=old)], NOW)
+    _, news = told(view, state_event("job_started", job_map(state=new)))
+    if new in progress.ENDED:
+        expected = [] if old in progress.ENDED else [JobEnded]
+    else:
+        expected = [JobBegan] if new == JobState.RUNNING and old != JobState.RUNNING else []
+    assert [type(piece) for piece in news] == expected
+
+
+def test_a_job_that_ends_keeps_what_its_trials_told() -> None:
+    """The last job map adds its figures and leaves the failures' examples and the winner's config."""
+    view = begin([job_map()], NOW)
+    winner = {
+        "type": "winner",
+        "kernel": KERNEL,
+        "job": 1,
+        "problem": PROBLEM,
+        "device": DEVICE,
+        "config": {"BM": 9},
+        "latency_us": 20.0,
+        "trial": 9,
+    }
+    done = job_map(state="done", done=4, best_us=20.0, default_us=50.0, reference_us=70.0)
+    view, news = told(
+        view,
+        trial_event(trial_map(1, "hung"), 1),
+        {"type": "refining", "kernel": KERNEL, "job": 1, "finalists": 2, "round": 1, "rounds": 3},
+        winner,
+        state_event("job_done", done),
+    )
+    job = view.jobs[1]
+    assert (job.best_config, job.speedup, job.reference_us, job.round) == ({"BM": 9}, 2.5, 70.0, None)
+    assert list(job.failures) == ["hung"]
+    assert job.has_winner
+    assert view.is_ended
+    assert isinstance(news[-1], JobEnded)
+
+
+@pytest.mark.parametrize("event", ["refining", "winner"])
+def test_what_concerns_an_unknown_job_makes_no_job(event: str) -> None:
+    """A round or a winner of a job that was not seen adds no half-known job."""
+    told_of = {
+        "type": event,
+        "kernel": KERNEL,
+        "job": 5,
+        "round": 1,
+        "rounds": 2,
+        "problem": {},
+        "device": DEVICE,
+        "config": {},
+        "latency_us": 1.0,
+    }
+    view, news = told(View(), told_of)
+    assert (view.jobs, news) == ({}, [])
+
+
+def test_a_round_of_refining_shows_until_the_job_ends() -> None:
+    """The finalists' round stands in the view while they are measured again."""
+    view = begin([job_map()], NOW)
+    view, news = told(view, {"type": "refining", "kernel": KERNEL, "job": 1, "finalists": 2, "round": 2, "rounds": 3})
+    assert (view.jobs[1].round, news) == ((2, 3), [])
+
+
+def test_a_second_tuning_knows_what_stood_before() -> None:
+    """The winner of an earlier job, remembered or seen, is what the next job of the same case is compared with."""
+    earlier = [
+        job_map(1, state="done", best_us=90.0, finished=2.0),
+        job_map(2, state="done", best_us=80.0, finished=3.0),
+        job_map(3, state="done", best_us=None, finished=4.0),
+        job_map(4, state="done", best_us=5.0, finished=5.0, problem={"M": 1}),
+    ]
+    view = remember(View(), earlier)
+    view, _ = told(view, state_event("job_started", job_map(9)))
+    assert view.jobs[9].before_us == 80.0
+    ended = state_event("job_done", job_map(9, state="done", best_us=40.0))
+    winner = {"type": "winner", "kernel": KERNEL, "job": 9, "problem": PROBLEM, "device": DEVICE, "config": {}}
+    view, news = told(view, {**winner, "latency_us": 40.0}, ended)
+    assert isinstance(news[-1], JobEnded)
+    assert news[-1].job.before_us == 80.0
+    view, _ = told(view.without_ended(), state_event("job_started", job_map(10)))
+    assert list(view.jobs) == [10]
+    assert view.jobs[10].before_us == 40.0
+
+
+def test_remembering_never_overwrites_what_was_seen() -> None:
+    """A winner that an event told is newer than any job that was asked for."""
+    seen = begin([], NOW)
+    winner = {"type": "winner", "kernel": KERNEL, "job": 9, "problem": PROBLEM, "device": DEVICE, "config": {}}
+    seen, _ = told(seen, {**winner, "latency_us": 10.0})
+    view = remember(seen, [job_map(1, state="done", best_us=90.0)])
+    assert list(view.winners.values()) == [10.0]
+
+
+def test_catching_up_tells_what_was_missed() -> None:
+    """After lost events, the jobs' maps tell the ends and beginnings that nobody heard."""
+    view = begin([job_map(1), job_map(2, state="queued")], NOW)
+    view, news = resync(view, [job_map(1, state="done", best_us=1.0), job_map(2), job_map(3, state="queued")], NOW)
+    assert [type(piece) for piece in news] == [JobEnded, JobBegan]
+    assert [job.id for job in view.active] == [2, 3]
+
+
+def test_time_left_counts_only_what_was_seen() -> None:
+    """A resumed job's known configs say nothing about its pace."""
+    view = begin([job_map(done=100, total=200)], now=1000.0)
+    assert view.jobs[1].time_left_s(1000.0) is None
+    view, _ = told(view, trial_event(trial_map(), 110, total=200), now=1020.0)
+    assert view.jobs[1].time_left_s(1020.0) == pytest.approx(180.0)
+
+
+def test_time_left_is_capped_by_the_budget() -> None:
+    """A budget of seconds ends the job, whatever its pace; without a total it is all there is."""
+    budget = job_map(plan={"seconds": 30.0}, total=200)
+    view, _ = told(begin([budget], now=1000.0), trial_event(trial_map(), 1, total=200), now=1010.0)
+    assert view.jobs[1].time_left_s(1010.0) == pytest.approx(20.0)
+    assert view.jobs[1].time_left_s(1050.0) == 0.0
+    endless = begin([job_map(plan={"seconds": 30.0}, total=None)], now=1000.0)
+    assert endless.jobs[1].time_left_s(1010.0) == pytest.approx(20.0)
+    assert begin([job_map(total=None)], now=1000.0).jobs[1].time_left_s(1010.0) is None
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        ({"type": "stale", "kernel": KERNEL, "digest": "d"}, KernelStale(KERNEL)),
+        (
+            {"type": "lane", "device": "cuda:0", "state": "sick", "reason": "no canary"},
+            LaneChanged("cuda:0", "sick", "no canary"),
+        ),
+        ({"type": "lane", "device": "cpu:0", "state": "open", "reason": None}, LaneChanged("cpu:0", "open", "")),
+        ({"type": "worker", "pid": 3, "role": "bench", "what": "killed"}, WorkerChanged(3, "bench", "killed")),
+        (
+            {"type": "reloaded", "added": ["a"], "changed": [], "removed": ["b"], "errors": [{"message": "m"}]},
+            Reloaded(("a",), (), ("b",), ({"message": "m"},)),
+        ),
+        ({"type": "reloaded"}, Reloaded((), (), (), ())),
+    ],
+)
+def test_what_concerns_no_job_is_news_and_changes_no_job(event: dict[str, Any], expected: News) -> None:
+    """Saves, lanes and workers are told as they come."""
+    view = begin([job_map()], NOW)
+    assert fold(view, event, NOW) == (view, (expected,))
+
+
+@pytest.mark.parametrize(
+    ("state", "best_us", "reached"),
+    [
+        ("done", 1.0, True),
+        ("done", None, False),
+        ("cancelled", 1.0, False),
+        ("failed", 1.0, False),
+        ("running", 1.0, False),
+    ],
+)
+def test_only_a_job_that_is_done_and_has_a_best_is_reached(state: str, best_us: float | None, reached: bool) -> None:
+    """What decides the exit status: done, with a winner."""
+    assert begin([job_map(state=state, best_us=best_us)], NOW).jobs[1].has_winner is reached
+
+
+def test_the_views_of_others_are_not_changed() -> None:
+    """Folding makes a new view; the old one, which a refresh may be drawing, stays as it was."""
+    view = begin([job_map()], NOW)
+    kept = (dict(view.jobs), dict(view.winners))
+    told(view, trial_event(trial_map(), 1), state_event("job_done", job_map(state="done")))
+    assert (dict(view.jobs), dict(view.winners)) == kept

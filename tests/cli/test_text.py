@@ -1,0 +1,83 @@
+"""How values read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned.cli import lines, text
+from ktuned.cli.progress import JobEnded, LaneChanged, Reloaded, WorkerChanged, begin
+from tests.cli.samples import job_map
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "–"), (0.5, "0.5 µs"), (12.345, "12.35 µs"), (1500.0, "1.5 ms"), (2.5e6, "2.5 s")],
+)
+def test_latency(value: float | None, expected: str) -> None:
+    """A latency comes in the unit that suits it."""
+    assert text.latency(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "–"), (0.04, "0.0 s"), (9.9, "9.9 s"), (59.6, "1 min 0 s"), (75, "1 min 15 s"), (3700, "1 h 1 min"),
+     (90000, "1 d 1 h")],
+)  # fmt: skip
+def test_duration(value: float | None, expected: str) -> None:
+    """A span of time comes in its two largest units."""
+    assert text.duration(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "–"), (12, "12 B"), (2048, "2.0 KiB"), (5 * 1024**3, "5.0 GiB"), (2**60, "1048576.0 TiB")],
+)
+def test_size(value: float | None, expected: str) -> None:
+    """A size comes in binary units."""
+    assert text.size(value) == expected
+
+
+@given(st.text())
+def test_cleaned_text_steers_no_terminal(message: str) -> None:
+    """Whatever a compiler prints, nothing but printable characters and line ends is left, and a line is a line."""
+    assert all(letter == "\n" or letter.isprintable() for letter in text.clean(message))
+    assert "\n" not in text.first_line(message)
+    assert len(text.first_line(message, limit=10)) <= 10
+
+
+@pytest.mark.parametrize(
+    "message", ["\x1b[1;31merror\x1b[0m", "\x1b]8;;file://x\x07error\x1b]8;;\x07", "\r\nerror\nmore"]
+)
+def test_escape_sequences_leave_their_words(message: str) -> None:
+    """Colours and links go, the word stays."""
+    assert text.first_line(message) == "error"
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "message", "expected"),
+    [
+        ("a.py", 3, "bad", "a.py:3: bad"),
+        ("a.py", 0, "bad", "a.py: bad"),
+        ("a.py", 3, "a.py:3: bad", "a.py:3: bad"),
+        (None, None, "bad", "bad"),
+    ],
+)
+def test_an_errors_place_is_said_once(path: str | None, line: int | None, message: str, expected: str) -> None:
+    """``file:line`` stands before the message unless the message begins with it."""
+    assert lines.error_line(path, line, message) == expected
+
+
+def test_lines_that_need_no_job() -> None:
+    """Lanes, workers and reloads read as one line each."""
+    assert lines.lines_of(LaneChanged("cuda:0", "sick", "no canary")) == ["lane cuda:0: sick (no canary)"]
+    assert lines.lines_of(WorkerChanged(3, "bench", "killed")) == ["bench worker 3: killed"]
+    errors = ({"path": "b.py", "line": 1, "message": "no"},)
+    assert lines.lines_of(Reloaded(("a",), (), ("c", "d"), errors)) == ["added: a", "removed: c, d", "b.py:1: no"]
+
+
+def test_an_end_without_figures_is_a_line_too() -> None:
+    """A job that ended with nothing to show still says how."""
+    view = begin([job_map(state="cancelled", problem={})], 0.0)
+    assert lines.lines_of(JobEnded(view.jobs[1])) == ["project:gemm on cpu-model: job 1 cancelled"]

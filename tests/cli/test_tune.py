@@ -1,0 +1,240 @@
+"""``tune`` and ``watch`` against a daemon that tells a known story."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Run, Serve
+from tests.cli.fake_daemon import FakeDaemon
+from tests.cli.samples import DEVICE, KERNEL, PROBLEM, answer_map, job_map, state_event, trial_event, trial_map
+
+DONE = job_map(
+    state="done", done=4, best_us=40.0, default_us=80.0, reference_us=60.0, outcomes={"measured": 2, "hung": 2}
+)
+STORY = [
+    state_event("job_started", job_map()),
+    trial_event(trial_map(1, latency_us=50.0), 1, default_us=80.0),
+    trial_event(trial_map(2, "hung"), 2, best_us=50.0, default_us=80.0),
+    trial_event(trial_map(3, "hung"), 3, best_us=50.0, default_us=80.0),
+    trial_event(trial_map(4, latency_us=40.0), 4, default_us=80.0),
+    {"type": "refining", "kernel": KERNEL, "job": 1, "finalists": 2, "round": 1, "rounds": 1},
+    state_event("job_done", DONE),
+]
+ACCEPTED = {"jobs": [job_map(state="queued")], "errors": [], "epoch": 7, "seq": 0}
+BROKEN = {"path": "/src/tune_bad.py", "line": 3, "message": "NameError: name 'x' is not defined"}
+
+
+def tuning(serve: Serve, **changes: Any) -> FakeDaemon:
+    """Serve the story above."""
+    answers: dict[str, Any] = {"tune": ACCEPTED, "lookup": answer_map(config={"BM": 4}), "events": STORY, **changes}
+    return serve(**answers)
+
+
+def test_tune_tells_bests_and_first_failures(run: Run, serve: Serve) -> None:
+    """In a pipe: one line per new best, one per failure kind, then the table of winners and the failures."""
+    daemon = tuning(serve)
+    ran = run("tune", "gemm", "-p", "M=64", "--trials", "4", "--preset", "fast", "--no-spawn")
+    assert (ran.code, ran.err) == (0, "")
+    assert daemon.params_of("tune") == {"kernel": "gemm", "problem": {"M": 64}, "trials": 4, "preset": "fast"}
+    assert daemon.params_of("subscribe") == {"since": [7, 0], "jobs": [1]}
+    story, winners, failures, hint = ran.out.split("\n\n")
+    name = f"{KERNEL} [M=64 dtype=float32] on {DEVICE}: "
+    assert story.splitlines() == [
+        f"{name}job 1 tunes of 4 configs",
+        f"{name}1/4 best 50 µs (1.60× the default)  BM=1",
+        f"{name}hung  BM=2  why it is hung",
+        f"{name}4/4 best 40 µs (2.00× the default)  BM=4",
+        f"{name}tuned, 40 µs, 2.00× the default  BM=4",
+    ]
+    assert re.search(r"done +40 µs +80 µs +2\.00× +60 µs +BM=4$", winners)
+    assert re.search(r"hung +2 +BM=2 \(trial 2\) +why it is hung$", failures)
+    assert "ktuned results" in hint
+
+
+def test_tune_json_is_the_events_and_last_the_jobs(run: Run, serve: Serve) -> None:
+    """With ``--json`` stdout holds one event a line and, last, the jobs as they ended."""
+    tuning(serve)
+    ran = run("tune", "gemm", "--json", "--no-spawn")
+    assert (ran.code, ran.err) == (0, "")
+    assert [event["type"] for event in ran.values[:-1]] == [event["type"] for event in STORY]
+    assert ran.values[-1] == {"jobs": [DONE], "errors": []}
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled"])
+def test_a_job_that_does_not_succeed_exits_1(run: Run, serve: Serve, state: str) -> None:
+    """A failed or cancelled job is a result not reached, and its message is told."""
+    ended = job_map(state=state, best_us=40.0, message="no lane is open")
+    tuning(serve, events=[state_event("job_done", ended)])
+    ran = run("tune", "gemm", "--no-spawn")
+    assert ran.code == 1
+    assert f"job 1 {state}: no lane is open" in ran.out
+
+
+def test_a_job_without_a_valid_config_exits_1(run: Run, serve: Serve) -> None:
+    """A job that is done and has no winner is a result not reached."""
+    tuning(serve, events=[state_event("job_done", job_map(state="done", outcomes={"mismatch": 4}))])
+    ran = run("tune", "gemm", "--no-spawn")
+    assert ran.code == 1
+    assert "found no valid config (4 mismatch)" in ran.out
+
+
+def test_errors_in_kernel_files_are_told_and_exit_1(run: Run, serve: Serve, tmp_path: os.PathLike[str]) -> None:
+    """A broken kernel file does not keep the others from being tuned, and does not go unseen."""
+    daemon = tuning(serve, tune={**ACCEPTED, "errors": [BROKEN]})
+    ran = run("tune", str(tmp_path), "--no-spawn")
+    assert ran.code == 1
+    assert ran.err == "ktuned: /src/tune_bad.py:3: NameError: name 'x' is not defined\n"
+    assert "tuned, 40 µs" in ran.out
+    assert daemon.params_of("tune") == {"path": os.path.realpath(tmp_path)}
+
+
+def test_nothing_to_tune_exits_1(run: Run, serve: Serve) -> None:
+    """No jobs and no errors: the kernel declares no problem, and the line says so."""
+    tuning(serve, tune={**ACCEPTED, "jobs": []})
+    ran = run("tune", "gemm", "--no-spawn")
+    assert (ran.code, ran.out) == (1, "")
+    assert "nothing to tune" in ran.err
+
+
+def test_jobs_that_had_ended_already_need_no_events(run: Run, serve: Serve) -> None:
+    """A tuning that finds everything known ends at once, with its table."""
+    daemon = tuning(serve, tune={**ACCEPTED, "jobs": [DONE]})
+    ran = run("tune", "gemm", "--no-spawn")
+    assert ran.code == 0
+    assert "2.00×" in ran.out
+    assert "subscribe" not in [method for method, _ in daemon.calls]
+
+
+def test_detach_returns_at_once(run: Run, serve: Serve) -> None:
+    """``--detach`` prints the jobs and waits for nothing."""
+    daemon = tuning(serve)
+    ran = run("tune", "gemm", "--detach", "--json", "--no-spawn")
+    assert (ran.code, ran.values) == (0, [{"jobs": ACCEPTED["jobs"], "errors": []}])
+    assert [method for method, _ in daemon.calls] == ["tune"]
+
+
+def test_a_daemon_that_goes_away_exits_3(run: Run, serve: Serve) -> None:
+    """A stream that breaks is no daemon, said in one line."""
+    daemon = tuning(serve, events=STORY[:2])
+    daemon.hangs_up = True
+    ran = run("tune", "gemm", "--no-spawn")
+    assert ran.code == 3
+    assert len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+def test_ctrl_c_detaches_or_cancels(serve: Serve, cancels: bool) -> None:
+    """Ctrl-C leaves the job running and says how to see and cancel it; with ``--cancel`` it cancels."""
+    daemon = tuning(serve, events=STORY[:2], cancel={"jobs": []})
+    command = [sys.executable, "-m", "ktuned", "tune", "gemm", "--no-spawn", *(["--cancel"] if cancels else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert daemon.told.wait(30)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    cancelled = [params for method, params in daemon.calls if method == "cancel"]
+    if cancels:
+        assert cancelled == [{"job": 1}]
+        assert err.strip() == "cancelled job 1"
+    else:
+        assert cancelled == []
+        assert "`ktuned jobs`" in err
+        assert "`ktuned cancel 1`" in err
+
+
+def test_a_terminal_gets_a_live_view(serve: Serve) -> None:
+    """On a terminal the bar shows done/total, the best and the counts; the cursor comes back."""
+    tuning(serve)
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "40"}
+    command = [sys.executable, "-m", "ktuned", "tune", "gemm", "--no-spawn"]
+    with subprocess.Popen(command, stdout=slave, stderr=slave, stdin=slave, env=environment) as process:
+        os.close(slave)
+        shown = b""
+        try:
+            while data := os.read(master, 65536):
+                shown += data
+        except OSError:
+            pass  # the terminal's other end is closed: how Linux says that it has ended
+        finally:
+            os.close(master)
+    screen = shown.decode()
+    assert process.returncode == 0, screen
+    assert "tuned, 40 µs, 2.00× the default" in screen
+    assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l")
+
+
+def watching(**changes: Any) -> list[dict[str, Any]]:
+    """Return what happens around one save."""
+    return [
+        {"type": "reloaded", "kernel": None, "job": None, "added": [], "changed": [KERNEL], "removed": []},
+        {"type": "stale", "kernel": KERNEL, "job": None, "digest": "e"},
+        state_event("job_started", job_map(2)),
+        trial_event(trial_map(9, latency_us=20.0, job=2), 1),
+        {"type": "winner", "kernel": KERNEL, "job": 2, "problem": PROBLEM, "device": DEVICE, "config": {"BM": 9}, "latency_us": 20.0, "trial": 9},
+        {"type": "stale", "kernel": "other:kernel", "job": None, "digest": "f"},
+        state_event("job_done", job_map(2, state="done", best_us=20.0)),
+    ]  # fmt: skip
+
+
+def test_watch_tells_a_save_and_its_retuning(run: Run, serve: Serve, tmp_path: os.PathLike[str]) -> None:
+    """From the save over the stale winner to the new one, with the ratio; other projects stay out of it."""
+    root = os.path.realpath(tmp_path)
+    roots = [{"path": "/", "name": "outer", "python": "p"}, {"path": root, "name": "project", "python": "p"}]
+    daemon = serve(
+        tune={**ACCEPTED, "jobs": []},
+        kernels={"kernels": [], "errors": [], "roots": roots},
+        jobs={"jobs": [DONE]},
+        events=watching(),
+    )
+    daemon.hangs_up = True
+    ran = run("watch", root, "--no-spawn")
+    assert ran.code == 3
+    name = f"{KERNEL} [M=64 dtype=float32] on {DEVICE}: "
+    assert ran.out.splitlines() == [
+        f"changed: {KERNEL}",
+        f"{KERNEL}: saved; its winners are stale until it is tuned again",
+        f"{name}job 2 tunes of 4 configs",
+        f"{name}1/4 best 20 µs  BM=1",
+        f"{name}tuned, 20 µs, was 40 µs, 2.00× that speed now  BM=9",
+    ]
+    assert daemon.params_of("subscribe") == {"since": [7, 0]}
+
+
+def test_watch_without_a_path_shows_all(run: Run, serve: Serve) -> None:
+    """Without a path nothing is added, and every project's events come."""
+    daemon = serve(jobs={"jobs": []}, events=watching())
+    daemon.hangs_up = True
+    ran = run("watch", "--json", "--no-spawn")
+    assert [event["type"] for event in ran.values] == [event["type"] for event in watching()]
+    assert [method for method, _ in daemon.calls] == ["subscribe", "jobs"]
+
+
+def test_watch_catches_up_after_a_gap(run: Run, serve: Serve) -> None:
+    """When events were lost, the jobs are asked for again and their ends are told."""
+    states = iter([[job_map()], [DONE]])
+    daemon = serve(jobs=lambda params: {"jobs": next(states)}, events=[{"fresh": True}])
+    daemon.hangs_up = True
+    ran = run("watch", "--no-spawn")
+    assert "tuned, 40 µs" in ran.out
+
+
+def test_ctrl_c_ends_a_watch_in_peace(serve: Serve) -> None:
+    """The view ends, the daemon goes on, and nothing failed."""
+    daemon = serve(jobs={"jobs": []}, events=watching())
+    command = [sys.executable, "-m", "ktuned", "watch", "--no-spawn"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert daemon.told.wait(30)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "goes on watching" in err

@@ -1,0 +1,129 @@
+"""A real server in a process of its own, with methods that tests can steer.
+
+``python -m tests.client.daemon PATH`` serves until SIGTERM, and says ``ready`` on stdout when it does.
+"""
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from ktuned.errors import NotFound
+from ktuned.serve.events import Events
+from ktuned.serve.listening import bind_socket
+from ktuned.serve.server import Connection, Server
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Daemon:
+    """Answers lookups, holds requests until they are released, and runs jobs that end when told."""
+
+    def __init__(self) -> None:
+        self.events = Events(epoch=7, ring_events=16)
+        self.released = anyio.Event()
+        self.jobs: dict[int, dict[str, Any]] = {}
+        self.server = Server(
+            {
+                "lookup": self.lookup,
+                "hold": self.hold,
+                "release": self.release,
+                "boom": self.boom,
+                "garble": self.garble,
+                "tune": self.tune,
+                "jobs": self.list_jobs,
+                "end": self.end,
+                "publish": self.publish,
+                "subscribe": self.subscribe,
+            }
+        )
+
+    def lookup(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        if params["kernel"] == "missing":
+            raise NotFound("there is no kernel 'missing'", hint="see `ktuned kernels`")
+        if params["kernel"] == "garbled":
+            return {"config": 1}
+        config = None if params["kernel"] == "undeclared" else {"BM": params["problem"].get("M", 0)}
+        return {
+            "kernel": params["kernel"],
+            "problem": params["problem"],
+            "device": params.get("device", "cpu"),
+            "status": "unknown" if config is None else "fresh",
+            "config": config,
+            "latency_us": 1.5,
+            "artifact": None,
+            "age_s": 2.0,
+            "generation": 3,
+            "a_newer_field": True,
+        }
+
+    async def hold(self, params: dict[str, Any], connection: Connection) -> Any:
+        await self.released.wait()
+        return params
+
+    def release(self, params: dict[str, Any], connection: Connection) -> None:
+        self.released.set()
+
+    def boom(self, params: dict[str, Any], connection: Connection) -> None:
+        raise RuntimeError("boom")
+
+    def garble(self, params: dict[str, Any], connection: Connection) -> None:
+        connection.send(b"\xc1")
+
+    def tune(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        seq = self.events.seq
+        for number in range(params.get("trials", 1)):
+            self._note(number + 1, params["kernel"], "running")
+        return {"jobs": list(self.jobs.values()), "errors": [], "epoch": self.events.epoch, "seq": seq}
+
+    def list_jobs(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        return {"jobs": [self.jobs[job] for job in params["ids"]]}
+
+    def end(self, params: dict[str, Any], connection: Connection) -> None:
+        self._note(params["job"], "p:k", "done")
+
+    def publish(self, params: dict[str, Any], connection: Connection) -> None:
+        for _ in range(params["count"]):
+            self.events.publish("noise", job=params.get("job"))
+
+    def subscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, int]:
+        return self.events.subscribe(connection, **params)
+
+    def _note(self, job: int, kernel: str, state: str) -> None:
+        self.jobs[job] = {"id": job, "kernel": kernel, "state": state}
+        name = "job_done" if state == "done" else "job_started"
+        self.events.publish(name, kernel=kernel, job=job, job_state=self.jobs[job])
+
+    async def run(self, path: str) -> None:
+        with bind_socket(path) as listening:
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(self.server.serve, listening)
+                print("ready", flush=True)
+                with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+                    async for _ in signals:
+                        tasks.cancel_scope.cancel()
+
+
+@contextlib.contextmanager
+def running(path: str | Path) -> Iterator["subprocess.Popen[str]"]:
+    """Start the server on ``path``, yield its process once it serves, and end it."""
+    command = [sys.executable, "-m", "tests.client.daemon", str(path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+            process.wait(10)
+
+
+if __name__ == "__main__":
+    anyio.run(Daemon().run, sys.argv[1])

@@ -1,0 +1,184 @@
+import asyncio
+import socket
+import subprocess
+
+import anyio
+import pytest
+
+from ktuned_client import AsyncClient, Client, DaemonError, DaemonUnavailable
+from tests.client import daemon
+
+pytestmark = pytest.mark.anyio
+
+DEFAULT = {"BM": 64}
+PATIENT_S = 10.0
+
+
+@pytest.mark.usefixtures("served")
+async def test_a_lookup_gives_the_daemons_answer(path: str) -> None:
+    """The async client's hit is the same as the other's."""
+    with Client(path, deadline_s=PATIENT_S) as other:
+        async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+            for kernel in ("gemm", "undeclared"):
+                assert await client.lookup(kernel, {"M": 1}, DEFAULT) == other.lookup(kernel, {"M": 1}, DEFAULT)
+
+
+@pytest.mark.usefixtures("served")
+async def test_a_refused_lookup_gives_the_default_and_says_why(path: str) -> None:
+    """An error answer, or a question that cannot travel, never raises."""
+    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+        for kernel, problem in (("missing", {}), ("garbled", {}), ("gemm", {"M": object()})):
+            hit = await client.lookup(kernel, problem, DEFAULT)
+            assert (hit.status, hit.config) == ("unavailable", DEFAULT)
+            assert hit.message
+        assert (await client.lookup("gemm", {})).status == "fresh"
+
+
+async def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
+    """Nobody listens: the default, and a call raises."""
+    async with AsyncClient(path) as client:
+        hit = await client.lookup("gemm", {}, DEFAULT)
+        assert (hit.status, hit.config) == ("unavailable", DEFAULT)
+        with pytest.raises(DaemonUnavailable, match="no daemon serves"):
+            await client.call("status")
+
+
+async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> None:
+    """A daemon that accepts and never answers delays one lookup, which then backs off."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        async with AsyncClient(path, deadline_s=0.05) as client:
+            start = asyncio.get_running_loop().time()
+            hit = await client.lookup("gemm", {}, DEFAULT)
+            assert asyncio.get_running_loop().time() - start < 1
+            assert (hit.status, hit.config) == ("unavailable", DEFAULT)
+            client._backoff.failed("still silent")
+            assert (await client.lookup("gemm", {}, DEFAULT)).message == "still silent"
+
+
+@pytest.mark.usefixtures("served")
+async def test_tasks_share_one_connection(path: str) -> None:
+    """A hundred tasks at once get the answers to their own questions, over one connection."""
+    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+        hits = await asyncio.gather(*(client.lookup("gemm", {"M": number}) for number in range(100)))
+        assert [hit.config for hit in hits] == [{"BM": number} for number in range(100)]
+        connection = client._connection
+        assert (await client.lookup("gemm", {"M": 1})).status == "fresh"
+        assert client._connection is connection
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("flavour", ["task", "scope"])
+async def test_cancelling_one_request_leaves_the_others(path: str, flavour: str) -> None:
+    """Of two requests under way one is cancelled, by asyncio or by anyio; the other gets its own answer."""
+    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+        kept = asyncio.create_task(client.call("hold", name="kept"))
+        if flavour == "task":
+            dropped = asyncio.create_task(client.call("hold", name="dropped"))
+            await client.call("publish", count=0)
+            dropped.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await dropped
+        else:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: client.call("hold", name="dropped"))
+                await client.call("publish", count=0)
+                tasks.cancel_scope.cancel()
+        await client.call("release")
+        assert await kept == {"name": "kept"}
+        assert (await client.lookup("gemm", {"M": 2})).config == {"BM": 2}
+
+
+@pytest.mark.usefixtures("served")
+async def test_a_call_past_its_deadline_leaves_the_others(path: str) -> None:
+    """A deadline ends one call; its late answer is nobody else's."""
+    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+        with pytest.raises(DaemonUnavailable, match=r"within 0\.05 s"):
+            await client.call("hold", deadline_s=0.05)
+        await client.call("release")
+        assert await client.call("hold", name="next") == {"name": "next"}
+        with pytest.raises(DaemonError, match="boom"):
+            await client.call("boom")
+
+
+async def test_a_lost_daemon_fails_what_waits(path: str) -> None:
+    """A killed daemon ends every request under way, and its successor is found."""
+    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+        with daemon.running(path) as process:
+            waiting = asyncio.create_task(client.call("hold"))
+            await client.call("publish", count=0)
+            process.kill()
+            with pytest.raises(DaemonUnavailable, match="lost"):
+                await waiting
+        with daemon.running(path):
+            assert await client.call("publish", count=0) is None
+
+
+@pytest.mark.usefixtures("served")
+async def test_garbage_from_the_daemon_fails_what_waits(path: str) -> None:
+    """Bytes that are no message end the connection; the next request opens another."""
+    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+        waiting = asyncio.create_task(client.call("hold"))
+        with pytest.raises(DaemonUnavailable, match="not MessagePack"):
+            await client.call("garble")
+        with pytest.raises(DaemonUnavailable):
+            await waiting
+        assert (await client.lookup("gemm", {})).status == "fresh"
+
+
+@pytest.mark.usefixtures("served")
+async def test_a_tuning_is_the_stream_of_its_jobs_events(path: str) -> None:
+    """The iterator yields what happened since the request and ends with the last job."""
+    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+        async with await client.tune("p:k", trials=2) as tuning:
+            await client.call("end", job=2)
+            await client.call("end", job=1)
+            events = [(event["type"], event["job"]) async for event in tuning]
+        assert events == [("job_started", 1), ("job_started", 2), ("job_done", 2), ("job_done", 1)]
+        assert {job["state"] for job in tuning.jobs} == {"done"}
+
+
+@pytest.mark.usefixtures("served")
+async def test_a_tuning_survives_a_gap_in_the_events(path: str) -> None:
+    """When the ring has dropped a job's end, the iterator asks for the jobs and ends all the same."""
+    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+        tuning = await client.tune("p:k")
+        await client.call("end", job=1)
+        await client.call("publish", count=100)
+        events = [event async for event in tuning]
+    assert events[0]["fresh"] is True
+    assert [event.get("type") for event in events[1:]] == ["job_done"]
+
+
+async def test_a_lost_daemon_ends_a_stream_with_an_error(path: str, served: "subprocess.Popen[str]") -> None:
+    """A stream that can never end otherwise raises; one that was closed just ends."""
+    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+        closed = await client.events()
+        await closed.aclose()
+        assert [event async for event in closed] == []
+        stream = await client.events()
+        served.kill()
+        with pytest.raises(DaemonUnavailable, match="lost"):
+            await anext(stream)
+
+
+@pytest.mark.usefixtures("served")
+async def test_a_refused_subscription_raises(path: str) -> None:
+    """A filter of a wrong shape is the daemon's error, and its connection is closed."""
+    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+        with pytest.raises(DaemonError, match="jobs"):
+            await client.events(jobs=["1"])  # type: ignore[list-item]
+
+
+@pytest.mark.usefixtures("served")
+def test_another_loop_gets_another_connection(path: str) -> None:
+    """One client may be used by one loop after the other."""
+    client = AsyncClient(path, deadline_s=PATIENT_S)
+
+    async def look_up() -> str:
+        hit = await client.lookup("gemm", {})
+        await client.aclose()
+        return hit.status
+
+    assert [asyncio.run(look_up()), asyncio.run(look_up())] == ["fresh", "fresh"]

@@ -1,0 +1,320 @@
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned_client import Client, DaemonError, DaemonUnavailable
+from tests.client import daemon
+
+DEFAULT = {"BM": 64}
+PATIENT_S = 10.0
+"""A deadline that a loaded machine does not miss."""
+
+
+@contextlib.contextmanager
+def silent_listener(path: str) -> Iterator[socket.socket]:
+    """Listen and let the kernel accept, but never answer."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        yield listening
+
+
+def _until_served(client: Client, kernel: str = "gemm") -> Any:
+    give_up = time.monotonic() + 30
+    while True:
+        hit = client.lookup(kernel, {"M": 5}, DEFAULT)
+        if hit.status != "unavailable" or time.monotonic() > give_up:
+            return hit
+
+
+@pytest.mark.usefixtures("served")
+def test_a_lookup_gives_the_daemons_answer(path: str) -> None:
+    """Every field of the answer is in the hit; fields of newer daemons do no harm."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        hit = client.lookup("gemm", {"M": 4096}, DEFAULT, device="cpu:0")
+    assert (hit.kernel, hit.problem, hit.device, hit.status) == ("gemm", {"M": 4096}, "cpu:0", "fresh")
+    assert (hit.config, hit.latency_us, hit.artifact, hit.age_s, hit.generation) == ({"BM": 4096}, 1.5, None, 2.0, 3)
+    assert hit.message == ""
+
+
+@pytest.mark.usefixtures("served")
+def test_an_answer_without_config_gives_the_callers_default(path: str) -> None:
+    """`unknown`, and a kernel that declares no default, leave the caller with its own."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        hit = client.lookup("undeclared", {"M": 1}, DEFAULT)
+    assert (hit.status, hit.config) == ("unknown", DEFAULT)
+
+
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize(
+    ("kernel", "problem", "message"),
+    [
+        ("missing", {}, "there is no kernel 'missing'. see `ktuned kernels`"),
+        ("garbled", {}, "the daemon's answer is not a lookup's"),
+        ("gemm", {"M": object()}, "can not serialize"),
+        ("gemm", {"M": 2**70}, "64 bits"),
+    ],
+)
+def test_a_refused_lookup_gives_the_default_and_says_why(
+    path: str, kernel: str, problem: dict[str, Any], message: str
+) -> None:
+    """An error answer, or a question that cannot travel, never raises, and does not spoil the next lookup."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        hit = client.lookup(kernel, problem, DEFAULT)
+        assert (hit.status, hit.config) == ("unavailable", DEFAULT)
+        assert message in hit.message
+        assert client.lookup("gemm", {}).status == "fresh"
+
+
+def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
+    """Nobody listens: the default, and the command that starts a daemon."""
+    hit = Client(path).lookup("gemm", {"M": 1}, DEFAULT)
+    assert (hit.status, hit.config, hit.problem) == ("unavailable", DEFAULT, {"M": 1})
+    assert "ktuned serve" in hit.message
+
+
+def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> None:
+    """A daemon that accepts and never answers delays one lookup; those that follow do not even ask."""
+    with silent_listener(path), Client(path, deadline_s=0.05) as client:
+        start = time.monotonic()
+        hit = client.lookup("gemm", {}, DEFAULT)
+        took_s = time.monotonic() - start
+        assert (hit.status, hit.config) == ("unavailable", DEFAULT)
+        assert "within 0.05 s" in hit.message
+        assert 0.05 <= took_s < 1
+        client._backoff.failed("still silent")
+        assert client.lookup("gemm", {}, DEFAULT).message == "still silent"
+
+
+def test_a_daemon_that_drips_does_not_stretch_the_deadline(path: str) -> None:
+    """Bytes that come one by one do not start the deadline anew."""
+    with silent_listener(path) as listening, Client(path, deadline_s=0.1) as client:
+        done = threading.Event()
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"\x94\x01\x01\xc0\xdb\x00\x0f\xff\xff")
+                while not done.wait(0.01):
+                    connection.sendall(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        start = time.monotonic()
+        assert client.lookup("gemm", {}, DEFAULT).status == "unavailable"
+        took_s = time.monotonic() - start
+        done.set()
+        thread.join()
+    assert took_s < 1
+
+
+def test_garbage_from_the_daemon_gives_the_default(path: str) -> None:
+    """A peer that speaks something else is unavailable, not an exception."""
+    with silent_listener(path) as listening, Client(path, deadline_s=PATIENT_S) as client:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                connection.recv(1000)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert client.lookup("gemm", {}, DEFAULT).status == "unavailable"
+        thread.join()
+
+
+def test_a_full_backlog_gives_the_default(path: str) -> None:
+    """A daemon whose queue of connections is full is not waited for."""
+    with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as waiting:
+        listening.bind(path)
+        listening.listen(0)
+        for _ in range(3):
+            one = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                one.connect(path)
+        hit = Client(path, deadline_s=PATIENT_S).lookup("gemm", {}, DEFAULT)
+        assert (hit.status, hit.config) == ("unavailable", DEFAULT)
+        assert "no more connections" in hit.message
+
+
+def test_an_untrusted_socket_is_not_spoken_to(path: str) -> None:
+    """A directory open to others gives the default, and the message closes it."""
+    with silent_listener(path), Client(path, deadline_s=PATIENT_S) as client:
+        os.chmod(os.path.dirname(path), 0o755)
+        hit = client.lookup("gemm", {}, DEFAULT)
+        assert hit.status == "unavailable"
+        assert "chmod 700" in hit.message
+
+
+def test_a_restarted_daemon_is_found_again(path: str) -> None:
+    """Kill, default; restart, answer: the client outlives its daemons."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        with daemon.running(path) as process:
+            assert _until_served(client).status == "fresh"
+            process.kill()
+            process.wait()
+            assert client.lookup("gemm", {}, DEFAULT).status == "unavailable"
+        with daemon.running(path):
+            assert _until_served(client).config == {"BM": 5}
+
+
+def test_a_restart_between_two_lookups_is_not_noticed(path: str) -> None:
+    """A connection that died while it was idle is replaced within the same lookup."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        for _ in range(2):
+            with daemon.running(path):
+                assert client.lookup("gemm", {"M": 1}).status == "fresh"
+
+
+@pytest.mark.usefixtures("served")
+def test_threads_share_a_client(path: str) -> None:
+    """Each thread gets the answers to its own questions."""
+    with Client(path, deadline_s=PATIENT_S) as client, ThreadPoolExecutor(8) as threads:
+
+        def ask(number: int) -> bool:
+            return all(
+                client.lookup("gemm", {"M": number * 1000 + i}).config == {"BM": number * 1000 + i} for i in range(100)
+            )
+
+        assert all(threads.map(ask, range(8)))
+
+
+@pytest.mark.usefixtures("served")
+def test_a_forked_child_has_its_own_connection(path: str) -> None:
+    """Parent and child look up at once, with a lock that was held at the fork, and get their own answers."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        assert client.lookup("gemm", {"M": 0}).status == "fresh"
+        client._lock.acquire()
+        child = os.fork()
+        if child == 0:
+            correct = all(client.lookup("gemm", {"M": -i}).config == {"BM": -i} for i in range(1, 200))
+            os._exit(0 if correct else 1)
+        client._lock.release()
+        assert all(client.lookup("gemm", {"M": i}).config == {"BM": i} for i in range(200))
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.mark.usefixtures("served")
+def test_an_interrupted_lookup_leaves_no_stale_answer(path: str) -> None:
+    """An exception between question and answer drops the connection, so that the next lookup gets its own answer."""
+
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    with silent_listener(path + "2"), Client(path + "2", deadline_s=PATIENT_S) as client:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            with pytest.raises(Interrupted):
+                client.lookup("gemm", {})
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        client.socket = path
+        assert client.lookup("gemm", {"M": 3}).config == {"BM": 3}
+
+
+@pytest.mark.usefixtures("served")
+def test_a_call_raises_what_the_daemon_says(path: str) -> None:
+    """An error's code, message and hint arrive; so does a method that does not exist."""
+    with Client(path) as client:
+        with pytest.raises(DaemonError, match="there is no kernel") as caught:
+            client.call("lookup", kernel="missing")
+        assert (caught.value.code, caught.value.hint) == ("not_found", "see `ktuned kernels`")
+        with pytest.raises(DaemonError, match="no method 'nonsense'") as caught:
+            client.call("nonsense")
+        assert caught.value.code == "unknown_method"
+
+
+@pytest.mark.usefixtures("served")
+def test_a_call_past_its_deadline_raises(path: str) -> None:
+    """The deadline is the call's own, and lookups go on meanwhile."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        with pytest.raises(DaemonUnavailable, match=r"within 0\.05 s"):
+            client.call("hold", deadline_s=0.05)
+        assert client.lookup("gemm", {}).status == "fresh"
+
+
+def test_a_call_without_a_daemon_raises(path: str) -> None:
+    """The error says which socket, and what starts a daemon."""
+    with pytest.raises(DaemonUnavailable, match=path) as caught:
+        Client(path).call("status")
+    assert caught.value.hint == "start one with `ktuned serve`"
+
+
+@pytest.mark.usefixtures("served")
+def test_a_tuning_is_the_stream_of_its_jobs_events(path: str) -> None:
+    """The iterator yields what happened since the request, other jobs' events not, and ends with the last job."""
+    with Client(path) as client, client.tune("p:k", trials=2) as tuning:
+        assert [job["id"] for job in tuning.jobs] == [1, 2]
+        client.call("publish", count=3, job=9)
+        client.call("end", job=2)
+        client.call("end", job=1)
+        events = list(tuning)
+        assert [(event["type"], event["job"]) for event in events] == [
+            ("job_started", 1),
+            ("job_started", 2),
+            ("job_done", 2),
+            ("job_done", 1),
+        ]
+        assert {job["state"] for job in tuning.jobs} == {"done"}
+        assert events[-1]["job_state"] == {"id": 1, "kernel": "p:k", "state": "done"}
+
+
+@pytest.mark.usefixtures("served")
+def test_a_tuning_survives_a_gap_in_the_events(path: str) -> None:
+    """When the ring has dropped a job's end, the iterator asks for the jobs and ends all the same."""
+    with Client(path) as client:
+        tuning = client.tune("p:k", trials=1)
+        client.call("end", job=1)
+        client.call("publish", count=100)
+        events = list(tuning)
+    assert events[0]["fresh"] is True
+    assert [event.get("type") for event in events[1:]] == ["job_done"]
+
+
+def test_a_lost_daemon_ends_a_tuning_with_an_error(path: str, served: "subprocess.Popen[str]") -> None:
+    """A stream that can never end otherwise raises DaemonUnavailable."""
+    with Client(path) as client, client.tune("p:k") as tuning:
+        assert next(tuning)["type"] == "job_started"
+        served.kill()
+        with pytest.raises(DaemonUnavailable, match="lost"):
+            next(tuning)
+
+
+@pytest.mark.usefixtures("served")
+def test_events_are_filtered_and_resumed(path: str) -> None:
+    """A stream says where it stands, and another one goes on from there."""
+    with Client(path) as client:
+        with client.events(types=["job_done"]) as first:
+            client.call("tune", kernel="p:k")
+            client.call("end", job=1)
+            assert next(first)["type"] == "job_done"
+        client.call("publish", count=2)
+        with client.events(since=(first.epoch, first.seq)) as second:
+            assert [next(second)["seq"], next(second)["seq"]] == [first.seq + 1, first.seq + 2]
+        assert list(second) == []
+
+
+def test_the_client_imports_little() -> None:
+    """Neither asyncio nor anything of the daemon is imported for a synchronous client."""
+    code = "import sys, ktuned_client; print(sorted({'asyncio', 'ktuned', 'anyio'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
+    assert done.stdout == "[]\n"

@@ -1,0 +1,79 @@
+"""What every test gets: no leaks, no other daemon in reach, one event loop's flavour."""
+
+import inspect
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+from tests import leaks
+
+# A loaded machine makes an example slow, not wrong; equal seeds make a failure in CI a failure here.
+hypothesis.settings.register_profile("ktuned", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("ktuned")
+
+_FAILED = pytest.StashKey[bool]()
+
+
+def pytest_configure() -> None:
+    """Mark this run's processes before the first one starts."""
+    leaks.mark_environment()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this machine cannot run."""
+    if item.get_closest_marker("gpu") and not Path("/dev/nvidiactl").exists():
+        pytest.skip("no NVIDIA driver on this machine (/dev/nvidiactl is missing)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember a failure, so that what a failed test left behind is not a second one."""
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Check async tests for tasks that they leave behind."""
+    is_checked = inspect.iscoroutinefunction(pyfuncitem.obj) and not pyfuncitem.get_closest_marker("allow_leaks")
+    if is_checked:
+        pyfuncitem.obj = leaks.without_leaked_tasks(pyfuncitem.obj)
+    return (yield)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """Run tests marked ``anyio`` on asyncio, which the daemon is built on."""
+    return "asyncio", {"loop_factory": leaks.tracking_loop}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_directories(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """Keep tests away from the daemon, the store and the settings of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("KTUNED_") and name != "KTUNED_TEST_RUN"]:
+            patch.delenv(name)
+        for name in ("XDG_RUNTIME_DIR", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+            directory = tmp_path_factory.mktemp(name.lower())
+            directory.chmod(0o700)
+            patch.setenv(name, str(directory))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _leaks_nothing(request: pytest.FixtureRequest) -> Generator[None]:
+    """Fail a test that leaves a process, a thread or a file descriptor behind."""
+    mark = request.node.get_closest_marker("allow_leaks")
+    if mark and not (mark.args or mark.kwargs.get("reason")):
+        pytest.fail("allow_leaks needs its reason: @pytest.mark.allow_leaks(reason=…)")
+    before = leaks.Snapshot.take()
+    yield
+    found = before.leaked_since()
+    if found and not mark and not request.node.stash.get(_FAILED, False):
+        pytest.fail("the test left behind:\n  " + "\n  ".join(found))

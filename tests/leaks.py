@@ -1,0 +1,154 @@
+"""What a test left behind: processes, threads, file descriptors, tasks.
+
+Processes are found by a mark in their environment too, not by parentage alone: a daemon that detaches, or a
+worker whose daemon was killed, is nobody's child any more.
+"""
+
+import asyncio
+import functools
+import gc
+import os
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import psutil
+
+GRACE_S = 5.0
+"""How long what is already ending (a killed process, a joined pool's thread) may take; waited for, never slept."""
+
+HARMLESS_TARGETS = ("/dev/urandom", "/dev/random", "/dev/null", "/dev/nvidia", "/proc/", "/sys/")
+"""What libraries open once and keep, by the beginning of the descriptor's target."""
+
+_MARK = f"KTUNED_TEST_RUN={uuid.uuid4().hex}"
+
+
+def mark_environment() -> None:
+    """Put into the environment what tells this run's processes from all others."""
+    name, _, value = _MARK.partition("=")
+    os.environ[name] = value
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What this process holds at one moment; ``descriptors`` are (number, target)."""
+
+    processes: frozenset[psutil.Process]
+    threads: frozenset[threading.Thread]
+    descriptors: frozenset[tuple[int, str]]
+
+    @classmethod
+    def take(cls) -> Self:
+        """Look now."""
+        return cls(_processes(), frozenset(threading.enumerate()), _descriptors())
+
+    def leaked_since(self) -> list[str]:
+        """Return one line for each thing that is there now, was not there then and does not end within the grace.
+
+        Leaked processes are killed, so that they disturb no other test.
+        """
+        found = [f"process {text}" for text in _end(self._new_processes())]
+        for thread in set(threading.enumerate()) - self.threads:
+            thread.join(GRACE_S)
+            if thread.is_alive():
+                found.append(f"thread {thread.name}")
+        if _descriptors() - self.descriptors:
+            gc.collect()
+        found += [f"file descriptor {number} -> {target}" for number, target in _descriptors() - self.descriptors]
+        return sorted(found)
+
+    def _new_processes(self) -> list[psutil.Process]:
+        # What an older process started (a module's daemon replaces a worker) is that one's to end.
+        new = []
+        for process in _processes() - self.processes:
+            with suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE and self.processes.isdisjoint(process.parents()):
+                    new.append(process)
+        return new
+
+
+def _processes() -> frozenset[psutil.Process]:
+    found = set(psutil.Process().children(recursive=True))
+    mark = _MARK.encode()
+    for entry in os.listdir("/proc"):
+        with suppress(OSError, psutil.NoSuchProcess):
+            if entry.isdigit() and mark in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
+                found.add(psutil.Process(int(entry)))
+    found.discard(psutil.Process())
+    return frozenset(found)
+
+
+def _end(processes: Iterable[psutil.Process]) -> list[str]:
+    _, alive = psutil.wait_procs(list(processes), timeout=GRACE_S)
+    texts = []
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            texts.append(f"{process.pid}: {' '.join(process.cmdline())}")
+            process.kill()
+    psutil.wait_procs(alive, timeout=GRACE_S)
+    return texts
+
+
+def _descriptors() -> frozenset[tuple[int, str]]:
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{entry}")
+            if not target.startswith(HARMLESS_TARGETS):
+                found.add((int(entry), target))
+    return frozenset(found)
+
+
+_AnyTask = asyncio.Task[Any]
+_creators: WeakKeyDictionary[_AnyTask, _AnyTask | None] = WeakKeyDictionary()
+
+
+def tracking_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop that remembers which task made each task."""
+    loop = asyncio.new_event_loop()
+
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> _AnyTask:
+        task: _AnyTask = asyncio.Task(coroutine, loop=loop, **options)
+        _creators[task] = asyncio.current_task(loop)
+        return task
+
+    loop.set_task_factory(make)
+    return loop
+
+
+class LeakedTasks(AssertionError):
+    """A test ended while tasks that it made still ran."""
+
+
+def without_leaked_tasks(test: Callable[..., Awaitable[None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+    """Wrap an async test so that it fails when a task that it made outlives it.
+
+    Tasks that fixtures made, before the test or while it ran, are the fixtures' own.
+    """
+
+    @functools.wraps(test)
+    async def checked(**arguments: Any) -> None:
+        current = asyncio.current_task()
+        before = asyncio.all_tasks()
+        await test(**arguments)
+        leaked = {task for task in asyncio.all_tasks() - before if _is_made_by(task, current, before)}
+        if leaked:
+            _, leaked = await asyncio.wait(leaked, timeout=GRACE_S)
+        for task in leaked:
+            task.cancel()
+        if leaked:
+            raise LeakedTasks("; ".join(sorted(repr(task.get_coro()) for task in leaked)))
+
+    return checked
+
+
+def _is_made_by(task: _AnyTask, maker: _AnyTask | None, others: set[_AnyTask]) -> bool:
+    creator = _creators.get(task)
+    while creator is not None and creator is not maker and creator not in others:
+        creator = _creators.get(creator)
+    return creator is not None and creator is maker

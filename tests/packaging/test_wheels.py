@@ -1,0 +1,208 @@
+"""The three wheels: what they say of themselves, what they hold, and that ktuned works from them alone."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator
+from configparser import ConfigParser
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PROJECTS = {
+    "ktuned": (ROOT, "ktuned"),
+    "ktuned-client": (ROOT / "client", "ktuned_client"),
+    "ktuned-tvm-ffi": (ROOT / "plugins/tvm_ffi", "ktuned_tvm_ffi"),
+}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Build the wheel of each distribution, from its sdist as a release would."""
+    built = {}
+    for name, (project, _) in PROJECTS.items():
+        into = tmp_path_factory.mktemp(name)
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(project)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        (built[name],) = into.glob("*.whl")
+    return built
+
+
+def _metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def _entry_points(wheel: Path) -> dict[str, dict[str, str]]:
+    parser = ConfigParser(delimiters=("=",))
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.endswith(".dist-info/entry_points.txt"):
+                parser.read_string(archive.read(name).decode())
+    return {section: dict(parser[section]) for section in parser.sections()}
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_metadata_is_complete(wheels: dict[str, Path], name: str) -> None:
+    """Name, licence, Python range, description and typing are stated, as PEP 639 wants them."""
+    metadata = _metadata(wheels[name])
+    classifiers = metadata.get_all("Classifier", [])
+    assert metadata["Name"] == name
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Summary"]
+    assert str(metadata.get_payload()).startswith("#")
+    assert "Typing :: Typed" in classifiers
+    assert not [text for text in classifiers if text.startswith("License ::")]
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_wheel_holds_its_package_alone(wheels: dict[str, Path], name: str) -> None:
+    """No tests, examples or other distributions stray into a wheel, and every module of the package is in it."""
+    project, package = PROJECTS[name]
+    with zipfile.ZipFile(wheels[name]) as archive:
+        held = {entry for entry in archive.namelist() if ".dist-info/" not in entry}
+    expected = {
+        path.relative_to(project).as_posix()
+        for path in (project / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert held == expected
+    assert f"{package}/py.typed" in held
+
+
+def test_licences_are_one(wheels: dict[str, Path]) -> None:
+    """Each wheel carries the same full text of the licence."""
+    texts = set()
+    for wheel in wheels.values():
+        with zipfile.ZipFile(wheel) as archive:
+            texts |= {archive.read(name) for name in archive.namelist() if name.endswith("licenses/LICENSE")}
+    assert texts == {(ROOT / "LICENSE").read_bytes()}
+
+
+def test_entry_points(wheels: dict[str, Path]) -> None:
+    """The command, the strategies and the backend are found by metadata."""
+    assert _entry_points(wheels["ktuned"]) == {
+        "console_scripts": {"ktuned": "ktuned.cli:main"},
+        "ktuned.strategies": {
+            "exhaustive": "ktuned.strategies:Exhaustive",
+            "random": "ktuned.strategies:Random",
+        },
+    }
+    assert _entry_points(wheels["ktuned-tvm-ffi"]) == {"ktuned.backends": {"tvm_ffi": "ktuned_tvm_ffi:TvmFfi"}}
+    assert _entry_points(wheels["ktuned-client"]) == {}
+
+
+def test_dependencies_are_stated_and_open(wheels: dict[str, Path]) -> None:
+    """The client needs msgpack alone, the daemon no torch, and no range has an upper bound."""
+    needed = {
+        name: {text for text in _metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in text}
+        for name, wheel in wheels.items()
+    }
+    assert {re.split(r"[<>=!~]", text)[0] for text in needed["ktuned-client"]} == {"msgpack"}
+    assert not [text for text in needed["ktuned"] if text.startswith(("torch", "apache-tvm-ffi", "ktuned-tvm-ffi"))]
+    assert not [text for texts in needed.values() for text in texts if "<" in text or "==" in text]
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make an environment that has ktuned from the wheels, and everything else from this one."""
+    home = tmp_path_factory.mktemp("from-wheels")
+    venv.create(home, symlinks=True)
+    python = home / "bin/python"
+    (site,) = home.glob("lib/python*/site-packages")
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*command, *map(str, wheels.values())], check=True, capture_output=True, text=True)
+    # After the install, lest pip take the editable ones for installed; behind it in sys.path, so that the wheels win.
+    (site / "development.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return home
+
+
+@pytest.fixture
+def environment(installed: Path, tmp_path: Path) -> dict[str, str]:
+    """Return what a command of the wheels' environment runs with: a home and a socket of its own."""
+    inherited = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    return {
+        **inherited,
+        "PATH": f"{installed / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "KTUNED_HOME": str(tmp_path / "home"),
+        "KTUNED_SOCKET": str(tmp_path / "run/ktuned.sock"),
+    }
+
+
+def _run(installed: Path, environment: dict[str, str], cwd: Path, *command: str) -> str:
+    done = subprocess.run(
+        [str(installed / "bin" / command[0]), *command[1:]],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_wheels_are_what_runs(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    """In the new environment every package comes from its wheel, not from the checkout."""
+    packages = ", ".join(package for _, package in PROJECTS.values())
+    script = f"import {packages}\nfor package in ({packages}): print(package.__file__)"
+    for file in _run(installed, environment, tmp_path, "python", "-c", script).split():
+        assert Path(file).is_relative_to(installed)
+
+
+def test_the_command_runs(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    """``ktuned`` is on the path, knows its version, and ``python -m ktuned`` is the same."""
+    told = _run(installed, environment, tmp_path, "ktuned", "--version")
+    assert _metadata_version(installed) in told
+    assert _run(installed, environment, tmp_path, "python", "-m", "ktuned", "--version") == told
+
+
+def _metadata_version(installed: Path) -> str:
+    (info,) = installed.glob("lib/python*/site-packages/ktuned-*.dist-info")
+    return info.name.removeprefix("ktuned-").removesuffix(".dist-info")
+
+
+def _blocks(language: str) -> Iterator[str]:
+    yield from re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.skipif(
+    not (ROOT / "ktuned/daemon.py").exists(), reason="`ktuned serve` is not written yet (ktuned/daemon.py)"
+)
+def test_the_readme_works_from_the_wheels(installed: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    """The README's kernel is tuned and its lookup answered with the winner, by nothing but the wheels."""
+    project = tmp_path / "project"
+    project.mkdir()
+    kernel_file, lookup = _blocks("python")
+    (source,) = _blocks("cpp")
+    (project / "tune_dot.py").write_text(kernel_file)
+    (project / "dot.cc").write_text(source)
+
+    try:
+        output = _run(installed, environment, project, "ktuned", "tune", ".", "--preset", "fast", "--json")
+        last = json.loads(output.splitlines()[-1])
+        backends = json.loads(_run(installed, environment, project, "ktuned", "backends", "--json"))
+        looked_up = _run(installed, environment, project, "python", "-c", lookup)
+        results = json.loads(_run(installed, environment, project, "ktuned", "results", "dot", "--json"))
+    finally:
+        _run(installed, environment, project, "ktuned", "stop")
+
+    assert "tvm_ffi" in json.dumps(backends)
+    assert [job["state"] for job in last["jobs"]] == ["done"]
+    trials = results["trials"] if isinstance(results, dict) else results
+    assert {trial["config"]["LANES"] for trial in trials} == {1, 8, 16, 32, 64}
+    assert "fresh" in looked_up
+    assert any(str(trial["config"]) in looked_up for trial in trials if trial["outcome"] == "measured")

@@ -1,0 +1,132 @@
+"""The example kernel: its good configs compute, and each of its four wrong ones fails in the way that it claims."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ktuned.backends import Absent, Compiled, Unit
+from ktuned.model import Outcome, Scalar
+from ktuned.spec.kernel import Kernel
+from ktuned.spec.loading import load_file
+from ktuned_tvm_ffi import TvmFfi
+
+DIRECTORY = Path(__file__).parents[2] / "examples" / "cpu_gemm"
+WRONG = ("BROKEN_BUILD", "DROPS_TAIL", "NULL_DEREF", "ENDLESS")
+
+LARGE_TILES = {
+    "wide": {"TILE_ROWS": 4, "TILE_COLUMNS": 24, "BLOCK_ROWS": 48, "BLOCK_DEPTH": 200, "THREADS": 1},
+    "tall": {"TILE_ROWS": 6, "TILE_COLUMNS": 16, "BLOCK_ROWS": 192, "BLOCK_DEPTH": 96, "THREADS": 2},
+}
+
+ENDLESS_AFTER_S = 2.0
+"""A thousand times what the product takes: time for the endless one to prove itself."""
+
+LAUNCH = """
+import sys, torch, tvm_ffi
+gemm = tvm_ffi.load_module(sys.argv[1]).gemm
+for m, n, k in eval(sys.argv[2]):
+    a, b, c = torch.rand(m, k) - 0.5, torch.rand(k, n) - 0.5, torch.full((m, n), float("nan"))
+    print("launching", flush=True)
+    gemm(a, b, c)
+    print(torch.allclose(c, a @ b, rtol=1e-4, atol=1e-4), flush=True)
+"""
+
+
+def load_kernel() -> Kernel:
+    """Return the example as a worker reads it."""
+    loaded = load_file(DIRECTORY / "tune_gemm.py", DIRECTORY)
+    assert loaded.errors == ()
+    (kernel,) = loaded.kernels
+    return kernel
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, compiler_cache: Path) -> dict[str, tuple[Compiled, Path]]:
+    """Return, by name, what became of the default, its wrong variants and two large tiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KTUNED_CACHE", str(compiler_cache))
+        kernel, into, backend = load_kernel(), tmp_path_factory.mktemp("gemm"), TvmFfi()
+        assert kernel.default is not None
+        (problem,) = kernel.problem_list()
+        configs: dict[str, Mapping[str, Scalar]] = {"default": kernel.default}
+        configs |= {variant: {**kernel.default, "VARIANT": variant} for variant in WRONG}
+        configs |= {name: {**kernel.default, **knobs} for name, knobs in LARGE_TILES.items()}
+        devices = backend.devices()
+        assert not isinstance(devices, Absent)
+        source = DIRECTORY / "gemm.cc"
+        units = [
+            Unit(name, kernel.build(problem, config), (source,), kernel.file, "gemm", devices[0].target)
+            for name, config in configs.items()
+        ]
+        for unit in units:
+            (into / unit.key).mkdir()
+        return {result.key: (result, into / result.key / "kernel.so") for result in backend.compile(units, into)}
+
+
+def launch(library: Path, shapes: str = "[(384, 384, 400)]") -> subprocess.Popen[str]:
+    """Launch a kernel in a process group of its own; it says so first, and then whether it agrees with torch."""
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, str(library), shapes],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_the_space_holds_each_wrong_config_once() -> None:
+    """64 good configs, the default among them, and one of each wrong variant."""
+    kernel = load_kernel()
+    (problem,) = kernel.problem_list()
+    configs = list(kernel.bound_space(problem))
+    variants = [config["VARIANT"] for config in configs]
+    assert kernel.default in configs
+    assert variants.count("BLOCKED") == 64
+    assert sorted(set(variants) - {"BLOCKED"}) == sorted(WRONG)
+    assert len(configs) == 64 + len(WRONG)
+
+
+@pytest.mark.parametrize("name", ["default", *LARGE_TILES])
+def test_good_configs_agree_with_torch(name: str, built: dict[str, tuple[Compiled, Path]]) -> None:
+    """On the declared problem, and where nothing is a multiple of any tile."""
+    result, library = built[name]
+    assert result.outcome is None, result.message
+    said, _ = launch(library, "[(384, 384, 400), (1, 1, 1), (97, 101, 103), (5, 300, 401)]").communicate()
+    assert said.split() == ["launching", "True"] * 4
+
+
+def test_broken_build_does_not_compile(built: dict[str, tuple[Compiled, Path]]) -> None:
+    """It trips the static_assert on the tile's width."""
+    result, _ = built["BROKEN_BUILD"]
+    assert result.outcome is Outcome.COMPILE_ERROR
+    assert "TILE_COLUMNS must be a whole number of vectors" in result.message.splitlines()[0]
+
+
+def test_drops_tail_computes_wrongly(built: dict[str, tuple[Compiled, Path]]) -> None:
+    """It returns, and disagrees with torch."""
+    process = launch(built["DROPS_TAIL"][1])
+    said, _ = process.communicate()
+    assert (process.returncode, said.split()) == (0, ["launching", "False"])
+
+
+def test_null_deref_dies_of_sigsegv(built: dict[str, tuple[Compiled, Path]]) -> None:
+    """Not of SIGILL, which a compiler that sees the null pointer would make of it."""
+    process = launch(built["NULL_DEREF"][1])
+    said, _ = process.communicate()
+    assert (process.returncode, said.split()) == (-signal.SIGSEGV, ["launching"])
+
+
+def test_endless_never_returns_until_its_group_is_killed(built: dict[str, tuple[Compiled, Path]]) -> None:
+    """It launches, runs on, and SIGKILL of its group ends it."""
+    process = launch(built["ENDLESS"][1])
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "launching\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(ENDLESS_AFTER_S)
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL

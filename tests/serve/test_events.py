@@ -1,0 +1,256 @@
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned.errors import UsageError
+from ktuned.serve.events import Events
+from ktuned_client.wire import Decoder, Notification
+
+EPOCH = 11
+
+
+class FakeSink:
+    """Takes what it is given while it is writable; full after ``room`` sends, if that is given."""
+
+    def __init__(self) -> None:
+        self.on_writable: Callable[[], None] | None = None
+        self.on_closed: Callable[[], None] | None = None
+        self.is_writable = True
+        self.room: int | None = None
+        self.events: list[dict[str, Any]] = []
+        self.sends: list[int] = []
+        self._decoder = Decoder()
+
+    def send(self, data: bytes) -> None:
+        assert self.is_writable
+        self.sends.append(len(data))
+        for message in self._decoder.feed(data):
+            assert isinstance(message, Notification)
+            assert message.method == "event"
+            assert message.params is not None
+            self.events.append(message.params)
+        if self.room is not None:
+            self.room -= 1
+            self.is_writable = self.room > 0
+
+    def drain(self) -> None:
+        """Become writable, as a connection does that has been read."""
+        self.room = None
+        self.is_writable = True
+        if self.on_writable is not None:
+            self.on_writable()
+
+    @property
+    def heard(self) -> list[int | str]:
+        return ["fresh" if event.get("fresh") else event["seq"] for event in self.events]
+
+
+def _events(count: int = 0, **settings: int) -> Events:
+    events = Events(epoch=EPOCH, **settings)
+    for _ in range(count):
+        events.publish("noise")
+    return events
+
+
+def test_an_event_has_the_fields_of_the_protocol() -> None:
+    """What is published, returned and sent is one map: seq, epoch, type, kernel, job, and the type's own fields."""
+    events, sink = _events(), FakeSink()
+    assert events.subscribe(sink) == {"epoch": EPOCH, "seq": 0}
+    published = events.publish("winner", kernel="p:k", job=3, latency_us=1.5)
+    expected = {"seq": 1, "epoch": EPOCH, "type": "winner", "kernel": "p:k", "job": 3, "latency_us": 1.5}
+    assert published == expected
+    assert sink.events == [expected]
+
+
+def test_each_daemon_has_its_own_epoch() -> None:
+    """Epochs are random and fit into a signed 64-bit number."""
+    epochs = {Events().epoch for _ in range(100)}
+    assert len(epochs) == 100
+    assert all(0 <= epoch < 2**63 for epoch in epochs)
+
+
+KERNELS = [None, "p:a", "p:b"]
+JOBS = [None, 1, 2]
+TYPES = ["trial_done", "winner"]
+
+
+@pytest.mark.parametrize("kernels", [None, [], ["p:a"], ["p:a", "p:b"]])
+@pytest.mark.parametrize("jobs", [None, [], [1], [1, 2]])
+@pytest.mark.parametrize("types", [None, [], ["winner"], ["winner", "trial_done"]])
+def test_a_subscriber_hears_what_passes_every_filter(
+    kernels: list[str] | None, jobs: list[int] | None, types: list[str] | None
+) -> None:
+    """Of all combinations exactly those that every given filter names are heard, live and replayed alike."""
+    events, live, late = _events(), FakeSink(), FakeSink()
+    events.subscribe(live, kernels=kernels, jobs=jobs, types=types)
+    wanted = []
+    for kernel, job, type_ in product(KERNELS, JOBS, TYPES):
+        event = events.publish(type_, kernel=kernel, job=job)
+        passes = (kernels is None or kernel in kernels, jobs is None or job in jobs, types is None or type_ in types)
+        if all(passes):
+            wanted.append(event)
+    assert live.events == wanted
+    events.subscribe(late, since=[EPOCH, 0], kernels=kernels, jobs=jobs, types=types)
+    late.drain()
+    assert late.events == wanted
+
+
+@pytest.mark.parametrize("since", range(-1, 13))
+@pytest.mark.parametrize("epoch", [EPOCH, EPOCH + 1])
+def test_a_subscriber_goes_on_from_where_it_was(epoch: int, since: int) -> None:
+    """Everything after `since` that the ring holds is replayed; anything else is one `fresh`, and then what follows."""
+    events, sink = _events(10, ring_events=4), FakeSink()
+    events.subscribe(sink, since=[epoch, since])
+    assert sink.heard == []  # the answer to `subscribe` goes first
+    sink.drain()
+    is_known = epoch == EPOCH and 6 <= since <= 10
+    assert sink.heard == (list(range(since + 1, 11)) if is_known else ["fresh"])
+    if not is_known:
+        assert sink.events == [{"fresh": True, "epoch": EPOCH, "seq": 10}]
+    events.publish("noise")
+    assert sink.heard[-1] == 11
+    assert len(sink.heard) == (11 - since if is_known else 2)
+
+
+def test_without_since_only_what_follows_is_heard() -> None:
+    """A new subscriber starts now."""
+    events, sink = _events(3), FakeSink()
+    events.subscribe(sink)
+    sink.drain()
+    events.publish("noise")
+    assert sink.heard == [4]
+
+
+@pytest.mark.parametrize("missed", range(10))
+def test_a_slow_subscriber_loses_nothing_that_the_ring_holds(missed: int) -> None:
+    """One that was not writable gets what it missed once it drains, or `fresh` when it missed more than the ring."""
+    events, slow, quick = _events(ring_events=4), FakeSink(), FakeSink()
+    events.subscribe(slow)
+    events.subscribe(quick)
+    events.publish("noise")
+    slow.is_writable = False
+    for _ in range(missed):
+        events.publish("noise")
+    assert slow.heard == [1]
+    assert quick.heard == list(range(1, missed + 2))
+    assert events.statistics()["lagging"] == (1 if missed else 0)
+    slow.drain()
+    assert slow.heard[1:] == (list(range(2, missed + 2)) if missed <= 4 else ["fresh"])
+    events.publish("noise")
+    assert slow.heard[-1] == missed + 2
+
+
+def test_a_replay_stops_where_the_sink_is_full() -> None:
+    """A long replay is handed over in batches, and goes on where it stopped."""
+    events, sink = Events(epoch=EPOCH), FakeSink()
+    for _ in range(100):
+        events.publish("noise", text="x" * 10_000)
+    events.subscribe(sink, since=[EPOCH, 0])
+    sink.room = 1
+    assert sink.on_writable is not None
+    sink.on_writable()
+    heard = len(sink.heard)
+    assert 0 < heard < 20
+    sink.drain()
+    assert sink.heard == list(range(1, 101))
+    assert max(sink.sends) < 100_000
+
+
+def test_the_ring_is_bounded_in_bytes() -> None:
+    """Large events push older ones out sooner, down to none at all."""
+    events = Events(epoch=EPOCH, ring_bytes=10_000)
+    for _ in range(100):
+        events.publish("noise", text="x" * 1000)
+    assert events.statistics()["bytes"] <= 10_000
+    assert events.statistics()["events"] == 9
+    sink = FakeSink()
+    events.subscribe(sink, since=[EPOCH, 91])
+    sink.drain()
+    assert sink.heard == list(range(92, 101))
+    events.publish("noise", text="x" * 20_000)
+    assert events.statistics()["events"] == 0
+    assert sink.heard[-1] == "fresh"
+
+
+def test_a_second_subscription_replaces_the_first() -> None:
+    """A sink has one subscription, so that no event comes twice."""
+    events, sink = _events(), FakeSink()
+    events.subscribe(sink)
+    events.subscribe(sink, types=["winner"])
+    events.publish("noise")
+    events.publish("winner")
+    assert sink.heard == [2]
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_who_leaves_hears_nothing_more(is_closed: bool) -> None:
+    """Unsubscribing and closing both end a subscription, and doing so twice does no harm."""
+    events, sink = _events(), FakeSink()
+    events.subscribe(sink)
+    if is_closed:
+        assert sink.on_closed is not None
+        sink.on_closed()
+    events.unsubscribe(sink)
+    events.unsubscribe(sink)
+    events.publish("noise")
+    assert sink.heard == []
+    assert sink.on_writable is None
+    assert events.statistics()["subscribers"] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"since": 1},
+        {"since": "ab"},
+        {"since": [1]},
+        {"since": [1, "2"]},
+        {"since": [1, 2, 3]},
+        {"since": [True, 2]},
+        {"since": {1: 2, 3: 4}},
+        {"kernels": "p:k"},
+        {"kernels": 5},
+        {"jobs": ["1"]},
+        {"jobs": [True]},
+        {"types": [1]},
+    ],
+    ids=repr,
+)
+def test_a_malformed_subscription_is_refused(arguments: dict[str, Any]) -> None:
+    """An argument of a wrong shape is a usage error, and leaves nothing behind."""
+    events, sink = _events(), FakeSink()
+    with pytest.raises(UsageError):
+        events.subscribe(sink, **arguments)
+    assert events.statistics()["subscribers"] == 0
+
+
+def test_an_event_that_cannot_travel_has_no_number() -> None:
+    """A mistaken field fails the publisher, and leaves no hole in the numbering."""
+    events = _events(1)
+    with pytest.raises(TypeError):
+        events.publish("noise", what=object())
+    assert events.publish("noise")["seq"] == 2
+
+
+@given(st.lists(st.sampled_from(["publish", "stall", "drain"]), max_size=60), st.integers(1, 6))
+def test_no_interleaving_loses_an_event_silently(steps: list[str], ring: int) -> None:
+    """Numbers only rise, and wherever one is missing a `fresh` stands."""
+    events, sink = Events(epoch=EPOCH, ring_events=ring), FakeSink()
+    events.subscribe(sink)
+    for step in steps:
+        if step == "publish":
+            events.publish("noise")
+        elif step == "stall":
+            sink.is_writable = False
+        else:
+            sink.drain()
+    sink.drain()
+    place = 0
+    for event in sink.events:
+        assert event["seq"] == place + 1 or (event.get("fresh") and event["seq"] > place)
+        place = event["seq"]
+    assert place == events.seq

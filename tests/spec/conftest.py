@@ -1,0 +1,75 @@
+"""Kernel files on disk, and how the tests load them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ktuned.model import KernelInfo
+from ktuned.spec.digest import describe
+from ktuned.spec.kernel import Kernel
+from ktuned.spec.loading import Loaded, forget_modules, load_file
+
+HEADER = """\
+from dataclasses import dataclass
+from ktuned import Unsupported, kernel, space, tensor
+from ktuned.backends import Build
+
+@dataclass(frozen=True)
+class Fake(Build):
+    backend = "fake"
+    n: int = 0
+
+"""
+HEADER_LINES = HEADER.count("\n")
+
+BASE = {"backend": '"fake"', "space": "space(BM=[1, 2])", "inputs": "lambda p: dict(A=tensor(3))", "check": "None"}
+
+
+class Project:
+    """A root with kernel files in it, below a temporary directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file and return its path; a kernel file gets the imports that all need."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = textwrap.dedent(text)
+        path.write_text(HEADER + text if path.name.startswith("tune_") else text)
+        return path
+
+    def load(self, name: str = "tune_it.py", backends: list[str] | None = None) -> Loaded:
+        """Load a kernel file as a worker does after a save."""
+        forget_modules(self.root)
+        return load_file(self.root / name, self.root, backends)
+
+    def kernel(self, **arguments: str) -> Kernel:
+        """Declare one kernel with these arguments, as source text, and load it; it must have no errors."""
+        loaded = self.declare(**arguments)
+        assert not loaded.errors, loaded.errors
+        return loaded.kernels[0]
+
+    def declare(self, body: str = "return Fake(c.BM)", **arguments: str) -> Loaded:
+        """Declare one kernel ``it`` on top of the base arguments and load its file."""
+        listed = ", ".join(f"{name}={value}" for name, value in (BASE | arguments).items() if value)
+        self.write("tune_it.py", f"@kernel({listed})\ndef it(p, c):\n    {body}\n")
+        return self.load()
+
+    def describe(self, name: str = "tune_it.py") -> dict[str, KernelInfo]:
+        """Load a kernel file and describe all of its kernels by name; it must have no errors."""
+        loaded = self.load(name)
+        assert not loaded.errors, loaded.errors
+        return {kernel.name: describe(kernel, "project", self.root) for kernel in loaded.kernels}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Project]:
+    """An empty project, forgotten afterwards."""
+    project = Project(tmp_path.resolve())
+    yield project
+    forget_modules(project.root)

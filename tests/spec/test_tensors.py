@@ -1,0 +1,135 @@
+"""Tensors: every fill, the same everywhere, and poison that no kernel's silence survives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from ktuned import tensor
+from ktuned.errors import UsageError
+from ktuned.spec.tensors import COMPLEX, DTYPES, FILLS, FLOATS, INTEGER_BITS, materialise, poison
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fill", FILLS)
+def test_every_dtype_and_fill(dtype: str, fill: str) -> None:
+    """Each dtype can be filled each way that means something to it, and refuses the others clearly."""
+    if fill in ("uniform", "normal") and dtype not in FLOATS + COMPLEX:
+        with pytest.raises(UsageError, match=f"{dtype} cannot be filled '{fill}'; say fill='integer'"):
+            tensor((4, 3), dtype, fill)
+        return
+    spec = tensor((40, 3), dtype, fill)
+    made = materialise(spec, "A", "k", "cpu")
+    assert (tuple(made.shape), made.dtype) == ((40, 3), getattr(torch, dtype))
+    wide = made.to(torch.complex128 if dtype in COMPLEX else torch.float64)
+    if spec.resolved_fill in ("zeros", "ones"):
+        assert (wide == (fill == "ones")).all()
+    if spec.resolved_fill in ("uniform", "normal", "integer"):
+        assert len(wide.unique()) > 1
+        low, high = spec.range
+        bounds = torch.view_as_real(wide) if dtype in COMPLEX else wide
+        if spec.resolved_fill == "uniform":
+            assert (bounds >= low).all()
+            assert (bounds <= high).all()
+        if spec.resolved_fill == "integer":
+            assert set(wide.unique().real.tolist()) <= set(range(int(low), int(high)))
+
+
+def test_auto_by_dtype() -> None:
+    """``auto`` is uniform for floating dtypes, small integers for the others, and poison for an output."""
+    assert tensor(1, "bfloat16").resolved_fill == "uniform"
+    assert tensor(1, "int8").resolved_fill == "integer"
+    assert tensor(1, "bool").resolved_fill == "integer"
+    assert materialise(tensor(5, output=True), "C", "k", "cpu").isnan().all()
+
+
+def test_range_is_what_was_asked() -> None:
+    """``low`` and ``high`` bound what is drawn, half-open, up to the dtype's own limits."""
+    drawn = materialise(tensor(1000, "int32", "integer", low=10, high=12), "A", "k", "cpu")
+    assert set(drawn.tolist()) == {10, 11}
+    wide = materialise(tensor(1000, "float32", low=5, high=6), "A", "k", "cpu")
+    assert wide.min() >= 5
+    assert wide.max() <= 6
+    top = materialise(tensor(100, "uint64", "integer", low=2**64 - 2, high=2**64), "A", "k", "cpu")
+    assert {value % 2**64 for value in top.view(torch.int64).tolist()} == {2**64 - 2, 2**64 - 1}
+
+
+def test_seed_comes_from_the_name_or_is_said() -> None:
+    """Tensors of other names or texts differ; equal seeds are equal data whatever the name."""
+    spec, seeded = tensor(64), tensor(64, seed=3)
+    first = materialise(spec, "A", "k", "cpu")
+    assert first.equal(materialise(spec, "A", "k", "cpu"))
+    assert not first.equal(materialise(spec, "B", "k", "cpu"))
+    assert not first.equal(materialise(spec, "A", "other", "cpu"))
+    assert materialise(seeded, "A", "k", "cpu").equal(materialise(seeded, "B", "other", "cpu"))
+
+
+def test_fills_are_the_same_in_every_process() -> None:
+    """Two fresh processes make the same bits for every dtype and random fill."""
+    script = """
+import hashlib, torch
+from ktuned import tensor
+from ktuned.spec.tensors import materialise
+total = hashlib.sha256()
+for dtype, fill in [("float32", "uniform"), ("float64", "normal"), ("float16", "normal"), ("bfloat16", "uniform"),
+                    ("float8_e4m3fn", "uniform"), ("complex64", "normal"), ("int8", "integer"), ("bool", "auto")]:
+    made = materialise(tensor((33, 7), dtype, fill), "A", "gemm", "cpu")
+    total.update(bytes(made.view(torch.uint8).flatten().tolist()))
+print(total.hexdigest())
+"""
+    outputs = [
+        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+        for _ in range(2)
+    ]
+    assert outputs[0] == outputs[1] != ""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_poison_is_extreme(dtype: str) -> None:
+    """Poison is NaN, the dtype's maximum, or True, in place."""
+    target = torch.zeros((2, 3), dtype=getattr(torch, dtype))
+    assert poison(target) is target
+    if dtype == "bool":
+        assert target.all()
+    elif dtype in INTEGER_BITS:
+        assert {value % 2**64 for value in target.to(torch.int64).flatten().tolist()} == {INTEGER_BITS[dtype][1] - 1}
+    else:
+        assert target.to(torch.complex128 if dtype in COMPLEX else torch.float64).isnan().all()
+
+
+def test_poison_reaches_strided_views() -> None:
+    """A transposed tensor is poisoned where it lies."""
+    for dtype in (torch.float32, torch.int32):
+        target = torch.zeros((2, 3), dtype=dtype).T
+        assert not (poison(target) == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"shape": (2, -1)}, "the shape (2, -1) holds -1"),
+        ({"shape": (2.0,)}, "holds 2.0, which is not an int"),
+        ({"shape": 1, "dtype": "float17"}, "there is no dtype 'float17'"),
+        ({"shape": 1, "fill": "unifrom"}, "did you mean 'uniform'?"),
+        ({"shape": 1, "seed": "x"}, "the seed 'x' is not an int"),
+        ({"shape": 1, "fill": "zeros", "low": 1}, "low and high mean nothing to the fill 'zeros'"),
+        ({"shape": 1, "low": 2, "high": 1}, "low=2 is not below high=1"),
+        ({"shape": 1, "dtype": "uint8", "low": -1}, "uint8 cannot hold all of [-1, 4)"),
+        ({"shape": 1, "dtype": "int8", "low": 0.5}, "needs whole numbers"),
+        ({"shape": 1, "high": float("inf")}, "the limit inf is not finite"),
+    ],
+)
+def test_wrong_declaration_is_told(arguments: dict[str, Any], words: str) -> None:
+    """Each wrong argument is one clear line."""
+    with pytest.raises(UsageError) as caught:
+        tensor(**arguments)
+    assert words in caught.value.message
+
+
+def test_torch_dtypes_are_taken() -> None:
+    """A torch dtype and its name mean the same; a bare int is a shape of one dimension."""
+    assert tensor(3, torch.float16) == tensor((3,), "float16") == tensor([3], "torch.float16")

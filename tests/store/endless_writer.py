@@ -1,0 +1,40 @@
+"""Writes trials without an end and prints each one after it was told; the crash test kills it."""
+
+import random
+import sys
+from pathlib import Path
+
+import anyio
+
+from ktuned.model import Job, Outcome
+from ktuned.store import Store
+from tests.store.samples import CONTEXT, PROBLEM, failed, measured, new_job
+
+TASKS = 4
+
+
+async def write_trials(store: Store, job: Job, task: int) -> None:
+    """Begin and finish one trial after the other, of which every fourth fails."""
+    dice = random.Random(task)
+    config = task
+    while True:
+        number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": config})
+        print(f"begun {number}", flush=True)
+        result = measured(dice.uniform(1, 100)) if dice.random() < 0.75 else failed(Outcome.HUNG)
+        winner = await store.finish_trial(number, result)
+        print(f"finished {number} {result.outcome} {result.latency_us}", flush=True)
+        if winner:
+            print(f"won {winner.trial} {winner.latency_us}", flush=True)
+        config += TASKS
+
+
+async def main() -> None:
+    """Write until killed."""
+    async with Store.open(Path(sys.argv[1])) as store, anyio.create_task_group() as tasks:
+        job = await new_job(store)
+        for task in range(TASKS):
+            tasks.start_soon(write_trials, store, job, task)
+
+
+if __name__ == "__main__":
+    anyio.run(main)

@@ -1,0 +1,54 @@
+"""Values that the store's tests put in."""
+
+from ktuned.model import Context, Job, KernelInfo, Outcome, Plan, Priority, Problem, TrialResult, canonical
+from ktuned.store import Store
+
+PROBLEM: Problem = {"M": 64, "dtype": "float32"}
+CONTEXT = Context("proj:gemm", canonical(PROBLEM), "cpu-x", "d1", "gcc-12", "linux-6")
+NEW_GROUND = Context("proj:gemm", canonical(PROBLEM), "cpu-x", "d2", "gcc-12", "linux-6")
+OTHER_KERNEL = Context("proj:add", canonical(PROBLEM), "cpu-x", "d1", "gcc-12", "linux-6")
+
+
+def measured(latency_us: float) -> TrialResult:
+    """Return a result with a figure."""
+    return TrialResult(Outcome.MEASURED, latency_us, 0.1, 1.5, 0.2, artifact="ab12", detail={"samples": 10})
+
+
+def failed(outcome: Outcome) -> TrialResult:
+    """Return a result without a figure."""
+    return TrialResult(outcome, message=f"it was {outcome}", detail={"phase": "run"})
+
+
+async def new_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:
+    """Enter a job."""
+    return await store.create_job(
+        kernel, PROBLEM, "cpu-x", priority=Priority.ASKED, reason="asked", plan=Plan(seed=3), now=1000.0
+    )
+
+
+async def tried(store: Store, job: Job, config: int, result: TrialResult, context: Context = CONTEXT) -> int:
+    """Take one trial from its beginning to its end and return its id."""
+    number = await store.begin_trial(context, PROBLEM, job.id, {"BM": config})
+    await store.finish_trial(number, result)
+    return number
+
+
+def kernel_info(kernel: str = "gemm") -> KernelInfo:
+    """Return what an inspection says of a kernel."""
+    return KernelInfo(
+        project="proj",
+        kernel=kernel,
+        file="/p/tune_gemm.py",
+        line=7,
+        backend="tvm_ffi",
+        digest="d",
+        source_digest="s",
+        plan_digest="p",
+        sources=("/p/gemm.cc",),
+        stamps={"/p/gemm.cc": "00", "/p/missing.h": ""},
+        problems=({"M": 64}, {"M": 128}),
+        default={"BM": 8},
+        specialize=("M",),
+        space={"size": 4},
+        plan=Plan(trials=4, deadlines={"run": 2.0}),
+    )

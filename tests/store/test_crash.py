@@ -1,0 +1,51 @@
+"""A process that dies in the middle of writing loses nothing that it told."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ktuned.model import Outcome
+from ktuned.store import Store
+from tests.store.samples import CONTEXT
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+
+
+def told_before_kill(database: Path, lines: int) -> list[list[str]]:
+    """Let a child write until it told so many lines, kill it, and return all that it told, as words."""
+    command = [sys.executable, "-m", "tests.store.endless_writer", str(database)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        told = [child.stdout.readline() for _ in range(lines)]
+        child.kill()
+        # What was printed before the kill was told, too; the last line may be torn.
+        told += [line for line in child.stdout if line.endswith("\n")]
+    assert all(told)
+    return [line.split() for line in told]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_kill_9_loses_nothing_told(seed: int, database: Path) -> None:
+    """Killed at a random line: the store opens without complaint, every told trial is there, the winner is right."""
+    told = told_before_kill(database, random.Random(seed).randrange(1, 400))
+    begun = {int(words[1]) for words in told if words[0] == "begun"}
+    finished = {int(words[1]): words[2:] for words in told if words[0] == "finished"}
+    won = [float(words[2]) for words in told if words[0] == "won"]
+    async with Store.open(database) as store:
+        assert store.notice == ""
+        trials = {trial.id: trial for trial in store.trials(limit=10**6)}
+        assert begun <= set(trials)
+        for number, figures in finished.items():
+            assert [str(trials[number].outcome), str(trials[number].latency_us)] == figures
+        interrupted = {number for number, trial in trials.items() if trial.outcome is Outcome.INTERRUPTED}
+        assert store.recovered.trials == len(interrupted)
+        assert all(trial.outcome is not None for trial in trials.values())
+        best = store.best_trials(CONTEXT, 1)
+        winner = store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)
+        assert (winner.trial if winner else None) == (best[0].id if best else None)
+        assert not won or (winner and winner.latency_us <= min(won))

@@ -1,0 +1,467 @@
+"""The store's contract: what is written is read back, across openings, and winners follow the rule."""
+
+import itertools
+import math
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ktuned.errors import NotFound, StoreError, UsageError
+from ktuned.model import RETRIED_BY_NEXT_JOB, Context, JobState, Outcome, Root, TrialResult, Winner, canonical
+from ktuned.store import Store
+from tests.store.samples import (
+    CONTEXT,
+    NEW_GROUND,
+    OTHER_KERNEL,
+    PROBLEM,
+    failed,
+    kernel_info,
+    measured,
+    new_job,
+    tried,
+)
+
+pytestmark = pytest.mark.anyio
+
+NOT_MEASURED = sorted(set(Outcome) - {Outcome.MEASURED})
+
+
+def seat(store: Store) -> Winner | None:
+    """Return the winner that all these tests compete for."""
+    return store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)
+
+
+def seated_id(store: Store) -> int | None:
+    """Return the winner's trial."""
+    winner = seat(store)
+    return winner.trial if winner else None
+
+
+async def test_a_fresh_store_is_empty(store: Store) -> None:
+    """Nothing is there before anything was told, and reading says so without errors."""
+    assert store.notice == ""
+    assert not any([store.roots(), store.kernels(), store.probes(), store.jobs(), store.trials(), store.winners()])
+    assert store.job(1) is None
+    assert store.trial(1) is None
+    assert store.known_trial(CONTEXT, {"BM": 1}) is None
+    counts = store.counts()
+    assert (counts["trials"], counts["winners"], counts["jobs"]) == (0, 0, 0)
+    assert counts["bytes"] > 0
+
+
+async def test_the_directory_is_private(store: Store) -> None:
+    """The directory that opening makes is for its user alone."""
+    assert store.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+async def test_everything_outlives_the_process(database: Path) -> None:
+    """Roots, kernels, probes, jobs, trials and winners are the same values after closing and opening."""
+    roots = [Root("/a", "a", "/a/.venv/bin/python", {"X": "1"}), Root("/b", "b", "python3")]
+    infos = [kernel_info("add"), kernel_info("gemm")]
+    probe = {"tvm_ffi": {"devices": [{"name": "cpu:0"}], "fingerprint": {"cxx": "12"}}}
+    async with Store.open(database) as store:
+        for root in roots:
+            await store.add_root(root)
+        await store.save_kernels(infos)
+        await store.save_probe("python3", probe)
+        job = await new_job(store)
+        trial_id = await tried(store, job, 1, measured(3.0))
+        ended = replace(
+            job,
+            state=JobState.DONE,
+            priority=400,
+            started=1001.0,
+            finished=1002.5,
+            done=1,
+            total=4,
+            best_us=3.0,
+            default_us=9.0,
+            reference_us=12.0,
+            outcomes={"measured": 1},
+            message="budget spent",
+            cost={"compile_s": 1.5},
+        )
+        await store.update_job(ended)
+        trial, winner = store.trial(trial_id), seat(store)
+    assert not database.with_name("ktuned.db-wal").exists()
+    async with Store.open(database) as store:
+        assert store.roots() == roots
+        assert store.kernels() == infos
+        assert store.probes() == {"python3": probe}
+        assert store.jobs() == [ended] == [store.job(job.id)]
+        assert store.trial(trial_id) == trial
+        assert seat(store) == winner
+    assert trial is not None
+    assert (trial.kernel, trial.problem, trial.config) == (CONTEXT.kernel, PROBLEM, {"BM": 1})
+    assert (trial.outcome, trial.latency_us, trial.artifact, trial.digest) == (Outcome.MEASURED, 3.0, "ab12", "d1")
+    assert trial.detail == {"samples": 10}
+
+
+async def test_roots_and_kernels_change_and_go(store: Store) -> None:
+    """Saving again replaces, removing removes, and two roots cannot share a name."""
+    await store.add_root(Root("/a", "a", "python3"))
+    await store.add_root(Root("/a", "a2", "python3.12"))
+    assert store.roots() == [Root("/a", "a2", "python3.12")]
+    with pytest.raises(UsageError, match="'a2' of /b is taken by /a"):
+        await store.add_root(Root("/b", "a2", "python3"))
+    await store.remove_root("/a")
+    assert store.roots() == []
+    await store.save_kernels([kernel_info("add"), kernel_info("gemm")])
+    changed = replace(kernel_info("gemm"), digest="d2")
+    await store.save_kernels([changed], removed=["proj:add"])
+    assert store.kernels() == [changed]
+
+
+async def test_jobs_are_listed_newest_first(store: Store) -> None:
+    """The filters and the limit hold, and an id is never given twice."""
+    first, second, third = [await new_job(store) for _ in range(3)]
+    other = await new_job(store, OTHER_KERNEL.kernel)
+    await store.update_job(replace(second, state=JobState.RUNNING))
+    await store.update_job(replace(third, state=JobState.DONE))
+    assert [job.id for job in store.jobs()] == [other.id, third.id, second.id, first.id]
+    assert [job.id for job in store.jobs(limit=2)] == [other.id, third.id]
+    assert [job.id for job in store.jobs(kernel=CONTEXT.kernel, states=[JobState.QUEUED, JobState.RUNNING])] == [2, 1]
+    assert store.jobs(states=[]) == []
+    await store.update_job(replace(other, state=JobState.CANCELLED))
+    await store.forget(OTHER_KERNEL.kernel)
+    assert (await new_job(store)).id == other.id + 1
+    with pytest.raises(NotFound, match="no job 4"):
+        await store.update_job(other)
+
+
+async def test_a_context_of_another_problem_is_refused(store: Store) -> None:
+    """A trial cannot be filed under a problem that its context does not name."""
+    job = await new_job(store)
+    with pytest.raises(UsageError, match="is not the context's problem"):
+        await store.begin_trial(CONTEXT, {"M": 65}, job.id, {"BM": 1})
+
+
+async def test_a_config_is_known_whatever_the_order_of_its_knobs(store: Store) -> None:
+    """One config on one context is one row; any other context is another ground."""
+    job = await new_job(store)
+    number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1, "BN": 2})
+    known = store.known_trial(CONTEXT, {"BN": 2, "BM": 1})
+    assert known is not None
+    assert (known.id, known.outcome) == (number, None)
+    grounds = [
+        replace(CONTEXT, digest="other"),
+        replace(CONTEXT, toolchain="other"),
+        replace(CONTEXT, device_fingerprint="other"),
+        replace(CONTEXT, device="other"),
+        replace(CONTEXT, measuring_version=0),
+    ]
+    for ground in grounds:
+        assert store.known_trial(ground, {"BM": 1, "BN": 2}) is None
+
+
+async def test_many_trials_begin_at_once(store: Store) -> None:
+    """Ids come in the order of the configs."""
+    job = await new_job(store)
+    numbers = await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": value} for value in range(5)])
+    trials = [store.trial(number) for number in numbers]
+    assert [trial.config if trial else None for trial in trials] == [{"BM": value} for value in range(5)]
+
+
+@pytest.mark.parametrize("outcome", NOT_MEASURED)
+async def test_a_retried_trial_uses_its_row_again(store: Store, outcome: Outcome) -> None:
+    """A second try starts from a clean row, under the job that tries it."""
+    first, second = await new_job(store), await new_job(store)
+    number = await tried(store, first, 1, failed(outcome))
+    assert await store.begin_trial(CONTEXT, PROBLEM, second.id, {"BM": 1}) == number
+    trial = store.trial(number)
+    assert trial is not None
+    assert (trial.job, trial.outcome, trial.message, trial.detail) == (second.id, None, "", {})
+
+
+async def test_a_measured_trial_keeps_its_figure_until_it_has_a_new_one(store: Store) -> None:
+    """Beginning what is measured already neither loses the figure nor the winner."""
+    job = await new_job(store)
+    number = await tried(store, job, 1, measured(5.0))
+    before = store.trial(number)
+    assert await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1}) == number
+    assert store.trial(number) == before
+    assert seated_id(store) == number
+
+
+async def test_what_was_under_way_is_interrupted_and_queued_again(database: Path) -> None:
+    """The next opening finds unfinished trials ``interrupted`` and running jobs ``queued``, and counts them."""
+    async with Store.open(database) as store:
+        running, _, done = [await new_job(store) for _ in range(3)]
+        await store.update_job(replace(running, state=JobState.RUNNING))
+        await store.update_job(replace(done, state=JobState.DONE))
+        finished = await tried(store, running, 1, measured(5.0))
+        left = await store.begin_trials(CONTEXT, PROBLEM, running.id, [{"BM": 2}, {"BM": 3}])
+    async with Store.open(database) as store:
+        assert (store.recovered.trials, store.recovered.jobs) == (2, 1)
+        assert {trial.id for trial in store.trials(outcome=Outcome.INTERRUPTED)} == set(left)
+        assert {trial.id for trial in store.trials(outcome=Outcome.MEASURED)} == {finished}
+        assert [job.state for job in store.jobs()] == [JobState.DONE, JobState.QUEUED, JobState.QUEUED]
+    async with Store.open(database) as store:
+        assert (store.recovered.trials, store.recovered.jobs) == (0, 0)
+    assert Outcome.INTERRUPTED in RETRIED_BY_NEXT_JOB
+
+
+@pytest.mark.parametrize("figures", list(itertools.permutations([3.0, 1.0, 2.0])))
+async def test_the_fastest_wins_in_any_order(store: Store, figures: tuple[float, ...]) -> None:
+    """Each result returns a winner exactly when it beats what was there."""
+    job = await new_job(store)
+    best = math.inf
+    for config, figure in enumerate(figures):
+        number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": config})
+        winner = await store.finish_trial(number, measured(figure))
+        assert (winner is not None) == (figure < best)
+        assert winner is None or winner == seat(store)
+        best = min(best, figure)
+    assert [trial.latency_us for trial in store.best_trials(CONTEXT, 2)] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("outcome", NOT_MEASURED)
+async def test_what_is_not_measured_never_wins(store: Store, outcome: Outcome) -> None:
+    """Even with a better figure (``slower`` has an estimate), no other outcome takes a seat, empty or not."""
+    job = await new_job(store)
+    estimate = replace(failed(outcome), latency_us=0.5)
+    await tried(store, job, 1, estimate)
+    assert seat(store) is None
+    winner = await tried(store, job, 2, measured(5.0))
+    loser = await tried(store, job, 3, estimate)
+    assert seated_id(store) == winner
+    with pytest.raises(UsageError, match=f"it is {outcome}, not measured"):
+        await store.decide_winner(loser)
+    assert [trial.id for trial in store.best_trials(CONTEXT, 9)] == [winner]
+
+
+@pytest.mark.parametrize("outcome", NOT_MEASURED)
+async def test_a_winner_that_fails_is_followed_by_the_next_best(store: Store, outcome: Outcome) -> None:
+    """A finalist that fails when measured again hands its seat on, until nobody is left."""
+    job = await new_job(store)
+    third, first, second = [await tried(store, job, config, measured(us)) for config, us in enumerate((3.0, 1.0, 2.0))]
+    for failing, heir in ((first, second), (second, third)):
+        winner = await store.finish_trial(failing, failed(outcome))
+        assert winner is not None
+        assert (winner.trial, seated_id(store)) == (heir, heir)
+    assert await store.finish_trial(third, failed(outcome)) is None
+    assert seat(store) is None
+
+
+async def test_a_new_ground_replaces_the_winner(store: Store) -> None:
+    """After the source changed, the first measured trial wins, however slow, and old figures never win again."""
+    job = await new_job(store)
+    await tried(store, job, 1, measured(1.0))
+    first = await tried(store, job, 1, measured(50.0), NEW_GROUND)
+    winner = seat(store)
+    assert winner is not None
+    assert (winner.trial, winner.context) == (first, NEW_GROUND)
+    better = await tried(store, job, 2, measured(40.0), NEW_GROUND)
+    assert seated_id(store) == better
+    assert (heir := await store.finish_trial(better, failed(Outcome.CRASHED))) is not None
+    assert heir.trial == first
+
+
+async def test_finalists_decide(store: Store) -> None:
+    """The winner measured again keeps its seat with the new figure; deciding overrules every figure."""
+    job = await new_job(store)
+    noisy_best, other, also = [
+        await tried(store, job, config, measured(us)) for config, us in enumerate((1.0, 1.5, 9.0))
+    ]
+    winner = await store.finish_trial(noisy_best, measured(2.0))
+    assert winner is not None
+    assert (winner.trial, winner.latency_us) == (noisy_best, 2.0)
+    assert (await store.decide_winner(also)).trial == also == seated_id(store)
+    assert (await store.decide_winner(other)).trial == other == seated_id(store)
+    assert (challenger := await store.finish_trial(noisy_best, measured(1.4))) is not None
+    assert challenger.trial == noisy_best
+
+
+async def test_seats_are_apart(store: Store) -> None:
+    """Each (kernel, problem, device) has its own winner."""
+    job = await new_job(store)
+    contexts = [CONTEXT, OTHER_KERNEL, replace(CONTEXT, device="gpu-y"), replace(CONTEXT, problem='{"M":1}')]
+    for latency_us, context in enumerate(contexts, start=1):
+        number = await store.begin_trial(
+            context, {"M": 1} if context.problem == '{"M":1}' else PROBLEM, job.id, {"BM": 1}
+        )
+        assert await store.finish_trial(number, measured(latency_us)) is not None
+    assert {winner.context for winner in store.winners()} == set(contexts)
+    assert [winner.context for winner in store.winners(OTHER_KERNEL.kernel)] == [OTHER_KERNEL]
+
+
+async def test_the_seat_follows_the_rule_through_any_history(store: Store) -> None:
+    """After each of 300 random results, the seat is held by a measured trial that no rival on its ground has beaten."""
+    dice = random.Random(7)
+    job = await new_job(store)
+    grounds: dict[int, Context] = {}
+    for _ in range(300):
+        context = dice.choice([CONTEXT, CONTEXT, CONTEXT, NEW_GROUND])
+        number = await store.begin_trial(context, PROBLEM, job.id, {"BM": dice.randrange(6)})
+        grounds[number] = context
+        before = seat(store)
+        result = measured(dice.uniform(1, 9)) if dice.random() < 0.6 else failed(dice.choice(NOT_MEASURED))
+        returned, after = await store.finish_trial(number, result), seat(store)
+        if returned is not None:
+            assert returned == after
+        if after is None:
+            assert before is None or not store.best_trials(before.context, 1)
+            continue
+        trial = store.trial(after.trial)
+        assert trial is not None
+        assert (trial.outcome, trial.latency_us) == (Outcome.MEASURED, after.latency_us)
+        assert after.context == grounds[after.trial]
+        if result.outcome is Outcome.MEASURED and after.trial != number:
+            assert context == after.context
+            assert result.latency_us is not None
+            assert after.latency_us <= result.latency_us
+
+
+@pytest.mark.parametrize("latency_us", [None, math.nan, math.inf])
+async def test_measured_needs_a_figure(store: Store, latency_us: float | None) -> None:
+    """A result that claims to be measured without a finite latency is refused, and the trial stays under way."""
+    job = await new_job(store)
+    number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1})
+    with pytest.raises(UsageError, match="cannot be measured"):
+        await store.finish_trial(number, TrialResult(Outcome.MEASURED, latency_us))
+    assert (trial := store.trial(number)) is not None
+    assert trial.outcome is None
+
+
+async def test_an_unknown_trial_is_not_found(store: Store) -> None:
+    """Neither finishing nor deciding invents a trial."""
+    with pytest.raises(NotFound, match="no trial 5"):
+        await store.finish_trial(5, measured(1.0))
+    with pytest.raises(NotFound, match="no trial 5"):
+        await store.decide_winner(5)
+
+
+async def test_trials_are_listed_by_every_filter(store: Store) -> None:
+    """Filters combine; ``newest`` and ``fastest`` order as they say; the limit cuts."""
+    one, two = await new_job(store), await new_job(store)
+    slow = await tried(store, one, 1, measured(9.0))
+    fast = await tried(store, two, 2, measured(1.0))
+    hung = await tried(store, two, 3, failed(Outcome.HUNG))
+    other = await tried(store, one, 1, measured(5.0), OTHER_KERNEL)
+
+    def ids(**filters: object) -> list[int]:
+        return [trial.id for trial in store.trials(**filters)]  # type: ignore[arg-type]
+
+    assert ids() == [other, hung, fast, slow]
+    assert ids(limit=2) == [other, hung]
+    assert ids(kernel=CONTEXT.kernel) == [hung, fast, slow]
+    assert ids(kernel=CONTEXT.kernel, order="fastest") == [fast, slow]
+    assert ids(order="fastest") == [other, fast, slow]
+    assert ids(outcome=Outcome.HUNG) == [hung]
+    assert ids(job=two.id) == [hung, fast]
+    assert ids(problem=canonical(PROBLEM), device="cpu-x", job=one.id) == [other, slow]
+    assert ids(problem="{}") == ids(device="gpu-y") == []
+
+
+async def test_forgetting_one_outcome_elects_the_next(store: Store) -> None:
+    """Only that outcome's trials go; forgetting the measured ones empties the seat."""
+    job = await new_job(store)
+    await tried(store, job, 1, measured(9.0))
+    hung = await tried(store, job, 2, failed(Outcome.HUNG))
+    await tried(store, job, 3, measured(1.0), OTHER_KERNEL)
+    assert await store.forget(CONTEXT.kernel, Outcome.MEASURED) == 1
+    assert seat(store) is None
+    assert [trial.id for trial in store.trials(kernel=CONTEXT.kernel)] == [hung]
+    assert len(store.winners()) == 1
+
+
+async def test_forgetting_all_leaves_what_is_under_way(store: Store) -> None:
+    """A running job goes on and its new results count; everything that had ended is gone, and its ids with it."""
+    done, running = await new_job(store), await new_job(store)
+    old = await tried(store, done, 1, measured(1.0))
+    await store.update_job(replace(done, state=JobState.DONE))
+    await store.update_job(replace(running, state=JobState.RUNNING))
+    under_way = await store.begin_trial(CONTEXT, PROBLEM, running.id, {"BM": 2})
+    assert await store.forget(CONTEXT.kernel) == 1
+    assert seat(store) is None
+    assert store.trial(old) is None
+    assert [job.id for job in store.jobs()] == [running.id]
+    assert await store.finish_trial(under_way, measured(7.0)) is not None
+    assert await store.begin_trial(CONTEXT, PROBLEM, running.id, {"BM": 1}) > under_way
+    assert await store.forget("proj:nobody") == 0
+
+
+async def test_writes_that_wait_together_share_commits(store: Store) -> None:
+    """Two hundred concurrent trials cost far fewer commits than writes, and each is told of its own."""
+    job = await new_job(store)
+    ids: dict[int, int] = {}
+
+    async def begin(config: int) -> None:
+        ids[config] = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": config})
+
+    before = store.statistics()
+    async with anyio.create_task_group() as tasks:
+        for config in range(200):
+            tasks.start_soon(begin, config)
+    after = store.statistics()
+    assert after.writes - before.writes == 200
+    assert after.groups - before.groups < 100
+    assert len(set(ids.values())) == 200
+    assert all((trial := store.trial(number)) and trial.config == {"BM": config} for config, number in ids.items())
+
+
+async def test_a_closed_store_says_so(database: Path) -> None:
+    """After closing, writes and reads are errors of the store; closing again is harmless."""
+    store = Store.open(database)
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        await store.remove_root("/a")
+    with pytest.raises(StoreError, match="closed"):
+        store.roots()
+
+
+async def test_reads_use_indexes(store: Store) -> None:
+    """What the daemon asks on its way never walks over all trials."""
+    seen: list[tuple[str, tuple[object, ...]]] = []
+    real = store._read
+
+    def spy(sql: str, *values: object) -> list[tuple[object, ...]]:
+        seen.append((sql, values))
+        return real(sql, *values)
+
+    store._read = spy  # type: ignore[method-assign]
+    store.known_trial(CONTEXT, {"BM": 1})
+    store.best_trials(CONTEXT, 5)
+    store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)
+    store.winners()
+    store.trial(1)
+    store.trials()
+    store.trials(job=1)
+    store.trials(order="fastest")
+    store.trials(kernel=CONTEXT.kernel, order="fastest")
+    store.jobs(states=[JobState.QUEUED])
+    for sql, values in seen:
+        plan = [row[3] for row in real(f"EXPLAIN QUERY PLAN {sql}", *values)]
+        # Walking backwards by id ends at the limit, unless something must be sorted first.
+        sorts = any("TEMP B-TREE" in step for step in plan)
+        assert "SCAN trials" not in plan or (sql.endswith("ORDER BY trials.id DESC") and not sorts), (sql, plan)
+
+
+@pytest.mark.parametrize("rows", [200_000])
+async def test_a_large_store_opens_and_answers(database: Path, rows: int) -> None:
+    """Many rows change no answer; opening walks over none of them (its queries run on indexes of what is open)."""
+    async with Store.open(database) as store:
+        job = await new_job(store)
+        await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": -1})
+        await store._write(
+            lambda connection: (
+                connection.executemany(
+                    "INSERT INTO trials (context_id, job_id, config, outcome, latency_us, updated) "
+                    "VALUES (1, 1, ?, 'measured', ?, 1.0)",
+                    ((f'{{"BM":{number}}}', 1.0 + number) for number in range(rows)),
+                ).rowcount
+            )
+        )
+    started = time.perf_counter()
+    async with Store.open(database) as store:
+        print(f"opened in {time.perf_counter() - started:.3f} s")
+        assert store.recovered.trials == 1
+        assert store.counts()["trials"] == rows + 1
+        assert [trial.latency_us for trial in store.best_trials(CONTEXT, 1)] == [1.0]
+        assert (trial := store.known_trial(CONTEXT, {"BM": rows - 1})) is not None
+        assert trial.latency_us == float(rows)

@@ -1,0 +1,50 @@
+"""The rule of the winner's seat, without a database."""
+
+import itertools
+
+import pytest
+
+from ktuned.store.verdict import Standing, Verdict, judge
+
+FIGURES = (None, 1.0, 2.0, 3.0)
+
+
+def rule(told: Standing, seated: Standing | None) -> Verdict:
+    """Say the rule once more, as a table of cases."""
+    cases = {
+        # (is told measured, is told seated): verdict, where nothing else matters
+        (False, False): Verdict.KEEP,
+        (False, True): Verdict.VACATE,
+        (True, True): Verdict.TAKE,
+    }
+    is_seated = seated is not None and seated.trial == told.trial
+    if verdict := cases.get((told.latency_us is not None, is_seated)):
+        return verdict
+    assert told.latency_us is not None
+    is_beaten = (
+        seated is None
+        or seated.ground != told.ground
+        or seated.latency_us is None
+        or told.latency_us < seated.latency_us
+    )
+    return Verdict.TAKE if is_beaten else Verdict.KEEP
+
+
+@pytest.mark.parametrize("told_us", FIGURES)
+@pytest.mark.parametrize("seated_us", [*FIGURES, "empty"])
+def test_every_case(told_us: float | None, seated_us: float | str | None) -> None:
+    """Only a measured trial takes a seat, and only from nobody, itself, another ground or a slower one."""
+    for trial, ground in itertools.product((1, 2), (1, 2)):
+        told = Standing(1, 1, told_us)
+        seated = None if isinstance(seated_us, str) else Standing(trial, ground, seated_us)
+        assert judge(told, seated) is rule(told, seated)
+
+
+def test_an_equal_figure_does_not_take_the_seat() -> None:
+    """A tie changes no winner, so that applications are not sent to and fro."""
+    assert judge(Standing(2, 1, 5.0), Standing(1, 1, 5.0)) is Verdict.KEEP
+
+
+def test_another_ground_is_never_compared() -> None:
+    """A slower trial on today's ground replaces a faster winner of yesterday's."""
+    assert judge(Standing(2, 2, 50.0), Standing(1, 1, 5.0)) is Verdict.TAKE

@@ -1,0 +1,143 @@
+"""The writing thread: groups, savepoints, order, closing."""
+
+import sqlite3
+import threading
+from collections.abc import Callable, Generator
+
+import anyio
+import pytest
+
+from ktuned.errors import StoreError
+from ktuned.store.writer import MAX_PENDING_WRITES, Writer
+
+pytestmark = pytest.mark.anyio
+
+
+def insert(value: int) -> Callable[[sqlite3.Connection], int]:
+    """Return a write that enters one value and returns how many there are."""
+
+    def operation(connection: sqlite3.Connection) -> int:
+        connection.execute("INSERT INTO things VALUES (?)", (value,))
+        (count,) = connection.execute("SELECT count(*) FROM things").fetchone()
+        return int(count)
+
+    return operation
+
+
+@pytest.fixture
+def connection() -> Generator[sqlite3.Connection]:
+    """Open a database with one table, whose values are unique."""
+    opened = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    opened.execute("CREATE TABLE things (value INTEGER UNIQUE)")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def writer(connection: sqlite3.Connection) -> Generator[Writer]:
+    """Start a writer, and stop it after the test."""
+    started = Writer(connection)
+    started.start()
+    yield started
+    started.stop()
+
+
+class Held:
+    """Keeps the writer's thread busy until it is let go."""
+
+    def __init__(self, writer: Writer) -> None:
+        self.go = threading.Event()
+        self._arrived = threading.Event()
+        self.future = writer.submit(self._wait)
+        assert self._arrived.wait(10)
+
+    def _wait(self, connection: sqlite3.Connection) -> None:
+        self._arrived.set()
+        assert self.go.wait(10)
+
+
+def values(connection: sqlite3.Connection) -> list[int]:
+    """Return what is stored, in the order of storing."""
+    return [value for (value,) in connection.execute("SELECT value FROM things ORDER BY rowid")]
+
+
+async def test_what_waits_is_committed_as_one_group(writer: Writer, connection: sqlite3.Connection) -> None:
+    """A hundred writes that wait together cost one commit, in the order of their submission."""
+    held = Held(writer)
+    futures = [writer.submit(insert(value)) for value in range(100)]
+    assert writer.statistics().waiting == 100
+    held.go.set()
+    assert [future.result(10) for future in futures] == list(range(1, 101))
+    assert (writer.statistics().groups, writer.statistics().writes) == (2, 101)
+    assert values(connection) == list(range(100))
+
+
+async def test_one_that_fails_fails_alone(writer: Writer, connection: sqlite3.Connection) -> None:
+    """A write that raises takes back what it did, and nothing of its group."""
+
+    def fail(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO things VALUES (77)")
+        raise LookupError("on purpose")
+
+    held = Held(writer)
+    good, bad, twice, last = (writer.submit(write) for write in (insert(1), fail, insert(1), insert(2)))
+    held.go.set()
+    assert (good.result(10), last.result(10)) == (1, 2)
+    with pytest.raises(LookupError):
+        bad.result(10)
+    with pytest.raises(sqlite3.IntegrityError):
+        twice.result(10)
+    assert values(connection) == [1, 2]
+
+
+async def test_a_group_that_sqlite_undoes_is_tried_one_by_one(writer: Writer, connection: sqlite3.Connection) -> None:
+    """When one write costs the whole transaction, the others of its group are committed all the same."""
+
+    def undo_all(connection: sqlite3.Connection) -> None:
+        # What SQLite itself does when it meets a full disk.
+        connection.execute("ROLLBACK")
+        raise sqlite3.OperationalError("database or disk is full")
+
+    held = Held(writer)
+    first, bad, second = (writer.submit(write) for write in (insert(1), undo_all, insert(2)))
+    held.go.set()
+    assert (first.result(10), second.result(10)) == (1, 2)
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        bad.result(10)
+    assert values(connection) == [1, 2]
+
+
+async def test_a_write_cancelled_while_it_waits_is_dropped(writer: Writer, connection: sqlite3.Connection) -> None:
+    """Cancelling an awaiter before its write began leaves no trace of it."""
+    held = Held(writer)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await writer.write(insert(1))
+    held.go.set()
+    assert await writer.write(insert(2)) == 1
+    assert values(connection) == [2]
+
+
+async def test_stopping_commits_what_waits(writer: Writer, connection: sqlite3.Connection) -> None:
+    """Everything submitted before the stop is settled; nothing is taken after it."""
+    held = Held(writer)
+    futures = [writer.submit(insert(value)) for value in range(5)]
+    held.go.set()
+    writer.stop()
+    writer.stop()
+    assert [future.result(0) for future in futures] == [1, 2, 3, 4, 5]
+    with pytest.raises(StoreError, match="closed"):
+        await writer.write(insert(6))
+    assert values(connection) == list(range(5))
+
+
+async def test_producers_wait_when_the_disk_does_not_keep_up(writer: Writer, connection: sqlite3.Connection) -> None:
+    """No more than the limit is ever queued; the rest waits its turn and is written."""
+    held = Held(writer)
+    async with anyio.create_task_group() as tasks:
+        for value in range(MAX_PENDING_WRITES + 50):
+            tasks.start_soon(writer.write, insert(value))
+        await anyio.wait_all_tasks_blocked()
+        assert writer.statistics().waiting == MAX_PENDING_WRITES
+        held.go.set()
+    assert values(connection) == list(range(MAX_PENDING_WRITES + 50))
