@@ -38,7 +38,7 @@ lint: install  ## ruff and mypy
 test: lint  ## lint, then the whole suite
 	$(BIN)/python -m pytest
 
-bench: install  ## the figures of the README, each beside its budget
+bench: install  ## the benchmarks, each beside its budget
 	@for benchmark in rest pipeline lookup; do \
 		echo "== $$benchmark"; $(BIN)/python benchmarks/$$benchmark.py || exit 1; \
 	done

@@ -103,7 +103,7 @@ def measure(trials: int, *, starts: int, rest_s: float) -> dict[str, Any]:
             # The daemon must not be waiting for us: to let time pass is what is measured.
             _stay_quiet(process, rest_s)
             after = process.cpu_times()
-            cpu_s = round(after.user + after.system - before.user - before.system, 3)
+            cpu_s = max(0.0, after.user - before.user) + max(0.0, after.system - before.system)
             rss_mib = process.memory_info().rss / _MIB
             own_mib = process.memory_full_info().uss / _MIB
             others = [round(child.memory_info().rss / _MIB, 1) for child in process.children(recursive=True)]

@@ -13,7 +13,8 @@ from ktuned.spec.tensors import FILLS
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "client/README.md"]
+PLACES_OF_DOCUMENTS = ("*.md", "docs/*.md", "client/*.md", "plugins/*/*.md", "examples/*/*.md")
+DOCUMENTS = sorted(path for pattern in PLACES_OF_DOCUMENTS for path in ROOT.glob(pattern))
 
 
 def _table(document: str, heading: str) -> list[list[str]]:

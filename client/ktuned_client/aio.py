@@ -203,8 +203,8 @@ class AsyncTuning(AsyncIterator[Event]):
             if self._progress.take(event):
                 self._ready.append(event)
             if event.get("fresh"):
-                ids = [job["id"] for job in self.jobs]
-                self._ready += self._progress.catch_up((await self._client.call("jobs", ids=ids))["jobs"])
+                for job in self._progress.open_jobs:
+                    self._ready += self._progress.catch_up((await self._client.call("jobs", job=job))["jobs"])
         return self._ready.popleft()
 
     async def aclose(self) -> None:

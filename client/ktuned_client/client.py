@@ -253,8 +253,8 @@ class Tuning(Iterator[Event]):
             if self._progress.take(event):
                 self._ready.append(event)
             if event.get("fresh"):
-                ids = [job["id"] for job in self.jobs]
-                self._ready += self._progress.catch_up(self._client.call("jobs", ids=ids)["jobs"])
+                for job in self._progress.open_jobs:
+                    self._ready += self._progress.catch_up(self._client.call("jobs", job=job)["jobs"])
         return self._ready.popleft()
 
     def close(self) -> None:
@@ -295,12 +295,15 @@ class _Channel:
         self._wait_until(deadline)
         self._socket.sendall(data)
         while True:
+            answer: wire.Response | None = None
+            # To the end: events may follow the answer in the same bytes.
             for message in self._receive():
-                if type(message) is wire.Response:
-                    if message.id == request_id:
-                        return message
+                if type(message) is wire.Response and message.id == request_id:
+                    answer = message
                 else:
                     self._note(message)
+            if answer is not None:
+                return answer
             self._wait_until(deadline)
 
     def next_event(self) -> Event:

@@ -29,6 +29,11 @@ class Progress:
         return list(self._jobs.values())
 
     @property
+    def open_jobs(self) -> list[int]:
+        """The ids of the jobs that have not ended."""
+        return sorted(self._open)
+
+    @property
     def is_over(self) -> bool:
         """Whether every job has ended."""
         return not self._open

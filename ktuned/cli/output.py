@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-PIPE_COLUMNS = 10_000
-"""The width of a table that no terminal shows: wide enough that nothing is cut."""
+import click
 
 
 class ReaderGone(Exception):
@@ -49,26 +45,18 @@ def complain(message: str, hint: str = "") -> None:
     say(f"ktuned: {what}. {mend}" if mend else f"ktuned: {what}")
 
 
-def console() -> Console:
-    """Return a console on stdout that prints values as they are: no markup, no guessing at colours."""
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else PIPE_COLUMNS
-    return Console(file=sys.stdout, markup=False, highlight=False, emoji=False, width=width)
-
-
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
-    """Print rows below a heading; ``right`` names the columns of figures."""
-    from rich.table import Table
+    """Print rows below a heading; ``right`` names the columns of figures.
 
-    figures = set(right)
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        grid.add_column(column, justify="right" if column in figures else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*row)
-    target = console()
-    with target.capture() as captured:
-        target.print(grid)
-    for line in captured.get().splitlines():
-        emit(line.rstrip())
+    Nothing is cut: a terminal folds what is too wide, and a pipe wants it whole.
+    """
+    figures = [column in set(right) for column in columns]
+    cells = [tuple(columns), *(tuple(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for number, row in enumerate(cells):
+        padded = (
+            cell.rjust(width) if is_figure else cell.ljust(width)
+            for cell, width, is_figure in zip(row, widths, figures, strict=True)
+        )
+        line = "  ".join(padded).rstrip()
+        emit(click.style(line, bold=True) if number == 0 and sys.stdout.isatty() else line)

@@ -77,10 +77,12 @@ class LivePresenter:
     """A bar for each running job at the foot of the terminal; above it, the news that no bar can show."""
 
     def __init__(self) -> None:
+        from rich.console import Console
         from rich.live import Live
 
         self._view = View()
-        self._console = output.console()
+        # Values are shown as they are: no markup in a kernel's name, no guessing at colours.
+        self._console = Console(markup=False, highlight=False, emoji=False)
         self._live = Live(
             get_renderable=self._render,
             console=self._console,

@@ -30,7 +30,7 @@ def state_directory() -> Path:
     """Return where the daemon keeps its state: ``$KTUNED_HOME``, else the XDG state directory."""
     chosen = os.environ.get("KTUNED_HOME")
     if chosen:
-        return Path(chosen).absolute()
+        return Path(chosen).expanduser().absolute()
     from platformdirs import user_state_path
 
     return user_state_path("ktuned")
@@ -75,7 +75,7 @@ def start(socket_path: str, state_directory: Path, deadline_s: float = START_DEA
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                env={**os.environ, "KTUNED_SOCKET": socket_path},
+                env=_environment(socket_path),
                 start_new_session=True,
             )
     except OSError as error:
@@ -95,6 +95,14 @@ def start(socket_path: str, state_directory: Path, deadline_s: float = START_DEA
     words = text.first_line(_last_line(log_path, offset)) or "it said nothing"
     what = f"ended with status {process.returncode}" if ended else f"did not answer within {deadline_s:g} s"
     raise DaemonNotStarted(f"the daemon {what}: {words}", hint=f"its log is {log_path}")
+
+
+def _environment(socket_path: str) -> dict[str, str]:
+    """Return our environment with paths that hold in another directory too."""
+    environment = {**os.environ, "KTUNED_SOCKET": socket_path}
+    if environment.get("KTUNED_HOME"):
+        environment["KTUNED_HOME"] = str(state_directory())
+    return environment
 
 
 def _wait(process: subprocess.Popen[bytes], socket_path: str, deadline: float) -> bool:

@@ -53,7 +53,9 @@ class WorkerDied(WorkerError):
         self.returncode = returncode
         self.phase = phase
         self.output = output
-        super().__init__(f"the worker {describe_exit(returncode)} during {phase}{output.last_line()}")
+        # After a signal the last line is that of a stack dump, which says nothing by itself.
+        words = output.last_line() if returncode >= 0 else ""
+        super().__init__(f"the worker {describe_exit(returncode)} during {phase}{words}")
 
     @property
     def signal(self) -> str | None:

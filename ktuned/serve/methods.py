@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -12,7 +12,7 @@ import ktuned
 from ktuned.catalog import Catalog, FileError
 from ktuned.errors import NotFound, UsageError
 from ktuned.intake import Intake, Wish
-from ktuned.model import JobState, Outcome, Priority, Scalar, canonical
+from ktuned.model import JobState, Outcome, Priority, Scalar, Trial, canonical
 from ktuned.serve.events import Events
 from ktuned.serve.lookups import Lookups
 from ktuned.serve.server import Connection, Method
@@ -248,16 +248,26 @@ class Methods:
             raise UsageError(f"there is no order {wanted.order!r}", hint="there are fastest and newest")
         kernel = self._catalog.resolve(wanted.kernel)
         problem = None if wanted.problem is None else canonical(kernel.specialized(wanted.problem))
-        trials = self._store.trials(
-            kernel=kernel.name,
-            problem=problem,
-            device=wanted.device,
-            outcome=wanted.outcome,
-            job=wanted.job,
-            limit=_rows(wanted.limit),
-            order="fastest" if wanted.order == "fastest" else "newest",
-        )
-        public = [trial.to_wire() for trial in trials]
+        limit = _rows(wanted.limit)
+
+        def rows(order: Literal["fastest", "newest"]) -> list[Trial]:
+            return self._store.trials(
+                kernel=kernel.name,
+                problem=problem,
+                device=wanted.device,
+                outcome=wanted.outcome,
+                job=wanted.job,
+                limit=limit,
+                order=order,
+            )
+
+        if wanted.order == "newest":
+            trials = rows("newest")
+        else:
+            timed = rows("fastest")
+            # What has no figure stands behind what has one.
+            trials = timed + [trial for trial in rows("newest") if trial.latency_us is None]
+        public = [trial.to_wire() for trial in trials[:limit]]
         for entry in public:
             del entry["detail"]
         return {"trials": public}

@@ -134,7 +134,8 @@ class Kernel:
             raise self.site.failure(f"{self.name}(p, c)", error) from error
         if not isinstance(build, Build):
             raise self.site.error(
-                f"the kernel function returned a value of type {type(build).__name__}, not a Build of the backend {self.backend!r}"
+                f"the kernel function returned a value of type {type(build).__name__}, "
+                f"not a Build of the backend {self.backend!r}"
             )
         if build.backend != self.backend:
             raise self.site.error(

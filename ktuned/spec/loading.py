@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Collection, Iterator
@@ -133,11 +134,14 @@ def _refuse_unknown_backends(collector: Collector, backends: Collection[str]) ->
 
 def _local_modules(root: Path) -> dict[Path, str]:
     found = {}
+    below = f"{root}{os.sep}"
     for name, module in list(sys.modules.items()):
-        if name != "__main__" and not _is_ours(name) and isinstance(module, ModuleType):
-            file = module_file(module)
-            if file is not None and is_local(file, root):
-                found[file] = name
+        # Resolving the paths of torch's thousands of modules would take most of a second.
+        file = getattr(module, "__file__", None)
+        if name != "__main__" and isinstance(file, str) and file.startswith(below) and not _is_ours(name):
+            path = Path(file)
+            if is_local(path, root):
+                found[path] = name
     return found
 
 

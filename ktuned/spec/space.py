@@ -62,8 +62,8 @@ class Space(ABC):
     def to_plain(self) -> dict[str, Any]:
         """Return what can be known of the space without user code, as plain data.
 
-        ``kind`` (``cartesian``, ``list``, ``callable``), ``size`` (``None`` beyond 63 bits too), ``constrained``; ``axes`` and ``configs`` are
-        ``None`` unless they are of that kind and small (:data:`MAX_PLAIN_VALUES`).
+        ``kind`` (``cartesian``, ``list``, ``callable``), ``size`` (``None`` beyond 63 bits too), ``constrained``;
+        ``axes`` and ``configs`` are ``None`` unless they are of that kind and small (:data:`MAX_PLAIN_VALUES`).
         """
         size = None if self.size is None or self.size > LARGEST_PLAIN_SIZE else self.size
         plain = {"kind": "", "axes": None, "configs": None, "constrained": bool(self.where), "size": size}

@@ -47,6 +47,9 @@ UNIFORM_RANGE = (-1.0, 1.0)
 INTEGER_RANGE = (-3, 4)
 """Small integers (unsigned dtypes: from 0): their products and sums are exact in float32 for any usual length."""
 
+LARGEST_DRAWN = 2**63 - 1
+"""torch draws integers as int64, for uint64 too."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -142,10 +145,7 @@ def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> tor
     generator = torch.Generator().manual_seed(_seed(spec, name, seed_text))
     low, high = spec.range
     if fill == "integer":
-        # torch draws int64 only; a range beyond it is shifted down and back by the wrap-around of the cast.
-        shift = max(0, math.ceil(high) - 2**63)
-        drawn = torch.randint(int(low) - shift, math.ceil(high) - shift, spec.shape, generator=generator)
-        drawn = drawn + shift if shift else drawn
+        drawn = torch.randint(int(low), int(high), spec.shape, generator=generator)
         return drawn.to(dtype).to(device)
     wide = torch.float64 if spec.dtype in ("float64", "complex128") else torch.float32
     shape = (*spec.shape, 2) if spec.dtype in COMPLEX else spec.shape
@@ -193,6 +193,6 @@ def _fill_fault(spec: TensorSpec) -> str:
     if fill == "integer" and (low != int(low) or high != int(high)):
         return f"the fill 'integer' needs whole numbers, not low={low!r}, high={high!r}"
     first, end = INTEGER_BITS.get(spec.dtype, (0, 2) if spec.dtype == "bool" else (-math.inf, math.inf))
-    if low < first or high > end:
-        return f"{spec.dtype} cannot hold all of [{low}, {high})"
+    if low < first or high > (min(end, LARGEST_DRAWN) if fill == "integer" else end):
+        return f"{spec.dtype} cannot hold or be drawn from all of [{low}, {high})"
     return ""

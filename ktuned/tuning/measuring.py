@@ -60,10 +60,11 @@ class Measuring:
         deadlines = for_trial(work.deadlines, work.preset, best_us)
         stop_above_us = None if best_us is None else best_us * work.job.plan.early_stop
         async with lane.seat(work.job.id):
-            began = monotonic()
             attempt.life.tell(Event.LANE_TAKEN)
+            # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
+            await lane.open(self.bench(lane), work.deadlines)
+            began = monotonic()
             try:
-                await lane.open(self.bench(lane), work.deadlines)
                 answer, output = await lane.ask(
                     self.request("trial", lane, attempt, stop_above_us=stop_above_us), deadlines
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,7 @@ class Bench:
         manifest.verify(artifact, required=self._backend.required_files)
         loaded: Kernel = self._backend.load(artifact, unit_of(self._registry, request, request["unit"]), self._device)
         launch = loaded.bind(self._data.tensors)
+        _crash_at_once()
         self._bound = (request["unit"]["key"], launch)
         return launch
 
@@ -121,6 +123,16 @@ class Bench:
         if request["judge_contention"] and not timing.stopped_early and is_contended(before, CpuTimes.now()):
             return _ended(Outcome.CONTENDED, "other programs took the CPUs while this was timed", phase="timing")
         return _timed(timing)
+
+
+def _crash_at_once() -> None:
+    """Let a fatal signal end the process after a short stack dump.
+
+    Libraries install handlers that symbolise a backtrace for seconds (apache-tvm-ffi does), so that a crash looks
+    like a hang.
+    """
+    faulthandler.disable()
+    faulthandler.enable(all_threads=False)
 
 
 def _timed(timing: Timing) -> dict[str, Any]:

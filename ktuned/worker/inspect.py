@@ -142,8 +142,9 @@ class Exploration:
         self.size = space.size
         if space.size is not None and space.size <= COUNTED_SPACE:
             self.size = sum(1 for _ in space)
-        self._first = [config for config in first if config in space]
-        self._given = {canonical(config) for config in self._first}
+        admitted = {canonical(config): config for config in first if config in space}
+        self._first = list(admitted.values())
+        self._given = set(admitted)
         self._strategy = strategies.load(plan.strategy)(space, plan.seed)
 
     def tell(self, told: list[dict[str, Any]]) -> None:

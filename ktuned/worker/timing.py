@@ -21,6 +21,9 @@ SAMPLE_FLOOR_NS = 50_000
 """A sample lasts at least this long, so that reading the clock (some 50 ns) costs under 0.2 % of it."""
 
 MAX_LAUNCHES_PER_SAMPLE = 10_000
+EARLY_STOP_LAUNCHES = 5
+"""Launches whose best decides whether a kernel is too slow to go on: one alone may just have been interrupted."""
+
 _MIN_SAMPLES_FOR_CI = 6
 _Z95 = 1.96
 
@@ -108,21 +111,21 @@ def time_on_host(
     """Time a launch that returns when its work is done (a CPU kernel), by the host's monotonic clock.
 
     Caches are warm: the runs follow each other on the same data, as in a loop of an application. ``restore`` runs,
-    untimed, before each launch. Sampling ends at once when the best launch so far exceeds ``stop_above_us``.
+    untimed, before each launch. Sampling does not begin when the best of the first launches exceeds ``stop_above_us``.
     """
-    fastest_ns = 0
-    for _ in range(max(1, preset.warmup)):
+    warm = Samples()
+    wanted = max(1, preset.warmup, EARLY_STOP_LAUNCHES if stop_above_us is not None else 0)
+    start = perf_counter_ns()
+    while len(warm) < wanted and (len(warm) == 0 or (perf_counter_ns() - start) / 1e9 < preset.timing_s):
         if restore is not None:
             restore()
         begin = perf_counter_ns()
         launch()
-        taken = perf_counter_ns() - begin
-        fastest_ns = taken if not fastest_ns else min(fastest_ns, taken)
-        if stop_above_us is not None and fastest_ns / 1000 > stop_above_us:
-            only = Samples()
-            only.add(fastest_ns / 1000)
-            return Timing(only, stopped_early=True)
-    launches = launches_per_sample(fastest_ns, restores=restore is not None)
+        warm.add((perf_counter_ns() - begin) / 1000)
+    fastest_us = warm.sorted_us[0]
+    if stop_above_us is not None and fastest_us > stop_above_us:
+        return Timing(warm, stopped_early=True)
+    launches = launches_per_sample(int(fastest_us * 1000), restores=restore is not None)
     samples = Samples()
     start = perf_counter_ns()
     while not is_enough(samples, preset, (perf_counter_ns() - start) / 1e9):

@@ -80,7 +80,10 @@ class FakeDaemon:
                     self._serve(key.fileobj)
 
     def _serve(self, connection: socket.socket) -> None:
-        data = connection.recv(65536)
+        try:
+            data = connection.recv(65536)
+        except ConnectionResetError:
+            data = b""
         if not data:
             self._drop(connection)
             return
@@ -110,7 +113,7 @@ class FakeDaemon:
             for number, event in enumerate(self._events, 1):
                 full = {"epoch": 7, "seq": number, **event}
                 connection.sendall(wire.encode_notification("event", full))
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             pass  # the subscriber has heard enough
         self.told.set()
         if self.hangs_up:

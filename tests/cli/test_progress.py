@@ -93,7 +93,7 @@ def test_beginnings_and_ends_are_told_once(old: JobState | None, new: JobState) 
     view = View() if old is None else begin([job_map(state=old)], NOW)
     _, news = told(view, state_event("job_started", job_map(state=new)))
     if new in progress.ENDED:
-        expected = [] if old in progress.ENDED else [JobEnded]
+        expected: list[type[News]] = [] if old in progress.ENDED else [JobEnded]
     else:
         expected = [JobBegan] if new == JobState.RUNNING and old != JobState.RUNNING else []
     assert [type(piece) for piece in news] == expected

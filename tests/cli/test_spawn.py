@@ -42,7 +42,7 @@ def test_a_daemon_is_started_in_its_own_session(tmp_path: Path, interpreter: Pat
     """Once it listens its pid is returned; it leads a session, holds no directory, and logs to ``serve.log``."""
     program = tmp_path / "daemon.py"
     program.write_text(LISTENS)
-    behave(interpreter, f"exec {os.path.realpath(os.sys.exec_prefix)}/bin/python3 {program}")
+    behave(interpreter, f"exec {sys.prefix}/bin/python3 {program}")
     path = tmp_path / "s" / "ktuned.sock"
     pid = spawn.start(str(path), tmp_path / "state")
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ktuned_client import Client, DaemonError, DaemonUnavailable
+from ktuned_client import Client, DaemonError, DaemonUnavailable, wire
 from tests.client import daemon
 
 DEFAULT = {"BM": 64}
@@ -297,6 +297,24 @@ def test_a_lost_daemon_ends_a_tuning_with_an_error(path: str, served: "subproces
         served.kill()
         with pytest.raises(DaemonUnavailable, match="lost"):
             next(tuning)
+
+
+def test_events_in_the_same_bytes_as_the_answer_are_kept(path: str) -> None:
+    """A replay that comes together with the answer to `subscribe` is not lost."""
+    with silent_listener(path) as listening, Client(path) as client:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1000)
+                response = wire.encode_response(1, None, {"epoch": 1, "seq": 5})
+                connection.sendall(response + wire.encode_notification("event", {"epoch": 1, "seq": 5}))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with client.events(since=(1, 4)) as events:
+            assert next(events)["seq"] == 5
+        thread.join()
 
 
 @pytest.mark.usefixtures("served")

@@ -17,6 +17,7 @@ def {name}(p, c):
 
 
 def kernel(name: str, more: str = "") -> str:
+    """Return the text of one kernel."""
     return KERNEL.format(name=name, more=f", {more}" if more else "")
 
 

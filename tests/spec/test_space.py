@@ -159,7 +159,7 @@ def test_fault_is_told_with_its_place(declared: Callable[[], Space], words: str)
 )
 def test_callable_is_watched_as_it_yields(yielded: list[Any], words: str) -> None:
     """A callable's duplicates, odd configs and emptiness are errors when they happen."""
-    with pytest.raises(KernelFileError, match="/p/tune_x.py:7: gemm: ") as caught:
+    with pytest.raises(KernelFileError, match=r"/p/tune_x\.py:7: gemm: ") as caught:
         list(space(lambda p: yielded).bind({"M": 4}, SITE))
     assert words in caught.value.message
 
@@ -173,7 +173,7 @@ def test_space_that_where_empties_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        (lambda p, c: c.AB > 1, "there is no knob 'AB' (there are: AA; did you mean 'AA'?)"),
+        (lambda p, c: c.AAA > 1, "there is no knob 'AAA' (there are: AA; did you mean 'AA'?)"),
         (lambda p, c: p["N"] > 1, "there is no problem key 'N' (there are: M)"),
         (lambda p, c: 1 / 0, "ZeroDivisionError: division by zero"),
     ],

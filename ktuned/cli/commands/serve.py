@@ -21,14 +21,21 @@ STOP_DEADLINE_S = 10.0
 @click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Where to keep state and artifacts.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The config.toml to read.")
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="The least that is worth logging."
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The least that is worth logging.",
 )
-def serve(socket: Path | None, home: Path | None, config: Path | None, log_level: str | None) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Log as JSON, one event a line, on stderr.")
+def serve(socket: Path | None, home: Path | None, config: Path | None, log_level: str, as_json: bool) -> int:
     """Run the daemon in the foreground until it is stopped."""
+    from ktuned.cli import logs
     from ktuned.config import load_settings
     from ktuned.daemon import run
 
-    return run(load_settings(home=home, socket=socket, config=config))
+    logs.configure(log_level, as_json=as_json)
+    return run(load_settings(home=home, socket=None if socket is None else socket.absolute(), config=config))
 
 
 @click.command()

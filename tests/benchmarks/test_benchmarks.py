@@ -1,0 +1,34 @@
+"""The benchmarks run, on a small scale, and say what they measured."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def _run(name: str, *options: str) -> dict[str, Any]:
+    command = [sys.executable, str(ROOT / "benchmarks" / name), *options, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    return dict(row)
+
+
+def test_rest() -> None:
+    """A daemon on a filled store starts, holds all of it, and is measured."""
+    row = _run("rest.py", "--trials", "2000", "--starts", "1", "--seconds", "0.2")
+    assert row["trials"] == 2000
+    assert 0 < row["unshared_mib"] <= row["rss_mib"]
+    assert row["ready_s"] > 0
+
+
+def test_pipeline() -> None:
+    """A job's costs add up: no phase takes more than the whole, and the bound is below what was needed."""
+    row = _run("pipeline.py", "--configs", "2")
+    assert row["configs"] == 2
+    assert 0 < row["lane_s"] <= row["wall_s"] * row["lanes"]
+    assert 0 < row["compile_s"] <= row["wall_s"] * row["slots"]
+    assert row["ratio"] >= 0.99

@@ -1,0 +1,196 @@
+"""A real daemon of its own for a test: started as a user would, told by a real client, killed at will."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from ktuned_client import Client, DaemonUnavailable
+
+FAKE_BACKEND = Path(__file__).parent.parent / "fake_backend"
+PATIENCE_S = 60.0
+"""How long anything may take on a busy machine before a test gives up; nothing waits this long in vain."""
+
+QUICK = "deadlines = {first_launch = 1.0}\n"
+
+
+class Daemon:
+    """A ``ktuned serve`` process with a home, a socket and an environment of its own."""
+
+    def __init__(self, directory: Path, *, env: Mapping[str, str] | None = None, config: str = "") -> None:
+        self.directory = directory
+        self.home = directory / "home"
+        self.socket = directory / "run" / "k.sock"
+        self.log = directory / "serve.log"
+        self.gates = directory / "gates"
+        self.compiles = directory / "compiles.log"
+        self.gates.mkdir(exist_ok=True)
+        self.home.mkdir(exist_ok=True)
+        (self.home / "config.toml").write_text(f"contention = false\n{config}")
+        self.env = {
+            **os.environ,
+            "KTUNED_HOME": str(self.home),
+            "KTUNED_SOCKET": str(self.socket),
+            "PYTHONPATH": str(FAKE_BACKEND),
+            "FAKE_GATE": str(self.gates),
+            "FAKE_LOG": str(self.compiles),
+            **(env or {}),
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = Client(str(self.socket), deadline_s=5.0)
+
+    def start(self, *flags: str) -> None:
+        """Start the daemon and wait until it answers; ``flags`` are the interpreter's."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *flags, "-m", "ktuned", "serve"],
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.until(self._answers, "the daemon to answer")
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise AssertionError(f"the daemon ended: {self.log.read_text()}")
+        try:
+            self.client.call("hello", deadline_s=1.0)
+        except DaemonUnavailable:
+            return False
+        return True
+
+    def kill(self) -> None:
+        """``kill -9`` the daemon, and nothing else."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+    def stop(self) -> int:
+        """Ask the daemon to stop with SIGTERM and return its exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        self.client.close()
+
+    def ktuned(self, *words: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
+        """Run the command line against this daemon."""
+        return subprocess.run(
+            [sys.executable, "-m", "ktuned", *words],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def kernel_file(self, text: str, name: str = "tune_it.py") -> Path:
+        """Write a kernel file into the project directory and return its path."""
+        path = self.directory / "project" / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def tune(self, **request: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Tune to the end; return the events and the jobs as they ended."""
+        tuning = self.client.tune(**request)
+        events = list(tuning)
+        jobs = [event["job_state"] for event in events if event.get("type") == "job_done"]
+        return events, jobs
+
+    def trials(self, kernel: str = "it") -> dict[str, dict[str, Any]]:
+        """Return a kernel's trials by their ``tag`` knob."""
+        found = self.client.call("results", kernel=kernel, limit=2000)["trials"]
+        return {trial["config"]["tag"]: trial for trial in found}
+
+    def trial(self, number: int) -> dict[str, Any]:
+        """Return one trial with its detail."""
+        found: dict[str, Any] = self.client.call("results", trial=number)["trials"][0]
+        return found
+
+    def gate(self, name: str) -> Gate:
+        """Return a gate that a fake config waits at."""
+        return Gate(self, name)
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something that another process does, with a deadline."""
+        deadline = monotonic() + PATIENCE_S
+        while not condition():
+            if monotonic() > deadline:
+                raise AssertionError(f"waited {PATIENCE_S} s for {what}; the log:\n{self.log.read_text()[-3000:]}")
+            select.select([], [], [], 0.01)
+
+    def workers(self) -> list[int]:
+        """Return the worker processes that the daemon says it has."""
+        return [worker["pid"] for worker in self.client.call("status")["workers"]]
+
+
+class Gate:
+    """A named point at which a config waits."""
+
+    def __init__(self, daemon: Daemon, name: str) -> None:
+        self._daemon = daemon
+        self._open = daemon.gates / name
+        self._reached = daemon.gates / f"{name}.reached"
+
+    def wait_reached(self) -> None:
+        """Wait until a config stands at the gate."""
+        self._daemon.until(self._reached.exists, f"a config at {self._reached.name}")
+
+    def open(self) -> None:
+        """Let everyone through."""
+        self._open.touch()
+
+
+@contextmanager
+def running(directory: Path, **options: Any) -> Iterator[Daemon]:
+    """Run a daemon for the length of a block."""
+    daemon = Daemon(directory, **options)
+    with daemon:
+        yield daemon
+
+
+def kernel_text(configs: str, **options: str) -> str:
+    """Return a kernel file over the fake backend; ``configs`` is the space's expression."""
+    given = {
+        "problems": "[dict(n=64)]",
+        "reference": "lambda x: dict(y=2 * x)",
+        "deadlines": "dict(first_launch=1.0, compile=1.5)",
+        "preset": "'fast'",
+        **options,
+    }
+    arguments = "\n".join(f"    {name}={value}," for name, value in given.items())
+    return f"""\
+from ktuned import kernel, space, tensor
+from ktuned_fake import Build
+
+@kernel(
+    backend="fake",
+    space={configs},
+    inputs=lambda p: dict(x=tensor((p.n,)), y=tensor((p.n,), output=True)),
+{arguments}
+)
+def it(p, c):
+    return Build(**c)
+"""

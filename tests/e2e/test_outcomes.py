@@ -1,0 +1,134 @@
+"""Every way in which a config can end, from the kernel file to the lookup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.e2e.harness import Daemon, kernel_text
+
+HEALTHY = "dict(us=300.0, does='work', tag='best'), dict(us=700.0, does='work', tag='default')"
+DEFAULT = "dict(us=700.0, does='work', tag='default')"
+
+FAILURES = {
+    "slow": ("dict(us=50_000.0, does='work', tag='slow')", "slower"),
+    "compile_error": ("dict(us=1.0, does='compile_error', tag='compile_error')", "compile_error"),
+    "compile_hang": ("dict(us=1.0, does='compile_hang', tag='compile_hang')", "compile_timeout"),
+    "compile_crash": ("dict(us=1.0, does='compile_crash', tag='compile_crash')", "crashed"),
+    "unsupported_here": ("dict(us=1.0, does='unsupported_here', tag='unsupported_here')", "unsupported"),
+    "unsupported": ("dict(us=1.0, does='unsupported', tag='unsupported')", "unsupported"),
+    "wrong": ("dict(us=1.0, does='wrong', tag='wrong')", "mismatch"),
+    "nothing": ("dict(us=1.0, does='nothing', tag='nothing')", "mismatch"),
+    "raise": ("dict(us=1.0, does='raise', tag='raise')", "launch_error"),
+    "flood": ("dict(us=1.0, does='flood', tag='flood')", "launch_error"),
+    "segfault": ("dict(us=1.0, does='segfault', tag='segfault')", "crashed"),
+    "abort": ("dict(us=1.0, does='abort', tag='abort')", "crashed"),
+    "exit": ("dict(us=1.0, does='exit', tag='exit')", "crashed"),
+    "hang": ("dict(us=1.0, does='hang', tag='hang')", "hung"),
+}
+
+
+def _space(*names: str) -> str:
+    return f"space([{', '.join([HEALTHY, *(FAILURES[name][0] for name in names)])}])"
+
+
+def test_every_failure_has_its_outcome_and_the_healthy_best_wins(daemon: Daemon) -> None:
+    """One job over all kinds of bad configs: each ends as what it is, none hides another, the winner is right."""
+    path = daemon.kernel_file(kernel_text(_space(*FAILURES), default=DEFAULT))
+    events, (job,) = daemon.tune(path=str(path))
+
+    assert job["state"] == "done", job
+    trials = daemon.trials()
+    assert {tag: trials[tag]["outcome"] for tag in FAILURES} == {tag: pair[1] for tag, pair in FAILURES.items()}
+    assert trials["best"]["outcome"] == trials["default"]["outcome"] == "measured"
+    assert job["done"] == job["total"] == len(FAILURES) + 2
+    assert job["outcomes"]["crashed"] == 4
+
+    hit = daemon.client.lookup("it", dict(n=64))
+    assert (hit.status, hit.config["tag"] if hit.config else None) == ("fresh", "best")
+    assert hit.latency_us is not None
+    assert 300 <= hit.latency_us < 700
+    assert 700 <= job["default_us"]
+    assert job["reference_us"] > 0
+    _check_stories(daemon, trials)
+    _check_told_after_commit(events)
+
+
+def _check_stories(daemon: Daemon, trials: dict[str, dict[str, Any]]) -> None:
+    """What an outcome keeps tells what happened."""
+    segfault = daemon.trial(trials["segfault"]["id"])
+    assert segfault["detail"]["signal"] == "SIGSEGV"
+    assert "Segmentation fault" in segfault["detail"]["stderr"]
+    assert "code 3" in trials["exit"]["message"]
+    flood = daemon.trial(trials["flood"]["id"])
+    assert "last words" in flood["detail"]["stderr"]
+    assert len(flood["detail"]["stdout"]) <= 16 * 1024
+    assert "fake.c:1" in trials["compile_error"]["message"]
+    assert daemon.trial(trials["wrong"]["id"])["detail"]["mismatched_ratio"] == 1.0
+    assert 1.0 <= trials["hang"]["lane_s"] < 10.0
+    assert daemon.trial(trials["hang"]["id"])["detail"]["phase"] == "first_launch"
+
+
+def _check_told_after_commit(events: list[dict[str, Any]]) -> None:
+    done = [event["trial"] for event in events if event["type"] == "trial_done"]
+    assert all(trial["outcome"] is not None for trial in done)
+    assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
+
+
+def test_second_tuning_compiles_and_measures_nothing(daemon: Daemon) -> None:
+    """What is known for this digest, toolchain and driver is not made again, not even in a new daemon."""
+    path = daemon.kernel_file(kernel_text(_space("wrong", "compile_error"), default=DEFAULT))
+    _, (first,) = daemon.tune(path=str(path))
+    compiled = daemon.compiles.read_text()
+    daemon.stop()
+    daemon.start()
+    events, (second,) = daemon.tune(path=str(path))
+
+    assert daemon.compiles.read_text() == compiled
+    assert second["state"] == "done"
+    assert second["outcomes"] == first["outcomes"]
+    assert second["best_us"] == first["best_us"]
+    assert second["cost"].get("lane_s", 0.0) == 0.0
+    assert not [event for event in events if event["type"] == "refining"]
+
+
+def test_damaged_artifact_is_made_again(daemon: Daemon) -> None:
+    """A damaged artifact is a miss: removed, rebuilt, measured."""
+    path = daemon.kernel_file(kernel_text(_space(), default=DEFAULT))
+    daemon.tune(path=str(path))
+    for file in (daemon.home / "cache" / "artifacts").rglob("kernel.json"):
+        file.chmod(0o600)
+        file.write_text("{}")
+    before = len(daemon.compiles.read_text().splitlines())
+    # Another tolerance is another digest, with the same artifacts.
+    path = daemon.kernel_file(kernel_text(_space(), default=DEFAULT, rtol="0.01"))
+    _, (job,) = daemon.tune(path=str(path))
+
+    assert job["state"] == "done"
+    assert len(daemon.compiles.read_text().splitlines()) == before + 2
+
+
+def test_reference_that_fails_is_one_clear_line(daemon: Daemon) -> None:
+    """A job whose reference raises ends as failed, with the kernel file's line, and its lane is free again."""
+    path = daemon.kernel_file(kernel_text(_space(), reference="lambda x: 1 / 0"))
+    _, (job,) = daemon.tune(path=str(path))
+    assert job["state"] == "failed"
+    assert "tune_it.py:" in job["message"]
+    assert "ZeroDivisionError" in job["message"]
+
+    path = daemon.kernel_file(kernel_text(_space(), default=DEFAULT))
+    _, (job,) = daemon.tune(path=str(path))
+    assert job["state"] == "done"
+
+
+def test_no_device_ends_with_the_reason(daemon: Daemon) -> None:
+    """A backend without a device fails the job at once, and says what mends it."""
+    daemon.stop()
+    daemon.env["FAKE_DEVICES"] = "0"
+    daemon.start()
+    path = daemon.kernel_file(kernel_text(_space()))
+    events, jobs = daemon.tune(path=str(path))
+    assert not jobs or jobs[0]["state"] == "failed"
+    (job,) = daemon.client.call("jobs")["jobs"]
+    assert "there is no fake device" in job["message"]
+    assert "FAKE_DEVICES=1" in job["message"]
+    assert events == [] or events[-1]["type"] == "job_done"

@@ -1,0 +1,142 @@
+"""A backend whose kernels do what their Build says: take a time, crash, hang, err. Compiles in no time.
+
+It is found through its own ``dist-info`` when this directory is on ``PYTHONPATH``. With ``FAKE_GATE`` set to a
+directory, a compile or a launch whose ``gate`` is named waits until a file of that name exists there, after it
+left ``<name>.reached``: so a test knows where a config is, and decides when it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ktuned.backends import Absence, Absent, Backend, Compiled, Kernel, Launch, Unit
+from ktuned.backends import Build as AnyBuild
+from ktuned.errors import Unsupported
+from ktuned.model import Device, Outcome
+
+
+@dataclass(frozen=True)
+class Build(AnyBuild):
+    """``does`` at ``compile`` or at ``launch``; otherwise ``y = 2 x`` in about ``us`` µs."""
+
+    backend: ClassVar[str] = "fake"
+    us: float = 50.0
+    does: str = "work"
+    gate: str = ""
+    tag: str = ""
+
+
+def wait_at(gate: str) -> None:
+    """Say that a gate was reached, and wait until it is opened."""
+    directory = os.environ.get("FAKE_GATE")
+    if not gate or directory is None:
+        return
+    (Path(directory) / f"{gate}.reached").touch()
+    while not (Path(directory) / gate).exists():
+        time.sleep(0.005)  # noqa: TID251 - a fake's gate is a file: nothing else tells of it across processes
+
+
+def forever() -> None:
+    """Never come back, and take no CPU away from the other tests."""
+    while True:
+        signal.pause()
+
+
+class FakeKernel(Kernel):
+    """A loaded fake."""
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+
+    def bind(self, tensors: Mapping[str, Any]) -> Launch:
+        """Return the launch that does what the Build says."""
+        build, x, y = self._build, tensors["x"], tensors["y"]
+
+        def launch() -> None:
+            wait_at(build.gate if build.does != "gate_compile" else "")
+            match build.does:
+                case "hang":
+                    forever()
+                case "segfault":
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                case "abort":
+                    os.abort()
+                case "exit":
+                    os._exit(3)
+                case "raise":
+                    raise RuntimeError("the launch was refused")
+                case "flood":
+                    os.write(1, b"x" * 10_000_000)
+                    os.write(2, b"last words\n")
+                    raise RuntimeError("after the flood")
+                case "nothing":
+                    return
+            end = time.perf_counter_ns() + int(build.us * 1000)
+            y.copy_(x)
+            y.mul_(3.0 if build.does == "wrong" else 2.0)
+            while time.perf_counter_ns() < end:
+                pass
+
+        return launch
+
+
+class Fake(Backend):
+    """The backend."""
+
+    name = "fake"
+    build = Build
+    required_files = ("kernel.json",)
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return a version that a test can change."""
+        return {"fake": os.environ.get("FAKE_VERSION", "1")}
+
+    def devices(self) -> Sequence[Device] | Absent:
+        """Return one device, or as many as ``FAKE_DEVICES`` says."""
+        count = int(os.environ.get("FAKE_DEVICES", "1"))
+        if not count:
+            return Absent(Absence.NO_HARDWARE, "there is no fake device", "set FAKE_DEVICES=1")
+        return [Device(f"cpu:{index}", "Fake CPU", "fake", {"driver": "1"}) for index in range(count)]
+
+    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
+        """Write each Build down; count the compiles in ``FAKE_LOG``."""
+        for unit in units:
+            build = unit.build
+            assert isinstance(build, Build)
+            log = os.environ.get("FAKE_LOG")
+            if log:
+                with open(log, "a", encoding="utf-8") as stream:
+                    stream.write(f"compile {unit.key}\n")
+            match build.does:
+                case "gate_compile":
+                    wait_at(build.gate)
+                case "compile_hang":
+                    forever()
+                case "compile_crash":
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                case "compile_error":
+                    yield Compiled(unit.key, Outcome.COMPILE_ERROR, "fake.c:1: error: no", 0.001)
+                    continue
+                case "unsupported_here":
+                    yield Compiled(unit.key, Outcome.UNSUPPORTED, "needs another device", 0.001)
+                    continue
+            (into / unit.key / "kernel.json").write_text(json.dumps(build.to_plain()))
+            yield Compiled(unit.key, seconds=0.001)
+
+    def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
+        """Read the Build back."""
+        build = Build(**json.loads((artifact / "kernel.json").read_text()))
+        if build.does == "unsupported":
+            raise Unsupported("wants more shared memory than there is")
+        if build.does == "load_hang":
+            forever()
+        sys.stdout.write(f"loaded {build.tag}\n")
+        return FakeKernel(build)
