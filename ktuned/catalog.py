@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ktuned.errors import AmbiguousName, NotFound
+from ktuned.errors import AmbiguousName, NotFound, UsageError
 from ktuned.fleet.process import Environment
-from ktuned.model import KernelInfo, Root
+from ktuned.model import KernelInfo, Problem, Root
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,17 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Names of kernels that an inspection added, changed (digest), replanned (only the plan) or removed."""
+    """Names of kernels that an inspection added, changed (digest), replanned (only the plan, or moved) or removed.
+
+    ``inspected`` are all that it found, whether or not they differ from before: their files' stamps are new.
+    """
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     replanned: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     errors: tuple[FileError, ...] = ()
+    inspected: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.replanned or self.removed or self.errors)
@@ -126,17 +131,21 @@ class Catalog:
 
     def dependents(self, paths: Iterable[str]) -> set[str]:
         """Return the kernel files whose meaning may depend on any of these files or directories."""
-        changed = list(paths)
-        found = set()
-        for file, stamps in self._all_stamps():
-            if any(is_below(stamp, path) for stamp in stamps for path in changed):
-                found.add(file)
-        return found
+        changed = set(paths)
+        return {
+            file
+            for file, stamps in self._all_stamps()
+            if any(not changed.isdisjoint(_lineage(stamp)) for stamp in stamps)
+        }
 
     def outside_directories(self) -> set[str]:
         """Return the directories outside every root that hold files which kernels depend on."""
         stamps = {stamp for _, stamped in self._all_stamps() for stamp in stamped}
         return {str(Path(stamp).parent) for stamp in stamps if self._owner(stamp) is None}
+
+    def stamps(self) -> set[tuple[str, str]]:
+        """Return every file that had a part in an inspection, with what it held then."""
+        return {entry for _, stamped in self._all_stamps() for entry in stamped.items()}
 
     def _all_stamps(self) -> list[tuple[str, Mapping[str, str]]]:
         return [(kernel.file, kernel.stamps) for kernel in self._kernels.values()] + list(self._stamps.items())
@@ -146,49 +155,83 @@ class Catalog:
 
         A file that can no longer be imported keeps its kernels as they were: their winners are still served.
         """
-        added, changed, replanned, removed = [], [], [], []
+        added, changed, replanned, inspected = [], [], [], []
         errors: list[FileError] = []
-        for file in removed_files:
-            removed += [name for name, kernel in self._kernels.items() if kernel.file == file]
+        # What each file is known to declare now; its other kernels are free for other files to declare.
+        declared: dict[str, set[str]] = {file: set() for file in removed_files}
+        for file in declared:
             self._errors.pop(file, None)
             self._stamps.pop(file, None)
+        declared |= {one.file: {kernel.name for kernel in one.kernels} for one in inspections if not one.errors}
+        gone = {name: kernel for name, kernel in self._kernels.items() if name not in declared.get(kernel.file, {name})}
         for inspection in inspections:
             problems = list(inspection.errors)
+            stamps = dict(inspection.stamps)
             for kernel in inspection.kernels:
                 before = self._kernels.get(kernel.name)
-                if before is not None and before.file != kernel.file and Path(before.file).exists():
+                if before is not None and before.file != kernel.file and _is_held(before, gone):
                     problems.append(_taken(kernel, before))
+                    # Once that file lets go of the name, this one is to be inspected again.
+                    stamps.setdefault(before.file, before.stamps.get(before.file, ""))
                     continue
                 self._kernels[kernel.name] = kernel
+                gone.pop(kernel.name, None)
+                inspected.append(kernel.name)
                 if before is None:
                     added.append(kernel.name)
                 elif before.digest != kernel.digest:
                     changed.append(kernel.name)
-                elif before.plan_digest != kernel.plan_digest:
+                elif before.plan_digest != kernel.plan_digest or before.file != kernel.file:
                     replanned.append(kernel.name)
-            if not inspection.errors:
-                declared = {kernel.name for kernel in inspection.kernels}
-                removed += [
-                    name
-                    for name, kernel in self._kernels.items()
-                    if kernel.file == inspection.file and name not in declared
-                ]
-            self._note(inspection, problems)
+            self._note(inspection.file, problems, stamps)
             errors += problems
-        for name in removed:
-            self._kernels.pop(name, None)
-        return Changes(tuple(added), tuple(changed), tuple(replanned), tuple(removed), tuple(errors))
+        for name in gone:
+            del self._kernels[name]
+        return Changes(tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected))
 
-    def _note(self, inspection: Inspection, problems: list[FileError]) -> None:
-        self._errors.pop(inspection.file, None)
-        self._stamps[inspection.file] = inspection.stamps
+    def _note(self, file: str, problems: list[FileError], stamps: Mapping[str, str]) -> None:
+        self._errors.pop(file, None)
+        self._stamps[file] = stamps
         if problems:
-            self._errors[inspection.file] = tuple(problems)
+            self._errors[file] = tuple(problems)
+
+
+def _is_held(kernel: KernelInfo, gone: Mapping[str, KernelInfo]) -> bool:
+    """Tell whether a kernel's file still declares it, for all that is known."""
+    return kernel.name not in gone and Path(kernel.file).exists()
 
 
 def _taken(kernel: KernelInfo, before: KernelInfo) -> FileError:
     message = f"{kernel.file}:{kernel.line}: the name {kernel.name!r} is taken by {before.file}:{before.line}"
     return FileError(kernel.file, kernel.line, message, "give one of them a name=…")
+
+
+def check_problem(kernel: KernelInfo, problem: Problem) -> None:
+    """Check that a problem has the keys that the kernel's problems have, and values that a key can hold.
+
+    Raises:
+        UsageError: it has not; says which it should have.
+    """
+    for key, value in problem.items():
+        if not isinstance(value, bool | int | float | str):
+            raise UsageError(
+                f"{kernel.name}: the problem's {key} is a {type(value).__name__}, not a number or a string"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{kernel.name}: the problem's {key} is {value}", hint="give a finite number")
+    allowed = [set(declared) for declared in kernel.problems]
+    needed = allowed[0] if allowed else set(kernel.specialize or ())
+    if set(problem) not in allowed if allowed else not needed <= set(problem):
+        given = ", ".join(sorted(problem)) or "nothing"
+        raise UsageError(
+            f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(sorted(needed)) or 'nothing'}"
+        )
+
+
+def _lineage(path: str) -> Iterator[str]:
+    """Yield a path and every directory above it."""
+    yield path
+    yield from map(str, Path(path).parents)
 
 
 def is_below(path: str, directory: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -71,7 +72,7 @@ def load_settings(
     env = os.environ if environment is None else environment
     home = home or env.get("KTUNED_HOME")
     if home:
-        state = Path(home).expanduser().absolute()
+        state = Path(os.path.expanduser(home)).absolute()
         cache, config_dir = state / "cache", state
     else:
         state = Path(platformdirs.user_state_dir("ktuned"))
@@ -87,7 +88,7 @@ def load_settings(
         state=state,
         cache=cache,
         config_path=config_path,
-        roots=tuple(_root(entry, config_path) for entry in file.roots),
+        roots=_roots(file, config_path),
         deadlines=_deadlines(file, config_path),
         compile_slots=file.compile_slots or default_compile_slots(len(cores)),
         compile_cores=compile_cores,
@@ -107,10 +108,12 @@ def _read(path: Path, *, must_exist: bool) -> File:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
     try:
         file = msgspec.toml.decode(text, type=File)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: {error}", hint="see the README's config.toml") from error
     if file.compile_slots is not None and file.compile_slots < 1:
         raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
+    if not 0 < file.artifacts_gib < math.inf:
+        raise SettingsError(f"{path}: artifacts_gib is {file.artifacts_gib}", hint="give GiB above 0")
     return file
 
 
@@ -125,17 +128,29 @@ def _deadlines(file: File, path: Path) -> Mapping[str, float]:
     return {**DEFAULT_DEADLINES, **file.deadlines}
 
 
-def _root(entry: RootSettings, path: Path) -> Root:
-    directory = Path(entry.path).expanduser()
-    if not directory.is_absolute():
-        raise SettingsError(f"{path}: the root {entry.path!r} is not absolute", hint="write its full path")
-    return make_root(str(directory), name=entry.name, python=entry.python, env=entry.env)
+def _roots(file: File, path: Path) -> tuple[Root, ...]:
+    roots: list[Root] = []
+    for entry in file.roots:
+        directory = os.path.expanduser(entry.path)
+        if not os.path.isabs(directory):
+            raise SettingsError(f"{path}: the root {entry.path!r} is not absolute", hint="write its full path")
+        root = make_root(directory, name=entry.name, python=entry.python, env=entry.env)
+        for other in roots:
+            if other.path == root.path:
+                raise SettingsError(f"{path}: the root {root.path} is there twice", hint="remove one of them")
+            if other.name == root.name:
+                raise SettingsError(
+                    f"{path}: the roots {other.path} and {root.path} are both named {root.name!r}",
+                    hint="give one of them another `name`",
+                )
+        roots.append(root)
+    return tuple(roots)
 
 
 def make_root(path: str, *, name: str = "", python: str = "", env: Mapping[str, str] | None = None) -> Root:
     """Return a root with its defaults: named for its directory, run by its own ``.venv`` or by our interpreter."""
     own = Path(path) / ".venv" / "bin" / "python"
-    chosen = Path(python).expanduser() if python else own if own.exists() else Path(sys.executable)
+    chosen = Path(os.path.expanduser(python)) if python else own if own.exists() else Path(sys.executable)
     if not chosen.is_absolute():
         chosen = Path(path) / chosen
     # Not resolved: the link in a virtual environment is what makes it one.

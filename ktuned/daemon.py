@@ -16,7 +16,7 @@ import anyio.abc
 import structlog
 
 import ktuned
-from ktuned.catalog import Catalog, Changes, environment_of
+from ktuned.catalog import Catalog, Changes, check_problem, environment_of
 from ktuned.config import Settings
 from ktuned.errors import KtunedError, NotFound, StoreError
 from ktuned.fleet.pool import Fleet
@@ -190,10 +190,14 @@ class Daemon:
         kernel = fields.get("kernel")
         if kernel is not None and type in ("winner", "stale", "job_done"):
             self._lookups.changed(kernel)
+        for what in ("added", "changed", "replanned", "removed") if type == "reloaded" else ():
+            for name in fields[what]:
+                self._lookups.changed(name)
         self.events.publish(type, **fields)
 
     def _prepare(self, job: Job) -> Work:
         kernel = self._catalog.resolve(job.kernel)
+        check_problem(kernel, job.problem)
         root = self._catalog.root_of(kernel.file)
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root")

@@ -58,7 +58,8 @@ class Decoder:
             del self._buffer[:end]
             try:
                 message = msgpack.unpackb(body, raw=False, strict_map_key=False)
-            except ValueError as error:
+            except (ValueError, TypeError) as error:
+                # TypeError: a map whose key is a list or a map.
                 raise FrameError(f"a frame that is not MessagePack: {error}") from error
             if not isinstance(message, dict):
                 raise FrameError(f"a frame that holds a {type(message).__name__}, not a map")

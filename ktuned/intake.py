@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio.to_thread
 import structlog
 
-from ktuned.catalog import Catalog, Changes, FileError
+from ktuned.catalog import Catalog, Changes, FileError, check_problem
 from ktuned.config import make_root
 from ktuned.errors import BackendError, KtunedError, UsageError
 from ktuned.machine import Machine
@@ -91,22 +92,29 @@ class Intake:
             found = await self._survey.files(root, [place])
         else:
             found = await self._survey.files(root, await anyio.to_thread.run_sync(find_kernel_files, place))
-        await self.react(found.changes, saved=False)
+        await self._outdate(found.changes)
         kernels = self._catalog.below(place)
         errors = self._catalog.errors_below(place)
         if not kernels and not errors:
             raise UsageError(
                 f"there is no kernel at {path}", hint="a kernel file is named tune_*.py and declares an @kernel"
             )
-        jobs = [job for kernel in kernels for job in await self.tune_kernel(kernel, wish)]
+        try:
+            jobs = [job for kernel in kernels for job in await self.tune_kernel(kernel, wish)]
+        finally:
+            # After the wish: what is tuned anew anyway joins it, and not the other way about.
+            await self._renew(found.changes, saved=False)
         return jobs, errors
 
     async def _root_for(self, place: str, python: str | None) -> Root:
-        root = self._catalog.root_of(place)
-        if root is not None:
-            return root
-        directory = place if os.path.isdir(place) else os.path.dirname(place)
-        root = make_root(directory, name=self._free_name(directory), python=python or "")
+        known = self._catalog.root_of(place)
+        if known is not None and python in (None, known.python):
+            return known
+        if known is not None:
+            root = make_root(known.path, name=known.name, python=python or "", env=known.env)
+        else:
+            directory = place if os.path.isdir(place) else os.path.dirname(place)
+            root = make_root(directory, name=self._free_name(directory), python=python or "")
         await self._store.add_root(root)
         self._catalog.add_root(root)
         self._roots_changed()
@@ -129,6 +137,8 @@ class Intake:
             UsageError: it declares none and none was given, or the wish cannot be followed.
         """
         plan = wish.plan(kernel.plan)
+        if wish.problem is not None:
+            check_problem(kernel, wish.problem)
         problems = kernel.problems if wish.problem is None else (wish.problem,)
         if not problems:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
@@ -158,6 +168,12 @@ class Intake:
 
         Those are the ones that were saved just now (``saved``), and those that have been tuned before.
         """
+        await self._outdate(changes)
+        await self._renew(changes, saved=saved)
+
+    async def _outdate(self, changes: Changes) -> None:
+        for name in changes.inspected:
+            self._jobs.inspected(name)
         if not changes:
             return
         self._publish(
@@ -174,16 +190,25 @@ class Intake:
             await self._jobs.supersede(name)
             if name in changes.changed:
                 self._publish("stale", kernel=name, digest=self._catalog.resolve(name).digest)
+
+    async def _renew(self, changes: Changes, *, saved: bool) -> None:
         for name in (*changes.added, *changes.changed, *changes.replanned):
             await self._retune(self._catalog.resolve(name), saved=saved)
 
     async def _retune(self, kernel: KernelInfo, *, saved: bool) -> None:
-        tuned = [winner.problem for winner in self._store.winners(kernel.name)]
+        tuned = {winner.context.problem for winner in self._store.winners(kernel.name)}
         if not saved and not tuned:
             return
         known: dict[str, Problem] = {}
-        for problem in (*kernel.problems, *tuned):
+        for problem in kernel.problems:
             known.setdefault(canonical(kernel.specialized(problem)), problem)
+        # A winner keeps only what enters its key; the whole problem is to be had from the job that tuned it.
+        for job in self._store.jobs(kernel=kernel.name):
+            with suppress(UsageError):
+                check_problem(kernel, job.problem)
+                key = canonical(kernel.specialized(job.problem))
+                if key in tuned:
+                    known.setdefault(key, job.problem)
         wish = Wish(
             priority=Priority.SAVED if saved else Priority.BACKGROUND,
             reason="saved" if saved else "changed while no daemon watched",

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import structlog
 
-from ktuned.errors import BackendError, NotFound, WorkerError
+from ktuned.errors import BackendError, NotFound, StoreError, WorkerError
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import Environment
 from ktuned.model import Context, Device, KernelInfo, Problem, canonical
@@ -47,7 +47,9 @@ class Machine:
         async with self._locks.setdefault(key, anyio.Lock()):
             if key in self._probed and not again:
                 return self._reports[key]
-            report: dict[str, Any] = {"python": environment.python, "error": None, "backends": {}}
+            # What was known stays known while no worker can answer: lookups stand on it.
+            known = self._reports.get(key, {}).get("backends", {})
+            report: dict[str, Any] = {"python": environment.python, "error": None, "backends": known}
             try:
                 async with self._fleet.lend("inspect", environment) as worker:
                     answer, _ = await worker.call({"op": "probe"}, {"inspect": self._deadline_s}, first_phase="inspect")
@@ -58,7 +60,10 @@ class Machine:
                 _log.warning("probe_failed", python=environment.python, reason=error.message)
             if report != self._reports.get(key):
                 self._reports[key] = report
-                await self._store.save_probe(key, report)
+                try:
+                    await self._store.save_probe(key, report)
+                except StoreError as error:
+                    _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report
 
     def report(self, environment: Environment) -> dict[str, Any] | None:

@@ -74,7 +74,7 @@ def read(directory: Path) -> Manifest:
         data = json.loads((directory / MANIFEST_NAME).read_text())
         if data["version"] != MANIFEST_VERSION:
             raise DamagedArtifact(f"{directory.name}: manifest version {data['version']} is not {MANIFEST_VERSION}")
-        return Manifest(data["key"], data["backend"], data["facts"], data["files"])
+        return Manifest(data["key"], data["backend"], dict(data["facts"]), dict(data["files"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedArtifact(f"{directory.name}: no readable manifest ({error})") from error
 

@@ -12,7 +12,7 @@ import anyio.to_thread
 import structlog
 
 from ktuned.catalog import Catalog, Changes, FileError, Inspection, environment_of
-from ktuned.errors import WorkerError
+from ktuned.errors import StoreError, WorkerError
 from ktuned.fleet.pool import Fleet
 from ktuned.model import KernelInfo, Root
 from ktuned.store import Store
@@ -80,9 +80,13 @@ class Survey:
             changes = self._catalog.apply(inspections, removed)
             kernels = [kernel for kernel in self._catalog.kernels if kernel.file in wanted]
             if kernels or changes.removed:
-                await self._store.save_kernels(kernels, changes.removed)
+                try:
+                    await self._store.save_kernels(kernels, changes.removed)
+                except StoreError as fault:
+                    # The catalog has them; the next daemon inspects every file anyway.
+                    _log.warning("kernels_not_recorded", root=root.path, reason=fault.message)
         for error in changes.errors:
-            _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
+            _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=fault.message)
         return Found(changes, tuple(wanted))
 
     async def _inspect(self, root: Root, files: list[str]) -> list[Inspection]:
@@ -98,6 +102,8 @@ class Survey:
             except WorkerError as error:
                 # The file that it was at is to blame; the next worker goes on behind it.
                 done += map(_inspection, received)
+                if len(received) == len(rest):
+                    break
                 blamed = rest[len(received)]
                 wrong = FileError(blamed, 0, f"{blamed}: {error.message}", error.hint)
                 done.append(Inspection(blamed, errors=(wrong,), stamps={blamed: ""}))

@@ -53,6 +53,9 @@ class Watcher:
                 continue
             try:
                 await self._watch(paths)
+            except FileNotFoundError:
+                # A directory went while the watching began: what is left is watched.
+                continue
             except (OSError, RuntimeError) as error:
                 self.notice = f"watching by polling: {error}; raise fs.inotify.max_user_watches"
                 self._polling = True
@@ -81,26 +84,20 @@ class Watcher:
             if not caught_up:
                 # What was saved between the last inspection and the start of the watching raised no event.
                 caught_up = True
-                await self._take(await anyio.to_thread.run_sync(self._changed_on_disk))
+                await self._take(await anyio.to_thread.run_sync(_changed_on_disk, self._catalog.stamps()))
             if events:
                 await self._take({path for _, path in events})
-
-    def _changed_on_disk(self) -> set[str]:
-        changed = set()
-        for kernel in self._catalog.kernels:
-            for name, stamp in kernel.stamps.items():
-                path = Path(name)
-                if (file_digest(path) if path.is_file() else "") != stamp:
-                    changed.add(name)
-        return changed
+            if self._paths() != paths:
+                # A header in a directory that nobody depended on before, or a root that came or went.
+                self._restart.set()
 
     async def _take(self, paths: set[str]) -> None:
         """Inspect what the changed paths concern, and pass on what that changed."""
-        relevant = {path for path in paths if not _is_skipped(path)}
-        if not relevant:
-            return
-        affected = self._catalog.dependents(relevant)
-        for path in relevant:
+        # A generated header may lie where no kernel file is looked for.
+        affected = self._catalog.dependents(paths)
+        for path in paths:
+            if self._is_skipped(path):
+                continue
             if is_kernel_file(path):
                 affected.add(path)
             elif os.path.isdir(path):
@@ -109,12 +106,19 @@ class Watcher:
             present = [file for file in files if os.path.isfile(file)]
             try:
                 found = await self._survey.files(root, present, set(files) - set(present))
-                if found.changes:
-                    await self._on_changes(found.changes)
+                await self._on_changes(found.changes)
             except KtunedError as error:
                 # The files are what they are: the next save, or the next start, inspects them again.
                 self.notice = f"a save was not taken in: {error.message}"
                 _log.error("save_not_taken_in", reason=error.message, hint=error.hint)
+
+    def _is_skipped(self, path: str) -> bool:
+        """Tell whether a path is none where a survey of its root would look."""
+        root = self._catalog.root_of(path)
+        if root is None:
+            return True
+        parts = path[len(root.path) :].split("/")
+        return any(part.startswith(".") or part in SKIPPED_DIRECTORIES for part in parts)
 
     def _by_root(self, files: set[str]) -> list[tuple[Root, list[str]]]:
         grouped: dict[str, tuple[Root, list[str]]] = {}
@@ -125,6 +129,12 @@ class Watcher:
         return list(grouped.values())
 
 
-def _is_skipped(path: str) -> bool:
-    parts = path.split("/")
-    return any(part in SKIPPED_DIRECTORIES or (part.startswith(".") and part not in (".", "..")) for part in parts[-4:])
+def _changed_on_disk(stamps: set[tuple[str, str]]) -> set[str]:
+    return {name for name, stamp in stamps if _stamp(Path(name)) != stamp}
+
+
+def _stamp(path: Path) -> str:
+    try:
+        return file_digest(path)
+    except OSError:
+        return ""

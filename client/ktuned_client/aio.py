@@ -31,6 +31,9 @@ MAX_UNREAD_EVENTS: Final = 1000
 """Beyond these the connection is not read until the caller has caught up, and the daemon holds the rest."""
 
 
+_READ_BYTES: Final = 64 * 1024
+
+
 class AsyncClient:
     """Looks winners up, and asks the daemon for everything else.
 
@@ -203,8 +206,8 @@ class AsyncTuning(AsyncIterator[Event]):
             if self._progress.take(event):
                 self._ready.append(event)
             if event.get("fresh"):
-                for job in self._progress.open_jobs:
-                    self._ready += self._progress.catch_up((await self._client.call("jobs", job=job))["jobs"])
+                answer = await self._client.call("jobs", ids=self._progress.open_jobs)
+                self._ready += self._progress.catch_up(answer["jobs"])
         return self._ready.popleft()
 
     async def aclose(self) -> None:
@@ -226,11 +229,13 @@ class AsyncTuning(AsyncIterator[Event]):
         return self._stream
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     """One connection: requests matched to responses by id, and events in the order in which they came."""
 
     def __init__(self) -> None:
         self._decoder = wire.Decoder()
+        # A plain protocol has 256 KiB allocated for each read, which costs more than the read.
+        self._read_buffer = memoryview(bytearray(_READ_BYTES))
         self._id = 0
         self._waiting: dict[int, asyncio.Future[wire.Response]] = {}
         self._events: deque[Event] = deque()
@@ -284,9 +289,12 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            messages = self._decoder.feed(data)
+            messages = self._decoder.feed(bytes(self._read_buffer[:nbytes]))
         except wire.ProtocolError as error:
             self._fail(error)
             if self._transport is not None:

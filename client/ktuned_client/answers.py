@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ktuned_client.paths import UntrustedSocket
 from ktuned_client.wire import MAX_ID, Response
@@ -58,8 +57,7 @@ class DaemonUnavailable(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """A lookup's answer.
 
     ``status`` is ``fresh``, ``stale``, ``near``, ``default`` or ``unknown`` as the daemon says it, else

@@ -253,8 +253,8 @@ class Tuning(Iterator[Event]):
             if self._progress.take(event):
                 self._ready.append(event)
             if event.get("fresh"):
-                for job in self._progress.open_jobs:
-                    self._ready += self._progress.catch_up(self._client.call("jobs", job=job)["jobs"])
+                answer = self._client.call("jobs", ids=self._progress.open_jobs)
+                self._ready += self._progress.catch_up(answer["jobs"])
         return self._ready.popleft()
 
     def close(self) -> None:

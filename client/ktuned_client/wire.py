@@ -40,6 +40,9 @@ MAX_ID: Final = 2**32 - 1
 _PIECE_BYTES: Final = 256 * 1024
 """How much the parser is given at once: what asyncio reads in one go."""
 
+_NOT_OPENING: Final = bytes(byte for byte in range(256) if not (0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF))
+"""The bytes that open neither a map nor an array, where a value begins."""
+
 _REQUEST: Final = 0
 _RESPONSE: Final = 1
 _NOTIFICATION: Final = 2
@@ -96,11 +99,21 @@ def encode_notification(method: str, params: Mapping[str, Any]) -> bytes:
 
 
 def _pack(message: list[Any]) -> bytes:
+    # To make a packer costs more than to use it; one at a time, because threads must not share one.
     try:
-        packed: bytes = msgpack.packb(message)
+        packer = _idle_packers.pop()
+    except IndexError:
+        packer = msgpack.Packer()
+    try:
+        packed: bytes = packer.pack(message)
     except OverflowError as error:
         raise ValueError(f"a number beyond 64 bits: {error}") from error
+    if len(packed) <= _PIECE_BYTES:  # a packer keeps the room that its largest message took
+        _idle_packers.append(packer)
     return packed
+
+
+_idle_packers: list[msgpack.Packer] = []
 
 
 class Decoder:
@@ -138,11 +151,13 @@ class Decoder:
     def _feed(self, data: bytes) -> list[Message]:
         unpacker = self._unpacker
         messages: list[Message] = []
+        # Within these bytes alone no message nests deeper than there are bytes that can open a map or an array.
+        is_flat = self._received == self._end and len(data.translate(None, _NOT_OPENING)) <= MAX_NESTING
         self._received += len(data)
         try:
             unpacker.feed(data)
             for value in unpacker:
-                messages.append(_message(value))
+                messages.append(_message(value, is_flat))
                 end = unpacker.tell()
                 if end - self._end > self._max_bytes:
                     break
@@ -157,14 +172,16 @@ class Decoder:
         return messages
 
 
-def _message(value: Any) -> Message:
-    """Recognise one decoded value as a message.
+def _message(value: Any, is_flat: bool) -> Message:
+    """Recognise one decoded value as a message; ``is_flat`` tells that it needs no check of its nesting.
 
     Raises:
         ProtocolError: it is none.
     """
     if type(value) is not list or not value or type(value[0]) is not int:
         raise ProtocolError(f"a {type(value).__name__} that is no message")
+    if not is_flat:
+        _check_nesting(value, MAX_NESTING)
     kind = value[0]
     if kind == _REQUEST and len(value) == 4:
         _, request_id, method, params = value
@@ -173,8 +190,6 @@ def _message(value: Any) -> Message:
     elif kind == _RESPONSE and len(value) == 4:
         _, request_id, error, result = value
         if _is_id(request_id) and (error is None or type(error) is dict):
-            _check_nesting(error, MAX_NESTING - 1)
-            _check_nesting(result, MAX_NESTING - 1)
             return Response(request_id, error, result)
     elif kind == _NOTIFICATION and len(value) == 3:
         _, method, params = value
@@ -189,7 +204,6 @@ def _is_id(value: Any) -> bool:
 
 def _params(params: list[Any]) -> dict[str, Any] | None:
     """Return the one map of a message; none at all, or an empty array (Lua's empty table), is the empty map."""
-    _check_nesting(params, MAX_NESTING - 1)
     if len(params) == 1 and type(params[0]) is dict:
         return params[0]
     return {} if params in ([], [[]]) else None

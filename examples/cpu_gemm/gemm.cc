@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
-#include <vector>
 
 #include "blocking.h"
 
@@ -59,7 +58,7 @@ void pack_b(const Matrix& b, int64_t k, int64_t depth, int64_t column, int64_t c
 }
 
 // One register tile: C[kTileRows, kTileColumns] (+)= A sliver x B sliver.
-[[gnu::noinline]] void multiply_tile(const float* a, const float* b, int64_t depth, float* c, int64_t stride, int64_t rows,
+void multiply_tile(const float* a, const float* b, int64_t depth, float* c, int64_t stride, int64_t rows,
                    int64_t columns, bool accumulate) {
   Vector sum[kTileRows][kTileVectors] = {};
   for (int64_t p = 0; p < depth; ++p, a += kTileRows, b += kTileColumns) {
@@ -91,7 +90,7 @@ int64_t step_of_depth() {
   return step;
 }
 
-// Computes rows [first, last) of C on the calling thread.
+// Computes rows [first, last) of C on the calling thread. Not inlined: its two callers would compile it twice.
 [[gnu::noinline]] void multiply_rows(const Matrix& a, const Matrix& b, const Matrix& c, int64_t first, int64_t last) {
   alignas(64) float storage_of_a[kBlockRows * kBlockDepth];
   alignas(64) float packed_b[kBlockDepth * kTileColumns];
@@ -127,13 +126,14 @@ void gemm(tvm::ffi::TensorView a_tensor, tvm::ffi::TensorView b_tensor, tvm::ffi
   if (a.columns != b.rows || c.rows != a.rows || c.columns != b.columns) {
     TVM_FFI_THROW(ValueError) << "the shapes of A, B and C do not fit together";
   }
+  // Each thread takes a share of whole register tiles; the caller's own is the first.
   const int64_t share = blocking::round_up((c.rows + kThreads - 1) / kThreads, kTileRows);
-  std::vector<std::thread> threads;
-  for (int64_t first = share; first < c.rows; first += share) {
-    threads.emplace_back([=] { multiply_rows(a, b, c, first, std::min(first + share, c.rows)); });
+  std::thread threads[kThreads];
+  for (int i = 1; i < kThreads; ++i) {
+    threads[i] = std::thread(multiply_rows, a, b, c, i * share, std::min((i + 1) * share, c.rows));
   }
   multiply_rows(a, b, c, 0, std::min(share, c.rows));
-  for (std::thread& thread : threads) thread.join();
+  for (int i = 1; i < kThreads; ++i) threads[i].join();
 }
 
 }  // namespace

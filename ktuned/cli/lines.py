@@ -38,7 +38,8 @@ def lines_of(news: News) -> list[str]:
             known = f", {job.done} known already" if job.done else ""
             return [f"{title(job)}: job {job.id} tunes{of}{known}"]
         case NewBest(job, config, latency_us):
-            gain = f" ({text.times(job.speedup)} the default)" if job.speedup else ""
+            speedup = ratio(job.default_us, latency_us)
+            gain = f" ({text.times(speedup)} the default)" if speedup else ""
             return [f"{title(job)}: {progress(job)} best {text.latency(latency_us)}{gain}  {text.flat(config)}"]
         case FirstFailure(job, outcome, trial):
             why = text.first_line(trial.get("message"))

@@ -22,8 +22,9 @@ FAILURES = (
     Outcome.LAUNCH_ERROR,
     Outcome.CRASHED,
     Outcome.HUNG,
+    Outcome.CONTENDED,
 )
-"""Outcomes that say something is wrong with a config, in the order of the way that it goes."""
+"""Outcomes that left a config without a figure for a reason worth telling, in the order of the way that it goes."""
 
 ENDED = frozenset({JobState.DONE, JobState.CANCELLED, JobState.FAILED})
 """States that a job does not leave."""
@@ -38,7 +39,8 @@ class JobView:
 
     ``failures`` holds the first trial map of each failing outcome. ``seen_at`` and ``seen_done`` say when the job
     was first seen running and how many configs were known then: a resumed job starts with many, and they
-    say nothing about its pace. ``before_us`` is the latency of the winner that stood when the job began.
+    say nothing about its pace. ``told_us`` is the best latency that was news: a ``winner`` comes before the trial
+    that made it. ``before_us`` is the latency of the winner that stood when the job began.
     """
 
     id: int
@@ -51,6 +53,7 @@ class JobView:
     total: int | None = None
     best_us: float | None = None
     best_config: Config | None = None
+    told_us: float | None = None
     default_us: float | None = None
     reference_us: float | None = None
     before_us: float | None = None
@@ -112,7 +115,7 @@ class NewBest:
 
 @dataclass(frozen=True, slots=True)
 class FirstFailure:
-    """An outcome that its job had not shown before says that a config is wrong; ``trial`` is its map."""
+    """An outcome of :data:`FAILURES` that its job had not shown before; ``trial`` is its map."""
 
     job: JobView
     outcome: str
@@ -251,7 +254,9 @@ def _case_of(state: Mapping[str, Any]) -> Case:
 
 def _take_state(view: View, state: Mapping[str, Any], now: float) -> tuple[View, tuple[News, ...]]:
     old = view.jobs.get(state["id"])
-    before = old or JobView(state["id"], state["kernel"], state["problem"], state["device"])
+    before = old or JobView(
+        state["id"], state["kernel"], state["problem"], state["device"], told_us=state.get("best_us")
+    )
     job = replace(
         before,
         state=state["state"],
@@ -277,30 +282,39 @@ def _take_state(view: View, state: Mapping[str, Any], now: float) -> tuple[View,
 
 
 def _take_trial(view: View, event: Event, now: float) -> tuple[View, tuple[News, ...]]:
-    trial = event["trial"]
+    trial: Mapping[str, Any] | None = event["trial"]
     old = view.jobs.get(event["job"])
     if old is None:
-        old = JobView(event["job"], trial["kernel"], trial["problem"], trial["device"], state=JobState.RUNNING)
+        if trial is None:
+            return view, ()
+        old = JobView(event["job"], trial["kernel"], trial["problem"], trial["device"])
     if old.seen_at is None:
         old = replace(old, seen_at=now, seen_done=max(0, event["done"] - 1))
     job = replace(
         old,
-        state=JobState.RUNNING if not old.is_ended else old.state,
+        state=old.state if old.is_ended else JobState.RUNNING,
         done=event["done"],
         total=event.get("total"),
         outcomes=event.get("outcomes", old.outcomes),
         best_us=event.get("best_us", old.best_us),
         default_us=event.get("default_us", old.default_us),
     )
-    news: list[News] = []
+    news: tuple[News, ...] = ()
+    if trial is not None:
+        job, news = _judge(job, trial)
+    return _with_job(view, job), news
+
+
+def _judge(job: JobView, trial: Mapping[str, Any]) -> tuple[JobView, tuple[News, ...]]:
     outcome, latency_us = trial["outcome"], trial.get("latency_us")
-    if outcome == Outcome.MEASURED and latency_us is not None and (old.best_us is None or latency_us < old.best_us):
-        job = replace(job, best_config=trial["config"], best_us=latency_us)
-        news.append(NewBest(job, trial["config"], latency_us))
-    elif outcome in FAILURES and outcome not in old.failures:
-        job = replace(job, failures={**old.failures, outcome: trial})
-        news.append(FirstFailure(job, outcome, trial))
-    return _with_job(view, job), tuple(news)
+    if outcome == Outcome.MEASURED and latency_us is not None and (job.told_us is None or latency_us < job.told_us):
+        is_best = job.best_us is None or latency_us <= job.best_us
+        job = replace(job, told_us=latency_us, best_config=trial["config"] if is_best else job.best_config)
+        return job, (NewBest(job, trial["config"], latency_us),)
+    if outcome in FAILURES and outcome not in job.failures:
+        job = replace(job, failures={**job.failures, outcome: trial})
+        return job, (FirstFailure(job, outcome, trial),)
+    return job, ()
 
 
 def _take_refining(view: View, event: Event) -> View:

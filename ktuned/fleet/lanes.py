@@ -73,10 +73,10 @@ class Lane:
             CannotOpen: the kernel file, its inputs or its reference fail, hang or crash.
         """
         if self._worker is not None and self._worker.is_alive and self._bench is not None:
-            if self._bench.identity == bench.identity:
-                return
             if self._bench.environment != bench.environment:
                 self.drop()
+            elif self._bench.identity == bench.identity:
+                return
         try:
             if self._worker is None or not self._worker.is_alive:
                 self._bench = None

@@ -129,7 +129,8 @@ class Fleet:
     def prepare_spare(self, role: str, environment: Environment, backend: str) -> None:
         """Have one idle worker of that role ready in the background, with the backend imported."""
         key = (role, environment)
-        if self._closing or self._idle.get(key) or key in self._spares_under_way:
+        is_there = any(worker.is_alive for _, worker in self._idle.get(key, ()))
+        if self._closing or is_there or key in self._spares_under_way:
             return
         self._spares_under_way.add(key)
         self._tasks.start_soon(self._make_spare, role, environment, backend)

@@ -32,6 +32,7 @@ TAIL_BYTES = 16 * 1024
 """How much of a worker's output is kept: enough for a compiler's first errors or a traceback."""
 
 _READ_BYTES = 1 << 16
+_PIPEFULS = 4
 _INBOX_LIMIT = 256
 
 
@@ -129,6 +130,12 @@ class _Tail:
         if len(self.kept) > 2 * TAIL_BYTES:
             del self.kept[:-TAIL_BYTES]
         return bool(data)
+
+    def read_rest(self) -> None:
+        """Take what lies in the pipe; bounded, lest code that prints without end keep the daemon reading."""
+        for _ in range(_PIPEFULS):
+            if not self.read_some():
+                break
 
     def take(self) -> str:
         """Return the tail as text and begin anew."""
@@ -277,10 +284,8 @@ class WorkerProcess:
     def _output(self) -> Output:
         """Return what was printed since the request began, what still lies in the pipes included."""
         for tail in self._tails:
-            # Bounded: code that prints without end must not keep the daemon reading.
-            for _ in range(4):
-                if self._returncode is not None or not tail.read_some():
-                    break
+            if self._returncode is None:
+                tail.read_rest()
         return Output(self._tails[0].take(), self._tails[1].take())
 
     def _on_message(self) -> None:
@@ -307,8 +312,7 @@ class WorkerProcess:
         while self._reading and self._decode_rest():
             pass
         for tail in self._tails:
-            while tail.read_some():
-                pass
+            tail.read_rest()
         self._returncode = self._process.wait()
         for descriptor in (self._read_fd, self._pidfd, *(tail.fd for tail in self._tails)):
             self._loop.remove_reader(descriptor)

@@ -48,6 +48,11 @@ class QuietGate:
                 self._is_quiet = True
         finally:
             self._waiting_for_quiet -= 1
+            if not self._is_quiet:
+                # Cancelled: compiles that waited for this one may be woken by nobody else.
+                with anyio.CancelScope(shield=True):
+                    async with self._changed:
+                        self._changed.notify_all()
         try:
             yield
         finally:

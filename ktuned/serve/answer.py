@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ktuned.errors import UsageError
 from ktuned.model import Config, Context, KernelInfo, Problem, Scalar, Status, Winner, canonical
 
 Admits = Callable[[Config], bool | None]
@@ -84,27 +83,8 @@ def distance(left: Problem, right: Problem) -> float | None:
             continue
         if isinstance(value, str | bool) or isinstance(other, str | bool) or value <= 0 or other <= 0:
             return None
-        total += abs(math.log(value / other))
+        total += abs(math.log(value) - math.log(other))
     return total
-
-
-def check_problem(kernel: KernelInfo, problem: Problem) -> None:
-    """Check that a problem has the keys that the kernel's problems have.
-
-    Raises:
-        UsageError: it has not; says which it should have.
-    """
-    for key, value in problem.items():
-        if not isinstance(value, bool | int | float | str):
-            raise UsageError(
-                f"{kernel.name}: the problem's {key} is a {type(value).__name__}, not a number or a string"
-            )
-    needed = set(kernel.problems[0]) if kernel.problems else set(kernel.specialize or problem)
-    if set(problem) != needed:
-        given = ", ".join(sorted(problem)) or "nothing"
-        raise UsageError(
-            f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(sorted(needed)) or 'nothing'}"
-        )
 
 
 def admits_plainly(kernel: KernelInfo, config: Config) -> bool | None:

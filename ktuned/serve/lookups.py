@@ -11,12 +11,12 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from ktuned.catalog import Catalog
+from ktuned.catalog import Catalog, check_problem
 from ktuned.errors import KtunedError, NotFound, WorkerError
 from ktuned.fleet.pool import Fleet
 from ktuned.machine import Machine
 from ktuned.model import Config, Device, KernelInfo, Priority, Problem, Status, Winner, canonical
-from ktuned.serve.answer import admits_plainly, answer, check_problem
+from ktuned.serve.answer import admits_plainly, answer
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.jobs import Jobs
 
@@ -36,6 +36,18 @@ class _Errand:
     problem: Problem
     device: Device | None
     configs: tuple[Config, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What makes two errands the same, as long as the kernel is what it is."""
+        return (
+            self.kernel.name,
+            self.kernel.digest,
+            self.kernel.plan_digest,
+            canonical(self.problem),
+            "" if self.device is None else self.device.model,
+            *map(canonical, self.configs),
+        )
 
 
 class Lookups:
@@ -99,9 +111,9 @@ class Lookups:
             lambda config: self._admits(kernel, problem, config),
         )
         if found.undecided:
-            self._send(_Errand(kernel, problem, seat, found.undecided), "admits")
+            self._send(_Errand(kernel, problem, seat, found.undecided))
         if tune and found.wants_tuning and seat is not None:
-            self._send(_Errand(kernel, problem, seat), "tune")
+            self._send(_Errand(kernel, problem, seat))
         return self._served(kernel, problem, model, found.status, found.winner, found.config)
 
     def _served(
@@ -139,19 +151,9 @@ class Lookups:
             return plain
         return self._admitted.get((kernel.plan_digest, canonical(problem), canonical(config)))
 
-    def _send(self, errand: _Errand, what: str) -> None:
-        """Send an errand once for each state of the kernel, however many ask."""
-        model = "" if errand.device is None else errand.device.model
-        key = (
-            what,
-            errand.kernel.name,
-            errand.kernel.digest,
-            errand.kernel.plan_digest,
-            canonical(errand.problem),
-            model,
-            *map(canonical, errand.configs),
-        )
-        if key in self._sent:
+    def _send(self, errand: _Errand) -> None:
+        """Send an errand once for each state of the kernel, however many ask; again if it came to nothing."""
+        if errand.key in self._sent:
             return
         try:
             self._errands.send_nowait(errand)
@@ -159,7 +161,7 @@ class Lookups:
             return
         if len(self._sent) >= MAX_REMEMBERED:
             self._sent.clear()
-        self._sent.add(key)
+        self._sent.add(errand.key)
 
     async def run(self) -> None:
         """Do what lookups set off, one after the other, until cancelled."""
@@ -179,6 +181,7 @@ class Lookups:
                             plan=errand.kernel.plan,
                         )
                 except KtunedError as error:
+                    self._sent.discard(errand.key)
                     _log.warning("lookup_errand_failed", kernel=errand.kernel.name, reason=error.message)
 
     async def _ask_whether_valid(self, errand: _Errand) -> None:
@@ -199,6 +202,8 @@ class Lookups:
             async with self._fleet.lend("inspect", self._catalog.environment(kernel)) as worker:
                 reply, _ = await worker.call(request, self._deadlines, first_phase="inspect")
         except WorkerError as error:
+            if error.code == "source_changed":
+                self._sent.discard(errand.key)
             _log.info("validity_unknown", kernel=kernel.name, reason=error.message)
             return
         if len(self._admitted) >= MAX_REMEMBERED:

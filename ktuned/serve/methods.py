@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 import ktuned
-from ktuned.catalog import Catalog, FileError
+from ktuned.catalog import Catalog, FileError, check_problem
 from ktuned.errors import NotFound, UsageError
 from ktuned.intake import Intake, Wish
 from ktuned.model import JobState, Outcome, Priority, Scalar, Trial, canonical
@@ -64,6 +65,7 @@ class WhichParams(msgspec.Struct, frozen=True):
     """``cancel`` and ``jobs``: one job, or those of a kernel, or in a state."""
 
     job: int | None = None
+    ids: list[int] | None = None
     kernel: str | None = None
     state: JobState | None = None
     limit: int = 200
@@ -198,8 +200,12 @@ class Methods:
         if wanted.kernel is None:
             raise UsageError("cancel needs a job or a kernel")
         name = self._catalog.resolve(wanted.kernel).name
-        mine = [job.id for job in self._jobs.live() if job.kernel == name]
-        return {"jobs": [(await self._jobs.cancel(job)).to_wire() for job in mine]}
+        cancelled = []
+        for job in [job for job in self._jobs.live() if job.kernel == name]:
+            # One that ends by itself meanwhile needs no cancelling.
+            with suppress(NotFound):
+                cancelled.append(await self._jobs.cancel(job.id))
+        return {"jobs": [job.to_wire() for job in cancelled]}
 
     def jobs(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         """List jobs: what runs and waits in its order, then what has ended, newest first."""
@@ -209,10 +215,15 @@ class Methods:
             if job is None:
                 raise NotFound(f"there is no job {wanted.job}", hint="`ktuned jobs` lists them")
             return {"jobs": [job.to_wire()]}
+        if wanted.ids is not None:
+            found = (self._jobs.job(number) for number in wanted.ids[:MAX_ROWS])
+            return {"jobs": [job.to_wire() for job in found if job is not None]}
         name = None if wanted.kernel is None else self._catalog.resolve(wanted.kernel).name
         live = self._jobs.live()
         ids = {job.id for job in live}
-        ended = [job for job in self._store.jobs(kernel=name, limit=_rows(wanted.limit)) if job.id not in ids]
+        states = None if wanted.state is None else [wanted.state]
+        stored = self._store.jobs(kernel=name, states=states, limit=_rows(wanted.limit))
+        ended = [job for job in stored if job.id not in ids]
         chosen = [
             job
             for job in (*live, *ended)
@@ -225,7 +236,8 @@ class Methods:
         wanted = _read(params, KernelsParams)
         kernels, errors = self._catalog.kernels, self._catalog.errors
         if wanted.path is not None:
-            kernels, errors = self._catalog.below(wanted.path), self._catalog.errors_below(wanted.path)
+            place = os.path.realpath(wanted.path)
+            kernels, errors = self._catalog.below(place), self._catalog.errors_below(place)
         if wanted.kernel is not None:
             kernels, errors = [self._catalog.resolve(wanted.kernel)], []
         return {
@@ -247,7 +259,10 @@ class Methods:
         if wanted.order not in ("fastest", "newest"):
             raise UsageError(f"there is no order {wanted.order!r}", hint="there are fastest and newest")
         kernel = self._catalog.resolve(wanted.kernel)
-        problem = None if wanted.problem is None else canonical(kernel.specialized(wanted.problem))
+        problem = None
+        if wanted.problem is not None:
+            check_problem(kernel, wanted.problem)
+            problem = canonical(kernel.specialized(wanted.problem))
         limit = _rows(wanted.limit)
 
         def rows(order: Literal["fastest", "newest"]) -> list[Trial]:

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ktuned.backends import Build
 from ktuned.errors import KernelFileError, Unsupported
 from ktuned.model import DEFAULT_TRIALS, PRESETS, Config, Plan, Problem, Scalar, canonical
 from ktuned.spec.space import BoundSpace, Space
 from ktuned.spec.tensors import TensorSpec
 from ktuned.spec.values import Site, Values, listed, mapping_fault
+
+if TYPE_CHECKING:
+    from ktuned.backends import Build
 
 PHASES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing")
 """What a deadline may be declared for."""
@@ -25,7 +27,7 @@ DEFAULT_RTOL = 1e-4
 DEFAULT_ATOL = 1e-4
 """Wide enough for float32 sums in another order; half-precision kernels state their own."""
 
-KernelFunction = Callable[[Any, Any], Build]
+KernelFunction = Callable[[Any, Any], "Build"]
 Inputs = Callable[[Any], Mapping[str, Any]]
 
 UNSET: Any = object()
@@ -126,6 +128,9 @@ class Kernel:
             Unsupported: the function said so.
             KernelFileError: the function raised anything else, or returned something else than its backend's Build.
         """
+        # With it comes importlib.metadata, a quarter of this module's import, which the command line need not pay.
+        from ktuned.backends import Build
+
         try:
             build: Any = self.function(Values(problem, "problem key"), Values(config, "knob"))
         except Unsupported:

@@ -10,9 +10,12 @@ import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 
+from ktuned.backends import ENTRY_POINT_GROUP as BACKENDS_GROUP
 from ktuned.errors import KernelFileError
 from ktuned.spec.kernel import Collector, Kernel, collecting
 from ktuned.spec.values import listed, one_line
@@ -71,6 +74,11 @@ def is_local(path: Path, root: Path) -> bool:
     return not (prefix.is_relative_to(root) and path.is_relative_to(prefix))
 
 
+def is_ours(module_name: str) -> bool:
+    """Tell whether a module is ktuned's or an installed plugin's, which are not the project's, also below its root."""
+    return module_name.partition(".")[0] in _our_packages()
+
+
 def module_file(module: ModuleType) -> Path | None:
     """Return the resolved path of a module's source, or ``None`` for one without."""
     file = getattr(module, "__file__", None)
@@ -115,7 +123,7 @@ def _import_error(error: BaseException, path: Path, root: Path) -> KernelFileErr
     else:
         for frame, number in traceback.walk_tb(error.__traceback__):
             file = Path(frame.f_code.co_filename)
-            if file == path or (is_local(file, root) and not _is_ours(frame.f_globals.get("__name__", ""))):
+            if file == path or (is_local(file, root) and not is_ours(frame.f_globals.get("__name__", ""))):
                 place, line = file, number
     return KernelFileError(f"{place}:{line}: {type(error).__name__}: {words}", path=str(place), line=line)
 
@@ -138,13 +146,14 @@ def _local_modules(root: Path) -> dict[Path, str]:
     for name, module in list(sys.modules.items()):
         # Resolving the paths of torch's thousands of modules would take most of a second.
         file = getattr(module, "__file__", None)
-        if name != "__main__" and isinstance(file, str) and file.startswith(below) and not _is_ours(name):
+        if name != "__main__" and isinstance(file, str) and file.startswith(below) and not is_ours(name):
             path = Path(file)
             if is_local(path, root):
                 found[path] = name
     return found
 
 
-def _is_ours(module_name: str) -> bool:
-    """Tell whether a module is ktuned's or a plugin's: those stay loaded, also below a root."""
-    return module_name.partition(".")[0].startswith("ktuned")
+@cache
+def _our_packages() -> frozenset[str]:
+    points = [*entry_points(group=BACKENDS_GROUP), *entry_points(group="ktuned.strategies")]
+    return frozenset({"ktuned", "ktuned_client", *(point.module.partition(".")[0] for point in points)})

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from ktuned.spec.loading import is_local, module_file
+from ktuned.spec.loading import is_local, is_ours, module_file
 from ktuned.spec.pysource import Source, free_names, meaning, parse
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -92,7 +92,7 @@ class Reach:
     def _add_function(self, label: str, function: FunctionType) -> None:
         code = function.__code__
         path = Path(code.co_filename).resolve()
-        if not (path.is_file() and is_local(path, self._root)):
+        if is_ours(function.__module__) or not (path.is_file() and is_local(path, self._root)):
             self.parts[label] = f"{function.__module__}.{function.__qualname__}"
             return
         self.files.add(path)
@@ -229,7 +229,7 @@ class Reach:
 
     def _loaded_source(self, module: ModuleType) -> Source | None:
         path = module_file(module)
-        if path is None or path.suffix != ".py" or not is_local(path, self._root):
+        if path is None or path.suffix != ".py" or is_ours(module.__name__) or not is_local(path, self._root):
             return None
         return self._source(path, vars(module))
 

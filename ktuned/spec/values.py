@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -94,6 +93,8 @@ class Site:
 
 def listed(known: Iterable[str], *, near: str = "") -> str:
     """Return ``(there are: …)``, with the known name that ``near`` was probably meant to be."""
+    import difflib
+
     names = list(known)
     text = f"there are: {', '.join(names) or 'none'}"
     close = difflib.get_close_matches(near, names, n=1)

@@ -48,6 +48,7 @@ class Deciding:
             return
         if all(trial.detail.get("rounds", 0) >= rounds for trial in finalists):
             self._progress.reference_us = finalists[0].detail.get("reference_us")
+            await self._seat_again(min(finalists, key=lambda trial: trial.latency_us or 0.0))
             return
         began = monotonic()
         async with self._fleet.gate.quiet():
@@ -57,6 +58,13 @@ class Deciding:
                 await contest.run_round(turn)
         self._progress.spend("finalists_s", monotonic() - began)
         await self._settle(contest)
+
+    async def _seat_again(self, best: Trial) -> None:
+        """Seat again what was decided on this ground, if another has won since: an edit was undone."""
+        context = self._work.context
+        seated = self._store.winner(context.kernel, context.problem, context.device)
+        if seated is None or seated.context != context:
+            publish_winner(self._publish, self._work, await self._store.decide_winner(best.id))
 
     def _finalists(self) -> list[Trial]:
         best = self._store.best_trials(self._work.context, self._work.preset.finalists)

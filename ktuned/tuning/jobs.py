@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import time
@@ -33,6 +34,7 @@ MAX_WAITING = 10_000
 class _Running:
     job: Job
     pipeline: Pipeline
+    inspections: int
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     stopped: JobState | None = None
     message: str = ""
@@ -51,8 +53,8 @@ class Jobs:
         self._arriving = anyio.Lock()
         self._running: dict[str, _Running] = {}
         self._lanes: dict[str, Lane] = {}
+        self._inspections: Counter[str] = Counter()
         self._news = anyio.Event()
-        self._draining = False
 
     async def run(self) -> None:
         """Take up what the last daemon left, and work until cancelled."""
@@ -75,7 +77,7 @@ class Jobs:
         wanted = (kernel, canonical(problem), device)
         async with self._arriving:
             running = self._running.get(device)
-            if running is not None and identity(running.job) == wanted and running.stopped is None:
+            if running is not None and identity(running.job) == wanted and running.stopped in (None, JobState.QUEUED):
                 if priority > running.job.priority:
                     running.job = replace(running.job, priority=priority, reason=reason)
                 return Arrival(self._public(running), is_new=False)
@@ -136,6 +138,12 @@ class Jobs:
                 stopped.append(job.id)
         return stopped
 
+    def inspected(self, kernel: str) -> None:
+        """Note that the catalog knows a kernel's files as they are now; jobs that waited for that go on."""
+        self._inspections[kernel] += 1
+        self._queue.release(kernel)
+        self._news.set()
+
     def live(self) -> list[Job]:
         """Return what runs, then what waits in its order."""
         return [self._public(running) for running in self._running.values()] + list(self._queue)
@@ -170,8 +178,10 @@ class Jobs:
     def _start(self, tasks: anyio.abc.TaskGroup, job: Job) -> None:
         try:
             work = self._prepare(job)
-        except KtunedError as error:
-            tasks.start_soon(self._end, job, JobState.FAILED, _sentence(error))
+        except Exception as error:
+            tasks.start_soon(self._end, job, *_verdict(error))
+            # The device is still free: let the next job have it.
+            self._news.set()
             return
         job = replace(job, state=JobState.RUNNING, started=time(), message="")
         pipeline = Pipeline(
@@ -182,7 +192,7 @@ class Jobs:
             artifacts=self._artifacts,
             publish=self._publish,
         )
-        running = self._running[job.device] = _Running(job, pipeline)
+        running = self._running[job.device] = _Running(job, pipeline, self._inspections[job.kernel])
         tasks.start_soon(self._work, running)
 
     def _lane(self, device: Device) -> Lane:
@@ -203,7 +213,7 @@ class Jobs:
                     publish_job(self._publish, "job_started", running.job)
                     log.info("job_started", reason=running.job.reason)
                     await running.pipeline.run()
-                except (KtunedError, ExceptionGroup) as error:
+                except Exception as error:
                     state, message = _verdict(error)
                     log.warning("job_stopped", state=state, reason=message)
             if running.stopped is not None:
@@ -222,10 +232,20 @@ class Jobs:
         job = self._public(running)
         if state is JobState.QUEUED:
             job = replace(job, state=state, message=message)
-            await self._store.update_job(job)
-            self._queue.add(job)
-            publish_job(self._publish, "job_queued", job)
-            return
+            try:
+                await self._store.update_job(job)
+            except StoreError as error:
+                _log.warning("job_not_recorded", job=job.id, reason=error.message)
+            if running.stopped in (None, JobState.QUEUED):
+                # Whoever asked for it meanwhile may have raised its priority.
+                job = replace(job, priority=running.job.priority, reason=running.job.reason)
+                self._queue.add(job)
+                if running.stopped is None and self._inspections[job.kernel] == running.inspections:
+                    # Its files are not what was inspected, and their inspection is still to come.
+                    self._queue.hold(job.id)
+                publish_job(self._publish, "job_queued", job)
+                return
+            state, message = running.stopped, running.message
         await self._end(job, state, message)
 
     async def _end(self, job: Job, state: JobState, message: str) -> Job:
@@ -240,7 +260,8 @@ class Jobs:
         return ended
 
     def _stop(self, running: _Running, state: JobState, message: str) -> None:
-        if running.stopped is None:
+        makes_way = running.stopped is JobState.QUEUED and state is not JobState.QUEUED
+        if running.stopped is None or makes_way:
             running.stopped, running.message = state, message
             running.scope.cancel()
 
@@ -261,5 +282,5 @@ def _verdict(error: BaseException) -> tuple[JobState, str]:
         _log.error("job_broke", exc_info=error)
         return JobState.FAILED, f"an error in ktuned itself: {type(error).__name__}: {error}"
     if error.code == "source_changed":
-        return JobState.CANCELLED, f"superseded: {error.message}"
+        return JobState.QUEUED, f"waits for a new inspection: {error.message}"
     return JobState.FAILED, _sentence(error)

@@ -14,7 +14,7 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from ktuned.errors import WorkerError
+from ktuned.errors import StoreError, WorkerError
 from ktuned.fleet.lanes import Lane
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import WorkerProcess
@@ -98,7 +98,9 @@ class Pipeline:
         plan = self.work.job.plan
         deadlines = self.work.deadlines
         best = [trial.config for trial in self._store.best_trials(self.work.context, self.work.preset.finalists)]
-        first = [config for config in (self.work.kernel.default, *best) if config is not None]
+        default = self.work.kernel.default
+        first = [] if default is None else [default]
+        first += [config for config in best if config != default]
         began = monotonic()
         async with channel, self._fleet.lend("inspect", self.work.environment) as explorer:
             request = {"op": "explore", **self.work.kernel_request(), "plan": plan.to_wire(), "first": first}
@@ -143,21 +145,24 @@ class Pipeline:
                 self._tell(known.id, known.config, known.outcome, known.latency_us)
         if not fresh:
             return
-        ids = await self._store.begin_trials(
-            self.work.context, self.work.specialized, self.work.job.id, [proposal["config"] for proposal in fresh]
-        )
-        attempts = []
-        for trial, proposal in zip(ids, fresh, strict=True):
-            build = proposal["build"]
-            key = self.work.artifact_key(build) if build is not None else ""
-            attempt = self._under_way[trial] = Attempt(trial, proposal["config"], build or {}, key)
-            if build is None:
+        configs = [proposal["config"] for proposal in fresh]
+        # Shielded: a row that was entered has an attempt that gives it its outcome.
+        with anyio.CancelScope(shield=True):
+            ids = await self._store.begin_trials(self.work.context, self.work.specialized, self.work.job.id, configs)
+        attempts = [self._attempt(trial, proposal) for trial, proposal in zip(ids, fresh, strict=True)]
+        self._under_way |= {attempt.trial: attempt for attempt in attempts}
+        for attempt, proposal in zip(attempts, fresh, strict=True):
+            if proposal["build"] is None:
                 event = Event.CANNOT_RUN if proposal["outcome"] == Outcome.UNSUPPORTED else Event.REFUSED
                 await self._record(attempt, attempt.result(event, proposal["message"], phase="build"))
-            else:
-                attempts.append(attempt)
         for attempt in attempts:
-            await channel.send(attempt)
+            if attempt.trial in self._under_way:
+                await channel.send(attempt)
+
+    def _attempt(self, trial: int, proposal: dict[str, Any]) -> Attempt:
+        build = proposal["build"]
+        key = "" if build is None else self.work.artifact_key(build)
+        return Attempt(trial, proposal["config"], build or {}, key)
 
     async def _compile(
         self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Attempt]
@@ -202,8 +207,12 @@ class Pipeline:
         if not self._under_way:
             return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_S):
-            for attempt in list(self._under_way.values()):
-                await self._store.finish_trial(
-                    attempt.trial, attempt.result(Event.CANCELLED, "stopped before it had an outcome")
-                )
+            # One that has its outcome could not be recorded with it: the next job tries it again.
+            stopped = [attempt for attempt in self._under_way.values() if attempt.life.outcome is None]
             self._under_way.clear()
+            try:
+                for attempt in stopped:
+                    result = attempt.result(Event.CANCELLED, "stopped before it had an outcome")
+                    await self._store.finish_trial(attempt.trial, result)
+            except StoreError as error:
+                _log.warning("trials_not_recorded", job=self.work.job.id, reason=error.message)

@@ -29,6 +29,7 @@ class JobQueue:
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self._waiting: dict[int, Job] = {job.id: job for job in jobs}
+        self._held: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -57,11 +58,20 @@ class JobQueue:
 
     def remove(self, job_id: int) -> Job | None:
         """Take a job out."""
+        self._held.discard(job_id)
         return self._waiting.pop(job_id, None)
+
+    def hold(self, job_id: int) -> None:
+        """Let a job wait on, whatever is free, until its kernel is released."""
+        self._held.add(job_id)
+
+    def release(self, kernel: str) -> None:
+        """Let a kernel's held jobs run again."""
+        self._held -= {job.id for job in self._waiting.values() if job.kernel == kernel}
 
     def next_for(self, device: str) -> Job | None:
         """Return the job that a free device model should run next, without taking it out."""
-        return next((job for job in self if job.device == device), None)
+        return next((job for job in self if job.device == device and job.id not in self._held), None)
 
     def preempts(self, running: Job) -> bool:
         """Tell whether a waiting job is so much more important that ``running`` should make way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,9 @@ class Verdict:
     mismatched_ratio: float = 0.0
 
     def to_wire(self) -> dict[str, Any]:
-        """Return what a trial keeps of a verdict."""
-        return {"max_error": self.max_error, "mismatched_ratio": self.mismatched_ratio}
+        """Return what a trial keeps of a verdict; an error without bounds is ``None``, which JSON can carry."""
+        largest = self.max_error if math.isfinite(self.max_error) else None
+        return {"max_error": largest, "mismatched_ratio": self.mismatched_ratio}
 
 
 def compare(
@@ -58,7 +60,7 @@ def _compare_one(name: str, out: Any, reference: Any, rtol: float, atol: float, 
     ratio = wrong / close.numel()
     error = (left - right).abs().to(torch.float64)
     error[close] = 0.0
-    largest = float(error.nan_to_num(nan=float("inf")).max())
+    largest = float(error.nan_to_num(nan=math.inf, posinf=math.inf).max())
     if ratio <= allowed:
         return Verdict(True, "", largest, ratio)
     first = [int(index) for index in (~close).nonzero()[0]]
@@ -75,11 +77,10 @@ def run_check(
     inputs: Mapping[str, Any],
     outputs: Mapping[str, Any],
 ) -> Verdict:
-    """Run a kernel file's own ``check(inputs, outputs)``: an exception or ``False`` is a mismatch."""
+    """Run a kernel file's own ``check(inputs, outputs)``: an exception or a false result is a mismatch; ``None`` passes."""
     try:
-        result = check(inputs, outputs)
+        # A tensor of one bool, as (a == b).all() gives, is an answer too.
+        passed = (result := check(inputs, outputs)) is None or bool(result)
     except Exception as error:
         return Verdict(False, f"check raised {type(error).__name__}: {error}", 0.0, 1.0)
-    if result is False:
-        return Verdict(False, "check returned False", 0.0, 1.0)
-    return Verdict(ok=True)
+    return Verdict(ok=True) if passed else Verdict(False, f"check returned {result!r}", 0.0, 1.0)

@@ -82,16 +82,19 @@ class Inspector:
         loaded = load_file(path, root, self._registry.names)
         kernels = []
         errors = list(loaded.errors)
+        files = set(loaded.files)
         for kernel in loaded.kernels:
             try:
                 _check_spaces(kernel)
                 kernels.append(describe(kernel, project, root).to_wire())
             except KernelFileError as error:
                 errors.append(error)
+                # Perhaps one of these is missing, and its appearance mends the kernel.
+                files.update(kernel.source_paths)
         return {
             "kernels": kernels,
             "errors": [{**error.to_wire(), "path": error.path, "line": error.line} for error in errors],
-            "stamps": {str(file): _stamp(file) for file in loaded.files},
+            "stamps": {str(file): _stamp(file) for file in sorted(files)},
         }
 
     def explore(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:

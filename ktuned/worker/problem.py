@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,15 @@ class ProblemData:
     """The tensors of one problem: the same for every config, restored after each, and what they must become."""
 
     def __init__(self, kernel: spec_kernel.Kernel, problem: Mapping[str, Any], device: Device) -> None:
+        import torch
+
         from ktuned.spec.tensors import TensorSpec, materialise
 
         self._kernel = kernel
         seed = canonical({"kernel": kernel.name, **problem})
+        # A tensor that inputs(p) draws itself must be the same in the worker that takes over.
+        random.seed(seed)
+        torch.manual_seed(random.getrandbits(63))
         declared = kernel.input_specs(problem)
         self._pristine: dict[str, Any] = {}
         self._outputs: list[str] = []
@@ -78,10 +84,13 @@ class ProblemData:
         self._expected = self._run_reference()
         cached.parent.mkdir(parents=True, exist_ok=True)
         staged = cached.with_name(f"{cached.name}.{os.getpid()}")
-        save_file({name: value.contiguous().cpu() for name, value in self._expected.items()}, staged)
+        # Cloned: two outputs may be one tensor, which the format refuses.
+        save_file({name: value.cpu().contiguous().clone() for name, value in self._expected.items()}, staged)
         staged.replace(cached)
 
     def _run_reference(self) -> dict[str, Any]:
+        import torch
+
         # Clones, lest the reference change what the kernels are given.
         inputs = {name: value.clone() for name, value in self._pristine.items()}
         site = self._kernel.site
@@ -96,6 +105,9 @@ class ProblemData:
         if set(result) != set(self._outputs):
             returned = ", ".join(sorted(result)) or "nothing"
             raise site.error(f"the reference returned {returned}; the outputs are {', '.join(self._outputs)}")
+        for name, value in result.items():
+            if not isinstance(value, torch.Tensor):
+                raise site.error(f"the reference returned a {type(value).__name__} for {name}, not a torch.Tensor")
         return dict(result)
 
     def _call_reference(self, inputs: Mapping[str, Any]) -> Any:

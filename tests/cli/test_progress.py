@@ -78,6 +78,31 @@ def test_only_a_better_trial_is_a_new_best() -> None:
     assert view.jobs[1].best_config == {"BM": 4}
 
 
+def test_a_winner_that_comes_before_its_trial_hides_no_best() -> None:
+    """The daemon tells a winner as soon as it is served, and the trial that made it after; both are known."""
+    winner = {"type": "winner", "kernel": KERNEL, "job": 1, "problem": PROBLEM, "device": DEVICE, "config": {"BM": 1}}
+    view = begin([job_map()], NOW)
+    view, news = told(view, {**winner, "latency_us": 50.0}, trial_event(trial_map(1, latency_us=50.0), 1))
+    assert [piece.latency_us for piece in news if isinstance(piece, NewBest)] == [50.0]
+    assert view.jobs[1].best_config == {"BM": 1}
+
+
+def test_a_resumed_jobs_old_best_is_no_news() -> None:
+    """Only what beats the best that a job came with is told."""
+    view = begin([job_map(best_us=50.0)], NOW)
+    _, news = told(view, trial_event(trial_map(1, latency_us=60.0), 1, best_us=50.0))
+    assert news == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_trial_that_the_store_no_longer_has_still_counts(known: bool) -> None:
+    """An event without its trial moves the bar of a job that is known, and makes none known."""
+    view = begin([job_map()], NOW) if known else View()
+    view, news = told(view, trial_event(trial_map(), 2) | {"trial": None})
+    assert news == []
+    assert [job.done for job in view.jobs.values()] == ([2] if known else [])
+
+
 def test_a_trial_of_an_unknown_job_makes_the_job_known() -> None:
     """Whoever attaches in the middle sees the job from its next trial on."""
     view, news = told(View(), trial_event(trial_map(3), 3))

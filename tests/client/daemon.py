@@ -82,7 +82,7 @@ class Daemon:
         return {"jobs": list(self.jobs.values()), "errors": [], "epoch": self.events.epoch, "seq": seq}
 
     def list_jobs(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
-        return {"jobs": [self.jobs[params["job"]]]}
+        return {"jobs": [self.jobs[job] for job in params["ids"]]}
 
     def end(self, params: dict[str, Any], connection: Connection) -> None:
         self._note(params["job"], "p:k", "done")

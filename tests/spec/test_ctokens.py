@@ -102,11 +102,39 @@ def test_unbalanced_quotes_are_survived() -> None:
     assert normalise(source).text == "# error don ' t\nint x ;"
 
 
+TOKENS = [
+    "a",
+    "int",
+    "42",
+    "0x1p-3",
+    ".5",
+    '"s // t"',
+    "'\\''",
+    "+",
+    "++",
+    "->",
+    "<<=",
+    "(",
+    ")",
+    "{",
+    ";",
+    'R"(/* )"',
+    "::",
+]
+GAPS = [" ", "\n", "\t \n", " /* x */ ", " // y\n", "/*\n*/", " \\\n ", "\r\n"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(TOKENS), st.sampled_from(GAPS)), max_size=12))
+def test_what_stands_between_tokens_means_nothing(pieces: list[tuple[str, str]]) -> None:
+    """Any tokens, with anything between them that is no token, mean what they mean with single spaces."""
+    spread = "".join(token + gap for token, gap in pieces)
+    assert normalise(spread).text == " ".join(token for token, _ in pieces)
+
+
 @given(st.text(alphabet="ab1 '\"\\/*#\n()R.<>=", max_size=60))
-def test_normalising_is_idempotent_on_any_text(source: str) -> None:
-    """Any text at all is read to its end, and reading the result again changes nothing that was code."""
-    once = normalise(source)
-    assert normalise(source) == once
+def test_any_text_is_read(source: str) -> None:
+    """Any text at all is read to its end, and a blank line before it changes nothing."""
+    assert normalise("\n" + source) == normalise(source)
 
 
 def test_includes_are_followed_transitively(tmp_path: Path) -> None:

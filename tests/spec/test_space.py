@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 
 from ktuned import space
 from ktuned.errors import KernelFileError
+from ktuned.model import Scalar
 from ktuned.spec.space import MAX_PLAIN_VALUES, Space
 from ktuned.spec.values import Site, UnknownKey, Values
+
+undeclared: Any = space
+"""``space`` as a caller without a type checker sees it."""
 
 SITE = Site("/p/tune_x.py", 7, "gemm")
 
@@ -29,7 +33,7 @@ axes = st.dictionaries(
 def test_cartesian_space_is_the_product(declared: dict[str, list[int]]) -> None:
     """A Cartesian space walks exactly the product of its axes, in order, and indexes the same configs."""
     expected = [dict(zip(declared, values, strict=True)) for values in itertools.product(*declared.values())]
-    bound = space(**declared).bind({})
+    bound = undeclared(**declared).bind({})
     assert list(bound) == expected
     assert [bound.at(index) for index in range(bound.size or 0)] == expected
     assert all(config in bound for config in expected)
@@ -38,9 +42,9 @@ def test_cartesian_space_is_the_product(declared: dict[str, list[int]]) -> None:
 @given(axes, st.integers(-5, 5))
 def test_where_rejects_everywhere(declared: dict[str, list[int]], limit: int) -> None:
     """What ``where`` rejects is not walked, not a member, and ``None`` by index."""
-    bound = space(where=lambda p, c: sum(c.values()) <= p.limit, **declared).bind({"limit": limit})
+    bound = undeclared(where=lambda p, c: sum(c.values()) <= p.limit, **declared).bind({"limit": limit})
     for index in range(bound.size or 0):
-        config = space(**declared).bind({}).at(index)
+        config = undeclared(**declared).bind({}).at(index)
         assert config is not None
         accepted = sum(config.values()) <= limit
         assert (config in bound) is accepted
@@ -55,7 +59,7 @@ def test_several_constraints_must_all_hold() -> None:
 
 def test_list_keeps_its_order() -> None:
     """A fixed list is walked in its order; membership ignores the order of the keys."""
-    configs = [{"A": 2, "B": "x"}, {"A": 1, "B": "y"}]
+    configs: list[dict[str, Scalar]] = [{"A": 2, "B": "x"}, {"A": 1, "B": "y"}]
     bound = space(configs).bind({})
     assert list(bound) == configs
     assert (bound.size, bound.indexable) == (2, True)
@@ -113,28 +117,28 @@ def test_index_outside_is_an_error() -> None:
     ("declared", "words"),
     [
         (space, "space() needs axes, a list of configs or a callable"),
-        (lambda: space([]), "the space is empty: its list holds no config"),
-        (lambda: space(A=[]), "axis A: it is empty"),
-        (lambda: space(A=64), "axis A: its values are of type int, not a list (one value is written [value])"),
-        (lambda: space(A="abc"), "axis A: its values are of type str"),
-        (lambda: space(A={1, 2}), "axis A: its values are of type set"),
-        (lambda: space(A=[1, 2, 1]), "axis A: the value 1 is there twice"),
-        (lambda: space(A=[None]), "axis A: None is of type NoneType, not a bool, int, float or str"),
-        (lambda: space(A=[[1]]), "axis A: [1] is of type list"),
-        (lambda: space(A=[float("nan")]), "axis A: nan is not a finite number"),
-        (lambda: space(A=[2**64]), "does not fit into 64 bits"),
-        (lambda: space(items=[1]), "'items' cannot be a name"),
-        (lambda: space([{"A": 1}, {"A": 1}]), "config 1 of the space's list repeats config 0"),
+        (lambda: undeclared([]), "the space is empty: its list holds no config"),
+        (lambda: undeclared(A=[]), "axis A: it is empty"),
+        (lambda: undeclared(A=64), "axis A: its values are of type int, not a list (one value is written [value])"),
+        (lambda: undeclared(A="abc"), "axis A: its values are of type str"),
+        (lambda: undeclared(A={1, 2}), "axis A: its values are of type set"),
+        (lambda: undeclared(A=[1, 2, 1]), "axis A: the value 1 is there twice"),
+        (lambda: undeclared(A=[None]), "axis A: None is of type NoneType, not a bool, int, float or str"),
+        (lambda: undeclared(A=[[1]]), "axis A: [1] is of type list"),
+        (lambda: undeclared(A=[float("nan")]), "axis A: nan is not a finite number"),
+        (lambda: undeclared(A=[2**64]), "does not fit into 64 bits"),
+        (lambda: undeclared(items=[1]), "'items' cannot be a name"),
+        (lambda: undeclared([{"A": 1}, {"A": 1}]), "config 1 of the space's list repeats config 0"),
         (
-            lambda: space([{"A": 1}, {"B": 1}]),
+            lambda: undeclared([{"A": 1}, {"B": 1}]),
             "config 1 of the space's list differs from the first in its knobs: A, B",
         ),
-        (lambda: space([{"A": 1}, 5]), "config 1 of the space's list is of type int, not a dict"),
-        (lambda: space([{"a-b": 1}]), "'a-b' is not a name"),
-        (lambda: space([{}]), "config 0 of the space's list is empty"),
-        (lambda: space([{"A": 1}], B=[1]), "space() takes configs or axes, not both (axes: B)"),
-        (lambda: space(5), "space() takes a list of configs or a callable, not int"),
-        (lambda: space(A=[1], where=3), "where takes a callable (p, c)"),
+        (lambda: undeclared([{"A": 1}, 5]), "config 1 of the space's list is of type int, not a dict"),
+        (lambda: undeclared([{"a-b": 1}]), "'a-b' is not a name"),
+        (lambda: undeclared([{}]), "config 0 of the space's list is empty"),
+        (lambda: undeclared([{"A": 1}], B=[1]), "space() takes configs or axes, not both (axes: B)"),
+        (lambda: undeclared(5), "space() takes a list of configs or a callable, not int"),
+        (lambda: undeclared(A=[1], where=3), "where takes a callable (p, c)"),
     ],
 )
 def test_fault_is_told_with_its_place(declared: Callable[[], Space], words: str) -> None:

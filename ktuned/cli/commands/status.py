@@ -61,9 +61,8 @@ def _summary(found: Mapping[str, Any]) -> Iterator[str]:
         f"store      {store['trials']} trials, {store['winners']} winners, {store['jobs']} jobs, "
         f"{text.size(store['bytes'])}"
     )
-    yield f"artifacts  {artifacts['count']}, {text.size(artifacts['bytes'])} of {text.size(artifacts['cap_bytes'])}"
-    if store.get("notice"):
-        yield f"notice     {text.first_line(str(store['notice']))}"
+    held = f"{artifacts['count']}, {text.size(artifacts['bytes'])} of " if "count" in artifacts else ""
+    yield f"artifacts  {held}at most {text.size(artifacts['cap_bytes'])}"
 
 
 def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -84,15 +83,14 @@ def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[lis
     )
     yield (
         "workers",
-        ["pid", "role", "state", "age", "resident", "python"],
+        ["pid", "role", "state", "age", "requests"],
         [
             [
                 _or_absent(worker.get("pid")),
                 worker["role"],
                 worker["state"],
                 text.duration(worker.get("age_s")),
-                text.size(worker.get("rss")),
-                _or_absent(worker.get("environment")),
+                _or_absent(worker.get("requests")),
             ]
             for worker in found["workers"]
         ],

@@ -1,0 +1,242 @@
+"""What goes wrong around a daemon: one line that says how to mend it, the right exit code, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Daemon, kernel_text
+
+SPACE = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='work', tag='b')])"
+DONE, NOT_REACHED, USAGE, NO_DAEMON = 0, 1, 2, 3
+
+
+def _one_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+def _serve(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ktuned", "serve", *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_second_daemon_says_who_holds_the_socket(daemon: Daemon) -> None:
+    """A second ``serve`` names the first one's process and how to stop it; the first one is untouched."""
+    second = _serve({**daemon.env, "KTUNED_HOME": str(daemon.directory / "other")})
+    assert second.returncode == NOT_REACHED
+    assert daemon.process is not None
+    line = _one_line(second.stderr)
+    assert f"pid {daemon.process.pid}" in line
+    assert "ktuned stop" in line
+    assert daemon.ktuned("status").returncode == DONE
+
+
+def test_second_daemon_on_the_same_home_is_refused(daemon: Daemon) -> None:
+    """Two daemons never share a store, even with two sockets."""
+    second = _serve({**daemon.env, "KTUNED_SOCKET": str(daemon.directory / "run" / "other" / "k.sock")})
+    assert second.returncode == NOT_REACHED
+    assert daemon.process is not None
+    assert f"pid {daemon.process.pid}" in _one_line(second.stderr)
+
+
+def test_stale_socket_file_is_replaced(daemon: Daemon) -> None:
+    """A socket file that a killed daemon left is no obstacle."""
+    daemon.kill()
+    assert daemon.socket.exists()
+    daemon.start()
+    assert daemon.client.call("hello")["protocol"] == 1
+
+
+def test_socket_path_that_is_too_long(tmp_path: Path) -> None:
+    """A path beyond what a Unix socket can carry is one clear line."""
+    daemon = Daemon(tmp_path)
+    refused = _serve({**daemon.env, "KTUNED_SOCKET": str(tmp_path / ("x" * 120) / "k.sock")})
+    assert refused.returncode != DONE
+    assert "KTUNED_SOCKET" in _one_line(refused.stderr)
+
+
+def test_unusable_home(tmp_path: Path) -> None:
+    """A home that cannot be written is one clear line that names it."""
+    (tmp_path / "file").write_text("")
+    daemon = Daemon(tmp_path)
+    refused = _serve({**daemon.env, "KTUNED_HOME": str(tmp_path / "file" / "home")})
+    assert refused.returncode == NOT_REACHED
+    line = _one_line(refused.stderr)
+    assert str(tmp_path / "file") in line
+    assert "KTUNED_HOME" in line
+
+
+def test_config_that_says_nonsense(tmp_path: Path) -> None:
+    """A wrong field of ``config.toml`` is one line with the file and the field."""
+    daemon = Daemon(tmp_path, config="[deadlines]\ncompiling = 3\n")
+    refused = _serve(daemon.env)
+    assert refused.returncode == USAGE
+    line = _one_line(refused.stderr)
+    assert "config.toml" in line
+    assert "compiling" in line
+
+
+def test_no_daemon(tmp_path: Path) -> None:
+    """Commands that need a daemon say that there is none, and how to start it."""
+    daemon = Daemon(tmp_path)
+    for words in (["status"], ["lookup", "it", "-p", "n=64"], ["jobs"], ["tune", "it", "--no-spawn"], ["stop"]):
+        refused = daemon.ktuned(*words)
+        assert refused.returncode == NO_DAEMON, words
+        assert "ktuned serve" in _one_line(refused.stderr)
+
+
+def test_malformed_kernel_file(daemon: Daemon) -> None:
+    """A kernel file that is wrong is one line with file and line; the root's other kernels are tuned."""
+    daemon.kernel_file(kernel_text(SPACE))
+    wrong = daemon.kernel_file(
+        "from ktuned import kernel\n@kernel(backend='fake', spaec=1)\ndef f(p, c): ...\n", "tune_x.py"
+    )
+    refused = daemon.ktuned("tune", str(wrong))
+    assert refused.returncode == NOT_REACHED
+    assert f"{wrong}:2:" in refused.stderr
+    assert "spaec" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+    both = daemon.ktuned("tune", str(wrong.parent))
+    assert "project:it" in both.stdout
+    assert f"{wrong}:2:" in both.stderr
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+
+
+def test_missing_compiler(tmp_path: Path) -> None:
+    """Without a C++ compiler the job fails with what to install, and exits 1; nothing is stored as the config's fault."""
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    daemon = Daemon(tmp_path, env={"PATH": str(bare), "CXX": ""})
+    with daemon:
+        path = daemon.kernel_file(
+            """\
+            from ktuned import kernel, space, tensor
+            from ktuned_tvm_ffi import Build
+
+            @kernel(backend="tvm_ffi", sources=["it.cc"], space=space(A=[1, 2]), problems=[dict(n=8)], check=None,
+                    inputs=lambda p: dict(x=tensor((p.n,), output=True)))
+            def it(p, c):
+                return Build(function="it", args=("x",))
+            """
+        )
+        (path.parent / "it.cc").write_text("int x;\n")
+        refused = daemon.ktuned("tune", str(path))
+        assert refused.returncode == NOT_REACHED
+        assert "C++ compiler" in refused.stdout + refused.stderr
+        assert "CXX" in refused.stdout + refused.stderr
+        assert daemon.client.call("results", kernel="it")["trials"] == []
+
+
+def _may_mount() -> bool:
+    return subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _may_mount(), reason="this user may not mount a small file system to fill")
+def test_full_disk(tmp_path: Path) -> None:
+    """A disk that fills up in the middle ends the job with what to do; nothing told is lost, lookups go on."""
+    daemon = Daemon(tmp_path)
+    # The daemon's home is a tmpfs of 2 MiB, mounted in a namespace of its own.
+    home = daemon.home
+    config = (home / "config.toml").read_text()
+    script = (
+        f"mount -t tmpfs -o size=2m tmpfs {home} && printf '%s' '{config}' > {home}/config.toml && "
+        f"mkdir -p {home}/cache && exec {sys.executable} -m ktuned serve"
+    )
+    with daemon.log.open("ab") as log:
+        daemon.process = subprocess.Popen(
+            ["unshare", "-rm", "sh", "-c", script], env=daemon.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        daemon.until(daemon._answers, "the daemon to answer")
+        path = daemon.kernel_file(kernel_text(SPACE))
+        _, (job,) = daemon.tune(path=str(path))
+        assert job["state"] == "done"
+        inside = Path(f"/proc/{daemon.process.pid}/root{home}")
+        ballast = inside / "ballast"
+        with ballast.open("wb") as stream, pytest.raises(OSError, match="No space left"):
+            while True:
+                stream.write(b"\0" * 4096)
+                stream.flush()
+        daemon.kernel_file(kernel_text(SPACE, rtol="0.01"))
+        refused = daemon.ktuned("tune", "it")
+        assert refused.returncode == NOT_REACHED
+        assert "space" in refused.stdout + refused.stderr
+        assert daemon.client.lookup("it", dict(n=64)).config is not None
+
+        ballast.unlink()
+        _, (job,) = daemon.tune(kernel="it")
+        assert job["state"] == "done", job
+    finally:
+        daemon.stop()
+        daemon.client.close()
+
+
+def test_daemon_imports_neither_torch_nor_user_code(tmp_path: Path) -> None:
+    """A daemon that inspected, compiled, measured and served has imported no torch, no backend, no kernel file."""
+    daemon = Daemon(tmp_path)
+    try:
+        daemon.start("-X", "importtime")
+        _, (job,) = daemon.tune(path=str(daemon.kernel_file(kernel_text(SPACE))))
+        assert job["state"] == "done"
+        assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    finally:
+        daemon.stop()
+        daemon.client.close()
+    imported = {
+        line.rpartition("|")[2].strip()
+        for line in daemon.log.read_text().splitlines()
+        if line.startswith("import time:")
+    }
+    assert "ktuned.daemon" in imported
+    roots = {name.partition(".")[0] for name in imported}
+    assert not roots & {"torch", "numpy", "cuda", "tvm_ffi", "ktuned_fake", "ktuned_tvm_ffi", "tune_it", "safetensors"}
+    assert not any(name.startswith(("ktuned.worker", "ktuned.spec")) for name in imported)
+
+
+def test_space_of_a_thousand_million_starts_at_once_and_does_not_grow_the_daemon(daemon: Daemon) -> None:
+    """10^9 configs with a budget of 50 trials: 50 trials, and the daemon's memory is what it was."""
+    axes = ", ".join(f"k{index}={list(range(1, 11))}" for index in range(9))
+    text = kernel_text(f"space({axes})", trials="50").replace("Build(**c)", "Build(us=50.0 + c.k0)")
+    small = daemon.kernel_file(kernel_text(SPACE).replace("def it(", "def small("), "tune_small.py")
+    daemon.tune(path=str(small))
+    before = daemon.client.call("status")["rss_bytes"]
+    _, (job,) = daemon.tune(path=str(daemon.kernel_file(text)))
+    assert (job["state"], job["done"]) == ("done", 50)
+    assert daemon.client.call("status")["rss_bytes"] - before < 20 * 2**20
+
+
+def test_socket_and_its_directory_are_private(daemon: Daemon) -> None:
+    """The directory is 0700, the socket 0600."""
+    assert daemon.socket.parent.stat().st_mode & 0o777 == 0o700
+    assert daemon.socket.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can speak as another user")
+def test_another_user_cannot_speak_to_the_daemon(daemon: Daemon) -> None:
+    """Even where the directory lets another user pass, the daemon answers none but its own."""
+    for directory in (daemon.socket.parent, *daemon.socket.parent.parents):
+        directory.chmod(directory.stat().st_mode | 0o055)
+    daemon.socket.chmod(0o666)
+    code = (
+        f"import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect({str(daemon.socket)!r}); "
+        r"s.send(b'\x94\x00\x01\xa5hello\x91\x80'); print(len(s.recv(100)))"
+    )
+    other = subprocess.run([sys.executable, "-c", code], user=65534, capture_output=True, text=True, check=False)
+    assert other.stdout.strip() in ("0", ""), other
+    assert daemon.client.call  # the daemon itself goes on
+    with socket.socket(socket.AF_UNIX) as own:
+        own.connect(str(daemon.socket))

@@ -1,0 +1,158 @@
+"""From a save to the new winner: what is tuned anew, what is not, and what lookups answer meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.e2e.harness import Daemon, kernel_text
+
+SPACE = (
+    "space([dict(us={us}, does='work', tag='a', gate={gate!r}), dict(us=900.0, does='work', tag='b', gate={gate!r})])"
+)
+SLOW_LANE = "dict(first_launch=60.0)"
+
+
+def _text(us: float = 300.0, gate: str = "", **options: str) -> str:
+    return kernel_text(SPACE.format(us=us, gate=gate), deadlines=SLOW_LANE, **options)
+
+
+def _jobs(daemon: Daemon) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = daemon.client.call("jobs")["jobs"]
+    return sorted(jobs, key=lambda job: int(job["id"]))
+
+
+def _settled(daemon: Daemon, count: int) -> bool:
+    jobs = _jobs(daemon)
+    return len(jobs) >= count and all(job["state"] not in ("queued", "running") for job in jobs)
+
+
+def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon) -> None:
+    """Another reference is another digest: ``stale`` until it is measured again; a comment is no change."""
+    path = daemon.kernel_file(_text())
+    daemon.tune(path=str(path))
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+
+    path.write_text(f"# a comment\n{_text()}\n\n# and another\n")
+    # A second file, saved after the comment, is the event that tells that the comment has been seen.
+    daemon.kernel_file(_text().replace("def it(", "def other("), "tune_other.py")
+    daemon.until(lambda: len(_jobs(daemon)) == 2, "the other kernel's job")
+    daemon.until(lambda: _settled(daemon, 2), "it to end")
+    assert [job["kernel"] for job in _jobs(daemon)] == ["project:it", "project:other"]
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+
+    daemon.kernel_file(_text(gate="door", reference="lambda x: dict(y=x + x)"))
+    daemon.gate("door").wait_reached()
+    hit = daemon.client.lookup("it", dict(n=64))
+    assert hit.status == "stale"
+    assert hit.config is not None
+    assert hit.config["tag"] == "a"
+    daemon.gate("door").open()
+    daemon.until(lambda: _settled(daemon, 3), "the re-tune")
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    assert _jobs(daemon)[-1]["reason"] == "saved"
+    assert len(_jobs(daemon)) == 3
+
+
+def test_larger_space_measures_only_what_is_new(daemon: Daemon) -> None:
+    """A change of the space alone keeps the winner fresh, and only the new config is compiled and measured."""
+    path = daemon.kernel_file(_text())
+    daemon.tune(path=str(path))
+    compiled = len(daemon.compiles.read_text().splitlines())
+    more = _text().replace("])", ", dict(us=200.0, does='work', tag='c', gate='')])", 1)
+    daemon.kernel_file(more)
+    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+
+    assert len(daemon.compiles.read_text().splitlines()) == compiled + 1
+    hit = daemon.client.lookup("it", dict(n=64))
+    assert hit.status == "fresh"
+    assert hit.config is not None
+    assert hit.config["tag"] == "c"
+
+
+def test_newer_save_supersedes_the_running_job(daemon: Daemon) -> None:
+    """A save during a tuning cancels it and starts the one that holds now; nothing of the old one is a result."""
+    path = daemon.kernel_file(_text(gate="first"))
+    daemon.client.call("tune", path=str(path))
+    daemon.gate("first").wait_reached()
+    daemon.kernel_file(_text(us=400.0, reference="lambda x: dict(y=x + x)"))
+    daemon.until(lambda: _settled(daemon, 2), "the newer job")
+
+    old, new = _jobs(daemon)
+    assert old["state"] == "cancelled"
+    assert "superseded" in old["message"]
+    assert new["state"] == "done"
+    digests = {trial["digest"] for trial in daemon.trials().values() if trial["outcome"] == "measured"}
+    assert len(digests) == 1
+
+
+def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:
+    """A file that no longer imports is reported with its line; its winner is served, other files are tuned."""
+    path = daemon.kernel_file(_text())
+    daemon.tune(path=str(path))
+    path.write_text(_text() + "\nimport nonsense_module\n")
+    daemon.until(lambda: daemon.client.call("kernels")["errors"], "the error")
+    (error,) = daemon.client.call("kernels")["errors"]
+    assert error["message"].startswith(f"{path}:{len(_text().splitlines()) + 2}: ")
+    assert "nonsense_module" in error["message"]
+    assert daemon.client.lookup("it", dict(n=64)).config is not None
+
+    other = daemon.kernel_file(_text().replace("def it(", "def other("), "tune_other.py")
+    daemon.until(lambda: _settled(daemon, 2), "the other kernel's tuning")
+    assert daemon.client.lookup("other", dict(n=64)).status == "fresh"
+    assert other.exists()
+
+    path.write_text(_text())
+    daemon.until(lambda: not daemon.client.call("kernels")["errors"], "the error to be gone")
+
+
+def test_change_while_no_daemon_runs_is_seen_at_the_next_start(daemon: Daemon) -> None:
+    """What was saved while nobody watched is stale at once, and tuned anew without being asked for."""
+    path = daemon.kernel_file(_text())
+    daemon.tune(path=str(path))
+    daemon.stop()
+    path.write_text(_text(reference="lambda x: dict(y=x + x)"))
+    daemon.start()
+    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+
+
+def test_hundred_lookups_make_one_job(daemon: Daemon) -> None:
+    """A problem that is not tuned is answered from the nearest, and asked for once, whoever asks how often."""
+    path = daemon.kernel_file(_text())
+    daemon.tune(path=str(path))
+    hits = [daemon.client.lookup("it", dict(n=128)) for _ in range(100)]
+    assert hits[0].status == "near"
+    assert hits[0].config is not None
+    assert hits[0].config["tag"] == "a"
+    daemon.until(lambda: _settled(daemon, 2), "the job that the lookups asked for")
+    assert daemon.client.lookup("it", dict(n=128)).status == "fresh"
+    assert [job["reason"] for job in _jobs(daemon)] == ["asked for", "looked up"]
+
+
+def test_cancel_stops_what_runs_and_frees_the_lane(daemon: Daemon) -> None:
+    """A cancelled job ends at once, its config says nothing, and the next job has the lane."""
+    path = daemon.kernel_file(_text(gate="door"))
+    started = daemon.client.call("tune", path=str(path))
+    daemon.gate("door").wait_reached()
+    (cancelled,) = daemon.client.call("cancel", job=started["jobs"][0]["id"])["jobs"]
+    assert cancelled["state"] == "cancelled"
+    daemon.until(lambda: _settled(daemon, 1), "the job to end")
+    assert daemon.trials()["a"]["outcome"] == "cancelled"
+
+    daemon.gate("door").open()
+    _, (job,) = daemon.tune(kernel="it")
+    assert job["state"] == "done"
+    assert daemon.trials()["a"]["outcome"] == "measured"
+
+
+def test_more_important_job_goes_first_and_the_other_is_resumed(daemon: Daemon) -> None:
+    """A job that somebody waits for makes a background one step aside; that one is finished afterwards."""
+    path = daemon.kernel_file(_text(gate="door"))
+    daemon.client.call("tune", path=str(path), priority=100)
+    daemon.gate("door").wait_reached()
+    other = daemon.kernel_file(_text().replace("def it(", "def other("), "tune_other.py")
+    _, (job,) = daemon.tune(path=str(other))
+    assert job["state"] == "done"
+    daemon.gate("door").open()
+    daemon.until(lambda: _settled(daemon, 2), "the background job")
+    assert [job["state"] for job in _jobs(daemon)][:2] == ["done", "done"]

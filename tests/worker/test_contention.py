@@ -1,0 +1,59 @@
+"""Who took the CPUs while a kernel was timed."""
+
+import pytest
+
+from ktuned.worker.contention import MIN_WINDOW_TICKS, CpuTimes, is_contended
+
+KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+
+
+def window(own: float = 0.0, **ticks: int) -> tuple[CpuTimes, CpuTimes]:
+    """Return two readings between which this much time of each kind passed."""
+    start = tuple(range(1000, 1008))
+    end = tuple(value + ticks.get(kind, 0) for value, kind in zip(start, KINDS, strict=True))
+    return CpuTimes(start, 50.0), CpuTimes(end, 50.0 + own)
+
+
+@pytest.mark.parametrize(
+    ("before_after", "contended"),
+    [
+        (window(own=100, user=100, idle=100), False),
+        (window(own=100, user=200), False),
+        (window(own=100, user=250, system=50), True),
+        (window(own=0, user=200), True),
+        (window(own=100, user=100, nice=500), False),
+        (window(own=100, user=300, nice=600), False),
+        (window(own=50, user=300, idle=100), False),
+        (window(own=50, user=300, iowait=100), False),
+        (window(own=50, user=50, steal=150), True),
+        (window(own=0, user=MIN_WINDOW_TICKS - 1), False),
+        (window(), False),
+    ],
+    ids=[
+        "alone",
+        "one-neighbour-on-two-cores",
+        "two-neighbours-on-two-cores",
+        "never-scheduled",
+        "only-compiles",
+        "compiles-and-a-neighbour",
+        "a-core-is-idle",
+        "a-core-waits-for-a-disk",
+        "the-host-stole",
+        "too-short-to-tell",
+        "nothing-passed",
+    ],
+)
+def test_only_others_that_leave_no_core_are_contention(before_after: tuple[CpuTimes, CpuTimes], contended: bool) -> None:
+    """Our own time, niced time and idle cores excuse; others that take most of all CPUs do not."""
+    assert is_contended(*before_after) is contended
+
+
+def test_the_machine_is_read() -> None:
+    """Readings grow, and this process's own time is part of the machine's."""
+    before = CpuTimes.now()
+    total = sum(range(300_000))
+    after = CpuTimes.now()
+    assert total
+    assert len(before.machine) == len(KINDS)
+    assert all(later >= earlier for earlier, later in zip(before.machine, after.machine, strict=True))
+    assert 0 <= before.own <= after.own

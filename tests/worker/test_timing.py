@@ -1,0 +1,214 @@
+"""Sampling: the statistics are right by brute force, and it stops when they say so."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned.model import Preset
+from ktuned.worker import timing
+from ktuned.worker.timing import (
+    MAX_LAUNCHES_PER_SAMPLE,
+    RELATIVE_CI,
+    SAMPLE_FLOOR_NS,
+    Samples,
+    is_enough,
+    launches_per_sample,
+    time_on_host,
+)
+
+PRESET = Preset("test", warmup=2, repetitions=10, timing_s=1.0, finalists=1, finalist_rounds=1)
+TIMES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=50)
+
+
+def sampled(values: Sequence[float]) -> Samples:
+    """Return samples of these values."""
+    samples = Samples()
+    for value in values:
+        samples.add(value)
+    return samples
+
+
+class Clock:
+    """A clock that moves only when a launch or a restore says so, and a log of both."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *launch_us: float) -> None:
+        self.now_ns = 10**12
+        self.log: list[str] = []
+        self._launch_us = list(launch_us)
+        monkeypatch.setattr(timing, "perf_counter_ns", lambda: self.now_ns)
+
+    def launch(self) -> None:
+        """Take the next time of the list; the last one for ever."""
+        self.log.append("launch")
+        self.now_ns += int(1000 * (self._launch_us.pop(0) if len(self._launch_us) > 1 else self._launch_us[0]))
+
+    def restore(self) -> None:
+        """Take a whole millisecond, which must not be measured."""
+        self.log.append("restore")
+        self.now_ns += 1_000_000
+
+
+@given(TIMES)
+def test_the_median_is_the_median(values: list[float]) -> None:
+    """In whatever order samples come, they stay sorted and their median is that of the standard library."""
+    samples = sampled(values)
+    assert samples.sorted_us == sorted(values)
+    assert samples.median_us == pytest.approx(statistics.median(values))
+    assert (samples.quantile(0.0), samples.quantile(1.0)) == (min(values), max(values))
+
+
+@given(st.lists(st.floats(0.001, 1e6), min_size=2, max_size=50))
+def test_quantiles_are_those_of_the_literature(values: list[float]) -> None:
+    """The quartiles are the standard library's inclusive ones (linear between the closest ranks)."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    assert sampled(values).spread_us == pytest.approx(high - low, abs=1e-6)
+
+
+def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
+    """By brute force over the binomial, the interval holds the true median in at least 95 % for every size.
+
+    The sample at rank r is below the median with the odds of at least r of n fair coins; a uniform grid 0, 1, 2, …
+    makes the interval's width tell its ranks.
+    """
+    for n in range(6, 400):
+        samples = sampled(range(1, n + 1))
+        width = 2 * samples.relative_ci * samples.median_us
+        low = (n - 1 - width) / 2
+        assert low == pytest.approx(round(low)), f"the ranks of n={n} are not symmetric"
+        tail = sum(math.comb(n, k) for k in range(round(low) + 1)) / 2**n
+        assert 1 - 2 * tail >= 0.95, f"n={n} covers {1 - 2 * tail}"
+
+
+def test_the_interval_is_not_much_wider_than_needed() -> None:
+    """At most two ranks on each side beyond the narrowest interval that still covers 95 %: sampling must end."""
+    for n in range(10, 400):
+        samples = sampled(range(1, n + 1))
+        low = round((n - 1 - 2 * samples.relative_ci * samples.median_us) / 2)
+        tail = sum(math.comb(n, k) for k in range(low + 3)) / 2**n
+        assert 1 - 2 * tail < 0.95, f"n={n}"
+
+
+def test_few_samples_say_nothing() -> None:
+    """Below six samples no interval covers 95 %, so it is infinite; equal ones make it zero; so does a zero median."""
+    assert sampled([1.0] * 5).relative_ci == math.inf
+    assert sampled([1.0] * 6).relative_ci == 0.0
+    assert sampled([0.0] * 6 + [1.0]).relative_ci == 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "elapsed_s", "enough"),
+    [
+        ([], 0.0, False),
+        ([], 9.0, False),
+        ([1.0] * 9, 0.1, False),
+        ([1.0] * 10, 0.1, True),
+        ([*range(1, 31)], 0.1, False),
+        ([*range(1, 31)], 1.0, True),
+        ([5.0], 1.0, True),
+    ],
+    ids=["none", "none-late", "too-few", "known", "unknown", "unknown-late", "one-late"],
+)
+def test_sampling_ends_when_the_median_is_known_or_time_is_up(
+    values: list[float], elapsed_s: float, enough: bool
+) -> None:
+    """It takes the preset's repetitions and an interval within 1 %, or the preset's time; but one sample always."""
+    assert is_enough(sampled(values), PRESET, elapsed_s) is enough
+
+
+def test_one_per_cent_is_where_the_line_is() -> None:
+    """An interval a little below 1 % is enough, a little above is not."""
+    for width, enough in ((0.9 * RELATIVE_CI, True), (1.1 * RELATIVE_CI, False)):
+        samples = sampled([100 * (1 - width)] * 20 + [100.0] + [100 * (1 + width)] * 20)
+        assert samples.relative_ci == pytest.approx(width)
+        assert is_enough(samples, PRESET, 0.0) is enough
+
+
+@pytest.mark.parametrize("launch_ns", [0, 1, 4, 5, 49, 1_000, SAMPLE_FLOOR_NS - 1, SAMPLE_FLOOR_NS, 10**9])
+def test_a_sample_lasts_long_enough_to_be_read(launch_ns: int) -> None:
+    """Short kernels are launched as often as the floor needs, within the limit; restoring allows one launch only."""
+    launches = launches_per_sample(launch_ns, restores=False)
+    assert launches * launch_ns >= SAMPLE_FLOOR_NS or launches == MAX_LAUNCHES_PER_SAMPLE
+    assert launches == 1 or (launches - 1) * launch_ns < SAMPLE_FLOOR_NS
+    assert launches_per_sample(launch_ns, restores=True) == 1
+
+
+@pytest.mark.parametrize("launch_us", [0.05, 3.0, 80.0, 40_000.0])
+def test_a_steady_kernel_is_timed_exactly(monkeypatch: pytest.MonkeyPatch, launch_us: float) -> None:
+    """Whatever the size of a sample, the figure is the time of one launch in µs."""
+    found = time_on_host(Clock(monkeypatch, launch_us).launch, PRESET)
+    assert (found.stopped_early, found.samples.spread_us) == (False, 0.0)
+    assert found.samples.median_us == pytest.approx(launch_us)
+    assert len(found.samples) >= PRESET.repetitions
+
+
+def test_warm_up_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The preset's first launches are slow and leave no trace in the figure."""
+    found = time_on_host(Clock(monkeypatch, 9_000.0, 9_000.0, 100.0).launch, PRESET)
+    assert found.samples.sorted_us[-1] == pytest.approx(100.0)
+
+
+def test_restore_comes_before_each_launch_and_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up included, every launch follows a restore of its own, whose millisecond is in no sample."""
+    clock = Clock(monkeypatch, 2.0)
+    found = time_on_host(clock.launch, PRESET, restore=clock.restore)
+    assert clock.log == ["restore", "launch"] * (len(clock.log) // 2)
+    assert found.samples.median_us == pytest.approx(2.0)
+
+
+def test_time_is_up_within_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is never steady ends with the preset's time, not with the end of a batch."""
+    clock = Clock(monkeypatch, *[90_000.0 + 1_000 * (index * 7 % 40) for index in range(1000)])
+    began = clock.now_ns
+    found = time_on_host(clock.launch, PRESET)
+    assert (clock.now_ns - began) / 1e9 < PRESET.timing_s + 5 * 0.13
+    assert len(found.samples) >= 2
+
+
+@pytest.mark.parametrize(
+    ("first", "stops"),
+    [([500.0] * 9, True), ([500.0] * 4 + [200.0], False), ([200.0] + [500.0] * 8, False), ([300.0] * 9, False)],
+    ids=["slow", "fast-at-last", "fast-at-first", "just-so"],
+)
+def test_a_slow_kernel_is_given_up(monkeypatch: pytest.MonkeyPatch, first: list[float], stops: bool) -> None:
+    """It stops when the best of the first launches is above the limit; one fast launch proves that it may be good."""
+    clock = Clock(monkeypatch, *first)
+    found = time_on_host(clock.launch, PRESET, stop_above_us=300.0)
+    assert found.stopped_early is stops
+    if stops:
+        assert (len(found.samples), found.samples.median_us) == (timing.EARLY_STOP_LAUNCHES, pytest.approx(500.0))
+
+
+def test_a_very_slow_kernel_is_given_up_after_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one launch alone takes the preset's time, no second one is needed to see that it is too slow."""
+    clock = Clock(monkeypatch, 3e6)
+    assert time_on_host(clock.launch, PRESET, stop_above_us=1.0).stopped_early
+    assert clock.log == ["launch"]
+
+
+def refuse() -> None:
+    raise RuntimeError("refused")
+
+
+@pytest.mark.parametrize("arguments", [(refuse, lambda: None), (lambda: None, refuse)], ids=["launch", "restore"])
+def test_what_a_launch_raises_is_the_callers(arguments: tuple[Callable[[], None], Callable[[], None]]) -> None:
+    """The timer hides no failure."""
+    launch, restore = arguments
+    with pytest.raises(RuntimeError, match="refused"):
+        time_on_host(launch, PRESET, restore=restore)
+
+
+def test_the_real_clock_is_read() -> None:
+    """A launch that spins for 200 µs is found to take about that long."""
+    from time import perf_counter_ns
+
+    def spin() -> None:
+        end = perf_counter_ns() + 200_000
+        while perf_counter_ns() < end:
+            pass
+
+    found = time_on_host(spin, Preset("short", 1, 5, 0.05, 1, 1))
+    assert 200 <= found.samples.sorted_us[0] < 400
