@@ -100,7 +100,7 @@ def load_settings(
 def _read(path: Path, *, must_exist: bool) -> File:
     try:
         text = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if must_exist:
             raise SettingsError(f"{path} does not exist", hint="name a file that does, or leave out --config") from None
         return File()

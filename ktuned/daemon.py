@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import structlog
 
 import ktuned
@@ -109,6 +110,7 @@ class Daemon:
         self._fleet = fleet
         self._started = monotonic()
         self._stopping = anyio.Event()
+        self._job_ended = anyio.Event()
         self.events = Events()
         self._artifacts = Artifacts(settings.cache / "artifacts", settings.artifacts_bytes)
         configured = {root.path for root in settings.roots}
@@ -159,7 +161,7 @@ class Daemon:
             await tasks.start(self._await_signals)
             await tasks.start(self._server.serve, listening)
             _log.info("ready", socket=self._settings.socket, pid=os.getpid())
-            for part in (self._jobs.run, self._lookups.run, self._watcher.run, self._look_around):
+            for part in (self._jobs.run, self._lookups.run, self._watcher.run, self._look_around, self._keep_house):
                 tasks.start_soon(part)
             await self._stopping.wait()
             _log.info("stopping")
@@ -183,6 +185,19 @@ class Daemon:
             except KtunedError as error:
                 _log.error("root_not_surveyed", root=root.path, reason=error.message, hint=error.hint)
 
+    async def _keep_house(self) -> None:
+        """Keep the artifacts within their cap: at the start, and after each job."""
+        while True:
+            self._job_ended = anyio.Event()
+            try:
+                if await anyio.to_thread.run_sync(lambda: self._artifacts.size) > self._artifacts.cap_bytes:
+                    kept = {winner.artifact for winner in self._store.winners() if winner.artifact is not None}
+                    freed = await self._artifacts.collect(kept)
+                    _log.info("artifacts_collected", freed_bytes=freed)
+            except StoreError as error:
+                _log.warning("artifacts_not_collected", reason=error.message)
+            await self._job_ended.wait()
+
     async def _saved(self, changes: Changes) -> None:
         await self._intake.react(changes, saved=True)
 
@@ -190,6 +205,8 @@ class Daemon:
         kernel = fields.get("kernel")
         if kernel is not None and type in ("winner", "stale", "job_done"):
             self._lookups.changed(kernel)
+        if type == "job_done":
+            self._job_ended.set()
         for what in ("added", "changed", "replanned", "removed") if type == "reloaded" else ():
             for name in fields[what]:
                 self._lookups.changed(name)
@@ -249,7 +266,7 @@ class Daemon:
                 "running": sum(job.state == "running" for job in live),
             },
             "store": {**counts, "notice": self._store.notice},
-            "artifacts": {"cap_bytes": self._artifacts.cap_bytes},
+            "artifacts": {"bytes": self._artifacts.size, "cap_bytes": self._artifacts.cap_bytes},
             "environments": self._machine.describe(),
             "roots": [{"path": root.path, "name": root.name, "python": root.python} for root in self._catalog.roots],
             "notices": [notice for notice in (self._store.notice, self._watcher.notice) if notice],

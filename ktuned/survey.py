@@ -86,7 +86,7 @@ class Survey:
                     # The catalog has them; the next daemon inspects every file anyway.
                     _log.warning("kernels_not_recorded", root=root.path, reason=fault.message)
         for error in changes.errors:
-            _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=fault.message)
+            _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
         return Found(changes, tuple(wanted))
 
     async def _inspect(self, root: Root, files: list[str]) -> list[Inspection]:

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 from tests import leaks
+from tests.parts import Parts, assembled
 
 # A loaded machine makes an example slow, not wrong; equal seeds make a failure in CI a failure here.
 hypothesis.settings.register_profile("ktuned", deadline=None, derandomize=True, print_blob=True)
@@ -77,3 +78,11 @@ def _leaks_nothing(request: pytest.FixtureRequest) -> Generator[None]:
     found = before.leaked_since()
     if found and not mark and not request.node.stash.get(_FAILED, False):
         pytest.fail("the test left behind:\n  " + "\n  ".join(found))
+
+
+@pytest.fixture
+async def parts(tmp_path: Path) -> AsyncGenerator[Parts]:
+    """Assemble the daemon's deciding parts over the fake backend, with the machine probed."""
+    async with assembled(tmp_path) as together:
+        await together.machine.probe(together.environment)
+        yield together

@@ -56,6 +56,7 @@ def test_content_is_of_the_files_alone(artifact: Path) -> None:
 
 
 def flip_a_bit(artifact: Path) -> None:
+    """Do what a failing disk does."""
     data = bytearray((artifact / "kernel.so").read_bytes())
     data[2500] ^= 1
     (artifact / "kernel.so").write_bytes(data)

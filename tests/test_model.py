@@ -1,6 +1,7 @@
 """Plain values: they cross the wire unchanged, and their canonical text identifies them."""
 
 import dataclasses
+import itertools
 import json
 from typing import Any
 
@@ -25,7 +26,9 @@ from ktuned.model import (
     canonical,
 )
 
-SCALARS = st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+SCALARS = (
+    st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
 MAPS = st.dictionaries(st.text(min_size=1, max_size=6), SCALARS, max_size=6)
 CONTEXT = Context("p:k", "{}", "model", "digest", "toolchain", "driver")
 
@@ -124,7 +127,7 @@ def test_presets_grow_in_every_respect() -> None:
     """``fast`` < ``default`` < ``thorough`` in all that a preset says; each is found by its own name."""
     assert {name: preset.name for name, preset in PRESETS.items()} == {name: name for name in PRESETS}
     sizes = [dataclasses.astuple(PRESETS[name])[1:] for name in ("fast", "default", "thorough")]
-    for smaller, larger in zip(sizes, sizes[1:], strict=False):
+    for smaller, larger in itertools.pairwise(sizes):
         assert all(small < large for small, large in zip(smaller, larger, strict=True))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import structlog
@@ -26,6 +26,10 @@ MAX_ERRANDS = 1_000
 """Errands that may wait; beyond that an asked-for tuning is forgotten, and the next lookup asks again."""
 
 MAX_REMEMBERED = 50_000
+
+MEMO_S = 1.0
+"""How long an answer is given again without being worked out: a new winner ends it at once, an artifact that was
+removed or a backend that was installed after this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,14 @@ class _Errand:
             "" if self.device is None else self.device.model,
             *map(canonical, self.configs),
         )
+
+
+class _Served(NamedTuple):
+    """An answer as it was worked out, when its winner was decided, and when it was worked out (Unix seconds)."""
+
+    reply: dict[str, Any]
+    decided: float | None
+    since: float
 
 
 class Lookups:
@@ -75,10 +87,12 @@ class Lookups:
         self._generations: dict[str, int] = {}
         self._admitted: dict[tuple[str, str, str], bool] = {}
         self._sent: set[tuple[str, ...]] = set()
+        self._memo: dict[tuple[Any, ...], _Served] = {}
         self._errands, self._arriving = anyio.create_memory_object_stream[_Errand](MAX_ERRANDS)
 
     def changed(self, kernel: str) -> None:
         """Note that a kernel's winners, or what they stand on, are not what they were."""
+        self._memo.clear()
         self._winners.pop(kernel, None)
         self._generations[kernel] = self._generations.get(kernel, 0) + 1
 
@@ -89,10 +103,27 @@ class Lookups:
             AmbiguousName: the short name is several kernels'.
             UsageError: the problem is none of this kernel's.
         """
+        # The types, because 1, 1.0 and True are equal keys and three problems.
+        key = (name, device, tune, *problem.items(), *map(type, problem.values()))
+        now = time()
+        served = self._memo.get(key)
+        if served is None or not served.since <= now < served.since + MEMO_S:
+            if len(self._memo) >= MAX_REMEMBERED:
+                self._memo.clear()
+            reply, decided = self._answer(name, problem, device, tune=tune)
+            served = self._memo[key] = _Served(reply, decided, now)
+        if served.decided is None:
+            return served.reply
+        return {**served.reply, "age_s": round(max(0.0, now - served.decided), 3)}
+
+    def _answer(
+        self, name: str, problem: Problem, device: str | None, *, tune: bool
+    ) -> tuple[dict[str, Any], float | None]:
+        """Return an answer, and since when its winner holds."""
         try:
             kernel = self._catalog.resolve(name)
         except NotFound:
-            return _wire(name, problem, device, Status.UNKNOWN)
+            return _wire(name, problem, device, Status.UNKNOWN), None
         check_problem(kernel, problem)
         environment = self._catalog.environment(kernel)
         seat: Device | None
@@ -114,9 +145,10 @@ class Lookups:
             self._send(_Errand(kernel, problem, seat, found.undecided))
         if tune and found.wants_tuning and seat is not None:
             self._send(_Errand(kernel, problem, seat))
-        return self._served(kernel, problem, model, found.status, found.winner, found.config)
+        reply = self._reply(kernel, problem, model, found.status, found.winner, found.config)
+        return reply, None if found.winner is None else found.winner.decided
 
-    def _served(
+    def _reply(
         self,
         kernel: KernelInfo,
         problem: Problem,
@@ -130,7 +162,6 @@ class Lookups:
         reply["generation"] = self._generations.get(kernel.name, 0)
         if winner is not None:
             reply["latency_us"] = winner.latency_us
-            reply["age_s"] = round(max(0.0, time() - winner.decided), 3)
             # Only an artifact of this very problem and source can be launched for it as it is.
             if status is Status.FRESH and winner.artifact is not None:
                 path = self._artifacts.find(winner.artifact)
@@ -210,7 +241,7 @@ class Lookups:
             self._admitted.clear()
         for config, admitted in zip(errand.configs, reply["admitted"], strict=True):
             self._admitted[kernel.plan_digest, canonical(errand.problem), canonical(config)] = admitted
-        self._generations[kernel.name] = self._generations.get(kernel.name, 0) + 1
+        self.changed(kernel.name)
 
 
 def _wire(kernel: str, problem: Problem, device: str | None, status: Status) -> dict[str, Any]:

@@ -59,7 +59,9 @@ class Jobs:
     async def run(self) -> None:
         """Take up what the last daemon left, and work until cancelled."""
         for job in self._store.jobs(states=[JobState.QUEUED], limit=MAX_WAITING):
-            self._queue.add(job)
+            # One that was asked for before this began waits already, perhaps with a higher priority by now.
+            if self._queue.get(job.id) is None:
+                self._queue.add(job)
         async with anyio.create_task_group() as tasks:
             while True:
                 self._news = anyio.Event()

@@ -108,7 +108,7 @@ class ProblemData:
         for name, value in result.items():
             if not isinstance(value, torch.Tensor):
                 raise site.error(f"the reference returned a {type(value).__name__} for {name}, not a torch.Tensor")
-        return dict(result)
+        return {name: value.detach() for name, value in result.items()}
 
     def _call_reference(self, inputs: Mapping[str, Any]) -> Any:
         """Call the reference with the tensors that it names; with all of them, if it takes any."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -167,10 +166,11 @@ def test_full_disk(tmp_path: Path) -> None:
         assert job["state"] == "done"
         inside = Path(f"/proc/{daemon.process.pid}/root{home}")
         ballast = inside / "ballast"
-        with ballast.open("wb") as stream, pytest.raises(OSError, match="No space left"):
+        descriptor = os.open(ballast, os.O_WRONLY | os.O_CREAT)
+        with pytest.raises(OSError, match="No space left"):
             while True:
-                stream.write(b"\0" * 4096)
-                stream.flush()
+                os.write(descriptor, b"\0" * 4096)
+        os.close(descriptor)
         daemon.kernel_file(kernel_text(SPACE, rtol="0.01"))
         refused = daemon.ktuned("tune", "it")
         assert refused.returncode == NOT_REACHED
@@ -223,20 +223,3 @@ def test_socket_and_its_directory_are_private(daemon: Daemon) -> None:
     """The directory is 0700, the socket 0600."""
     assert daemon.socket.parent.stat().st_mode & 0o777 == 0o700
     assert daemon.socket.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can speak as another user")
-def test_another_user_cannot_speak_to_the_daemon(daemon: Daemon) -> None:
-    """Even where the directory lets another user pass, the daemon answers none but its own."""
-    for directory in (daemon.socket.parent, *daemon.socket.parent.parents):
-        directory.chmod(directory.stat().st_mode | 0o055)
-    daemon.socket.chmod(0o666)
-    code = (
-        f"import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect({str(daemon.socket)!r}); "
-        r"s.send(b'\x94\x00\x01\xa5hello\x91\x80'); print(len(s.recv(100)))"
-    )
-    other = subprocess.run([sys.executable, "-c", code], user=65534, capture_output=True, text=True, check=False)
-    assert other.stdout.strip() in ("0", ""), other
-    assert daemon.client.call  # the daemon itself goes on
-    with socket.socket(socket.AF_UNIX) as own:
-        own.connect(str(daemon.socket))

@@ -81,8 +81,9 @@ def test_newer_save_supersedes_the_running_job(daemon: Daemon) -> None:
     assert old["state"] == "cancelled"
     assert "superseded" in old["message"]
     assert new["state"] == "done"
-    digests = {trial["digest"] for trial in daemon.trials().values() if trial["outcome"] == "measured"}
-    assert len(digests) == 1
+    trials = daemon.client.call("results", kernel="it")["trials"]
+    assert len({trial["digest"] for trial in trials if trial["outcome"] == "measured"}) == 1
+    assert {trial["outcome"] for trial in trials} == {"measured", "cancelled"}
 
 
 def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:

@@ -122,7 +122,8 @@ class Fake(Backend):
                     forever()
                 case "compile_crash":
                     os.kill(os.getpid(), signal.SIGSEGV)
-                case "compile_error":
+                case "compile_error" | "gate_compile_error":
+                    wait_at(build.gate)
                     yield Compiled(unit.key, Outcome.COMPILE_ERROR, "fake.c:1: error: no", 0.001)
                     continue
                 case "unsupported_here":

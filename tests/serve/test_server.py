@@ -389,6 +389,10 @@ async def test_another_user_is_not_served(running: Running) -> None:
         os._exit(0)
     with ours, theirs:
         assert await asyncio.get_running_loop().sock_recv(ours, 99) == b"nothing"
-    os.waitpid(child, 0)
+    _reap(child)
     await running.until(refused=1)
     assert await running.peer().ask("echo") == {}
+
+
+def _reap(child: int) -> None:
+    os.waitpid(child, 0)

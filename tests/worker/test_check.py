@@ -72,6 +72,8 @@ def test_large_integers_are_not_rounded() -> None:
     for atol in (0.0, 2.0):
         assert not judge([2**30 + 3], [2**30], atol=atol).ok
     assert judge([2**30 + 2], [2**30], atol=2.0).ok
+    assert not judge([2**63 - 1], [-1], atol=2.0).ok
+    assert not judge([2**62 + 3], [2**62], atol=2.0).ok
 
 
 def test_a_share_of_mismatches_may_be_allowed() -> None:
@@ -127,6 +129,7 @@ def test_an_error_without_bounds_can_travel(value: float) -> None:
 
 
 def fail(inputs: Any, outputs: Any) -> object:
+    """Say no as an assertion does."""
     raise AssertionError("y is not sorted")
 
 

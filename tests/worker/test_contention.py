@@ -43,7 +43,9 @@ def window(own: float = 0.0, **ticks: int) -> tuple[CpuTimes, CpuTimes]:
         "nothing-passed",
     ],
 )
-def test_only_others_that_leave_no_core_are_contention(before_after: tuple[CpuTimes, CpuTimes], contended: bool) -> None:
+def test_only_others_that_leave_no_core_are_contention(
+    before_after: tuple[CpuTimes, CpuTimes], contended: bool
+) -> None:
     """Our own time, niced time and idle cores excuse; others that take most of all CPUs do not."""
     assert is_contended(*before_after) is contended
 

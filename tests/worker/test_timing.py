@@ -190,6 +190,7 @@ def test_a_very_slow_kernel_is_given_up_after_one_launch(monkeypatch: pytest.Mon
 
 
 def refuse() -> None:
+    """Fail as a kernel does."""
     raise RuntimeError("refused")
 
 

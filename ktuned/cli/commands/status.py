@@ -61,8 +61,7 @@ def _summary(found: Mapping[str, Any]) -> Iterator[str]:
         f"store      {store['trials']} trials, {store['winners']} winners, {store['jobs']} jobs, "
         f"{text.size(store['bytes'])}"
     )
-    held = f"{artifacts['count']}, {text.size(artifacts['bytes'])} of " if "count" in artifacts else ""
-    yield f"artifacts  {held}at most {text.size(artifacts['cap_bytes'])}"
+    yield f"artifacts  {text.size(artifacts['bytes'])} of at most {text.size(artifacts['cap_bytes'])}"
 
 
 def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:

@@ -1,0 +1,347 @@
+"""All of ktuned in three minutes, on any machine: tune, edit, tune again, look up. ``make demo`` runs it.
+
+Everything happens in a temporary directory, with a daemon of its own: a daemon, a store or a kernel of yours is neither
+needed nor touched. Each step is one function below, in the order in which they run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ktuned.cli import output, text
+from ktuned.cli.progress import FAILURES
+from ktuned.errors import KtunedError
+from ktuned_client import Client, DaemonError, DaemonUnavailable
+
+EXAMPLES = Path(__file__).resolve().parent
+KERNEL = "cpu_gemm:gemm"
+
+TUNING_S = 100.0
+"""When the first tuning stops trying: two idle cores are through the whole space before, a busy machine is not."""
+
+RETUNE_S = 20.0
+"""How long the application looks on while the edited kernel is tuned again; the rest is cancelled."""
+
+LAST_LOOK_S = 1.0
+PATIENCE_S = 60.0
+"""How long anything else may take before the demo gives up."""
+
+_POLL_S = 0.02
+
+COMMENT = "// Whoever reads this: a comment is no reason to tune again.\n"
+LINE = "    std::memcpy(row_of_b, b, sizeof(row_of_b));\n"
+EDITED_LINE = f"{LINE}    __builtin_prefetch(b + kTileColumns);\n"
+
+# Busy neighbours must not leave the demo without figures; a daemon repeats disturbed timings otherwise.
+SETTINGS = "contention = false\n"
+
+
+class DemoFailed(Exception):
+    """A step did not end as it should; says which one, and how."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The temporary directory in which everything happens."""
+
+    directory: Path
+
+    @property
+    def home(self) -> Path:
+        """Where the daemon keeps its state."""
+        return self.directory / "home"
+
+    @property
+    def socket(self) -> Path:
+        """Where the daemon listens."""
+        return self.directory / "run" / "ktuned.sock"
+
+    @property
+    def log(self) -> Path:
+        """What the daemon says."""
+        return self.directory / "serve.log"
+
+    @property
+    def project(self) -> Path:
+        """The copy of the example that is tuned and edited."""
+        return self.directory / "cpu_gemm"
+
+    @property
+    def source(self) -> Path:
+        """The C++ that is edited."""
+        return self.project / "gemm.cc"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What leads every process that the demo starts to the demo's own daemon."""
+        return {**os.environ, "KTUNED_HOME": str(self.home), "KTUNED_SOCKET": str(self.socket)}
+
+    def ktuned(self, *words: str) -> int:
+        """Run one ``ktuned`` command on our terminal and return its exit code."""
+        print(f"$ ktuned {' '.join(words)}", flush=True)
+        return subprocess.run([sys.executable, "-m", "ktuned", *words], env=self.environment, check=False).returncode
+
+    @contextmanager
+    def app(self, seconds: float) -> Iterator[Iterator[str]]:
+        """Run ``examples/app.py`` so long; yields its lines, which are printed as they are read."""
+        print(f"$ python examples/app.py --seconds {seconds:g}", flush=True)
+        command = [sys.executable, str(EXAMPLES / "app.py"), "--kernel", KERNEL, "--seconds", f"{seconds:g}"]
+        with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                yield map(_echo, process.stdout)
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            raise DemoFailed(f"examples/app.py ended with status {process.returncode}")
+
+    def processes(self) -> list[int]:
+        """Return every process of this daemon: itself, its workers, and whatever those started."""
+        mark = f"KTUNED_HOME={self.home}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run every step; return 0, or 1 after one line that says what failed."""
+    parser = argparse.ArgumentParser(description="Tune, edit, tune again, look up: with a daemon of the demo's own.")
+    parser.add_argument("--trials", type=int, help="configs of the first tuning (default: the whole space)")
+    parser.add_argument("--seconds", type=float, default=RETUNE_S, help="of the second (default: %(default)g)")
+    options = parser.parse_args(argv)
+    began = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="ktuned-demo-") as directory:
+            demonstrate(Stage(Path(directory).resolve()), options.trials, options.seconds)
+    except (DemoFailed, DaemonError, DaemonUnavailable, KtunedError, OSError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(f"\nThat was ktuned, in {text.duration(time.monotonic() - began)}.")
+    return 0
+
+
+def demonstrate(stage: Stage, trials: int | None, retune_s: float) -> None:
+    """Take one step after the other."""
+    title("A private daemon, and a copy of examples/cpu_gemm")
+    set_up(stage)
+    with serving(stage) as client:
+        title("Tune it: compile, check and time each config, whatever it does")
+        job = tune(stage, client, trials)
+        title("What came out")
+        show_results(client, job)
+        title("Edit a comment: nothing is tuned again")
+        edit_comment(stage, client)
+        title("Edit the code: an application that goes on meanwhile sees `stale`, then `fresh`")
+        edit_code(stage, client, job, retune_s)
+        title("Look the winner up, load it, run it")
+        run_winner(stage)
+        title("Stop")
+        stop(stage)
+
+
+def title(words: str) -> None:
+    """Begin a step."""
+    print(f"\n── {words}\n", flush=True)
+
+
+def set_up(stage: Stage) -> None:
+    """Copy the example, and write the daemon's settings."""
+    shutil.copytree(EXAMPLES / "cpu_gemm", stage.project, ignore=shutil.ignore_patterns("__pycache__"))
+    stage.home.mkdir(mode=0o700)
+    (stage.home / "config.toml").write_text(SETTINGS)
+
+
+@contextmanager
+def serving(stage: Stage) -> Iterator[Client]:
+    """Run ``ktuned serve``, and yield a client of it; whatever happens, the daemon ends with the block."""
+    with stage.log.open("wb") as log:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "ktuned", "serve"],
+            env=stage.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Ctrl-C is for the demo, which then ends its daemon in order.
+            start_new_session=True,
+        )
+    with Client(stage.socket, deadline_s=PATIENCE_S) as client:
+        try:
+            until(lambda: is_ready(stage, client, daemon), "the daemon's answer")
+            print(f"ktuned serve runs as pid {daemon.pid}; state and socket are in {stage.directory}")
+            yield client
+        finally:
+            daemon.terminate()
+            daemon.wait(PATIENCE_S)
+
+
+def is_ready(stage: Stage, client: Client, daemon: subprocess.Popen[bytes]) -> bool:
+    """Tell whether the daemon answers."""
+    if daemon.poll() is not None:
+        words = stage.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise DemoFailed(f"the daemon ended with status {daemon.returncode}: {words[-1]}")
+    try:
+        client.call("hello")
+    except DaemonUnavailable:
+        return False
+    return True
+
+
+def tune(stage: Stage, client: Client, trials: int | None) -> Mapping[str, Any]:
+    """Tune the example through the command line, which shows it live; return the job as it ended."""
+    budget = ["--seconds", f"{TUNING_S:g}"] if trials is None else ["--trials", str(trials)]
+    status = stage.ktuned("tune", str(stage.project), "--no-spawn", *budget)
+    if status:
+        raise DemoFailed(f"`ktuned tune` found no winner (exit code {status}); its own words are above")
+    job: Mapping[str, Any] = jobs(client)[0]
+    return job
+
+
+def show_results(client: Client, job: Mapping[str, Any]) -> None:
+    """Print the winner beside the default, the slowest and torch; then what failed, and how."""
+    default = client.call("kernels", kernel=KERNEL)["kernels"][0]["default"]
+    winner = client.lookup(KERNEL, job["problem"])
+    trials = client.call("results", kernel=KERNEL, limit=2000)["trials"]
+    slowest = max((trial for trial in trials if trial["latency_us"]), key=lambda trial: float(trial["latency_us"]))
+    contenders = [
+        ("winner", winner.latency_us, winner.config),
+        ("default", job["default_us"], default),
+        ("slowest", slowest["latency_us"], slowest["config"]),
+        ("torch.matmul", job["reference_us"], None),
+    ]
+    output.table(
+        ["", "latency", "speed", "config"],
+        (
+            [name, text.latency(latency_us), speed(job["default_us"], latency_us), text.flat(config)]
+            for name, latency_us, config in contenders
+        ),
+        right=["latency", "speed"],
+    )
+    print("\nSpeed is told against the default. All but the slowest were timed in turns while nothing compiled.\n")
+    failed = [trial for outcome in FAILURES for trial in trials if trial["outcome"] == outcome]
+    output.table(
+        ["failed as", "config (the default, but …)", "because"],
+        ([trial["outcome"], difference(trial["config"], default), text.first_line(trial["message"])] for trial in failed),
+    )
+
+
+def speed(default_us: float | None, latency_us: float | None) -> str:
+    """Return how many times as fast as the default something is."""
+    return text.times(default_us / latency_us if default_us and latency_us else None)
+
+
+def difference(config: Mapping[str, Any], default: Mapping[str, Any]) -> str:
+    """Return the knobs that are not as in the default."""
+    return text.flat({knob: value for knob, value in config.items() if value != default.get(knob)})
+
+
+def edit_comment(stage: Stage, client: Client) -> None:
+    """Save the source with one more comment; the daemon reads it, and leaves everything as it is."""
+    before = jobs(client)
+    save(stage, COMMENT + stage.source.read_text())
+    until(lambda: has_read(stage, client), "the daemon to read the saved file")
+    if len(jobs(client)) != len(before):
+        raise DemoFailed("a comment made ktuned tune again")
+    print(f"The daemon has read the file again; {len(before)} job as before, and the winner is still `fresh`.")
+
+
+def edit_code(stage: Stage, client: Client, job: Mapping[str, Any], retune_s: float) -> None:
+    """Save the source with a prefetch in its inner loop, and follow an application while that is tuned."""
+    with stage.app(retune_s) as lines:
+        statuses = [status_in(next(lines, ""))]
+        save(stage, stage.source.read_text().replace(LINE, EDITED_LINE))
+        print(f"           saved {stage.source.name}: + {EDITED_LINE.removeprefix(LINE).strip()}", flush=True)
+        statuses += map(status_in, lines)
+    if statuses[0] != "fresh" or "stale" not in statuses:
+        raise DemoFailed(f"the application was to see `fresh`, then `stale`, but saw {', '.join(statuses) or 'nothing'}")
+    until(lambda: client.lookup(KERNEL, job["problem"]).status == "fresh", "the edited kernel's first winner")
+    for stopped in client.call("cancel", kernel=KERNEL)["jobs"]:
+        print(f"\n{stopped['done']} of {stopped['total']} configs tried again; the rest is cancelled to save your time.")
+
+
+def run_winner(stage: Stage) -> None:
+    """Start the application once more: what it looks up now is compiled, and it runs that."""
+    with stage.app(LAST_LOOK_S) as lines:
+        seen = list(lines)
+    if not seen or status_in(seen[-1]) != "fresh" or "kernel.so" not in seen[-1]:
+        raise DemoFailed("the application was to run the winner, and did not")
+
+
+def stop(stage: Stage) -> None:
+    """Stop the daemon, and look for what it left."""
+    before = len(stage.processes())
+    if stage.ktuned("stop"):
+        raise DemoFailed("`ktuned stop` did not stop the daemon")
+    left = stage.processes()
+    if left:
+        raise DemoFailed(f"processes are left: {', '.join(map(str, left))}")
+    print(f"{before} processes before, none now.")
+
+
+def save(stage: Stage, source: str) -> None:
+    """Write the source as an editor does, at once."""
+    if source == stage.source.read_text():
+        raise DemoFailed(f"{stage.source.name} has no line to edit: {LINE.strip()}")
+    written = stage.source.with_suffix(".new")
+    written.write_text(source)
+    written.replace(stage.source)
+
+
+def has_read(stage: Stage, client: Client) -> bool:
+    """Tell whether the daemon knows the source as it is on the disk."""
+    (kernel,) = client.call("kernels", kernel=KERNEL)["kernels"]
+    known: str = kernel["stamps"][str(stage.source)]
+    return known == hashlib.sha256(stage.source.read_bytes()).hexdigest()
+
+
+def jobs(client: Client) -> list[dict[str, Any]]:
+    """Return the kernel's jobs, the newest first."""
+    found: list[dict[str, Any]] = client.call("jobs", kernel=KERNEL)["jobs"]
+    return found
+
+
+def status_in(line: str) -> str:
+    """Return the lookup's status in a line of the application: `` 1.2 s  fresh  kernel.so …``."""
+    words = line.split()
+    return words[2] if len(words) > 2 else ""
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that another process does.
+
+    Raises:
+        DemoFailed: it did not within :data:`PATIENCE_S`.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            raise DemoFailed(f"waited {PATIENCE_S:g} s for {what}")
+        pause.wait(_POLL_S)
+
+
+def _echo(line: str) -> str:
+    print(line, end="", flush=True)
+    return line
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""User code for real workers: a kernel file's body that does something on import, and what tells of it."""
+
+import os
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+
+FAKE_DIRECTORY = Path(__file__).parents[1] / "fake_backend"
+DEADLINE_S = 30.0
+"""Longer than anything here takes on a busy machine: what needs it has failed."""
+
+DEADLINES = {"spawn": DEADLINE_S, "inspect": DEADLINE_S, "load": DEADLINE_S, "compile": DEADLINE_S}
+BRIEF_S = 0.2
+"""A deadline that is meant to pass."""
+
+CHILDREN = """\
+import pathlib, subprocess
+here = pathlib.Path(__file__).parent
+sleeper = ["sleep", "1000"]
+children = [subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)]
+(here / "pids.part").write_text(" ".join(str(child.pid) for child in children))
+(here / "pids.part").rename(here / "pids")
+"""
+"""Starts a child in the worker's group, and one that left it."""
+
+HANG = "import signal\nwhile True:\n    signal.pause()\n"
+
+
+class Playground:
+    """A directory with kernel files, and the requests that have a worker run them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._count = 0
+
+    def request(self, *bodies: str) -> dict[str, Any]:
+        """Write each body as a kernel file of its own; return the request that imports them one by one."""
+        files = []
+        for body in bodies:
+            self._count += 1
+            path = self.root / f"tune_{self._count}.py"
+            path.write_text(textwrap.dedent(body))
+            files.append(str(path))
+        return {"op": "inspect", "root": str(self.root), "project": "play", "files": files}
+
+    def compile_request(self, *units: dict[str, Any]) -> dict[str, Any]:
+        """Return the request that compiles fake units, one per Build given by its fields."""
+        return {
+            "op": "compile",
+            "backend": "fake",
+            "sources": [],
+            "file": str(self.root / "tune_it.py"),
+            "kernel": "it",
+            "target": "fake",
+            "stamps": {},
+            "into": str(self.root / "into"),
+            "units": [{"key": f"unit{index}", "build": unit} for index, unit in enumerate(units)],
+        }
+
+    async def read(self, name: str) -> str:
+        """Return a file's text as soon as a worker has put it there."""
+        return await read_when_there(self.root / name)
+
+    async def pids(self) -> list[int]:
+        """Return the ids of the processes that :data:`CHILDREN` started."""
+        return [int(word) for word in (await self.read("pids")).split()]
+
+
+async def read_when_there(path: Path) -> str:
+    """Return a file's text as soon as it is there; whoever writes it renames it into place."""
+    with anyio.fail_after(DEADLINE_S):
+        while not path.exists():
+            await anyio.sleep(0.005)
+    return path.read_text()
+
+
+def base_env() -> dict[str, str]:
+    """Return this process's environment, with the fake backend in reach."""
+    return dict(os.environ) | {"PYTHONPATH": str(FAKE_DIRECTORY)}
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there and has not ended; one that nobody reaped has."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def gone(pids: Iterable[int]) -> None:
+    """Wait until all of these processes have ended."""
+    with anyio.fail_after(DEADLINE_S):
+        while any(is_running(pid) for pid in pids):
+            await anyio.sleep(0.005)

@@ -1,0 +1,336 @@
+"""One real worker process: asked, timed out, killed with all that it started, and what is said of its end."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from ktuned.errors import WorkerError
+from ktuned.fleet.process import (
+    TAIL_BYTES,
+    DeadlineExpired,
+    Environment,
+    Output,
+    RequestFailed,
+    WorkerDied,
+    WorkerProcess,
+    describe_exit,
+    signal_name,
+    spawn,
+)
+from tests.fleet.conftest import StartWorker
+from tests.fleet.playing import BRIEF_S, CHILDREN, DEADLINE_S, DEADLINES, HANG, Playground, gone, is_running
+
+pytestmark = pytest.mark.anyio
+
+KERNEL = """\
+from ktuned import kernel, space, tensor
+from ktuned_fake import Build
+
+@kernel(backend="fake", space=space(lambda p: [dict(s="x")]), inputs=lambda p: dict(x=tensor(1)), check=None)
+def it(p, c):
+    return Build(tag="y" * p.size)
+"""
+
+
+async def ask(
+    worker: WorkerProcess, request: dict[str, Any], **deadlines: float
+) -> tuple[list[dict[str, Any]], Output]:
+    """Have user code run and return the items that were sent meanwhile, and what was printed."""
+    items: list[dict[str, Any]] = []
+    phase = "load" if request["op"] == "compile" else "inspect"
+    _, output = await worker.call(request, DEADLINES | deadlines, first_phase=phase, on_item=items.append)
+    return items, output
+
+
+async def test_a_worker_answers_again_and_again(worker: WorkerProcess, playground: Playground) -> None:
+    """Requests follow each other in one process; each item arrives, in order."""
+    for _ in range(3):
+        items, _ = await ask(worker, playground.request("x = 1", "1 / 0", "x = 2"))
+        assert [len(item["errors"]) for item in items] == [0, 1, 0]
+    assert (worker.is_alive, worker.requests) == (True, 3)
+
+
+async def test_a_failed_request_keeps_the_worker(worker: WorkerProcess, playground: Playground) -> None:
+    """The error arrives with its code, its one line and its traceback; the process goes on."""
+    with pytest.raises(RequestFailed, match="^ask comes after explore$") as caught:
+        await worker.call({"op": "ask", "told": [], "n": 1}, DEADLINES, first_phase="inspect")
+    assert (caught.value.code, caught.value.phase) == ("usage", "inspect")
+    assert "Traceback" in caught.value.failure["trace"]
+    with pytest.raises(RequestFailed, match="^KeyError: 'no_such_op'$") as caught:
+        await worker.call({"op": "no_such_op"}, DEADLINES, first_phase="inspect")
+    assert caught.value.code == "raised"
+    assert len((await ask(worker, playground.request("")))[0]) == 1
+
+
+async def test_large_messages_pass_both_ways(worker: WorkerProcess, playground: Playground) -> None:
+    """A request and an answer of megabytes, many times what a pipe holds, arrive whole."""
+    request = playground.request(KERNEL)
+    large = "x" * 3_000_000
+    kernel = {"op": "explore", "root": request["root"], "file": request["files"][0], "kernel": "it", "stamps": {}}
+    plan = {"strategy": "exhaustive"}
+    opened, _ = await worker.call(
+        kernel | {"problem": {"size": len(large)}, "plan": plan, "first": [{"s": "x"}], "padding": large},
+        DEADLINES,
+        first_phase="inspect",
+    )
+    assert opened == {"size": None}
+    answer, _ = await worker.call({"op": "ask", "told": [], "n": 1}, DEADLINES, first_phase="inspect")
+    assert len(answer["proposals"][0]["build"]["tag"]) == len(large)
+
+
+@pytest.mark.parametrize(
+    ("body", "ending", "signal_name"),
+    [
+        ("import os\nos._exit(3)", "exited with code 3", None),
+        ("import os\nos._exit(0)", "exited with code 0", None),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV", "SIGSEGV"),
+        ("import os\nos.abort()", "was killed by SIGABRT", "SIGABRT"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGRTMIN + 3)", "was killed by signal 37", "signal 37"),
+    ],
+    ids=["exit-3", "exit-0", "segfault", "abort", "realtime"],
+)
+async def test_a_death_is_described(
+    worker: WorkerProcess, playground: Playground, body: str, ending: str, signal_name: str | None
+) -> None:
+    """The signal or the exit code, the phase, and what was printed last are all there."""
+    with pytest.raises(WorkerDied) as caught:
+        await ask(worker, playground.request(f"import os\nos.write(1, b'out\\n'); os.write(2, b'a\\nlast\\n')\n{body}"))
+    died = caught.value
+    assert (died.signal, died.phase, died.code) == (signal_name, "inspect", "worker_died")
+    assert died.message == f"the worker {ending} during inspect" + ("" if signal_name else ": last")
+    assert died.output == Output("out\n", "a\nlast\n")
+    assert not worker.is_alive
+    with pytest.raises(WorkerDied, match=ending):
+        await ask(worker, playground.request(""))
+
+
+async def test_items_sent_before_a_death_are_kept(worker: WorkerProcess, playground: Playground) -> None:
+    """What was finished before the crash was finished."""
+    items: list[dict[str, Any]] = []
+    with pytest.raises(WorkerDied):
+        await worker.call(
+            playground.request("x = 1", "import os\nos._exit(1)"),
+            DEADLINES,
+            first_phase="inspect",
+            on_item=items.append,
+        )
+    assert len(items) == 1
+
+
+async def test_a_phase_past_its_deadline_kills_the_worker(worker: WorkerProcess, playground: Playground) -> None:
+    """The error names phase, deadline and last words, and the process is gone at once."""
+    body = f"import sys\nprint('waiting for the lock', file=sys.stderr, flush=True)\n{HANG}"
+    with pytest.raises(DeadlineExpired, match=r"^inspect was not over after 1 s: waiting for the lock$") as caught:
+        await ask(worker, playground.request(body), inspect=1.0)
+    assert (caught.value.phase, caught.value.deadline_s) == ("inspect", 1.0)
+    assert caught.value.output.stderr == "waiting for the lock\n"
+    with anyio.fail_after(DEADLINE_S):
+        await worker.gone.wait()
+
+
+async def test_each_phase_has_its_own_deadline(worker: WorkerProcess, playground: Playground) -> None:
+    """The worker's word for what it does decides which deadline runs."""
+    with pytest.raises(DeadlineExpired, match=r"^compile was not over") as caught:
+        await ask(worker, playground.compile_request({"does": "compile_hang"}), compile=BRIEF_S)
+    assert (caught.value.phase, caught.value.deadline_s) == ("compile", BRIEF_S)
+
+
+async def test_a_phase_named_again_begins_anew(
+    start_worker: StartWorker, playground: Playground, tmp_path: Path
+) -> None:
+    """Each unit of a group has the whole compile deadline, whatever the ones before it took."""
+    worker = await start_worker(FAKE_GATE=str(tmp_path))
+    units = [{"does": "gate_compile", "gate": name} for name in "abc"]
+    deadline_s = 1.0
+
+    async def open_late() -> None:
+        for name in "abc":
+            with anyio.fail_after(DEADLINE_S):
+                while not (tmp_path / f"{name}.reached").exists():
+                    await anyio.sleep(0.005)
+            await anyio.sleep(0.4 * deadline_s)
+            (tmp_path / name).touch()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(open_late)
+        items, _ = await ask(worker, playground.compile_request(*units), compile=deadline_s)
+    assert [item["outcome"] for item in items] == [None, None, None]
+
+
+@pytest.mark.parametrize("end", ["deadline", "exit", "cancel"])
+async def test_all_that_a_worker_started_dies_with_it(worker: WorkerProcess, playground: Playground, end: str) -> None:
+    """Its process group at once, and a child that called setsid when it is buried; however the worker ended."""
+    body = CHILDREN + ("import os\nos._exit(1)" if end == "exit" else HANG)
+    pids: list[int] = []
+
+    async def run() -> None:
+        await ask(worker, playground.request(body), inspect=1.5 if end == "deadline" else DEADLINE_S)
+
+    if end == "cancel":
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            pids = await playground.pids()
+            tasks.cancel_scope.cancel()
+    else:
+        with pytest.raises((DeadlineExpired, WorkerDied)):
+            await run()
+        pids = await playground.pids()
+    with anyio.fail_after(DEADLINE_S):
+        await worker.gone.wait()
+    in_group, detached = pids
+    await gone([in_group])
+    assert is_running(detached)
+    worker.bury()
+    await gone([detached])
+
+
+async def test_cancelling_a_request_kills_the_worker(worker: WorkerProcess, playground: Playground) -> None:
+    """Nobody knows what it was doing, and nobody waits for it."""
+    with anyio.move_on_after(BRIEF_S) as scope:
+        await ask(worker, playground.request(HANG))
+    assert scope.cancelled_caught
+    with anyio.fail_after(DEADLINE_S):
+        await worker.gone.wait()
+    assert not is_running(worker.pid)
+
+
+async def test_a_flood_of_output_is_capped_and_blocks_nobody(worker: WorkerProcess, playground: Playground) -> None:
+    """Tens of megabytes are read away; the last ones are kept, and stderr is its own."""
+    body = """\
+        import os
+        for _ in range(300):
+            os.write(1, b"x" * 100_000)
+        os.write(1, b"the end")
+        os.write(2, b"last words\\n")
+    """
+    items, output = await ask(worker, playground.request(body))
+    assert len(items) == 1
+    assert output.stdout == "x" * (TAIL_BYTES - 7) + "the end"
+    assert output.stderr == "last words\n"
+
+
+async def test_a_flood_that_outlives_the_worker_blocks_nobody(worker: WorkerProcess, playground: Playground) -> None:
+    """A detached child that prints without end does not keep the daemon reading when the worker is gone."""
+    flood = "import subprocess, os\nsubprocess.Popen(['yes'], start_new_session=True)\nos._exit(3)"
+    with anyio.fail_after(DEADLINE_S), pytest.raises(WorkerDied, match="exited with code 3"):
+        await ask(worker, playground.request(flood))
+
+
+async def test_output_belongs_to_its_request(worker: WorkerProcess, playground: Playground) -> None:
+    """What one request printed is not shown with the next one's failure; bytes that are no text are shown somehow."""
+    _, first = await ask(worker, playground.request("print('first')"))
+    _, second = await ask(worker, playground.request("import os\nos.write(2, b'\\xff\\n')"))
+    assert (first, second) == (Output("first\n"), Output("", "\N{REPLACEMENT CHARACTER}\n"))
+
+
+async def test_a_worker_that_does_not_read_is_given_up(worker: WorkerProcess, playground: Playground) -> None:
+    """A large request to a stopped process ends with its first phase's deadline, and with the process."""
+    os.kill(worker.pid, signal.SIGSTOP)
+    request = playground.request("") | {"padding": "x" * 1_000_000}
+    with pytest.raises(DeadlineExpired, match="^inspect was not over"):
+        await ask(worker, request, inspect=BRIEF_S)
+    with anyio.fail_after(DEADLINE_S):
+        await worker.gone.wait()
+
+
+async def test_a_worker_killed_while_it_is_being_asked(worker: WorkerProcess, playground: Playground) -> None:
+    """Whoever kills it (the kernel, out of memory) while a request is being written: it died, and is said to have."""
+    os.kill(worker.pid, signal.SIGSTOP)
+    request = playground.request("") | {"padding": "x" * 1_000_000}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, os.kill, worker.pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="was killed by SIGKILL during inspect"):
+            await ask(worker, request)
+
+
+async def test_messages_that_are_none_kill_the_worker(worker: WorkerProcess, playground: Playground) -> None:
+    """User code that scribbles into the daemon's pipe ends its own process and nothing else."""
+    scribble = """\
+        import os
+        for descriptor in range(3, 20):
+            try:
+                os.write(descriptor, b"\\xff" * 64)
+            except OSError:
+                pass
+    """
+    with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
+        await ask(worker, playground.request(scribble, HANG))
+
+
+async def test_the_environment_is_built(start_worker: StartWorker, environment: Environment, tmp_path: Path) -> None:
+    """The daemon's variables, then the root's, then the worker's mark and scratch; the cwd is the root."""
+    body = """\
+        import json, os, pathlib
+        names = ("A", "B", "KTUNED_WORKER", "TMPDIR")
+        seen = [os.getcwd(), os.getsid(0) == os.getpid(), *(os.environ[name] for name in names)]
+        pathlib.Path("seen").write_text(json.dumps(seen))
+    """
+    playground = Playground(Path(environment.cwd))
+    worker = await start_worker(replace(environment, env=(("B", "root's"),)), A="daemon's", B="daemon's")
+    await ask(worker, playground.request(body))
+    mark = f"{tmp_path.name}-0"
+    seen = f'["{environment.cwd}", true, "daemon\'s", "root\'s", "{mark}", "{tmp_path / "scratch" / mark}"]'
+    assert (playground.root / "seen").read_text() == seen
+
+
+async def test_a_module_in_the_root_shadows_nothing(start_worker: StartWorker, playground: Playground) -> None:
+    """A project may have a json.py of its own; the worker still starts."""
+    for name in ("json", "msgpack", "struct"):
+        (playground.root / f"{name}.py").write_text("raise ImportError('the wrong one')\n")
+    assert (await start_worker()).is_alive
+
+
+async def test_the_scratch_directory_goes_with_the_worker(
+    worker: WorkerProcess, playground: Playground, tmp_path: Path
+) -> None:
+    """What user code left in its temporary directory is removed when the worker is buried."""
+    await ask(worker, playground.request("import tempfile\ntempfile.mkdtemp()"))
+    (scratch,) = (tmp_path / "scratch").iterdir()
+    assert len(list(scratch.iterdir())) == 1
+    worker.kill()
+    with anyio.fail_after(DEADLINE_S):
+        await worker.gone.wait()
+    worker.bury()
+    assert not scratch.exists()
+
+
+@pytest.mark.parametrize(
+    ("python", "cwd", "reason"),
+    [("/no/such/python", "", "No such file"), ("", "/no/such/root", "No such file"), ("/etc/passwd", "", "Permission")],
+    ids=["no-interpreter", "no-directory", "not-executable"],
+)
+async def test_an_interpreter_that_cannot_start_is_one_line(
+    environment: Environment, tmp_path: Path, python: str, cwd: str, reason: str
+) -> None:
+    """It names interpreter, directory and reason, says what mends it, and leaves no descriptor open."""
+    wrong = Environment(python or environment.python, cwd or environment.cwd)
+    with pytest.raises(WorkerError, match=rf"^cannot start a worker with {wrong.python} in {wrong.cwd}: {reason}") as e:
+        spawn(wrong, role="inspect", base_env={}, worker_id="x", scratch=tmp_path / "scratch")
+    assert "`python`" in e.value.hint
+
+
+async def test_a_worker_that_is_never_ready_is_killed(
+    start_worker: StartWorker, environment: Environment, tmp_path: Path
+) -> None:
+    """An interpreter that starts and says nothing is past the spawn deadline."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 1000\n")
+    python.chmod(0o755)
+    with pytest.raises(DeadlineExpired, match=r"^spawn was not over after 0\.2 s$"):
+        await start_worker(replace(environment, python=str(python)), ready_s=BRIEF_S)
+
+
+def test_ends_are_described_in_words() -> None:
+    """Signals by their names where they have one, exit codes as they are."""
+    assert [describe_exit(code) for code in (0, 7, -9)] == [
+        "exited with code 0",
+        "exited with code 7",
+        "was killed by SIGKILL",
+    ]
+    assert (signal_name(11), signal_name(250)) == ("SIGSEGV", "signal 250")
+    assert (Output(stderr="a\nb\n\n").last_line(), Output("only out").last_line()) == (": b", "")

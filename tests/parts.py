@@ -1,0 +1,217 @@
+"""The daemon's deciding parts without its socket and its watching, over real workers, a real store and the fake backend."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from ktuned.catalog import Catalog, environment_of
+from ktuned.fleet.pool import Fleet
+from ktuned.intake import Intake
+from ktuned.machine import Machine
+from ktuned.model import PRESETS, Job, KernelInfo, Outcome, Problem, Root, TrialResult
+from ktuned.serve.lookups import Lookups
+from ktuned.store import Artifacts, Store
+from ktuned.survey import Survey
+from ktuned.tuning.deadlines import merged
+from ktuned.tuning.jobs import Jobs
+from ktuned.tuning.trying import Work
+
+FAKE_BACKEND = Path(__file__).parent / "fake_backend"
+ALL_ROUNDS = 1_000
+"""As the detail ``rounds``: this trial has been a finalist, whatever the preset."""
+
+PATIENCE_S = 60.0
+"""How long anything may take on a busy machine before a test gives up; nothing waits this long in vain."""
+
+
+def kernel_text(name: str = "it", configs: str = "[dict(us=50.0), dict(us=90.0)]", **options: str) -> str:
+    """Return a kernel file over the fake backend, with options as source text."""
+    given = {"problems": "[dict(n=64)]", "reference": "lambda x: dict(y=2 * x)", "preset": "'fast'", **options}
+    arguments = "\n".join(f"    {key}={value}," for key, value in given.items() if value)
+    return f"""\
+from ktuned import kernel, space, tensor
+from ktuned_fake import Build
+
+@kernel(
+    backend="fake",
+    space=space({configs}),
+    inputs=lambda p: dict(x=tensor((p.n,)), y=tensor((p.n,), output=True)),
+{arguments}
+)
+def {name}(p, c):
+    return Build(**c)
+"""
+
+
+@dataclass
+class Told:
+    """What was published, and a way to wait for what will be."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    news: anyio.Event = field(default_factory=anyio.Event)
+
+    def publish(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
+        """Take an event."""
+        self.events.append({"type": type, **fields})
+        self.news.set()
+
+    def of(self, *types: str) -> list[dict[str, Any]]:
+        """Return the events of some types."""
+        return [event for event in self.events if event["type"] in types]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds, looking again at each event."""
+        with anyio.fail_after(PATIENCE_S):
+            while not condition():
+                self.news = anyio.Event()
+                await self.news.wait()
+
+    async def ended(self, count: int = 1) -> list[dict[str, Any]]:
+        """Wait until so many jobs have ended and return them as they were told."""
+        await self.until(lambda: len(self.of("job_done")) >= count)
+        return [event["job_state"] for event in self.of("job_done")]
+
+
+class Parts:
+    """The parts, wired as a daemon wires them; ``prepare`` may be replaced by a test."""
+
+    def __init__(self, directory: Path, store: Store, fleet: Fleet, gates: Path) -> None:
+        self.project = directory / "project"
+        self.project.mkdir(exist_ok=True)
+        self.root = Root(str(self.project), "project", sys.executable)
+        self.environment = environment_of(self.root)
+        self.store = store
+        self.fleet = fleet
+        self.told = Told()
+        self.new_roots = 0
+        self.deadlines = merged({"inspect": 30.0})
+        self.artifacts = Artifacts(directory / "artifacts", 2**30)
+        self.catalog = Catalog([self.root])
+        self.machine = Machine(fleet, store, deadline_s=30.0)
+        self.survey = Survey(self.catalog, fleet, store, self.deadlines)
+        self.prepare: Callable[[Job], Work] = self.work
+        self.jobs = Jobs(
+            fleet=fleet,
+            store=store,
+            artifacts=self.artifacts,
+            prepare=lambda job: self.prepare(job),
+            publish=self.told.publish,
+        )
+        self.lookups = Lookups(
+            catalog=self.catalog,
+            machine=self.machine,
+            fleet=fleet,
+            store=store,
+            artifacts=self.artifacts,
+            jobs=self.jobs,
+            deadlines=self.deadlines,
+        )
+        self.intake = Intake(
+            catalog=self.catalog,
+            survey=self.survey,
+            machine=self.machine,
+            store=store,
+            jobs=self.jobs,
+            publish=self.told.publish,
+            roots_changed=self._root_added,
+        )
+        self._gates = gates
+
+    def _root_added(self) -> None:
+        self.new_roots += 1
+
+    def write(self, text: str, name: str = "tune_it.py") -> Path:
+        """Write a file of the project."""
+        path = self.project / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    async def inspect(self, text: str | None = None, name: str = "tune_it.py") -> KernelInfo:
+        """Write a kernel file, if its text is given, and return the kernel ``it`` as it was found there."""
+        path = self.project / name if text is None else self.write(text, name)
+        await self.survey.files(self.root, [str(path)])
+        return self.catalog.resolve("it")
+
+    def work(self, job: Job) -> Work:
+        """Prepare a job as a daemon does."""
+        kernel = self.catalog.resolve(job.kernel)
+        device = self.machine.device(self.environment, kernel.backend, job.device)
+        return Work(
+            job=job,
+            kernel=kernel,
+            root=self.root.path,
+            problem=job.problem,
+            devices=(device,),
+            context=self.machine.context(kernel, self.environment, job.problem, device),
+            environment=self.environment,
+            preset=PRESETS[job.plan.preset],
+            deadlines=merged(self.deadlines, kernel.plan.deadlines),
+            judge_contention=False,
+            scratch=self.fleet.scratch,
+        )
+
+    async def measured(
+        self, kernel: KernelInfo, figures: Mapping[float, float], problem: Problem | None = None, **detail: Any
+    ) -> None:
+        """Enter figures of a kernel's configs (by their ``us``) as a job would have left them, decided or not."""
+        problem = {"n": 64} if problem is None else problem
+        device = self.machine.device(self.environment, "fake", None)
+        context = self.machine.context(kernel, self.environment, problem, device)
+        job = await self.store.create_job(
+            kernel.name, problem, device.model, priority=100, reason="asked", plan=kernel.plan, now=0.0
+        )
+        for us, latency_us in figures.items():
+            trial = await self.store.begin_trial(context, kernel.specialized(problem), job.id, {"us": us})
+            result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=detail)
+            await self.store.finish_trial(trial, result)
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Run the jobs for the length of a block."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.jobs.run)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def reached(self, gate: str) -> None:
+        """Wait until a config stands at a gate."""
+        with anyio.fail_after(PATIENCE_S):
+            while not (self._gates / f"{gate}.reached").exists():
+                await anyio.sleep(0.005)
+
+    def open_gate(self, gate: str) -> None:
+        """Let everyone through a gate."""
+        (self._gates / gate).touch()
+
+
+@asynccontextmanager
+async def assembled(directory: Path, *, store_type: type[Store] = Store) -> AsyncIterator[Parts]:
+    """Put the parts together below a directory; on leaving, no worker is left."""
+    directory = directory.resolve()
+    gates = directory / "gates"
+    gates.mkdir(exist_ok=True)
+    env = {**os.environ, "PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(gates)}
+    fleet = Fleet(
+        scratch=directory / "tmp",
+        cache=directory / "cache",
+        base_env=env,
+        compile_slots=2,
+        compile_cores=frozenset(),
+        spawn_s=PATIENCE_S,
+    )
+    async with store_type.open(directory / "k.sqlite") as store, fleet.running():
+        parts = Parts(directory, store, fleet, gates)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(parts.lookups.run)
+            yield parts
+            tasks.cancel_scope.cancel()

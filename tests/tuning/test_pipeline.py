@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from ktuned.model import Context, Plan
+from tests.parts import ALL_ROUNDS, Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+CONFIGS = "[dict(us=1.0), dict(us=2.0), dict(us=3.0)]"
+FIGURES = {1.0: 10.0, 2.0: 20.0, 3.0: 30.0}
+
+
+async def tune(parts: Parts) -> dict[str, object]:
+    """Run one job to its end."""
+    await parts.jobs.submit(
+        "project:it", {"n": 64}, "Fake CPU", priority=100, reason="test", plan=Plan(preset="fast", strategy="exhaustive")
+    )
+    async with parts.working():
+        (ended,) = await parts.told.ended()
+    return ended
+
+
+async def test_known_configs_are_counted_once(parts: Parts) -> None:
+    """A default that is among the finalists, both of which go first, is one config."""
+    kernel = await parts.inspect(kernel_text(configs=CONFIGS, default="dict(us=1.0)"))
+    await parts.measured(kernel, FIGURES, rounds=ALL_ROUNDS)
+    ended = await tune(parts)
+    assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
+    assert (ended["best_us"], ended["default_us"]) == (10.0, 10.0)
+    assert parts.fleet.describe() == [worker for worker in parts.fleet.describe() if worker["role"] == "inspect"]
+
+
+async def test_undone_edit_seats_the_old_winner_again(parts: Parts) -> None:
+    """Back on a ground that was decided before, its best is the winner, not what the edit in between had won."""
+    text = kernel_text(configs=CONFIGS)
+    kernel = await parts.inspect(text)
+    await parts.measured(kernel, FIGURES, rounds=ALL_ROUNDS)
+    edited = await parts.inspect(kernel_text(configs=CONFIGS, rtol="0.5"))
+    await parts.measured(edited, {3.0: 5.0}, rounds=ALL_ROUNDS)
+    (seated,) = parts.store.winners()
+    assert seated.context.digest == edited.digest != kernel.digest
+
+    await parts.inspect(text)
+    assert (await tune(parts))["state"] == "done"
+    (seated,) = parts.store.winners()
+    assert (seated.context.digest, seated.config, seated.latency_us) == (kernel.digest, {"us": 1.0}, 10.0)
+    (told,) = parts.told.of("winner")
+    assert told["config"] == {"us": 1.0}
+
+
+async def test_first_winner_is_decided_by_a_second_look(parts: Parts) -> None:
+    """A job measures what it does not know, checks it, and lets its finalists run again before it is done."""
+    kernel = await parts.inspect(kernel_text(configs="[dict(us=60.0), dict(us=2000.0), dict(us=50.0, does='wrong')]"))
+    ended = await tune(parts)
+    assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
+    outcomes = {trial.config["us"]: trial.outcome for trial in parts.store.trials()}
+    assert (outcomes[60.0], outcomes[50.0]) == ("measured", "mismatch")
+    (winner,) = parts.store.winners()
+    assert winner.config["us"] == 60.0
+    assert winner.context == ground(parts)
+    assert winner.context.digest == kernel.digest
+    trial = parts.store.trial(winner.trial)
+    assert trial is not None
+    assert trial.detail["rounds"] == len(trial.detail["round_medians_us"]) == 3
+    order = [event["type"] for event in parts.told.events]
+    assert order.index("trial_done") < order.index("refining") < order.index("job_done")
+
+
+def ground(parts: Parts) -> Context:
+    """Return what the kernel is measured on now."""
+    kernel = parts.catalog.resolve("it")
+    device = parts.machine.device(parts.environment, "fake", None)
+    return parts.machine.context(kernel, parts.environment, {"n": 64}, device)

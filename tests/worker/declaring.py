@@ -1,0 +1,34 @@
+"""Kernels that a test declares in place, without a file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ktuned import kernel, space, tensor
+from ktuned.backends import Build as AnyBuild
+from ktuned.model import Device
+from ktuned.spec.kernel import Kernel, KernelFunction
+
+CPU = Device("cpu:0", "a CPU", "here")
+N = 16
+
+
+@dataclass(frozen=True)
+class Build(AnyBuild):
+    """What these kernels return."""
+
+    backend: ClassVar[str] = "fake"
+    n: int = 0
+
+
+def doubling(p: Any) -> Mapping[str, Any]:
+    """Return the inputs of y = 2 x."""
+    return dict(x=tensor(N), y=tensor(N, output=True))
+
+
+def declare(function: KernelFunction = lambda p, c: Build(c.n), **arguments: Any) -> Kernel:
+    """Declare the kernel ``it``: y = 2 x over a small space, unless told otherwise."""
+    values: dict[str, Any] = {"backend": "fake", "space": space(n=[1, 2, 3, 4]), "inputs": doubling, "name": "it"}
+    if not {"reference", "check"} & arguments.keys():
+        values["reference"] = lambda x: dict(y=2 * x)
+    return kernel(**(values | arguments))(function)

@@ -1,0 +1,222 @@
+"""A job's walk through a space, and the stamps that tell that files are still what was inspected."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned import Unsupported, space
+from ktuned.backends import Registry
+from ktuned.errors import KernelFileError, NotFound, UsageError
+from ktuned.manifest import file_digest
+from ktuned.model import Plan
+from ktuned.spec.loading import forget_modules
+from ktuned.worker.inspect import COUNTED_SPACE, Exploration, Inspector, SourceChanged, check_stamps, load_kernel
+from tests.worker.declaring import Build, declare
+
+IN_ORDER = Plan(strategy="exhaustive")
+KERNEL_FILE = """\
+from ktuned import kernel, space, tensor
+from ktuned.backends import Build
+from tests.worker.declaring import Build
+
+@kernel(backend="fake", space=space(n=[1, 2, 3], where=lambda p, c: c.n <= p.M), inputs=lambda p: dict(x=tensor(1)),
+        problems=[dict(M=2)], check=None)
+def it(p, c):
+    return Build(c.n)
+"""
+
+
+class Told:
+    """A reply that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.items: list[dict[str, Any]] = []
+
+    def phase(self, name: str) -> None:
+        self.phases.append(name)
+
+    def item(self, value: dict[str, Any]) -> None:
+        self.items.append(value)
+
+
+def walk(exploration: Exploration, n: int = 2) -> list[dict[str, Any]]:
+    """Ask until it is finished and return all proposals."""
+    proposals: list[dict[str, Any]] = []
+    while True:
+        answer = exploration.ask(n)
+        assert len(answer["proposals"]) <= n
+        proposals += answer["proposals"]
+        if answer["finished"]:
+            return proposals
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 100])
+@pytest.mark.parametrize("strategy", ["exhaustive", "random"])
+def test_every_config_comes_once_and_the_first_ones_first(strategy: str, n: int) -> None:
+    """What the job wants first leads, also when it is wanted twice or not admitted; then the rest, each once."""
+    first: list[dict[str, Any]] = [{"n": 3}, {"n": 9}, {"n": 2}, {"n": 3}]
+    exploration = Exploration(declare(), {"M": 1}, Plan(strategy=strategy), first)
+    configs = [proposal["config"]["n"] for proposal in walk(exploration, n)]
+    assert configs[:2] == [3, 2]
+    assert sorted(configs) == [1, 2, 3, 4]
+    assert exploration.size == 4
+
+
+def test_a_proposal_holds_the_build() -> None:
+    """A config that can be built comes with its Build as plain data, and no outcome."""
+    (proposal, *_) = walk(Exploration(declare(), {"M": 1}, IN_ORDER, []))
+    assert proposal == {"config": {"n": 1}, "build": {"n": 1}, "outcome": None, "message": ""}
+
+
+def refuse(p: Any, c: Any) -> Build:
+    """Build n = 1 alone."""
+    if c.n == 2:
+        raise Unsupported("n=2 needs another device")
+    if c.n == 3:
+        raise ZeroDivisionError("n=3 divides")
+    return Build(n=object() if c.n == 4 else c.n)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_built_says_why() -> None:
+    """A kernel function that refuses, raises or returns what cannot travel ends that config and no other."""
+    proposals = {proposal["config"]["n"]: proposal for proposal in walk(Exploration(declare(refuse), {}, IN_ORDER, []))}
+    assert {n: proposal["outcome"] for n, proposal in proposals.items()} == {
+        1: None,
+        2: "unsupported",
+        3: "compile_error",
+        4: "compile_error",
+    }
+    assert proposals[2]["message"] == "n=2 needs another device"
+    assert "test_inspect.py" in proposals[3]["message"]
+    assert proposals[3]["message"].endswith("it: it(p, c): ZeroDivisionError: n=3 divides")
+    assert proposals[4]["message"].startswith("a Build cannot carry a object")
+    assert all(proposal["build"] is None for proposal in proposals.values() if proposal["outcome"])
+
+
+def test_outcomes_reach_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What became of a config is passed on as it is."""
+    exploration = Exploration(declare(), {}, IN_ORDER, [])
+    told: list[tuple[object, ...]] = []
+    monkeypatch.setattr(exploration._strategy, "tell", lambda *values: told.append(values))
+    exploration.tell([{"config": {"n": 1}, "outcome": "measured", "latency_us": 2.5}])
+    exploration.tell([{"config": {"n": 2}, "outcome": "hung", "latency_us": None}])
+    assert told == [({"n": 1}, "measured", 2.5), ({"n": 2}, "hung", None)]
+
+
+def test_a_constrained_space_is_counted_when_that_is_cheap() -> None:
+    """The size is the number of valid configs of a small space, of the candidates of a large one, else unknown."""
+    small = space(n=range(100), where=lambda p, c: c.n < p.M)
+    large = space(n=range(COUNTED_SPACE + 1), where=lambda p, c: c.n < 3)
+    assert Exploration(declare(space=small), {"M": 7}, IN_ORDER, []).size == 7
+    assert Exploration(declare(space=large), {"M": 7}, IN_ORDER, []).size == COUNTED_SPACE + 1
+    assert Exploration(declare(space=space(lambda p: [dict(n=1)])), {"M": 7}, IN_ORDER, []).size is None
+
+
+def test_a_huge_space_starts_at_once() -> None:
+    """A billion configs are neither walked nor held: the first ones come, and only those."""
+    huge = space(**{name: range(1000) for name in ("n", "b", "c")})
+    exploration = Exploration(declare(space=huge), {}, Plan(), [])
+    assert exploration.size == 10**9
+    assert len({proposal["config"]["n"] for proposal in exploration.ask(50)["proposals"]}) > 25
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Any:
+    """A project with one kernel file, forgotten afterwards."""
+    root = tmp_path.resolve()
+    (root / "tune_it.py").write_text(KERNEL_FILE)
+    yield root
+    forget_modules(root)
+
+
+def request(root: Path, **changes: Any) -> dict[str, Any]:
+    """Return what every request about the kernel says."""
+    file = root / "tune_it.py"
+    values = {"root": str(root), "file": str(file), "kernel": "it", "stamps": {str(file): file_digest(file)}}
+    return values | {"problem": {"M": 2}} | changes
+
+
+def test_the_kernel_of_a_request_is_loaded(root: Path) -> None:
+    """It is the one that the request names, from the file's bytes of now."""
+    assert load_kernel(request(root)).name == "it"
+    with pytest.raises(NotFound, match="declares no kernel 'other'"):
+        load_kernel(request(root, kernel="other"))
+
+
+def test_a_file_that_changed_since_is_refused(root: Path) -> None:
+    """New bytes, a lost file, or one that appeared where a missing one was inspected: the request is out of date."""
+    file, extra = root / "tune_it.py", root / "extra.h"
+    stamps = {str(file): file_digest(file), str(extra): ""}
+    check_stamps(stamps)
+    extra.write_text("now here")
+    with pytest.raises(SourceChanged, match=r"extra\.h changed after it was inspected"):
+        check_stamps(stamps)
+    extra.unlink()
+    old = request(root)
+    file.write_text(KERNEL_FILE + "\n# later\n")
+    with pytest.raises(SourceChanged) as caught:
+        load_kernel(old)
+    assert caught.value.code == "source_changed"
+    file.unlink()
+    with pytest.raises(SourceChanged):
+        check_stamps(stamps)
+
+
+def test_a_file_that_no_longer_loads_says_why(root: Path) -> None:
+    """When the inspected bytes themselves cannot be imported the error is the file's own."""
+    (root / "tune_it.py").write_text("import there_is_no_such_module\n")
+    with pytest.raises(KernelFileError, match=r"tune_it\.py:1: ModuleNotFoundError"):
+        load_kernel(request(root))
+
+
+def inspected(root: Path, *names: str) -> list[dict[str, Any]]:
+    """Inspect files as the daemon asks for it and return an item for each."""
+    told = Told()
+    files = [str(root / name) for name in names]
+    Inspector(Registry([])).inspect({"root": str(root), "project": "proj", "files": files}, told)  # type: ignore[arg-type]
+    assert [item["file"] for item in told.items] == files
+    assert told.phases == ["inspect"] * len(files)
+    return told.items
+
+
+def test_each_file_is_an_item_of_its_own(root: Path) -> None:
+    """A broken file hides no other, and every file says which bytes it was read from."""
+    (root / "tune_bad.py").write_text("1 / 0\n")
+    bad, good = inspected(root, "tune_bad.py", "tune_it.py")
+    assert bad["kernels"] == []
+    assert bad["errors"][0]["message"].endswith("tune_bad.py:1: ZeroDivisionError: division by zero")
+    assert (bad["errors"][0]["line"], Path(bad["errors"][0]["path"]).name) == (1, "tune_bad.py")
+    assert bad["stamps"] == {str(root / "tune_bad.py"): file_digest(root / "tune_bad.py")}
+    assert "there is no backend 'fake'" in good["errors"][0]["message"]
+
+
+def test_an_empty_space_is_found_when_the_file_is_saved(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A space with no valid config for a declared problem is the file's error, not a job's."""
+    monkeypatch.setattr(Registry, "names", ["fake"])
+    assert [kernel["kernel"] for kernel in inspected(root, "tune_it.py")[0]["kernels"]] == ["it"]
+    (root / "tune_it.py").write_text(KERNEL_FILE.replace("dict(M=2)", "dict(M=0)"))
+    (item,) = inspected(root, "tune_it.py")
+    assert item["kernels"] == []
+    assert "tune_it.py:5: it: " in item["errors"][0]["message"]
+
+
+def test_a_space_says_what_it_admits(root: Path) -> None:
+    """``admits`` judges configs for another problem than the one they were tuned for."""
+    inspector = Inspector(Registry([]))
+    configs = [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}, {"m": 1}]
+    answer = inspector.admits({**request(root), "configs": configs}, Told())  # type: ignore[arg-type]
+    assert answer == {"admitted": [True, True, False, False, False]}
+
+
+def test_ask_comes_after_explore(root: Path) -> None:
+    """A space must be opened before it is walked; opened again, it begins anew."""
+    inspector, reply = Inspector(Registry([])), Told()
+    with pytest.raises(UsageError, match="ask comes after explore"):
+        inspector.ask({"told": [], "n": 1}, reply)  # type: ignore[arg-type]
+    for _ in range(2):
+        wanted = {**request(root), "plan": IN_ORDER.to_wire(), "first": [{"n": 2}]}
+        assert inspector.explore(wanted, reply) == {"size": 2}  # type: ignore[arg-type]
+        answer = inspector.ask({"told": [], "n": 9}, reply)  # type: ignore[arg-type]
+        assert [proposal["config"]["n"] for proposal in answer["proposals"]] == [2, 1]
