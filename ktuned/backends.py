@@ -26,6 +26,9 @@ API_VERSION = 1
 
 ENTRY_POINT_GROUP = "ktuned.backends"
 
+Layout = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""A tensor without its content: its dtype's name, its shape, its strides in elements."""
+
 Launch = Callable[[], None]
 """Runs the kernel once, on the arguments it was bound to; on a GPU it may return before the kernel ends."""
 
@@ -49,6 +52,14 @@ class Build:
         """Rebuild a ``Build`` from :meth:`to_plain`'s data; lists become tuples again."""
         return cls(**{key: _frozen(value) for key, value in data.items()})
 
+    def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
+        """Return this Build with what it must say of its problem's tensors (by their names in ``inputs``).
+
+        For a backend that compiles for the tensors' shapes or dtypes: what it keeps of them enters the artifact's
+        key. Most keep nothing, and share one artifact between problems.
+        """
+        return self
+
 
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
@@ -61,7 +72,9 @@ def _plain(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(_frozen(item) for item in value)
+    return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import msgspec
 import platformdirs
 
 from ktuned.errors import SettingsError
+from ktuned.fleet import memory
 from ktuned.model import Root
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client.paths import socket_path
@@ -36,10 +37,12 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compile_slots: int | None = None
     artifacts_gib: float = DEFAULT_ARTIFACTS_GIB
     contention: bool = True
+    bench_memory_gib: float | None = None
+    compile_memory_gib: float | None = None
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a daemon runs by. ``state`` is kept, ``cache`` can be made anew."""
+    """What a daemon runs by. ``state`` is kept, ``cache`` can be made anew; ``asked`` is what it was started with."""
 
     socket: str
     state: Path
@@ -51,6 +54,17 @@ class Settings(msgspec.Struct, frozen=True):
     compile_cores: frozenset[int]
     artifacts_bytes: int
     judges_contention: bool
+    bench_bytes: int
+    compile_bytes: int
+    asked: tuple[str | None, str | None, str | None] = (None, None, None)
+
+    def again(self) -> Settings:
+        """Return the settings as ``config.toml`` says them now.
+
+        Raises:
+            SettingsError: it cannot be followed.
+        """
+        return load_settings(*self.asked)
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
@@ -69,6 +83,7 @@ def load_settings(
     Raises:
         SettingsError: one of them cannot be followed; names the file and the field.
     """
+    asked = (_text(home), _text(socket), _text(config))
     env = os.environ if environment is None else environment
     home = home or env.get("KTUNED_HOME")
     if home:
@@ -80,6 +95,8 @@ def load_settings(
         config_dir = Path(platformdirs.user_config_dir("ktuned"))
     config_path = Path(config) if config else config_dir / "config.toml"
     file = _read(config_path, must_exist=config is not None)
+    slots = file.compile_slots or default_compile_slots(len(os.sched_getaffinity(0)))
+    bench_bytes, compile_bytes = memory.default_limits(slots)
     cores = sorted(os.sched_getaffinity(0))
     # The first core is the lane's: compilers keep off it where there is another.
     compile_cores = frozenset(cores[1:])
@@ -90,10 +107,13 @@ def load_settings(
         config_path=config_path,
         roots=_roots(file, config_path),
         deadlines=_deadlines(file, config_path),
-        compile_slots=file.compile_slots or default_compile_slots(len(cores)),
+        compile_slots=slots,
         compile_cores=compile_cores,
         artifacts_bytes=int(file.artifacts_gib * 2**30),
         judges_contention=file.contention,
+        bench_bytes=_bytes(file.bench_memory_gib, bench_bytes),
+        compile_bytes=_bytes(file.compile_memory_gib, compile_bytes),
+        asked=asked,
     )
 
 
@@ -112,9 +132,19 @@ def _read(path: Path, *, must_exist: bool) -> File:
         raise SettingsError(f"{path}: {error}", hint="see the README's config.toml") from error
     if file.compile_slots is not None and file.compile_slots < 1:
         raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
-    if not 0 < file.artifacts_gib < math.inf:
-        raise SettingsError(f"{path}: artifacts_gib is {file.artifacts_gib}", hint="give GiB above 0")
+    for field in ("artifacts_gib", "bench_memory_gib", "compile_memory_gib"):
+        value = getattr(file, field)
+        if value is not None and not 0 < value < math.inf:
+            raise SettingsError(f"{path}: {field} is {value}", hint="give GiB above 0")
     return file
+
+
+def _text(given: str | Path | None) -> str | None:
+    return None if given is None else str(given)
+
+
+def _bytes(gib: float | None, default: int) -> int:
+    return default if gib is None else int(gib * 2**30)
 
 
 def _deadlines(file: File, path: Path) -> Mapping[str, float]:

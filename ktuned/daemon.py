@@ -6,7 +6,7 @@ import fcntl
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -23,7 +23,7 @@ from ktuned.errors import KtunedError, NotFound, StoreError
 from ktuned.fleet.pool import Fleet
 from ktuned.intake import Intake
 from ktuned.machine import Machine
-from ktuned.model import PRESETS, Job
+from ktuned.model import PRESETS, Job, Root
 from ktuned.serve.events import Events
 from ktuned.serve.listening import bind_socket
 from ktuned.serve.lookups import Lookups
@@ -67,6 +67,7 @@ async def serve(settings: Settings) -> None:
                 compile_slots=settings.compile_slots,
                 compile_cores=settings.compile_cores,
                 spawn_s=settings.deadlines["spawn"],
+                memory_limits=(settings.bench_bytes, settings.compile_bytes),
             )
             async with fleet.running():
                 daemon = Daemon(settings, store, fleet)
@@ -111,13 +112,16 @@ class Daemon:
         self._started = monotonic()
         self._stopping = anyio.Event()
         self._job_ended = anyio.Event()
+        self._config_notice = ""
+        # One map for all who watch deadlines, so that a reload reaches them.
+        self._deadlines = dict(settings.deadlines)
         self.events = Events()
         self._artifacts = Artifacts(settings.cache / "artifacts", settings.artifacts_bytes)
         configured = {root.path for root in settings.roots}
         roots = [*settings.roots, *(root for root in store.roots() if root.path not in configured)]
         self._catalog = Catalog(roots, store.kernels())
         self._machine = Machine(fleet, store, deadline_s=settings.deadlines["inspect"])
-        self._survey = Survey(self._catalog, fleet, store, settings.deadlines)
+        self._survey = Survey(self._catalog, fleet, store, self._deadlines)
         self._jobs = Jobs(
             fleet=fleet, store=store, artifacts=self._artifacts, prepare=self._prepare, publish=self._publish
         )
@@ -128,7 +132,7 @@ class Daemon:
             store=store,
             artifacts=self._artifacts,
             jobs=self._jobs,
-            deadlines=settings.deadlines,
+            deadlines=self._deadlines,
         )
         self._watcher = Watcher(self._catalog, self._survey, self._saved)
         self._intake = Intake(
@@ -155,8 +159,6 @@ class Daemon:
     async def run(self, listening: Any) -> None:
         """Run every part until told to stop, then take them down."""
         self._artifacts.clean_staging()
-        for root in self._settings.roots:
-            await self._store.add_root(root)
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._await_signals)
             await tasks.start(self._server.serve, listening)
@@ -168,14 +170,38 @@ class Daemon:
             tasks.cancel_scope.cancel()
 
     async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             task_status.started()
-            async for _ in signals:
-                self._stopping.set()
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    await self._reload()
+                else:
+                    self._stopping.set()
 
-    async def _look_around(self) -> None:
+    async def _reload(self) -> None:
+        """Follow ``config.toml`` as it is now; where it cannot be followed, everything stays as it was."""
+        try:
+            settings = self._settings.again()
+        except KtunedError as error:
+            self._config_notice = f"config.toml was not taken in: {error.message}"
+            _log.error("config_wrong", reason=error.message, hint=error.hint)
+            return
+        self._config_notice = ""
+        self._settings = settings
+        self._deadlines.update(settings.deadlines)
+        self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
+        self._artifacts.cap_bytes = settings.artifacts_bytes
+        self._job_ended.set()
+        known = {root.path for root in self._catalog.roots}
+        for root in settings.roots:
+            self._catalog.add_root(root)
+        self._watcher.roots_changed()
+        _log.info("config_reloaded", path=str(settings.config_path))
+        await self._look_around([root for root in settings.roots if root.path not in known])
+
+    async def _look_around(self, roots: Sequence[Root] | None = None) -> None:
         """Learn what happened while no daemon was there: what the machine can do now, what was saved."""
-        for root in self._catalog.roots:
+        for root in self._catalog.roots if roots is None else roots:
             await self._machine.probe(environment_of(root))
             if not os.path.isdir(root.path):
                 continue
@@ -234,7 +260,7 @@ class Daemon:
             context=self._machine.context(kernel, environment, job.problem, device),
             environment=environment,
             preset=PRESETS[job.plan.preset],
-            deadlines=merged(self._settings.deadlines, kernel.plan.deadlines),
+            deadlines=merged(self._deadlines, kernel.plan.deadlines),
             judge_contention=self._settings.judges_contention,
             scratch=self._fleet.scratch,
         )
@@ -269,7 +295,11 @@ class Daemon:
             "artifacts": {"bytes": self._artifacts.size, "cap_bytes": self._artifacts.cap_bytes},
             "environments": self._machine.describe(),
             "roots": [{"path": root.path, "name": root.name, "python": root.python} for root in self._catalog.roots],
-            "notices": [notice for notice in (self._store.notice, self._watcher.notice) if notice],
+            "notices": [
+                *(notice for notice in (self._store.notice, self._watcher.notice, self._config_notice) if notice),
+                *([f"tuning is paused: {self._jobs.paused}"] if self._jobs.paused else []),
+                *self._fleet.notices,
+            ],
         }
 
 

@@ -1,12 +1,13 @@
-"""The daemon's deciding parts without its socket and its watching, over real workers, a real store and the fake backend."""
+"""The daemon's deciding parts, without its socket and its watching, over real workers and the fake backend."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Container, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,14 @@ def {name}(p, c):
 class Told:
     """What was published, and a way to wait for what will be."""
 
+    on_event: Callable[[Mapping[str, Any]], None]
     events: list[dict[str, Any]] = field(default_factory=list)
     news: anyio.Event = field(default_factory=anyio.Event)
 
     def publish(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
         """Take an event."""
         self.events.append({"type": type, **fields})
+        self.on_event(self.events[-1])
         self.news.set()
 
     def of(self, *types: str) -> list[dict[str, Any]]:
@@ -91,10 +94,11 @@ class Parts:
         self.environment = environment_of(self.root)
         self.store = store
         self.fleet = fleet
-        self.told = Told()
+        self.told = Told(self._published)
         self.new_roots = 0
         self.deadlines = merged({"inspect": 30.0})
         self.artifacts = Artifacts(directory / "artifacts", 2**30)
+        self.artifacts.clean_staging()
         self.catalog = Catalog([self.root])
         self.machine = Machine(fleet, store, deadline_s=30.0)
         self.survey = Survey(self.catalog, fleet, store, self.deadlines)
@@ -103,7 +107,7 @@ class Parts:
             fleet=fleet,
             store=store,
             artifacts=self.artifacts,
-            prepare=lambda job: self.prepare(job),
+            prepare=self._prepared,
             publish=self.told.publish,
         )
         self.lookups = Lookups(
@@ -125,6 +129,13 @@ class Parts:
             roots_changed=self._root_added,
         )
         self._gates = gates
+
+    def _published(self, event: Mapping[str, Any]) -> None:
+        if event.get("kernel") is not None and event["type"] in ("winner", "stale", "job_done"):
+            self.lookups.changed(event["kernel"])
+
+    def _prepared(self, job: Job) -> Work:
+        return self.prepare(job)
 
     def _root_added(self) -> None:
         self.new_roots += 1
@@ -177,16 +188,25 @@ class Parts:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Run the jobs for the length of a block."""
+        """Run the jobs for the length of a block; the workers that they started end with it."""
+        before = {worker["pid"] for worker in self.fleet.describe()}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.jobs.run)
             yield
             tasks.cancel_scope.cancel()
+        self.kill_workers(spare=before)
+
+    def kill_workers(self, spare: Container[int] = ()) -> None:
+        """Kill every worker but some."""
+        for worker in self.fleet.describe():
+            if worker["pid"] not in spare:
+                with suppress(ProcessLookupError):
+                    os.killpg(worker["pid"], signal.SIGKILL)
 
     async def reached(self, gate: str) -> None:
         """Wait until a config stands at a gate."""
         with anyio.fail_after(PATIENCE_S):
-            while not (self._gates / f"{gate}.reached").exists():
+            while not (self._gates / f"{gate}.reached").exists():  # noqa: ASYNC110 - a file tells of it, no event
                 await anyio.sleep(0.005)
 
     def open_gate(self, gate: str) -> None:

@@ -22,6 +22,7 @@ from ktuned.model import (
     Outcome,
     Plan,
     Priority,
+    Problem,
     Trial,
     canonical,
 )
@@ -89,7 +90,7 @@ def test_a_kernel_crosses_the_wire(changes: dict[str, Any], carrier: Any) -> Non
 
 def test_the_key_holds_the_specialised_problem() -> None:
     """Without ``specialize`` the whole problem enters the key, with it only the keys that it names."""
-    problem = {"M": 64, "dtype": "float16"}
+    problem: Problem = {"M": 64, "dtype": "float16"}
     assert info(specialize=None).specialized(problem) == problem
     assert info().specialized(problem) == {"M": 64}
     assert info(specialize=()).specialized(problem) == {}
@@ -105,7 +106,8 @@ def test_a_plan_is_rebuilt_from_its_data() -> None:
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Context)])
 def test_every_part_of_the_ground_counts(field: str) -> None:
     """Measurements are compared only when kernel, problem, device, digest, versions and the way of measuring agree."""
-    other = dataclasses.replace(CONTEXT, **{field: MEASURING_VERSION + 1 if field == "measuring_version" else "other"})
+    change: Any = MEASURING_VERSION + 1 if field == "measuring_version" else "other"
+    other = dataclasses.replace(CONTEXT, **{field: change})
     assert CONTEXT.is_same_ground(dataclasses.replace(CONTEXT))
     assert not CONTEXT.is_same_ground(other)
 

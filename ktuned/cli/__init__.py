@@ -24,6 +24,7 @@ COMMANDS = {
     "jobs": "jobs",
     "cancel": "jobs",
     "results": "results",
+    "forget": "forget",
     "kernels": "kernels",
     "backends": "status",
     "doctor": "doctor",

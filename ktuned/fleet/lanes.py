@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -11,9 +11,13 @@ from typing import Any
 import anyio
 
 from ktuned.errors import WorkerError
-from ktuned.fleet.pool import Fleet
+from ktuned.fleet.health import Health
+from ktuned.fleet.pool import MAX_REQUESTS, Fleet
 from ktuned.fleet.process import Environment, Output, RequestFailed, WorkerProcess
 from ktuned.model import Device
+
+REAP_S = 1.0
+"""How long a killed worker may take to end: a process in an endless GPU kernel was seen to take 0.15 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +37,31 @@ class CannotOpen(WorkerError):
 
 
 class Lane:
-    """One device; who measures on it holds :meth:`seat`."""
+    """One device; who measures on it holds :meth:`seat`.
 
-    def __init__(self, device: Device, fleet: Fleet) -> None:
+    After its worker was killed a lane is suspect: the next worker must pass a canary on the device first. If it does
+    not, or the killed one cannot be reaped because it sits in the driver, the lane is sick, and is tried again with
+    back-off. ``on_state`` is called when it becomes sick, and when it is well again.
+    """
+
+    def __init__(self, device: Device, fleet: Fleet, *, on_state: Callable[[Lane], None] = lambda lane: None) -> None:
         self.device = device
         self.busy_s = 0.0
         self.job: int | None = None
+        self.health = Health()
         self._fleet = fleet
+        self._on_state = on_state
         self._lock = anyio.Lock()
         self._worker: WorkerProcess | None = None
         self._bench: Bench | None = None
+        self._killed: WorkerProcess | None = None
+        self._is_suspect = False
 
     @property
     def state(self) -> str:
-        """``ready`` or ``busy``."""
+        """``ready``, ``busy`` or ``sick``."""
+        if self.health.is_sick:
+            return "sick"
         return "busy" if self._lock.locked() else "ready"
 
     @property
@@ -67,20 +82,20 @@ class Lane:
                 self.job = None
 
     async def open(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
-        """Have a worker ready that has opened ``bench``; the caller holds the seat.
+        """Have a worker ready that has opened ``bench``; the caller holds the seat. Waits while the lane is sick.
 
         Raises:
             CannotOpen: the kernel file, its inputs or its reference fail, hang or crash.
         """
         if self._worker is not None and self._worker.is_alive and self._bench is not None:
-            if self._bench.environment != bench.environment:
-                self.drop()
+            if self._bench.environment != bench.environment or self._worker.requests >= MAX_REQUESTS:
+                self._let_go()
             elif self._bench.identity == bench.identity:
                 return
         try:
             if self._worker is None or not self._worker.is_alive:
                 self._bench = None
-                self._worker = await self._fleet.acquire("bench", bench.environment)
+                self._worker = await self._well_worker(bench, deadlines)
             self._fleet.prepare_spare("bench", bench.environment, bench.backend)
             await self._worker.call(bench.request, deadlines, first_phase="inspect")
             self._bench = bench
@@ -91,6 +106,55 @@ class Lane:
             if isinstance(error, WorkerError):
                 raise CannotOpen(error.message, hint=error.hint) from error
             raise
+
+    async def _well_worker(self, bench: Bench, deadlines: Mapping[str, float]) -> WorkerProcess:
+        """Return a worker on a device that works: at once where nothing speaks against it, else after a canary."""
+        while True:
+            if self.health.is_sick:
+                await anyio.sleep(self.health.pause_s)
+            trouble = await self._unreaped()
+            if not trouble:
+                worker = await self._fleet.acquire("bench", bench.environment)
+                if not self._is_suspect:
+                    return worker
+                trouble = await self._sing(worker, deadlines)
+                if not trouble:
+                    self._is_suspect = False
+                    self._well()
+                    return worker
+            self._sick(trouble)
+
+    async def _unreaped(self) -> str:
+        """Wait for the killed worker's end; return why the device cannot be used if it does not come."""
+        killed = self._killed
+        if killed is None:
+            return ""
+        with anyio.move_on_after(REAP_S):
+            await killed.gone.wait()
+            self._killed = None
+            return ""
+        return f"worker {killed.pid} was killed but does not end: it is stuck in the driver"
+
+    async def _sing(self, worker: WorkerProcess, deadlines: Mapping[str, float]) -> str:
+        """Run the canary; return what is wrong with the device, or nothing."""
+        request = {"op": "canary", "device": self.device.to_wire()}
+        try:
+            await worker.call(request, deadlines, first_phase="load")
+        except WorkerError as error:
+            self._killed = worker
+            worker.kill()
+            return f"the canary failed: {error.message}"
+        return ""
+
+    def _sick(self, reason: str) -> None:
+        self.health.failed(reason)
+        self._on_state(self)
+
+    def _well(self) -> None:
+        was_sick = self.health.is_sick
+        self.health.succeeded()
+        if was_sick:
+            self._on_state(self)
 
     async def ask(self, request: Mapping[str, Any], deadlines: Mapping[str, float]) -> tuple[dict[str, Any], Output]:
         """Ask the opened worker for a trial or a timing; the caller holds the seat.
@@ -107,6 +171,12 @@ class Lane:
 
     def drop(self) -> None:
         """Kill the lane's worker: after a failure that may have left it, or its device, in an unknown state."""
+        if self._worker is not None:
+            self._killed = self._worker
+            self._is_suspect = True
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._worker is not None:
             self._worker.kill()
         self._worker = None
@@ -125,7 +195,7 @@ class Lane:
             "device": self.device.name,
             "model": self.device.model,
             "state": self.state,
-            "reason": "",
+            "reason": self.health.reason,
             "job": self.job,
             "worker_pid": self.worker_pid,
             "busy_s": round(self.busy_s, 3),

@@ -22,7 +22,8 @@ import anyio.to_thread
 import structlog
 
 from ktuned.errors import WorkerError
-from ktuned.fleet import warden
+from ktuned.fleet import memory, warden
+from ktuned.fleet.health import Health
 from ktuned.fleet.process import DAEMON_MARK, Environment, WorkerDied, WorkerProcess, spawn
 from ktuned.fleet.quiet import QuietGate
 
@@ -33,7 +34,14 @@ IDLE_S = 60.0
 
 MAX_IDLE = 8
 COMPILE_NICENESS = 10
+MAX_REQUESTS = 500
+"""A worker is replaced after this many requests: what loaded code leaks must not add up."""
+
+TOLERATED_FAILURES = 3
+"""Starts of a worker that may fail in a row before there is a pause between them."""
+
 _REAP_S = 5.0
+_MEMORY_S = 0.1
 
 BENCH_MODULES = ("torch", "safetensors.torch")
 """What a bench worker needs besides its backend; a spare has imported it."""
@@ -51,6 +59,7 @@ class Fleet:
         compile_slots: int,
         compile_cores: frozenset[int],
         spawn_s: float,
+        memory_limits: tuple[int, int] | None = None,
     ) -> None:
         self.gate = QuietGate()
         self.compile_slots = anyio.CapacityLimiter(compile_slots)
@@ -61,7 +70,11 @@ class Fleet:
         self._base_env = {**base_env, DAEMON_MARK: self._id, "KTUNED_CACHE": str(cache)}
         self._workers: dict[int, WorkerProcess] = {}
         self._idle: dict[tuple[str, Environment], list[tuple[float, WorkerProcess]]] = {}
-        self._spares_under_way: set[tuple[str, Environment]] = set()
+        self._spares_under_way: dict[tuple[str, Environment], anyio.Event] = {}
+        self._health: dict[tuple[str, Environment], Health] = {}
+        bench_bytes, compile_bytes = memory_limits or memory.default_limits(compile_slots)
+        self._limits = {"bench": bench_bytes, "compile": compile_bytes, "inspect": bench_bytes}
+        self._busy = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
         self._closing = False
         self._count = 0
@@ -81,6 +94,7 @@ class Fleet:
         try:
             async with anyio.create_task_group() as self._tasks:
                 self._tasks.start_soon(self._retire_idle)
+                self._tasks.start_soon(self._watch_memory)
                 try:
                     yield self
                 finally:
@@ -92,6 +106,12 @@ class Fleet:
             guard.stdin.close()
             with anyio.CancelScope(shield=True), anyio.move_on_after(_REAP_S):
                 await anyio.to_thread.run_sync(guard.wait, abandon_on_cancel=True)
+
+    def resize(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
+        """Follow new settings; what runs goes on, and counts under the new limits."""
+        self.compile_slots.total_tokens = compile_slots
+        self._limits["bench"], self._limits["compile"] = memory_limits
+        self._limits["inspect"] = memory_limits[0]
 
     @asynccontextmanager
     async def lend(self, role: str, environment: Environment) -> AsyncIterator[WorkerProcess]:
@@ -110,18 +130,28 @@ class Fleet:
         self.release(environment, worker)
 
     async def acquire(self, role: str, environment: Environment) -> WorkerProcess:
-        """Return an idle worker of that role and environment, or a new one; give it back by :meth:`release`."""
-        idle = self._idle.get((role, environment), [])
-        while idle:
-            _, worker = idle.pop()
-            if worker.is_alive:
-                return worker
-        return await self._spawn(role, environment)
+        """Return an idle worker of that role and environment, or a new one; give it back by :meth:`release`.
+
+        Raises:
+            WorkerError: it cannot be started, or could not so often that it is not tried again yet.
+        """
+        self._busy.set()
+        idle = self._idle.setdefault((role, environment), [])
+        while True:
+            while idle:
+                _, worker = idle.pop()
+                if worker.is_alive:
+                    return worker
+            under_way = self._spares_under_way.get((role, environment))
+            if under_way is None:
+                return await self._spawn(role, environment)
+            # A spare that is half started is there sooner than a worker that is not begun.
+            await under_way.wait()
 
     def release(self, environment: Environment, worker: WorkerProcess) -> None:
         """Take a worker back; it idles until it is lent again or :data:`IDLE_S` have passed."""
         idle = self._idle.setdefault((worker.role, environment), [])
-        if not worker.is_alive or self._closing or len(idle) >= MAX_IDLE:
+        if not worker.is_alive or self._closing or len(idle) >= MAX_IDLE or worker.requests >= MAX_REQUESTS:
             worker.kill()
             return
         idle.append((monotonic(), worker))
@@ -132,22 +162,43 @@ class Fleet:
         is_there = any(worker.is_alive for _, worker in self._idle.get(key, ()))
         if self._closing or is_there or key in self._spares_under_way:
             return
-        self._spares_under_way.add(key)
+        self._spares_under_way[key] = anyio.Event()
         self._tasks.start_soon(self._make_spare, role, environment, backend)
 
     async def _make_spare(self, role: str, environment: Environment, backend: str) -> None:
         try:
+            # Not lent: whoever acquires one waits for the spare, which is this one.
             worker = await self._spawn(role, environment)
-            request = {"op": "prepare", "backends": [backend], "modules": list(BENCH_MODULES)}
-            await worker.call(request, {"load": self._spawn_s}, first_phase="load")
+            try:
+                request = {"op": "prepare", "backends": [backend], "modules": list(BENCH_MODULES)}
+                await worker.call(request, {"load": self._spawn_s}, first_phase="load")
+            except BaseException:
+                worker.kill()
+                raise
             self.release(environment, worker)
         except WorkerError as error:
             # The lane will meet the same error when it needs the worker, and tell it then.
             _log.info("spare_failed", role=role, reason=error.message)
         finally:
-            self._spares_under_way.discard((role, environment))
+            self._spares_under_way.pop((role, environment)).set()
 
     async def _spawn(self, role: str, environment: Environment) -> WorkerProcess:
+        health = self._health.setdefault((role, environment), Health(tolerated=TOLERATED_FAILURES))
+        if health.pause_s:
+            raise WorkerError(
+                f"{environment.python} failed to run a worker {health.failures} times in a row and is left alone for "
+                f"{health.pause_s:.0f} s: {health.reason}",
+                hint="mend that interpreter; `ktuned doctor` says more",
+            )
+        try:
+            worker = await self._start(role, environment)
+        except WorkerError as error:
+            health.failed(error.message)
+            raise
+        health.succeeded()
+        return worker
+
+    async def _start(self, role: str, environment: Environment) -> WorkerProcess:
         self._count += 1
         worker_id = f"{self._id}.{self._count}"
         worker = spawn(
@@ -197,6 +248,31 @@ class Fleet:
                 while idle and monotonic() - idle[0][0] > IDLE_S:
                     idle.pop(0)[1].kill()
 
+    async def _watch_memory(self) -> None:
+        """Stop the worker that outgrows its limit, before the machine suffers."""
+        while True:
+            idle = {worker.pid for lent in self._idle.values() for _, worker in lent}
+            busy = [worker for worker in self._workers.values() if worker.pid not in idle]
+            if not busy:
+                self._busy = anyio.Event()
+                await self._busy.wait()
+            for worker in busy:
+                worker.memory_bytes = memory.tree_bytes(worker.pid)
+                limit = self._limits[worker.role]
+                if worker.memory_bytes > limit:
+                    used, allowed = worker.memory_bytes / 2**30, limit / 2**30
+                    worker.stop(f"out of memory: the worker used {used:.1f} GiB of the {allowed:.1f} GiB it may")
+            await anyio.sleep(_MEMORY_S)
+
+    @property
+    def notices(self) -> list[str]:
+        """What keeps workers from starting now, one line each."""
+        return [
+            f"{environment.python} runs no {role} worker, tried again in {health.pause_s:.0f} s: {health.reason}"
+            for (role, environment), health in self._health.items()
+            if health.is_sick
+        ]
+
     async def _kill_all(self) -> None:
         for worker in list(self._workers.values()):
             worker.kill()
@@ -215,6 +291,7 @@ class Fleet:
                 "state": "idle" if worker.pid in idle else "busy",
                 "age_s": round(monotonic() - worker.started, 3),
                 "requests": worker.requests,
+                "memory_bytes": worker.memory_bytes,
             }
             for worker in self._workers.values()
         ]

@@ -50,10 +50,14 @@ class WorkerDied(WorkerError):
 
     code = "worker_died"
 
-    def __init__(self, returncode: int, phase: str, output: Output) -> None:
+    def __init__(self, returncode: int, phase: str, output: Output, stopped: str = "") -> None:
         self.returncode = returncode
         self.phase = phase
         self.output = output
+        self.stopped = stopped
+        if stopped:
+            super().__init__(f"{stopped} during {phase}")
+            return
         # After a signal the last line is that of a stack dump, which says nothing by itself.
         words = output.last_line() if returncode >= 0 else ""
         super().__init__(f"the worker {describe_exit(returncode)} during {phase}{words}")
@@ -156,6 +160,7 @@ class WorkerProcess:
         self.role = role
         self.started = monotonic()
         self.requests = 0
+        self.memory_bytes = 0
         self.gone = anyio.Event()
         self._process = process
         self._mark = mark
@@ -170,6 +175,7 @@ class WorkerProcess:
         self._reading = True
         self._phase = "spawn"
         self._returncode: int | None = None
+        self._stopped = ""
         self._tails = [_Tail(process.stdout.fileno()), _Tail(process.stderr.fileno())]
         for descriptor in (read_fd, write_fd, *(tail.fd for tail in self._tails)):
             os.set_blocking(descriptor, False)
@@ -236,7 +242,7 @@ class WorkerProcess:
         with anyio.move_on_after(deadline_s) as scope:
             while view:
                 if self._returncode is not None:
-                    raise WorkerDied(self._returncode, self._phase, self._output())
+                    raise WorkerDied(self._returncode, self._phase, self._output(), self._stopped)
                 try:
                     view = view[os.write(self._write_fd, view) :]
                 except BlockingIOError:
@@ -270,7 +276,7 @@ class WorkerProcess:
         with anyio.move_on_after(max(0.0, within_s)) as scope:
             while not self._inbox:
                 if self._returncode is not None:
-                    raise WorkerDied(self._returncode, self._phase, self._output())
+                    raise WorkerDied(self._returncode, self._phase, self._output(), self._stopped)
                 self._news = anyio.Event()
                 await self._news.wait()
         if scope.cancelled_caught:
@@ -339,6 +345,11 @@ class WorkerProcess:
         if self._returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+
+    def stop(self, why: str) -> None:
+        """Kill the worker for what it does; ``why`` is what who asked it something is told."""
+        self._stopped = why
+        self.kill()
 
     def bury(self) -> None:
         """After :attr:`gone`: kill what left the group, remove the scratch directory. Blocks for some ms."""

@@ -91,6 +91,13 @@ class ResultsParams(msgspec.Struct, frozen=True):
     limit: int = 200
 
 
+class ForgetParams(msgspec.Struct, frozen=True):
+    """``forget``: a kernel's trials, all or those of one outcome."""
+
+    kernel: str
+    outcome: Outcome | None = None
+
+
 class SubscribeParams(msgspec.Struct, frozen=True):
     """``subscribe``: from where on, and which events."""
 
@@ -142,6 +149,7 @@ class Methods:
             "jobs": self.jobs,
             "kernels": self.kernels,
             "results": self.results,
+            "forget": self.forget,
             "subscribe": self.subscribe,
             "unsubscribe": self.unsubscribe,
             "status": lambda params, connection: self._status(),
@@ -286,6 +294,16 @@ class Methods:
         for entry in public:
             del entry["detail"]
         return {"trials": public}
+
+    async def forget(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""
+        wanted = _read(params, ForgetParams)
+        name = self._catalog.resolve(wanted.kernel).name
+        if wanted.outcome is None:
+            await self._jobs.supersede(name)
+        forgotten = await self._store.forget(name, wanted.outcome)
+        self._lookups.changed(name)
+        return {"kernel": name, "trials": forgotten}
 
     def subscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         """Have events sent to this connection."""

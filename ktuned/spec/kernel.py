@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ktuned.errors import KernelFileError, Unsupported
 from ktuned.model import DEFAULT_TRIALS, PRESETS, Config, Plan, Problem, Scalar, canonical
 from ktuned.spec.space import BoundSpace, Space
-from ktuned.spec.tensors import TensorSpec
+from ktuned.spec.tensors import TensorSpec, layout
 from ktuned.spec.values import Site, Values, listed, mapping_fault
 
 if TYPE_CHECKING:
-    from ktuned.backends import Build
+    from ktuned.backends import Build, Layout
 
 PHASES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing")
 """What a deadline may be declared for."""
@@ -146,7 +147,19 @@ class Kernel:
             raise self.site.error(
                 f"the kernel function returned a Build of the backend {build.backend!r}, but backend={self.backend!r}"
             )
-        return build
+        return build.given(lambda: self._layouts(problem))
+
+    def _layouts(self, problem: Problem) -> dict[str, Layout]:
+        text = canonical(problem)
+        if text not in self._known_layouts:
+            specs = self.input_specs(problem)
+            self._known_layouts[text] = {name: layout(value) for name, value in specs.items()}
+        return self._known_layouts[text]
+
+    @cached_property
+    def _known_layouts(self) -> dict[str, dict[str, Layout]]:
+        # By problem: a function that makes tensors itself is not called for each config again.
+        return {}
 
 
 @dataclass

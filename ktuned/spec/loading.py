@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Collection, Iterator
@@ -27,6 +28,9 @@ OUR_PACKAGE = Path(__file__).resolve().parent.parent
 """ktuned itself, which is not the project's code either, also when the project is a checkout of ktuned."""
 
 
+_KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """What one kernel file declares, and what is wrong with it.
@@ -47,7 +51,7 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
     imported has no kernels. Where ``backends`` is given, a kernel for another backend is an error.
     """
     path, root = path.resolve(), root.resolve()
-    with collecting(path) as collector, _importing_from(path.parent):
+    with collecting(path) as collector, importing_from(path.parent):
         try:
             _execute(path)
         except (Exception, SystemExit) as error:
@@ -79,6 +83,26 @@ def is_ours(module_name: str) -> bool:
     return module_name.partition(".")[0] in _our_packages()
 
 
+def kernel_module(path: Path) -> ModuleType:
+    """Return a kernel file's module, as this process loaded it last; load it if it never did.
+
+    Raises:
+        KernelFileError: it cannot be imported.
+    """
+    path = path.resolve()
+    name = _module_name(path)
+    if name not in sys.modules:
+        loaded = load_file(path, path.parent)
+        if name not in sys.modules:
+            raise loaded.errors[0]
+    return sys.modules[name]
+
+
+def is_kernel_module(name: str) -> bool:
+    """Tell whether a module's name is one that a kernel file gets when it is loaded."""
+    return _KERNEL_MODULE.match(name) is not None
+
+
 def module_file(module: ModuleType) -> Path | None:
     """Return the resolved path of a module's source, or ``None`` for one without."""
     file = getattr(module, "__file__", None)
@@ -87,8 +111,7 @@ def module_file(module: ModuleType) -> Path | None:
 
 def _execute(path: Path) -> None:
     code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    # Two files of one name in two directories must not become one module.
-    name = f"_ktuned_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
+    name = _module_name(path)
     module = ModuleType(name)
     module.__file__ = str(path)
     # Dataclasses and compilers look their module up by its name, also long after the import.
@@ -100,8 +123,14 @@ def _execute(path: Path) -> None:
         raise
 
 
+def _module_name(path: Path) -> str:
+    # Two files of one name in two directories must not become one module.
+    return f"_ktuned_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
+
+
 @contextmanager
-def _importing_from(directory: Path) -> Iterator[None]:
+def importing_from(directory: Path) -> Iterator[None]:
+    """Have a directory first on ``sys.path``, and write no bytecode."""
     writes_bytecode = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(directory))

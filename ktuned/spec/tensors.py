@@ -18,6 +18,8 @@ from ktuned.spec.values import listed
 if TYPE_CHECKING:
     import torch
 
+    from ktuned.backends import Layout
+
 FLOATS = (
     "float64",
     "float32",
@@ -126,6 +128,14 @@ def tensor(
     if fault := _fill_fault(spec):
         raise UsageError(f"tensor: {fault}")
     return spec
+
+
+def layout(entry: Any) -> Layout:
+    """Return the dtype, shape and strides of an entry of ``inputs``: a :class:`TensorSpec` or a torch.Tensor."""
+    if isinstance(entry, TensorSpec):
+        strides = tuple(math.prod(entry.shape[axis + 1 :]) for axis in range(len(entry.shape)))
+        return entry.dtype, entry.shape, strides
+    return str(entry.dtype).removeprefix("torch."), tuple(entry.shape), tuple(entry.stride())
 
 
 def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> torch.Tensor:

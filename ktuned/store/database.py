@@ -149,6 +149,19 @@ class Store:
             )
         )
 
+    async def check_writable(self) -> None:
+        """Write and take back one row.
+
+        Raises:
+            StoreError: nothing can be written now.
+        """
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("INSERT OR REPLACE INTO probes (key, data, updated) VALUES ('', '{}', 0)")
+            connection.execute("DELETE FROM probes WHERE key = ''")
+
+        await self._write(write)
+
     def probes(self) -> dict[str, dict[str, Any]]:
         """Return what was last found, by key."""
         return {key: json.loads(data) for key, data in self._read("SELECT key, data FROM probes ORDER BY key")}

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ktuned.errors import WorkerError
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import DeadlineExpired, RequestFailed, WorkerDied
 from ktuned.lifecycle import Event
@@ -28,7 +29,8 @@ class Compiling:
         """Bring an attempt to ``compiled`` and return ``None``, or return its outcome.
 
         Raises:
-            RequestFailed: with code ``source_changed``, when the job works from files that are no more.
+            WorkerError: the backend cannot be loaded at all; or, with code ``source_changed``, the job works from files
+                that are no more.
             StoreError: the artifact cannot be kept.
         """
         if self._artifacts.find(attempt.key) is not None:
@@ -43,17 +45,14 @@ class Compiling:
                 try:
                     async with self._fleet.lend("compile", work.environment) as worker:
                         await worker.call(request, work.deadlines, first_phase="load", on_item=items.append)
-                except WorkerDied as error:
-                    return attempt.result(
-                        Event.DIED, error.message, phase=error.phase, signal=error.signal, output=error.output
-                    )
-                except DeadlineExpired as error:
-                    attempt.compile_s += error.deadline_s
-                    return attempt.result(Event.COMPILE_EXPIRED, error.message, phase=error.phase, output=error.output)
-                except RequestFailed as error:
-                    if error.code == "source_changed":
-                        raise
-                    return attempt.result(Event.COMPILE_FAILED, error.message, phase=error.phase, output=error.output)
+                except (WorkerDied, DeadlineExpired, RequestFailed) as error:
+                    if error.phase == "load":
+                        # No config is to blame for a backend that cannot be imported.
+                        raise WorkerError(
+                            f"the backend {work.kernel.backend!r} cannot be loaded: {error.message}",
+                            hint=error.hint or "`ktuned doctor` says more",
+                        ) from error
+                    return self._failed(attempt, error)
                 (item,) = items
                 attempt.compile_s += item["seconds"]
                 if item["outcome"] is not None:
@@ -69,6 +68,20 @@ class Compiling:
                 )
         attempt.life.tell(Event.COMPILE_DONE)
         return None
+
+    def _failed(self, attempt: Attempt, error: WorkerDied | DeadlineExpired | RequestFailed) -> TrialResult:
+        if isinstance(error, WorkerDied):
+            return attempt.result(
+                Event.DIED, error.message, phase=error.phase, signal=error.signal, output=error.output
+            )
+        if isinstance(error, DeadlineExpired):
+            attempt.compile_s += error.deadline_s
+            return attempt.result(
+                Event.COMPILE_EXPIRED, error.message, phase=error.phase, after_s=error.deadline_s, output=error.output
+            )
+        if error.code == "source_changed":
+            raise error
+        return attempt.result(Event.COMPILE_FAILED, error.message, phase=error.phase, output=error.output)
 
     @contextmanager
     def _staged(self) -> Iterator[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import time
 
@@ -25,6 +26,9 @@ _log = structlog.get_logger()
 
 Prepare = Callable[[Job], Work]
 """Turns a job into all that it needs, as its kernel stands now; raises a KtunedError that says why it cannot run."""
+
+RETRY_S = 2.0
+"""How often a store that could not be written is tried again while tuning is paused."""
 
 MAX_WAITING = 10_000
 """Jobs that may wait; a client that asks for more problems than that has an error in its loop."""
@@ -55,6 +59,7 @@ class Jobs:
         self._lanes: dict[str, Lane] = {}
         self._inspections: Counter[str] = Counter()
         self._news = anyio.Event()
+        self.paused = ""
 
     async def run(self) -> None:
         """Take up what the last daemon left, and work until cancelled."""
@@ -65,8 +70,22 @@ class Jobs:
         async with anyio.create_task_group() as tasks:
             while True:
                 self._news = anyio.Event()
+                if self.paused:
+                    await self._await_space()
                 self._dispatch(tasks)
                 await self._news.wait()
+
+    async def _await_space(self) -> None:
+        """Wait until what happened can be recorded again: a job must not measure what it cannot keep."""
+        _log.warning("tuning_paused", reason=self.paused)
+        self._publish("paused", reason=self.paused)
+        while self.paused:
+            await anyio.sleep(RETRY_S)
+            with suppress(StoreError):
+                await self._store.check_writable()
+                self.paused = ""
+        _log.info("tuning_resumed")
+        self._publish("resumed")
 
     async def submit(
         self, kernel: str, problem: Problem, device: str, *, priority: int, reason: str, plan: Plan
@@ -202,8 +221,13 @@ class Jobs:
         if lane is None or lane.device != device:
             if lane is not None:
                 lane.drop()
-            lane = self._lanes[device.name] = Lane(device, self._fleet)
+            lane = self._lanes[device.name] = Lane(device, self._fleet, on_state=self._lane_changed)
         return lane
+
+    def _lane_changed(self, lane: Lane) -> None:
+        log = _log.warning if lane.health.is_sick else _log.info
+        log("lane_state", device=lane.device.name, state=lane.state, reason=lane.health.reason)
+        self._publish("lane", device=lane.device.name, state=lane.state, reason=lane.health.reason)
 
     async def _work(self, running: _Running) -> None:
         log = _log.bind(job=running.job.id, kernel=running.job.kernel)
@@ -218,6 +242,8 @@ class Jobs:
                 except Exception as error:
                     state, message = _verdict(error)
                     log.warning("job_stopped", state=state, reason=message)
+                    if isinstance(_cause(error), StoreError):
+                        self.paused = message
             if running.stopped is not None:
                 state, message = running.stopped, running.message
             if state is JobState.DONE and running.pipeline.progress.best_us is None:
@@ -242,7 +268,7 @@ class Jobs:
                 # Whoever asked for it meanwhile may have raised its priority.
                 job = replace(job, priority=running.job.priority, reason=running.job.reason)
                 self._queue.add(job)
-                if running.stopped is None and self._inspections[job.kernel] == running.inspections:
+                if running.stopped is None and not self.paused and self._inspections[job.kernel] == running.inspections:
                     # Its files are not what was inspected, and their inspection is still to come.
                     self._queue.hold(job.id)
                 publish_job(self._publish, "job_queued", job)
@@ -275,14 +301,22 @@ def _sentence(error: KtunedError) -> str:
     return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
-def _verdict(error: BaseException) -> tuple[JobState, str]:
-    """Return how a job ends that an exception stopped: by the first KtunedError in a group."""
+def _cause(error: BaseException) -> BaseException:
+    """Return the exception itself, or a group's first KtunedError, or its first at all."""
     while isinstance(error, BaseExceptionGroup):
         known = error.subgroup(KtunedError)
         error = (known or error).exceptions[0]
+    return error
+
+
+def _verdict(error: BaseException) -> tuple[JobState, str]:
+    """Return how a job ends that an exception stopped."""
+    error = _cause(error)
     if not isinstance(error, KtunedError):
         _log.error("job_broke", exc_info=error)
         return JobState.FAILED, f"an error in ktuned itself: {type(error).__name__}: {error}"
     if error.code == "source_changed":
         return JobState.QUEUED, f"waits for a new inspection: {error.message}"
+    if isinstance(error, StoreError):
+        return JobState.QUEUED, _sentence(error)
     return JobState.FAILED, _sentence(error)

@@ -19,7 +19,7 @@ from ktuned.fleet.lanes import Lane
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import WorkerProcess
 from ktuned.lifecycle import Event
-from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, TrialResult
+from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Trial, TrialResult
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.compiling import Compiling
 from ktuned.tuning.deciding import Deciding
@@ -138,7 +138,7 @@ class Pipeline:
         fresh = []
         for proposal in proposals:
             known = self._store.known_trial(self.work.context, proposal["config"])
-            if known is None or known.outcome is None or known.outcome in RETRIED_BY_NEXT_JOB:
+            if known is None or known.outcome is None or self._is_tried_again(known):
                 fresh.append(proposal)
             else:
                 self.progress.reused += 1
@@ -158,6 +158,12 @@ class Pipeline:
         for attempt in attempts:
             if attempt.trial in self._under_way:
                 await channel.send(attempt)
+
+    def _is_tried_again(self, known: Trial) -> bool:
+        """Tell whether an old outcome leaves open what the config is worth (DESIGN 7)."""
+        if known.outcome is Outcome.COMPILE_TIMEOUT:
+            return self.work.deadlines["compile"] > float(known.detail.get("after_s", 0.0))
+        return known.outcome in RETRIED_BY_NEXT_JOB
 
     def _attempt(self, trial: int, proposal: dict[str, Any]) -> Attempt:
         build = proposal["build"]

@@ -85,6 +85,18 @@ class Bench:
             return _raised(error, phase="load")
         return self._time(launch, request, reply, None)
 
+    def canary(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        """Run something tiny on a device, to see that it still works after a worker on it was killed."""
+        reply.phase("load")
+        import torch
+
+        device = Device.from_wire(request["device"])
+        numbers = torch.arange(8, device=torch.device(device.name if device.kind != "cpu" else "cpu"))
+        total = int(numbers.sum())
+        if total != 28:
+            raise RuntimeError(f"{device.name} counts 0 + … + 7 as {total}")
+        return {}
+
     def time_reference(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
         """Time the reference function by the same timer as the kernels; ``latency_us`` is ``None`` without one."""
         reply.phase("reference")

@@ -92,7 +92,7 @@ def run_check(
     inputs: Mapping[str, Any],
     outputs: Mapping[str, Any],
 ) -> Verdict:
-    """Run a kernel file's own ``check(inputs, outputs)``: an exception or a false result is a mismatch; ``None`` passes."""
+    """Run a kernel file's own ``check(inputs, outputs)``: an exception or a false result is a mismatch."""
     try:
         # A tensor of one bool, as (a == b).all() gives, is an answer too.
         passed = (result := check(inputs, outputs)) is None or bool(result)

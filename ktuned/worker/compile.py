@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ktuned.backends import Registry, Unit
+from ktuned.spec.loading import forget_modules
 from ktuned.worker.inspect import check_stamps
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def compile_units(registry: Registry, request: dict[str, Any], reply: Reply) -> 
     for unit in units:
         shutil.rmtree(into / unit.key, ignore_errors=True)
         (into / unit.key).mkdir(parents=True)
+    # A Build may name a function of the kernel file: it must be the one that the stamps are of.
+    forget_modules(Path(request["root"]))
     reply.phase("compile")
     for compiled in backend.compile(units, into):
         check_stamps(request["stamps"])

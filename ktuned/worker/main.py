@@ -91,6 +91,7 @@ def _operations() -> dict[str, Operation]:
         "admits": inspector.admits,
         "compile": lambda request, reply: compile_units(registry, request, reply),
         "open": bench.open,
+        "canary": bench.canary,
         "trial": bench.trial,
         "time": bench.time,
         "time_reference": bench.time_reference,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -223,3 +224,52 @@ def test_socket_and_its_directory_are_private(daemon: Daemon) -> None:
     """The directory is 0700, the socket 0600."""
     assert daemon.socket.parent.stat().st_mode & 0o777 == 0o700
     assert daemon.socket.stat().st_mode & 0o777 == 0o600
+
+
+def test_reload_follows_the_config_or_leaves_everything_as_it_was(daemon: Daemon) -> None:
+    """SIGHUP takes in a new root; a wrong ``config.toml`` is one line in ``status``, and changes nothing."""
+    config = daemon.home / "config.toml"
+    path = daemon.kernel_file(kernel_text(SPACE))
+    assert daemon.process is not None
+    config.write_text(f"contention = false\n[[roots]]\npath = '{path.parent}'\nname = 'mine'\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.until(lambda: daemon.client.call("kernels")["kernels"], "the new root's kernels")
+    assert daemon.client.call("kernels")["kernels"][0]["name"] == "mine:it"
+
+    config.write_text("contentoin = false\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.until(lambda: daemon.client.call("status")["notices"], "the notice")
+    assert "contentoin" in daemon.client.call("status")["notices"][0]
+    assert daemon.client.call("kernels")["kernels"]
+
+
+def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
+    """A config that crashed is not run again, by no job and no daemon, until it is forgotten."""
+    space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='abort', tag='b')])"
+    path = daemon.kernel_file(kernel_text(space))
+    daemon.tune(path=str(path))
+    first = daemon.trials()["b"]
+    assert first["outcome"] == "crashed"
+    daemon.stop()
+    daemon.start()
+    daemon.tune(kernel="it")
+    assert daemon.trials()["b"]["updated"] == first["updated"]
+
+    forgotten = daemon.ktuned("forget", "it", "--outcome", "crashed")
+    assert (forgotten.returncode, forgotten.stdout.strip()) == (DONE, "project:it: 1 trials forgotten")
+    daemon.tune(kernel="it")
+    assert daemon.trials()["b"]["updated"] > first["updated"]
+    assert daemon.trials()["b"]["outcome"] == "crashed"
+
+
+def test_memory_eater_is_stopped_before_the_machine_suffers(tmp_path: Path) -> None:
+    """A config that outgrows its worker's memory ends as ``crashed (out of memory)``; the others are measured."""
+    daemon = Daemon(tmp_path, config="bench_memory_gib = 1.5\n")
+    with daemon:
+        space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='eat', tag='b')])"
+        path = daemon.kernel_file(kernel_text(space, deadlines="dict(first_launch=60.0)"))
+        daemon.tune(path=str(path))
+        eater = daemon.trials()["b"]
+        assert eater["outcome"] == "crashed"
+        assert "out of memory" in eater["message"]
+        assert daemon.trials()["a"]["outcome"] == "measured"

@@ -79,6 +79,10 @@ class FakeKernel(Kernel):
                     raise RuntimeError("after the flood")
                 case "nothing":
                     return
+                case "eat":
+                    eaten = []
+                    while True:
+                        eaten.append(b"x" * 50_000_000)
             end = time.perf_counter_ns() + int(build.us * 1000)
             y.copy_(x)
             y.mul_(3.0 if build.does == "wrong" else 2.0)

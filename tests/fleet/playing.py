@@ -2,7 +2,7 @@
 
 import os
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Playground:
         """Return the request that compiles fake units, one per Build given by its fields."""
         return {
             "op": "compile",
+            "root": str(self.root),
             "backend": "fake",
             "sources": [],
             "file": str(self.root / "tune_it.py"),
@@ -70,11 +71,16 @@ class Playground:
         return [int(word) for word in (await self.read("pids")).split()]
 
 
+async def until(is_so: Callable[[], object]) -> None:
+    """Wait for what only looking tells: another process's doing."""
+    with anyio.fail_after(DEADLINE_S):
+        while not is_so():  # noqa: ASYNC110 - another process sets no event of ours
+            await anyio.sleep(0.005)
+
+
 async def read_when_there(path: Path) -> str:
     """Return a file's text as soon as it is there; whoever writes it renames it into place."""
-    with anyio.fail_after(DEADLINE_S):
-        while not path.exists():
-            await anyio.sleep(0.005)
+    await until(path.exists)
     return path.read_text()
 
 
@@ -93,6 +99,5 @@ def is_running(pid: int) -> bool:
 
 async def gone(pids: Iterable[int]) -> None:
     """Wait until all of these processes have ended."""
-    with anyio.fail_after(DEADLINE_S):
-        while any(is_running(pid) for pid in pids):
-            await anyio.sleep(0.005)
+    waited_for = list(pids)
+    await until(lambda: not any(is_running(pid) for pid in waited_for))

@@ -4,12 +4,14 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import anyio
 import pytest
 
 from ktuned.errors import WorkerError
+from ktuned.fleet import process
 from ktuned.fleet.process import (
     TAIL_BYTES,
     DeadlineExpired,
@@ -57,11 +59,11 @@ async def test_a_worker_answers_again_and_again(worker: WorkerProcess, playgroun
 
 async def test_a_failed_request_keeps_the_worker(worker: WorkerProcess, playground: Playground) -> None:
     """The error arrives with its code, its one line and its traceback; the process goes on."""
-    with pytest.raises(RequestFailed, match="^ask comes after explore$") as caught:
+    with pytest.raises(RequestFailed, match=r"^ask comes after explore$") as caught:
         await worker.call({"op": "ask", "told": [], "n": 1}, DEADLINES, first_phase="inspect")
     assert (caught.value.code, caught.value.phase) == ("usage", "inspect")
     assert "Traceback" in caught.value.failure["trace"]
-    with pytest.raises(RequestFailed, match="^KeyError: 'no_such_op'$") as caught:
+    with pytest.raises(RequestFailed, match=r"^KeyError: 'no_such_op'$") as caught:
         await worker.call({"op": "no_such_op"}, DEADLINES, first_phase="inspect")
     assert caught.value.code == "raised"
     assert len((await ask(worker, playground.request("")))[0]) == 1
@@ -141,25 +143,19 @@ async def test_each_phase_has_its_own_deadline(worker: WorkerProcess, playground
 
 
 async def test_a_phase_named_again_begins_anew(
-    start_worker: StartWorker, playground: Playground, tmp_path: Path
+    worker: WorkerProcess, playground: Playground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each unit of a group has the whole compile deadline, whatever the ones before it took."""
-    worker = await start_worker(FAKE_GATE=str(tmp_path))
-    units = [{"does": "gate_compile", "gate": name} for name in "abc"]
-    deadline_s = 1.0
+    skew_s = 0.0
 
-    async def open_late() -> None:
-        for name in "abc":
-            with anyio.fail_after(DEADLINE_S):
-                while not (tmp_path / f"{name}.reached").exists():
-                    await anyio.sleep(0.005)
-            await anyio.sleep(0.4 * deadline_s)
-            (tmp_path / name).touch()
+    def take_most_of_the_deadline(item: dict[str, Any]) -> None:
+        nonlocal skew_s
+        skew_s += 0.7 * DEADLINE_S
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(open_late)
-        items, _ = await ask(worker, playground.compile_request(*units), compile=deadline_s)
-    assert [item["outcome"] for item in items] == [None, None, None]
+    monkeypatch.setattr(process, "monotonic", lambda: monotonic() + skew_s)
+    request = playground.compile_request({}, {}, {}, {})
+    await worker.call(request, DEADLINES, first_phase="load", on_item=take_most_of_the_deadline)
+    assert skew_s > 2 * DEADLINE_S
 
 
 @pytest.mark.parametrize("end", ["deadline", "exit", "cancel"])
@@ -221,6 +217,14 @@ async def test_a_flood_that_outlives_the_worker_blocks_nobody(worker: WorkerProc
         await ask(worker, playground.request(flood))
 
 
+def test_an_endless_stream_is_not_read_to_its_end() -> None:
+    """Whoever fills a pipe faster than it is read away does not hold up the loop that serves everybody."""
+    with open("/dev/zero", "rb", buffering=0) as endless:
+        tail = process._Tail(endless.fileno())
+        tail.read_rest()
+        assert tail.take() == "\0" * TAIL_BYTES
+
+
 async def test_output_belongs_to_its_request(worker: WorkerProcess, playground: Playground) -> None:
     """What one request printed is not shown with the next one's failure; bytes that are no text are shown somehow."""
     _, first = await ask(worker, playground.request("print('first')"))
@@ -232,7 +236,7 @@ async def test_a_worker_that_does_not_read_is_given_up(worker: WorkerProcess, pl
     """A large request to a stopped process ends with its first phase's deadline, and with the process."""
     os.kill(worker.pid, signal.SIGSTOP)
     request = playground.request("") | {"padding": "x" * 1_000_000}
-    with pytest.raises(DeadlineExpired, match="^inspect was not over"):
+    with pytest.raises(DeadlineExpired, match=r"^inspect was not over"):
         await ask(worker, request, inspect=BRIEF_S)
     with anyio.fail_after(DEADLINE_S):
         await worker.gone.wait()

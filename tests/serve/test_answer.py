@@ -57,7 +57,8 @@ def test_same_ground_is_fresh_and_wants_nothing() -> None:
 )
 def test_any_other_ground_is_stale(field: str) -> None:
     """Each part of the ground (digest, toolchain, driver, way of measuring) alone makes a winner stale."""
-    found = ask(winner(**{field: 99 if field == "measuring_version" else "other"}))
+    other: dict[str, Any] = {field: 99 if field == "measuring_version" else "other"}
+    found = ask(winner(**other))
     assert (found.status, found.config, found.wants_tuning) == (Status.STALE, {"B": 2}, True)
 
 
@@ -115,7 +116,7 @@ def test_near_goes_by_validity(verdicts: tuple[Any, Any], expected: int | None, 
 
 def test_few_candidates_are_considered() -> None:
     """A worker is asked about a bounded number of configs, however many problems are tuned."""
-    asked = []
+    asked: list[Config] = []
     winners = [winner({**HERE, "M": 64 * 2**n}, {"B": n}) for n in range(1, 20)]
     ask(*winners, admits=asked.append)
     assert [config["B"] for config in asked] == list(range(1, NEAR_CANDIDATES + 1))

@@ -7,7 +7,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from ktuned.errors import NotFound, StoreError, UsageError
-from ktuned.model import Job, JobState, Plan, Priority, Problem
+from ktuned.model import Job, JobState, Plan, Priority, Problem, TrialResult, Winner
 from ktuned.store import Store
 from ktuned.tuning.queue import Arrival
 from ktuned.tuning.trying import Work
@@ -209,7 +209,7 @@ class FullDisk(Store):
             raise StoreError("the disk is full")
         await super().update_job(job)
 
-    async def finish_trial(self, number, result):  # type: ignore[no-untyped-def]
+    async def finish_trial(self, number: int, result: TrialResult) -> Winner | None:
         """Refuse, or do as any store."""
         if self.is_full:
             raise StoreError("the disk is full")
@@ -217,7 +217,7 @@ class FullDisk(Store):
 
 
 async def test_full_disk_ends_jobs_and_nothing_else(tmp_path: Path) -> None:
-    """A job that cannot be recorded is told as failed, with the disk's reason, and the next one is tried all the same."""
+    """A job that cannot be recorded is told as failed, with the disk's reason, and the next one is tried."""
     async with assembled(tmp_path, store_type=FullDisk) as parts:
         assert isinstance(parts.store, FullDisk)
         await parts.machine.probe(parts.environment)

@@ -8,13 +8,19 @@ from tests.parts import ALL_ROUNDS, Parts, kernel_text
 pytestmark = pytest.mark.anyio
 
 CONFIGS = "[dict(us=1.0), dict(us=2.0), dict(us=3.0)]"
+WITH_A_WRONG_ONE = "[dict(us=us, does=does) for us, does in ((60.0, 'work'), (2000.0, 'work'), (50.0, 'wrong'))]"
 FIGURES = {1.0: 10.0, 2.0: 20.0, 3.0: 30.0}
 
 
 async def tune(parts: Parts) -> dict[str, object]:
     """Run one job to its end."""
     await parts.jobs.submit(
-        "project:it", {"n": 64}, "Fake CPU", priority=100, reason="test", plan=Plan(preset="fast", strategy="exhaustive")
+        "project:it",
+        {"n": 64},
+        "Fake CPU",
+        priority=100,
+        reason="test",
+        plan=Plan(preset="fast", strategy="exhaustive"),
     )
     async with parts.working():
         (ended,) = await parts.told.ended()
@@ -51,7 +57,7 @@ async def test_undone_edit_seats_the_old_winner_again(parts: Parts) -> None:
 
 async def test_first_winner_is_decided_by_a_second_look(parts: Parts) -> None:
     """A job measures what it does not know, checks it, and lets its finalists run again before it is done."""
-    kernel = await parts.inspect(kernel_text(configs="[dict(us=60.0), dict(us=2000.0), dict(us=50.0, does='wrong')]"))
+    kernel = await parts.inspect(kernel_text(configs=WITH_A_WRONG_ONE))
     ended = await tune(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
     outcomes = {trial.config["us"]: trial.outcome for trial in parts.store.trials()}

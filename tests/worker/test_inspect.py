@@ -116,7 +116,7 @@ def test_a_constrained_space_is_counted_when_that_is_cheap() -> None:
 
 def test_a_huge_space_starts_at_once() -> None:
     """A billion configs are neither walked nor held: the first ones come, and only those."""
-    huge = space(**{name: range(1000) for name in ("n", "b", "c")})
+    huge = space(n=range(1000), b=range(1000), c=range(1000))
     exploration = Exploration(declare(space=huge), {}, Plan(), [])
     assert exploration.size == 10**9
     assert len({proposal["config"]["n"] for proposal in exploration.ask(50)["proposals"]}) > 25

@@ -14,11 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from ktuned import backends
+from ktuned import backends, cpu
 from ktuned.backends import Absence, Absent, Compiled, Launch, Unit
 from ktuned.errors import BackendError, Unsupported
 from ktuned.model import Device, Outcome, Scalar
-from ktuned_tvm_ffi import cpu
 from ktuned_tvm_ffi.compiler import INSTALL_HINT, STANDARD_FLAGS, Compiler, NoCompiler, Refused
 from ktuned_tvm_ffi.prelude import precompiled
 

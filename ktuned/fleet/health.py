@@ -1,0 +1,49 @@
+"""Whether something that can fail may be tried again now: with back-off, and with its reason to show. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+FIRST_PAUSE_S = 1.0
+LAST_PAUSE_S = 60.0
+"""What fails is tried again after a second, then after twice as long each time, at least once a minute."""
+
+
+class Health:
+    """Counts failures in a row; ``tolerated`` of them are forgiven before pauses begin."""
+
+    def __init__(self, *, tolerated: int = 0, clock: Callable[[], float] = monotonic) -> None:
+        self._tolerated = tolerated
+        self._clock = clock
+        self._failures = 0
+        self._retry_at = 0.0
+        self.reason = ""
+
+    @property
+    def is_sick(self) -> bool:
+        """Whether it failed more often in a row than is tolerated, and has not succeeded since."""
+        return self._failures > self._tolerated
+
+    @property
+    def failures(self) -> int:
+        """How often it failed since it last succeeded."""
+        return self._failures
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until it may be tried again; 0 when it may be now."""
+        return max(0.0, self._retry_at - self._clock()) if self.is_sick else 0.0
+
+    def failed(self, reason: str) -> None:
+        """Note a failure, and begin the pause that it is due."""
+        self._failures += 1
+        self.reason = reason
+        if self.is_sick:
+            doublings = min(self._failures - self._tolerated - 1, 10)
+            self._retry_at = self._clock() + min(LAST_PAUSE_S, FIRST_PAUSE_S * 2**doublings)
+
+    def succeeded(self) -> None:
+        """Forget all failures."""
+        self._failures = 0
+        self.reason = ""

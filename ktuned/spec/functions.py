@@ -1,0 +1,74 @@
+"""Python functions that a Build holds: the name that travels in their place, and the function that a name finds."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from ktuned.spec.loading import importing_from, is_kernel_module, kernel_module
+
+_REMEDY = "def it at the top level of the kernel file, or of a module that this imports"
+_NAME = re.compile(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*:)?[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+
+
+def name_of(function: Callable[..., Any] | str) -> str:
+    """Return the name that :func:`find` finds a function by, in any process; a name is returned as it is.
+
+    ``f`` or ``Class.f`` is what the kernel file itself defines, ``package.module:f`` what another module does.
+
+    Raises:
+        ValueError: no name leads to it, as with a lambda or a function inside another; or it is no name.
+        TypeError: it is neither callable nor a string.
+    """
+    if isinstance(function, str):
+        if not _NAME.fullmatch(function):
+            raise ValueError(f"{function!r} is not the name of a function (f, Class.f or module:f)")
+        return function
+    if not callable(function):
+        raise TypeError(f"a function is wanted, not a {type(function).__name__}")
+    if isinstance(function, functools.partial):
+        raise ValueError(f"a partial has no name that another process could find it by; {_REMEDY}")
+    qualname = getattr(function, "__qualname__", None)
+    module_name = getattr(function, "__module__", None)
+    if not isinstance(qualname, str) or not isinstance(module_name, str):
+        kind = type(function).__name__
+        raise ValueError(f"an object of type {kind} has no name that another process could find it by; {_REMEDY}")
+    if qualname.endswith("<lambda>"):
+        raise ValueError(f"a lambda has no name that another process could find it by; {_REMEDY}")
+    if "<locals>" in qualname:
+        raise ValueError(f"{qualname} is inside another function, where no other process could find it; {_REMEDY}")
+    try:
+        found = attrgetter(qualname)(sys.modules[module_name])
+    except (KeyError, AttributeError):
+        found = None
+    # A method of a class is made anew each time that it is looked up, but stays equal.
+    if found is not function and found != function:
+        raise ValueError(f"{qualname} in {module_name} is not the function that was given; {_REMEDY}")
+    return qualname if is_kernel_module(module_name) or module_name == "__main__" else f"{module_name}:{qualname}"
+
+
+def find(name: str, kernel_file: Path) -> Callable[..., Any]:
+    """Return the function of a name that :func:`name_of` gave, importing the kernel file if it is not loaded yet.
+
+    Raises:
+        KernelFileError: the kernel file cannot be imported.
+        LookupError: there is no such function.
+    """
+    module_name, _, qualname = name.rpartition(":")
+    module = kernel_module(kernel_file)
+    try:
+        if module_name:
+            with importing_from(kernel_file.parent):
+                module = importlib.import_module(module_name)
+        function = attrgetter(qualname)(module)
+    except (ImportError, AttributeError) as error:
+        raise LookupError(f"{kernel_file.name}: there is no function {name!r}: {error}") from error
+    if not callable(function):
+        raise LookupError(f"{kernel_file.name}: {name!r} is a {type(function).__name__}, which cannot be called")
+    return function  # type: ignore[no-any-return]

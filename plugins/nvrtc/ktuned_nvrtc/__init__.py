@@ -1,0 +1,25 @@
+"""ktuned's backend for CUDA C++ kernels that NVRTC compiles and the driver launches."""
+
+from ktuned_nvrtc.backend import Nvrtc
+from ktuned_nvrtc.build import Build
+from ktuned_nvrtc.launch import NvrtcKernel
+from ktuned_nvrtc.scalars import bf16, f16, f32, f64, i8, i16, i32, i64, struct, u8, u16, u32, u64
+
+__all__ = [
+    "Build",
+    "Nvrtc",
+    "NvrtcKernel",
+    "bf16",
+    "f16",
+    "f32",
+    "f64",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "struct",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+]

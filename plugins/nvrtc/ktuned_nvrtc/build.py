@@ -1,0 +1,83 @@
+"""What a kernel function returns for this backend: which kernel to compile, with what, and how to launch it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ktuned import backends, model
+from ktuned_nvrtc.scalars import Scalar
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Build(backends.Build):
+    """How to compile and launch one config of a CUDA kernel.
+
+    Attributes:
+        entry: the kernel as C++ names it where the source ends: ``gemm<64, 64, 16>``, ``space::kernel``.
+        args: the kernel's arguments, in order: a string names a tensor of ``inputs`` and passes its address, a number
+            is itself, in the parameter's size; :mod:`ktuned_nvrtc.scalars` says what a number leaves open.
+        grid: how many blocks (or threads' clusters' blocks, all told) in x, y, z; missing dimensions are 1.
+        block: how many threads of a block in x, y, z.
+        shared_bytes: dynamic shared memory of a block; above 48 KiB the kernel is told so before it is launched.
+        cluster: how many blocks of a cluster in x, y, z; empty for none.
+        defines: preprocessor macros; ``True`` defines the bare name, ``False`` leaves it undefined.
+        flags: more options for NVRTC, each one a word; relative paths in them start at the first source's directory.
+
+    Raises:
+        ValueError: a macro's name is not an identifier, a dimension is not a positive int, a scalar has no such type.
+    """
+
+    backend: ClassVar[str] = "nvrtc"
+
+    entry: str
+    args: tuple[str | Scalar, ...] = ()
+    grid: tuple[int, ...] = (1,)
+    block: tuple[int, ...] = (1,)
+    shared_bytes: int = 0
+    cluster: tuple[int, ...] = ()
+    defines: Mapping[str, model.Scalar] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.entry.strip():
+            raise ValueError("entry is empty: name the kernel, as in 'gemm<64, 64>'")
+        for name in self.defines:
+            if not _IDENTIFIER.fullmatch(name):
+                raise ValueError(f"{name!r} is not a C++ identifier")
+        for name, sizes in (("grid", self.grid), ("block", self.block), ("cluster", self.cluster)):
+            if not isinstance(sizes, tuple) or len(sizes) > 3 or not all(_is_count(size) for size in sizes):
+                raise ValueError(f"{name} must be a tuple of at most three positive ints, not {sizes!r}")
+        if not (_is_count(self.shared_bytes) or self.shared_bytes == 0):
+            raise ValueError(f"shared_bytes must be an int of at least 0, not {self.shared_bytes!r}")
+
+    @property
+    def macros(self) -> tuple[str, ...]:
+        """The ``-D`` options, sorted by name, so that the order of ``defines`` never changes a binary."""
+        return tuple(
+            f"-D{name}" if value is True else f"-D{name}={value}"
+            for name, value in sorted(self.defines.items())
+            if value is not False
+        )
+
+    @property
+    def launch_sizes(self) -> dict[str, list[int] | int]:
+        """Grid, block and cluster with all three dimensions, and the shared memory; no cluster is ``[1, 1, 1]``."""
+        return {
+            "grid": _three(self.grid),
+            "block": _three(self.block),
+            "cluster": _three(self.cluster),
+            "shared_bytes": self.shared_bytes,
+        }
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _three(sizes: tuple[int, ...]) -> list[int]:
+    return [*sizes, 1, 1, 1][:3]

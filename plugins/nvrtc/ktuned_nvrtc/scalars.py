@@ -1,0 +1,150 @@
+"""Scalars as a kernel's parameters take them: C types by name, and the bytes that they become.
+
+A cubin tells how large each parameter is, not its type. So a plain number takes the parameter's size: a bool or an
+int is an integer of 1, 2, 4 or 8 bytes, a float is a ``float`` or a ``double``. What that leaves open is said with
+the functions here, each of which returns a plain pair ``(type, value)`` that a ``Build`` can carry.
+"""
+
+from __future__ import annotations
+
+import struct as packing
+from math import isfinite, isnan
+
+Typed = tuple[str, int | float | bytes]
+"""A scalar with its C type: the name of one of the functions below, and the value."""
+
+Scalar = bool | int | float | Typed
+
+_INTEGERS = {"i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
+_FLOATS = {"f16": "e", "f32": "f", "f64": "d"}
+_INTEGER_OF_SIZE = {1: ("b", "B"), 2: ("h", "H"), 4: ("i", "I"), 8: ("q", "Q")}
+_FLOAT_OF_SIZE = {4: "f", 8: "d"}
+
+
+def i8(value: int) -> Typed:
+    """Return a ``signed char``."""
+    return _typed("i8", value)
+
+
+def i16(value: int) -> Typed:
+    """Return a ``short``."""
+    return _typed("i16", value)
+
+
+def i32(value: int) -> Typed:
+    """Return an ``int``."""
+    return _typed("i32", value)
+
+
+def i64(value: int) -> Typed:
+    """Return a ``long long``."""
+    return _typed("i64", value)
+
+
+def u8(value: int) -> Typed:
+    """Return an ``unsigned char``."""
+    return _typed("u8", value)
+
+
+def u16(value: int) -> Typed:
+    """Return an ``unsigned short``."""
+    return _typed("u16", value)
+
+
+def u32(value: int) -> Typed:
+    """Return an ``unsigned``."""
+    return _typed("u32", value)
+
+
+def u64(value: int) -> Typed:
+    """Return an ``unsigned long long``, or a pointer by its address."""
+    return _typed("u64", value)
+
+
+def f16(value: float) -> Typed:
+    """Return a ``__half``, rounded to nearest even."""
+    return _typed("f16", value)
+
+
+def bf16(value: float) -> Typed:
+    """Return a ``__nv_bfloat16``, rounded to nearest even."""
+    return _typed("bf16", value)
+
+
+def f32(value: float) -> Typed:
+    """Return a ``float``: needed where its value is a Python int."""
+    return _typed("f32", value)
+
+
+def f64(value: float) -> Typed:
+    """Return a ``double``: needed where its value is a Python int."""
+    return _typed("f64", value)
+
+
+def struct(content: bytes) -> Typed:
+    """Return a structure by its bytes, padding included, as ``struct.pack`` or ``bytes(ctypes_structure)`` make them."""
+    return _typed("struct", bytes(content))
+
+
+def to_bytes(scalar: Scalar, size: int) -> bytes:
+    """Return a scalar as a parameter of ``size`` bytes holds it.
+
+    Raises:
+        ValueError: it does not fit, or a plain number leaves open which type is meant.
+    """
+    if isinstance(scalar, tuple):
+        content = _encode(*scalar)
+        if len(content) != size:
+            raise ValueError(f"{scalar[0]} has {len(content)} bytes, the parameter has {size}")
+        return content
+    if isinstance(scalar, float):
+        if size not in _FLOAT_OF_SIZE:
+            raise ValueError(f"a float as a parameter of {size} bytes: say f16(…), bf16(…) or struct(…)")
+        return packing.pack(f"<{_FLOAT_OF_SIZE[size]}", scalar)
+    if size not in _INTEGER_OF_SIZE:
+        raise ValueError(f"an int as a parameter of {size} bytes: say struct(…)")
+    signed, unsigned = _INTEGER_OF_SIZE[size]
+    return _pack_integer(signed if scalar < 0 else unsigned, int(scalar))
+
+
+def _typed(kind: str, value: int | float | bytes) -> Typed:
+    _encode(kind, value)
+    return kind, value
+
+
+def _encode(kind: str, value: int | float | bytes) -> bytes:
+    if kind == "struct" and isinstance(value, bytes):
+        return value
+    if kind in _INTEGERS and isinstance(value, int):
+        return _pack_integer(_INTEGERS[kind], value)
+    if isinstance(value, int | float):
+        if kind == "bf16":
+            return _bfloat16(value)
+        if kind in _FLOATS:
+            try:
+                return packing.pack(f"<{_FLOATS[kind]}", value)
+            except OverflowError as error:
+                raise ValueError(f"{value} is too large for {kind}") from error
+    raise ValueError(f"{value!r} cannot be a {kind}")
+
+
+def _pack_integer(code: str, value: int) -> bytes:
+    try:
+        return packing.pack(f"<{code}", value)
+    except packing.error as error:
+        raise ValueError(f"{value} does not fit into {packing.calcsize(code)} bytes") from error
+
+
+def _bfloat16(value: float) -> bytes:
+    """Return the upper half of the ``float``, rounded to nearest even (IEEE 754 roundTiesToEven)."""
+    if isnan(value):
+        return b"\xc0\x7f"
+    try:
+        (bits,) = packing.unpack("<I", packing.pack("<f", value))
+    except OverflowError as error:
+        raise ValueError(f"{value} is too large for bf16") from error
+    bits += 0x7FFF + (bits >> 16 & 1)
+    rounded: bytes = packing.pack("<I", bits)[2:]
+    if isfinite(value) and bits & 0x7F800000 == 0x7F800000:
+        raise ValueError(f"{value} is too large for bf16")
+    return rounded

@@ -1,0 +1,267 @@
+"""Lanes: one at a time, an opened problem is kept, a killed worker is replaced by the spare."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from ktuned import manifest
+from ktuned.fleet.lanes import Bench, CannotOpen, Lane
+from ktuned.fleet.pool import Fleet
+from ktuned.fleet.process import DeadlineExpired, Environment, RequestFailed, WorkerDied
+from ktuned.model import Device
+from tests.fleet.conftest import RunFleet
+from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground, until
+
+pytestmark = pytest.mark.anyio
+
+CPU = Device("cpu:0", "a CPU", "here")
+CRASH = "import os\nos._exit(3)"
+
+
+RunLane = Callable[[], AbstractAsyncContextManager[tuple[Lane, Fleet]]]
+
+
+@pytest.fixture
+def run_lane(run_fleet: RunFleet) -> RunLane:
+    """Return a function that runs a fleet with a lane, which has no worker yet."""
+
+    @asynccontextmanager
+    async def run() -> AsyncIterator[tuple[Lane, Fleet]]:
+        async with run_fleet() as fleet:
+            yield Lane(CPU, fleet), fleet
+
+    return run
+
+
+def bench(playground: Playground, environment: Environment, identity: str = "one", body: str = "") -> Bench:
+    """Return a problem whose opening runs ``body``."""
+    return Bench(environment, "fake", identity, playground.request(body))
+
+
+async def spare_of(fleet: Fleet) -> int:
+    """Return the spare's process id as soon as it stands ready."""
+
+    def idle() -> list[int]:
+        return [entry["pid"] for entry in fleet.describe() if entry["state"] == "idle"]
+
+    await until(idle)
+    (pid,) = idle()
+    return pid
+
+
+async def test_one_seat(run_lane: RunLane) -> None:
+    """Whoever comes second measures when the first has left; the status says who measures."""
+    async with run_lane() as (lane, _):
+        order: list[str] = []
+
+        async def second() -> None:
+            async with lane.seat(2):
+                order.append("second in")
+                assert lane.job == 2
+
+        async with anyio.create_task_group() as tasks, lane.seat(1):
+            tasks.start_soon(second)
+            await anyio.wait_all_tasks_blocked()
+            assert (lane.state, lane.job) == ("busy", 1)
+            order.append("first out")
+        assert order == ["first out", "second in"]
+        assert (lane.state, lane.job, lane.worker_pid) == ("ready", None, None)
+        assert lane.busy_s > 0
+
+
+async def test_a_seat_is_freed_by_failure(run_lane: RunLane) -> None:
+    """An exception on the seat closes it to nobody."""
+    async with run_lane() as (lane, _):
+        with pytest.raises(RuntimeError):
+            async with lane.seat(1):
+                raise RuntimeError("no")
+        async with lane.seat(2):
+            assert lane.describe()["job"] == 2
+        assert set(lane.describe()) == {"device", "model", "state", "reason", "job", "worker_pid", "busy_s"}
+
+
+async def test_an_open_problem_is_not_opened_again(
+    run_lane: RunLane, playground: Playground, environment: Environment
+) -> None:
+    """The same problem costs nothing, another one is opened by the same worker, another environment by another."""
+    async with run_lane() as (lane, fleet):
+
+        def opened() -> tuple[int | None, int]:
+            (requests,) = (entry["requests"] for entry in fleet.describe() if entry["pid"] == lane.worker_pid)
+            return lane.worker_pid, requests
+
+        async with lane.seat(1):
+            await lane.open(bench(playground, environment), DEADLINES)
+            first, _ = opened()
+            await lane.open(bench(playground, environment), DEADLINES)
+            assert opened() == (first, 1)
+            await lane.open(bench(playground, environment, "two"), DEADLINES)
+            assert opened() == (first, 2)
+            other = replace(environment, env=(("A", "1"),))
+            await lane.open(bench(playground, other, "two"), DEADLINES)
+            assert opened()[0] != first
+
+
+async def test_the_spare_takes_over(run_lane: RunLane, playground: Playground, environment: Environment) -> None:
+    """After a hang the next opening gets the warm spare, and a new spare is made."""
+    async with run_lane() as (lane, fleet), lane.seat(1):
+        await lane.open(bench(playground, environment), DEADLINES)
+        spare = await spare_of(fleet)
+        with pytest.raises(DeadlineExpired):
+            await lane.ask(playground.request(HANG), DEADLINES | {"inspect": BRIEF_S})
+        assert lane.worker_pid is None
+        await lane.open(bench(playground, environment), DEADLINES)
+        assert lane.worker_pid == spare
+        assert await spare_of(fleet) != spare
+
+
+async def test_a_cancelled_trial_leaves_no_worker(
+    run_lane: RunLane, playground: Playground, environment: Environment
+) -> None:
+    """A job that is superseded in the middle of a trial stops it, and the seat is free."""
+    async with run_lane() as (lane, _):
+        with anyio.move_on_after(5) as scope:
+            async with lane.seat(1):
+                await lane.open(bench(playground, environment), DEADLINES)
+                scope.deadline = anyio.current_time() + BRIEF_S
+                await lane.ask(playground.request(HANG), DEADLINES)
+        assert scope.cancelled_caught
+        assert (lane.state, lane.worker_pid) == ("ready", None)
+
+
+async def test_a_problem_that_cannot_be_opened(
+    run_lane: RunLane, playground: Playground, environment: Environment
+) -> None:
+    """Whatever its inputs or its reference do, it is one error that says why, and the lane goes on."""
+    async with run_lane() as (lane, _), lane.seat(1):
+        with pytest.raises(CannotOpen, match="the worker exited with code 3 during inspect"):
+            await lane.open(bench(playground, environment, body=CRASH), DEADLINES)
+        assert lane.worker_pid is None
+        await lane.open(bench(playground, environment, "two"), DEADLINES)
+        assert lane.worker_pid is not None
+
+
+async def test_a_changed_source_is_no_failure_of_the_problem(
+    run_lane: RunLane, playground: Playground, environment: Environment
+) -> None:
+    """The save that changed it starts anew, so the caller is told that very thing."""
+    async with run_lane() as (lane, _):
+        request: dict[str, Any] = {**playground.request(""), "op": "explore", "kernel": "it"}
+        request["file"] = request["files"][0]
+        changed = Bench(environment, "fake", "x", request | {"stamps": {request["file"]: "other bytes"}})
+        async with lane.seat(1):
+            with pytest.raises(RequestFailed) as caught:
+                await lane.open(changed, DEADLINES)
+            assert caught.value.code == "source_changed"
+
+
+async def test_a_missing_interpreter_is_told(
+    run_lane: RunLane, playground: Playground, environment: Environment
+) -> None:
+    """A lane that gets no worker says why, with what mends it."""
+    async with run_lane() as (lane, _):
+        async with lane.seat(1):
+            with pytest.raises(CannotOpen, match="cannot start a worker with /no/such/python") as caught:
+                await lane.open(bench(playground, replace(environment, python="/no/such/python")), DEADLINES)
+        assert "`python`" in caught.value.hint
+
+
+async def test_a_resting_lane_gives_its_worker_back(
+    run_lane: RunLane, playground: Playground, environment: Environment
+) -> None:
+    """With nothing to measure the worker idles in the fleet, and is let go like any other."""
+    async with run_lane() as (lane, fleet):
+        async with lane.seat(1):
+            await lane.open(bench(playground, environment), DEADLINES)
+            pid = lane.worker_pid
+        lane.rest()
+        assert lane.worker_pid is None
+        assert {entry["pid"]: entry["state"] for entry in fleet.describe()}[pid or 0] == "idle"
+
+
+EXAMPLE = """\
+from ktuned import kernel, space, tensor
+from ktuned_fake import Build
+
+def inputs(p):
+    return dict(x=tensor(p.n), y=tensor(p.n, output=True))
+
+@kernel(backend="fake", space=space(does=["work"]), problems=[dict(n=64)], inputs=inputs, reference=lambda x: 2 * x)
+def double(p, c):
+    return Build(does=c.does)
+"""
+
+OUTCOMES = {
+    "work": ("measured", "timing"),
+    "wrong": ("mismatch", "check"),
+    "nothing": ("mismatch", "check"),
+    "raise": ("launch_error", "first_launch"),
+    "unsupported": ("unsupported", "load"),
+    "slow": ("slower", "timing"),
+}
+
+
+async def test_trials_on_a_real_lane(
+    run_lane: RunLane, playground: Playground, environment: Environment, tmp_path: Path
+) -> None:
+    """Each config has its outcome in one worker, until one of them takes it along."""
+    async with run_lane() as (lane, _):
+        file = playground.root / "tune_it.py"
+        file.write_text(EXAMPLE)
+        kernel: dict[str, Any] = {
+            "root": str(playground.root),
+            "file": str(file),
+            "kernel": "double",
+            "backend": "fake",
+            "sources": [],
+            "stamps": {},
+            "target": "fake",
+            "problem": {"n": 64},
+        }
+        builds = {does: {"does": does} for does in (*OUTCOMES, "segfault", "hang")} | {"slow": {"us": 30_000.0}}
+        units = {does: {"key": f"{does}-key", "build": build} for does, build in builds.items()}
+        opening = kernel | {"op": "open", "device": CPU.to_wire(), "expected": str(tmp_path / "expected.safetensors")}
+        problem = Bench(environment, "fake", "double", opening)
+        preset = {"name": "t", "warmup": 1, "repetitions": 5, "timing_s": 0.1, "finalists": 1, "finalist_rounds": 1}
+        deadlines = dict.fromkeys(("inspect", "load", "reference", "first_launch", "check", "timing"), 30.0)
+
+        def trial(does: str, **changes: Any) -> dict[str, Any]:
+            request = kernel | {"op": "trial", "unit": units[does], "artifact": str(tmp_path / "into" / f"{does}-key")}
+            return request | {"preset": preset, "judge_contention": False, "stop_above_us": 20_000.0} | changes
+
+        seal(tmp_path / "into", units)
+        async with lane.seat(1):
+            await lane.open(problem, deadlines)
+            first = lane.worker_pid
+            for does, (outcome, phase) in OUTCOMES.items():
+                answer, output = await lane.ask(trial(does), deadlines)
+                assert (answer["outcome"], answer.get("phase", "timing")) == (outcome, phase), answer
+                assert does == "unsupported" or output.stdout.startswith("loaded")
+                assert (answer["latency_us"] is None) == (outcome not in ("measured", "slower"))
+            answer, _ = await lane.ask(trial("work", stop_above_us=None), deadlines)
+            assert 50 <= answer["latency_us"] < 20_000
+            assert answer["max_error"] == 0.0
+            (tmp_path / "into" / "wrong-key" / "kernel.json").write_text("{}")
+            answer, _ = await lane.ask(trial("wrong"), deadlines)
+            assert (answer["outcome"], answer["message"]) == (None, "wrong-key: kernel.json is not what was sealed")
+            assert lane.worker_pid == first
+            answer, _ = await lane.ask(kernel | {"op": "time_reference", "preset": preset}, deadlines)
+            assert answer["latency_us"] > 0
+            with pytest.raises(WorkerDied, match="was killed by SIGSEGV during first_launch"):
+                await lane.ask(trial("segfault"), deadlines)
+            assert lane.worker_pid is None
+
+
+def seal(into: Path, units: dict[str, dict[str, Any]]) -> None:
+    """Make every unit's artifact as a compile leaves it."""
+    for unit in units.values():
+        directory = into / unit["key"]
+        directory.mkdir(parents=True)
+        (directory / "kernel.json").write_text(json.dumps(unit["build"]))
+        manifest.write(directory, key=unit["key"], backend="fake", facts={})

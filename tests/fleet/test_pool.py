@@ -1,0 +1,240 @@
+"""The fleet: workers are reused, replaced by a spare, let go, and none outlives the daemon."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ktuned.errors import WorkerError
+from ktuned.fleet import pool
+from ktuned.fleet.pool import COMPILE_NICENESS, Fleet
+from ktuned.fleet.process import DeadlineExpired, Environment
+from tests.fleet.conftest import RunFleet
+from tests.fleet.playing import BRIEF_S, CHILDREN, DEADLINE_S, DEADLINES, Playground, gone, is_running, until
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+
+
+def states(fleet: Fleet) -> dict[int, str]:
+    """Return each worker's state by its process id."""
+    return {entry["pid"]: entry["state"] for entry in fleet.describe()}
+
+
+async def lent_pid(fleet: Fleet, role: str, environment: Environment) -> int:
+    """Lend a worker, have it answer, give it back; return which it was."""
+    async with fleet.lend(role, environment) as worker:
+        await worker.call(Playground(Path(environment.cwd)).request(""), DEADLINES, first_phase="inspect")
+        assert states(fleet)[worker.pid] == "busy"
+        return worker.pid
+
+
+async def test_a_worker_is_reused_by_its_own_kind(run_fleet: RunFleet, environment: Environment) -> None:
+    """The same role and environment get the idle worker; another role, or another environment, never does."""
+    async with run_fleet() as fleet:
+        first = await lent_pid(fleet, "inspect", environment)
+        assert await lent_pid(fleet, "inspect", environment) == first
+        assert await lent_pid(fleet, "compile", environment) != first
+        assert await lent_pid(fleet, "inspect", replace(environment, env=(("A", "1"),))) != first
+        described = {entry["pid"]: entry for entry in fleet.describe()}
+        assert len(described) == 3
+        assert {key: described[first][key] for key in ("role", "state", "requests")} == {
+            "role": "inspect",
+            "state": "idle",
+            "requests": 2,
+        }
+
+
+async def test_two_at_once_are_two(run_fleet: RunFleet, environment: Environment) -> None:
+    """A worker that is lent is nobody else's."""
+    async with (
+        run_fleet() as fleet,
+        fleet.lend("inspect", environment) as one,
+        fleet.lend("inspect", environment) as other,
+    ):
+        assert one.pid != other.pid
+
+
+async def test_a_worker_that_misbehaved_is_not_lent_again(run_fleet: RunFleet, environment: Environment) -> None:
+    """After an exception its state cannot be known; after its death there is none: the next one is new."""
+    async with run_fleet() as fleet:
+        with pytest.raises(RuntimeError, match="doubt"):
+            async with fleet.lend("inspect", environment) as doubtful:
+                raise RuntimeError("doubt")
+        async with fleet.lend("inspect", environment) as killed:
+            assert killed.pid != doubtful.pid
+            killed.kill()
+        async with fleet.lend("inspect", environment) as idle:
+            pass
+        os.kill(idle.pid, signal.SIGKILL)
+        await idle.gone.wait()
+        assert await lent_pid(fleet, "inspect", environment) not in (doubtful.pid, killed.pid, idle.pid)
+        await until(lambda: len(fleet.describe()) == 1)
+
+
+async def test_a_spare_takes_over(run_fleet: RunFleet, environment: Environment) -> None:
+    """It stands ready with its backend imported; whoever asks next gets it without a wait for a start."""
+    async with run_fleet() as fleet:
+        for _ in range(3):
+            fleet.prepare_spare("bench", environment, "fake")
+        await until(lambda: "idle" in states(fleet).values())
+        fleet.prepare_spare("bench", environment, "fake")
+        (spare,) = states(fleet)
+        async with fleet.lend("bench", environment) as worker:
+            assert (worker.pid, worker.requests) == (spare, 1)
+
+
+async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
+    """A spare that died while it idled (out of memory) does not count as one."""
+    async with run_fleet() as fleet:
+        fleet.prepare_spare("bench", environment, "fake")
+        await until(lambda: "idle" in states(fleet).values())
+        (spare,) = states(fleet)
+        os.kill(spare, signal.SIGKILL)
+        await until(lambda: not states(fleet))
+        fleet.prepare_spare("bench", environment, "fake")
+        await until(lambda: "idle" in states(fleet).values())
+        assert spare not in states(fleet)
+
+
+async def test_a_spare_that_cannot_be_made_disturbs_nobody(run_fleet: RunFleet, environment: Environment) -> None:
+    """A backend that cannot be imported, or an interpreter that is missing: the fleet goes on."""
+    async with run_fleet() as fleet:
+        fleet.prepare_spare("bench", replace(environment, python="/no/such/python"), "fake")
+        fleet.prepare_spare("bench", environment, "no_such_backend")
+        assert await lent_pid(fleet, "inspect", environment)
+        await until(lambda: list(states(fleet).values()) == ["idle"])
+
+
+async def test_an_idle_worker_is_let_go(
+    run_fleet: RunFleet, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that nobody asked for a while is killed and forgotten; one that is lent stays."""
+    monkeypatch.setattr(pool, "IDLE_S", 0.04)
+    async with run_fleet() as fleet, fleet.lend("inspect", environment) as kept:
+        await lent_pid(fleet, "inspect", environment)
+        await until(lambda: states(fleet) == {kept.pid: "busy"})
+
+
+async def test_idle_workers_are_few(
+    run_fleet: RunFleet, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond the limit a worker that comes back is killed."""
+    monkeypatch.setattr(pool, "MAX_IDLE", 1)
+    async with run_fleet() as fleet:
+        async with fleet.lend("inspect", environment), fleet.lend("inspect", environment):
+            pass
+        await until(lambda: list(states(fleet).values()) == ["idle"])
+
+
+async def test_compile_workers_stand_aside(run_fleet: RunFleet, environment: Environment) -> None:
+    """They are niced and keep to their cores, with all that they start; the others are not."""
+    core = min(os.sched_getaffinity(0))
+    async with run_fleet(compile_cores=frozenset({core})) as fleet:
+        async with fleet.lend("compile", environment) as worker:
+            process = psutil.Process(worker.pid)
+            assert (process.nice(), process.cpu_affinity()) == (COMPILE_NICENESS, [core])
+        async with fleet.lend("bench", environment) as worker:
+            process = psutil.Process(worker.pid)
+            assert process.nice() == psutil.Process().nice()
+            assert process.cpu_affinity() == psutil.Process().cpu_affinity()
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
+async def test_nothing_survives_the_fleet(
+    run_fleet: RunFleet, playground: Playground, environment: Environment, tmp_path: Path, fails: bool
+) -> None:
+    """When the block is left, lent and idle workers, their detached children and their scratch are gone."""
+    pids: list[int] = []
+
+    async def use(fleet: Fleet) -> None:
+        await lent_pid(fleet, "compile", environment)
+        worker = await fleet.acquire("inspect", environment)
+        await worker.call(playground.request(CHILDREN), DEADLINES, first_phase="inspect")
+        pids.extend([*states(fleet), *await playground.pids()])
+        assert all(is_running(pid) for pid in pids)
+        if fails:
+            raise RuntimeError("the daemon fails")
+
+    if fails:
+        with pytest.raises(ExceptionGroup) as caught:
+            async with run_fleet() as fleet:
+                await use(fleet)
+        assert caught.group_contains(RuntimeError, match="the daemon fails")
+    else:
+        async with run_fleet() as fleet:
+            await use(fleet)
+    assert len(pids) == 4
+    assert not any(is_running(pid) for pid in pids)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+async def test_a_spare_under_way_does_not_survive_either(run_fleet: RunFleet, environment: Environment) -> None:
+    """Leaving while a worker is being started leaves nothing behind; the leak check of each test sees to it."""
+    async with run_fleet() as fleet:
+        fleet.prepare_spare("bench", environment, "fake")
+        await until(lambda: states(fleet))
+        (pid,) = states(fleet)
+    assert not is_running(pid)
+
+
+async def test_leftovers_of_a_killed_daemon_are_cleared(run_fleet: RunFleet, tmp_path: Path) -> None:
+    """The scratch that an earlier daemon had no time to remove is removed by the next one's start."""
+    leftover = tmp_path / "tmp" / "1234-abcd" / "7" / "large"
+    leftover.parent.mkdir(parents=True)
+    leftover.write_bytes(b"x" * 1000)
+    async with run_fleet() as fleet:
+        assert [path.name for path in (tmp_path / "tmp").iterdir()] == [fleet.scratch.name]
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "message"),
+    [
+        ("echo 'No module named ktuned' >&2; exit 1", WorkerError, "cannot run a worker: .*: No module named ktuned$"),
+        ("exec sleep 1000", DeadlineExpired, r"^spawn was not over after 0\.2 s$"),
+    ],
+    ids=["no-ktuned", "silent"],
+)
+async def test_an_interpreter_of_no_use_is_one_line(
+    run_fleet: RunFleet, environment: Environment, tmp_path: Path, script: str, error: type[WorkerError], message: str
+) -> None:
+    """One that lacks ktuned, or never speaks, is said to; nothing of it is left in the fleet."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    async with run_fleet(spawn_s=BRIEF_S if error is DeadlineExpired else DEADLINE_S) as fleet:
+        with pytest.raises(error, match=message):
+            await fleet.acquire("inspect", replace(environment, python=str(python)))
+        await until(lambda: not fleet.describe())
+
+
+async def test_the_warden_kills_what_a_killed_daemon_left(tmp_path: Path) -> None:
+    """After kill -9 of the daemon its worker, the worker's children (one called setsid) and the scratch go."""
+    directory = tmp_path.resolve()
+    command = [sys.executable, "-m", "tests.fleet.owner", str(directory)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL) as owner:  # noqa: ASYNC220
+        try:
+            await until((directory / "all").exists)
+            helpers = {child.pid for child in psutil.Process(owner.pid).children(recursive=True)}
+        finally:
+            owner.kill()
+    pids = {int(word) for word in (directory / "all").read_text().split()}
+    assert len(pids) == 3
+    assert len(helpers - pids) == 1, "besides the worker and its children there is the warden"
+    await gone(pids | helpers)
+    assert not list((directory / "tmp").iterdir())
+
+
+async def test_a_status_says_of_each_worker(run_fleet: RunFleet, environment: Environment) -> None:
+    """Pid, role, state, age and requests, as plain data."""
+    async with run_fleet() as fleet:
+        await lent_pid(fleet, "inspect", environment)
+        (entry,) = fleet.describe()
+        assert {"pid", "role", "state", "age_s", "requests"} <= set(entry)
+        assert entry["age_s"] >= 0

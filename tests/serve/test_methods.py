@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+import ktuned
+from ktuned.errors import KtunedError, NotFound, UsageError
+from ktuned.model import JobState, Outcome, Plan, TrialResult
+from ktuned.serve.events import Events
+from ktuned.serve.methods import MAX_ROWS, Methods
+from ktuned_client.wire import PROTOCOL_VERSION
+from tests.parts import Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("lookup", {}, "kernel"),
+    ("lookup", {"kernel": "it"}, "problem"),
+    ("lookup", {"kernel": "it", "problem": {"n": [1]}}, "problem"),
+    ("lookup", {"kernel": "it", "problem": {"n": None}}, "problem"),
+    ("lookup", {"kernel": "it", "problem": [1]}, "problem"),
+    ("lookup", {"kernel": "it", "problem": {"m": 1}}, "names m"),
+    ("lookup_many", {"lookups": [{"kernel": 1}]}, "lookups"),
+    ("tune", {}, "a kernel or a path"),
+    ("tune", {"kernel": "it", "trials": "many"}, "trials"),
+    ("tune", {"kernel": "it", "trials": 0}, "trials is 0"),
+    ("tune", {"kernel": "it", "preset": "quick"}, "quick"),
+    ("tune", {"kernel": "it", "problem": {"m": 1}}, "names m"),
+    ("tune", {"kernel": "nothing"}, "no kernel 'nothing'"),
+    ("cancel", {}, "a job or a kernel"),
+    ("cancel", {"job": 99}, "no job 99"),
+    ("jobs", {"job": 99}, "no job 99"),
+    ("jobs", {"limit": 0}, "limit is 0"),
+    ("jobs", {"state": "sleeping"}, "state"),
+    ("jobs", {"kernel": "nothing"}, "no kernel 'nothing'"),
+    ("kernels", {"kernel": "nothing"}, "no kernel 'nothing'"),
+    ("results", {}, "a kernel or a trial"),
+    ("results", {"kernel": "it", "order": "best"}, "'best'"),
+    ("results", {"kernel": "it", "problem": {"m": 1}}, "names m"),
+    ("results", {"kernel": "it", "outcome": "good"}, "outcome"),
+    ("results", {"trial": 99}, "no trial 99"),
+    ("subscribe", {"since": [1]}, "since"),
+    ("subscribe", {"types": "winner"}, "types"),
+]
+"""Method, parameters, and what the error must say."""
+
+
+class Peer:
+    """Takes events, and is otherwise nobody."""
+
+    is_writable = True
+
+    def __init__(self) -> None:
+        self.on_writable: Any = None
+        self.on_closed: Any = None
+        self.sent = 0
+
+    def send(self, data: bytes) -> None:
+        """Count what comes."""
+        self.sent += 1
+
+
+class Desk:
+    """The methods over the parts, called as the server calls them."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.events = Events(epoch=7)
+        self.peer = Peer()
+        self.stopped = anyio.Event()
+        self._table = Methods(
+            catalog=parts.catalog,
+            intake=parts.intake,
+            lookups=parts.lookups,
+            jobs=parts.jobs,
+            store=parts.store,
+            events=self.events,
+            status=lambda: {"pid": 1},
+            stop=self.stopped.set,
+        ).table()
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Return a method's result."""
+        found = self._table[method](params, self.peer)  # type: ignore[arg-type]
+        result: dict[str, Any] = await found if inspect.isawaitable(found) else found
+        return result
+
+
+@pytest.fixture
+def desk(parts: Parts) -> Desk:
+    """Methods over the parts."""
+    return Desk(parts)
+
+
+async def test_hello_says_who_serves(desk: Desk) -> None:
+    """A client can tell protocol, build and epoch from one answer."""
+    told = await desk.call("hello")
+    assert (told["protocol"], told["build"], told["epoch"]) == (PROTOCOL_VERSION, ktuned.__version__, 7)
+    assert "lookup" in told["capabilities"]
+
+
+async def test_wrong_parameters_are_one_clear_error(desk: Desk, parts: Parts) -> None:
+    """Each is refused as the caller's, in one line that names the field or the thing."""
+    await parts.inspect(kernel_text(specialize="('n',)"))
+    for method, params, words in WRONG:
+        with pytest.raises((UsageError, NotFound)) as refused:
+            await desk.call(method, **params)
+        assert words in refused.value.message, (method, params)
+        assert "\n" not in refused.value.message
+    assert parts.jobs.live() == []
+
+
+async def test_unknown_fields_are_left_aside(desk: Desk, parts: Parts) -> None:
+    """Fields are only ever added: a newer client's do no harm."""
+    await parts.inspect(kernel_text())
+    answer = await desk.call("lookup", kernel="it", problem={"n": 64}, from_the_future=True)
+    assert answer["status"] == "default"
+
+
+async def test_lookup_many_keeps_the_order(desk: Desk, parts: Parts) -> None:
+    """The n-th answer is the n-th question's."""
+    await parts.inspect(kernel_text())
+    asked = [{"kernel": name, "problem": {"n": n}, "tune": False} for name, n in (("it", 3), ("no", 1), ("it", 2))]
+    answers = (await desk.call("lookup_many", lookups=asked))["answers"]
+    assert [(answer["status"], answer["problem"]["n"]) for answer in answers] == [
+        ("default", 3),
+        ("unknown", 1),
+        ("default", 2),
+    ]
+
+
+async def test_tune_says_where_to_subscribe_from(desk: Desk, parts: Parts) -> None:
+    """The place is one before anything that the request sets off."""
+    parts.write(kernel_text())
+    parts.write("def (", "tune_bad.py")
+    desk.events.publish("earlier")
+    told = await desk.call("tune", path=str(parts.project), trials=3, priority=300)
+    assert (told["epoch"], told["seq"]) == (7, 1)
+    (job,) = told["jobs"]
+    assert (job["kernel"], job["state"], job["priority"], job["plan"]["trials"]) == ("project:it", "queued", 300, 3)
+    assert [error["line"] for error in told["errors"]] == [1]
+
+
+async def test_jobs_by_kernel_state_and_number(desk: Desk, parts: Parts) -> None:
+    """What waits comes in its order, then what has ended; a state is looked for beyond the newest rows."""
+    await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2), dict(n=3)]"))
+    await desk.call("tune", kernel="it")
+    first, *_ = (await desk.call("jobs"))["jobs"]
+    await desk.call("cancel", job=first["id"])
+    listed = (await desk.call("jobs", kernel="it"))["jobs"]
+    assert [(job["id"], job["state"]) for job in listed] == [(2, "queued"), (3, "queued"), (1, "cancelled")]
+    (cancelled,) = (await desk.call("jobs", state="cancelled", limit=1))["jobs"]
+    assert cancelled["id"] == 1
+    (one,) = (await desk.call("jobs", job=3))["jobs"]
+    assert one["problem"] == {"n": 3}
+    told = await desk.call("cancel", kernel="it")
+    assert [(job["id"], job["state"]) for job in told["jobs"]] == [(2, "cancelled"), (3, "cancelled")]
+    assert (await desk.call("cancel", kernel="it"))["jobs"] == []
+
+
+async def test_kernels_by_name_and_place(desk: Desk, parts: Parts) -> None:
+    """A path may be a link, a directory or a file; errors come with the place that they are in."""
+    await parts.inspect(kernel_text())
+    parts.write("def (", "sub/tune_bad.py")
+    await parts.survey.root(parts.root)
+    link = parts.project.parent / "link"
+    link.symlink_to(parts.project)
+    everything = await desk.call("kernels")
+    assert ([kernel["name"] for kernel in everything["kernels"]], len(everything["errors"])) == (["project:it"], 1)
+    assert [root["name"] for root in everything["roots"]] == ["project"]
+    assert len((await desk.call("kernels", path=f"{link}/tune_it.py"))["kernels"]) == 1
+    below = await desk.call("kernels", path=f"{link}/sub/")
+    assert (below["kernels"], len(below["errors"])) == ([], 1)
+    assert len((await desk.call("kernels", kernel="project:it"))["kernels"]) == 1
+
+
+async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:
+    """Then come those without a figure; only a single trial comes with its detail."""
+    kernel = await parts.inspect(kernel_text())
+    await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0}, note="kept")
+    device = parts.machine.device(parts.environment, "fake", None)
+    context = parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+    failed = await parts.store.begin_trial(context, {"n": 64}, 1, {"us": 1.0})
+    await parts.store.finish_trial(failed, TrialResult(Outcome.CRASHED, message="it died"))
+
+    trials = (await desk.call("results", kernel="it", problem={"n": 64}))["trials"]
+    assert [trial["latency_us"] for trial in trials] == [3.0, 7.0, None]
+    assert all("detail" not in trial for trial in trials)
+    assert len((await desk.call("results", kernel="it", limit=2))["trials"]) == 2
+    newest = (await desk.call("results", kernel="it", order="newest"))["trials"]
+    assert [trial["id"] for trial in newest] == [3, 2, 1]
+    (crashed,) = (await desk.call("results", kernel="it", outcome="crashed"))["trials"]
+    assert (crashed["id"], crashed["message"]) == (failed, "it died")
+    (one,) = (await desk.call("results", trial=1))["trials"]
+    assert one["detail"] == {"note": "kept"}
+    assert (await desk.call("results", kernel="it", problem={"n": 65}))["trials"] == []
+
+
+async def test_answers_are_bounded(desk: Desk, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is asked for, an answer stays below a message's limit."""
+    asked = []
+    jobs = parts.store.jobs
+
+    def spy(*, limit: int, **options: Any) -> Any:
+        asked.append(limit)
+        return jobs(limit=limit, **options)
+
+    monkeypatch.setattr(parts.store, "jobs", spy)
+    await desk.call("jobs", limit=10**9)
+    assert asked == [MAX_ROWS]
+
+
+async def test_events_come_and_go_by_connection(desk: Desk) -> None:
+    """``unsubscribe`` ends what ``subscribe`` began."""
+    assert await desk.call("subscribe", types=["winner"]) == {"epoch": 7, "seq": 0}
+    desk.events.publish("winner")
+    desk.events.publish("lane")
+    assert desk.peer.sent == 1
+    await desk.call("unsubscribe")
+    desk.events.publish("winner")
+    assert desk.peer.sent == 1
+
+
+async def test_status_and_shutdown_are_the_daemon_s(desk: Desk) -> None:
+    """They are passed on."""
+    assert await desk.call("status") == {"pid": 1}
+    await desk.call("shutdown")
+    assert desk.stopped.is_set()
+
+
+async def test_job_that_ends_by_itself_spoils_no_cancel(
+    desk: Desk, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a kernel's jobs, those that still can be cancelled are."""
+    await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2)]"))
+    await desk.call("tune", kernel="it")
+    live = parts.jobs.live()
+    ended = await parts.store.create_job(
+        "project:it", {"n": 9}, "Fake CPU", priority=1, reason="", plan=Plan(), now=0.0
+    )
+    await parts.store.update_job(replace(ended, state=JobState.DONE))
+    monkeypatch.setattr(parts.jobs, "live", lambda: [ended, *live])
+    told = await desk.call("cancel", kernel="it")
+    assert [job["id"] for job in told["jobs"]] == [job.id for job in live]
+    with pytest.raises(KtunedError, match="is done already"):
+        await desk.call("cancel", job=ended.id)

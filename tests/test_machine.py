@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ktuned.errors import BackendError, NotFound
+from ktuned.fleet.process import Environment
+from ktuned.machine import Machine, fingerprint_digest
+from tests.parts import Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+
+def changed(parts: Parts, **env: str) -> Environment:
+    """Return the project's environment with variables added."""
+    return replace(parts.environment, env=tuple(sorted(env.items())))
+
+
+def refusal(machine: Machine, environment: Environment, backend: str = "fake") -> BackendError:
+    """Return why a backend has no device."""
+    with pytest.raises(BackendError) as refused:
+        machine.device(environment, backend, None)
+    return refused.value
+
+
+async def test_devices_by_name_model_or_none(parts: Parts) -> None:
+    """A device is meant by its seat or its model; without either it is the first."""
+    environment = changed(parts, FAKE_DEVICES="2")
+    await parts.machine.probe(environment)
+    found = [parts.machine.device(environment, "fake", wanted).name for wanted in (None, "cpu:1", "Fake CPU")]
+    assert found == ["cpu:0", "cpu:1", "cpu:0"]
+    with pytest.raises(NotFound) as refused:
+        parts.machine.device(environment, "fake", "cuda:0")
+    assert refused.value.hint == "it has cpu:0 (Fake CPU), cpu:1 (Fake CPU)"
+    parts.kill_workers()
+
+
+async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
+    """No device, no backend, no interpreter, not asked yet: each has its line."""
+    machine = parts.machine
+    without = changed(parts, FAKE_DEVICES="0")
+    error = refusal(machine, without)
+    assert "have not been asked yet" in error.message
+    await machine.probe(without)
+    error = refusal(machine, without)
+    assert (error.message, error.hint) == (
+        "backend 'fake' cannot run here: there is no fake device",
+        "set FAKE_DEVICES=1",
+    )
+    error = refusal(machine, parts.environment, "nvrtc")
+    assert "has no backend 'nvrtc' (installed: " in error.message
+    assert error.hint == "pip install 'ktuned[nvrtc]' into it"
+    missing = replace(parts.environment, python="/nowhere/python")
+    await machine.probe(missing)
+    error = refusal(machine, missing)
+    assert "/nowhere/python" in error.message
+    assert "`python` in config.toml" in error.hint
+    parts.kill_workers()
+
+
+async def test_probe_is_made_once_and_kept(parts: Parts) -> None:
+    """The next daemon knows the devices before its first worker is up."""
+    machine = Machine(parts.fleet, parts.store, deadline_s=30.0)
+    assert machine.device(parts.environment, "fake", None).model == "Fake CPU"
+    requests = sum(worker["requests"] for worker in parts.fleet.describe())
+    await parts.machine.probe(parts.environment)
+    assert sum(worker["requests"] for worker in parts.fleet.describe()) == requests
+    await machine.probe(parts.environment)
+    assert sum(worker["requests"] for worker in parts.fleet.describe()) == requests + 1
+
+
+async def test_failed_probe_forgets_no_device(parts: Parts, tmp_path: Path) -> None:
+    """While no worker can answer, lookups stand on what was known; the next probe asks again."""
+    machine = Machine(parts.fleet, parts.store, deadline_s=0.0)
+    report = await machine.probe(parts.environment)
+    assert "not over after 0 s" in report["error"]["message"]
+    assert machine.device(parts.environment, "fake", None).model == "Fake CPU"
+    again = Machine(parts.fleet, parts.store, deadline_s=30.0)
+    assert (await again.probe(parts.environment))["error"] is None
+    parts.kill_workers()
+
+
+async def test_what_is_mended_is_found_by_asking_again(parts: Parts) -> None:
+    """A backend may be installed while the daemon runs."""
+    environment = changed(parts, FAKE_VERSION="1")
+    before = await parts.machine.probe(environment)
+    assert await parts.machine.probe(environment, again=True) == before
+    parts.kill_workers()
+
+
+async def test_ground_has_every_part(parts: Parts) -> None:
+    """Digest, toolchain, device and specialised problem each make a ground of their own."""
+    kernel = await parts.inspect(kernel_text())
+    device = parts.machine.device(parts.environment, "fake", None)
+    ground = parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+    assert ground.problem == '{"n":64}'
+    newer = changed(parts, FAKE_VERSION="2")
+    await parts.machine.probe(newer)
+    grounds = [
+        parts.machine.context(replace(kernel, digest="d2"), parts.environment, {"n": 64}, device),
+        parts.machine.context(kernel, newer, {"n": 64}, device),
+        parts.machine.context(kernel, parts.environment, {"n": 65}, device),
+        parts.machine.context(kernel, parts.environment, {"n": 64}, replace(device, model="other")),
+        parts.machine.context(kernel, parts.environment, {"n": 64}, replace(device, fingerprint={"driver": "2"})),
+    ]
+    assert len({ground, *grounds}) == 1 + len(grounds)
+    parts.kill_workers()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"), [({"a": "1", "b": "2"}, {"b": "2", "a": "1"}, True), ({}, {"a": ""}, False)]
+)
+def test_fingerprint_digest(left: Mapping[str, str], right: Mapping[str, str], same: bool) -> None:
+    """The order of its parts does not matter."""
+    assert (fingerprint_digest(left) == fingerprint_digest(right)) is same
