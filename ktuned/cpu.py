@@ -12,6 +12,9 @@ from ktuned.model import Device
 
 CPUINFO = Path("/proc/cpuinfo")
 
+TARGET_PREFIX = "native-"
+"""How the target of every CPU begins, and that of no other device."""
+
 
 def device() -> Device:
     """Return ``cpu:0``; its model names the CPU and how many of them there are, for both decide which config wins."""
@@ -27,7 +30,7 @@ def device() -> Device:
 
 def target() -> str:
     """Return the name of what ``-march=native`` compiles for here."""
-    return f"native-{_short_hash(' '.join(_identity()))}"
+    return f"{TARGET_PREFIX}{_short_hash(' '.join(_identity()))}"
 
 
 @functools.cache

@@ -115,7 +115,8 @@ class Lane:
             trouble = await self._unreaped()
             if not trouble:
                 worker = await self._fleet.acquire("bench", bench.environment)
-                if not self._is_suspect:
+                # A crash on the CPU leaves nothing behind: every other process runs on it all the while.
+                if not self._is_suspect or self.device.kind == "cpu":
                     return worker
                 trouble = await self._sing(worker, deadlines)
                 if not trouble:

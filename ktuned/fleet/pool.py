@@ -135,12 +135,12 @@ class Fleet:
         Raises:
             WorkerError: it cannot be started, or could not so often that it is not tried again yet.
         """
-        self._busy.set()
         idle = self._idle.setdefault((role, environment), [])
         while True:
             while idle:
                 _, worker = idle.pop()
                 if worker.is_alive:
+                    self._busy.set()
                     return worker
             under_way = self._spares_under_way.get((role, environment))
             if under_way is None:
@@ -209,6 +209,7 @@ class Fleet:
             scratch=self.scratch / str(self._count),
         )
         self._workers[worker.pid] = worker
+        self._busy.set()
         self._tasks.start_soon(self._watch, worker)
         if role == "compile":
             self._put_aside(worker)

@@ -365,9 +365,19 @@ def spawn(
     Raises:
         WorkerError: the interpreter cannot be started.
     """
-    scratch.mkdir(parents=True, exist_ok=True)
-    child_read, write_fd = os.pipe()
-    read_fd, child_write = os.pipe()
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        child_read, write_fd = os.pipe()
+    except OSError as error:
+        raise WorkerError(
+            f"cannot start a worker: {scratch}: {error.strerror}", hint="free disk space, or close files"
+        ) from error
+    try:
+        read_fd, child_write = os.pipe()
+    except OSError as error:
+        os.close(child_read)
+        os.close(write_fd)
+        raise WorkerError(f"cannot start a worker: {error.strerror}", hint="close files") from error
     env = {**base_env, **dict(environment.env), WORKER_MARK: worker_id, "TMPDIR": str(scratch)}
     try:
         # -P: a module in the worker's directory must not shadow the ones that the worker itself is made of.

@@ -117,5 +117,9 @@ def main(argv: list[str]) -> int:
             answer = {"failed": describe_failure(error)}
         sys.stdout.flush()
         sys.stderr.flush()
-        reply.send(answer)
+        try:
+            reply.send(answer)
+        except (frames.FrameError, ValueError, TypeError) as error:
+            # Too large, or words that are no Unicode: who asked is told so, and asks on.
+            reply.send({"failed": describe_failure(RuntimeError(f"an answer that cannot be sent: {error!r}"))})
     return 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ktuned import backends, model
-from ktuned_nvrtc.scalars import Scalar
+from ktuned_nvrtc.scalars import Scalar, encode
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -21,15 +21,15 @@ class Build(backends.Build):
         entry: the kernel as C++ names it where the source ends: ``gemm<64, 64, 16>``, ``space::kernel``.
         args: the kernel's arguments, in order: a string names a tensor of ``inputs`` and passes its address, a number
             is itself, in the parameter's size; :mod:`ktuned_nvrtc.scalars` says what a number leaves open.
-        grid: how many blocks (or threads' clusters' blocks, all told) in x, y, z; missing dimensions are 1.
-        block: how many threads of a block in x, y, z.
+        grid: how many blocks in x, y, z; missing dimensions are 1. With a cluster, multiples of its sizes.
+        block: how many threads a block has in x, y, z.
         shared_bytes: dynamic shared memory of a block; above 48 KiB the kernel is told so before it is launched.
-        cluster: how many blocks of a cluster in x, y, z; empty for none.
+        cluster: how many blocks a cluster has in x, y, z; empty for none.
         defines: preprocessor macros; ``True`` defines the bare name, ``False`` leaves it undefined.
         flags: more options for NVRTC, each one a word; relative paths in them start at the first source's directory.
 
     Raises:
-        ValueError: a macro's name is not an identifier, a dimension is not a positive int, a scalar has no such type.
+        ValueError: a macro's name is not an identifier, a dimension is not a positive int, a scalar does not fit its type.
     """
 
     backend: ClassVar[str] = "nvrtc"
@@ -46,6 +46,9 @@ class Build(backends.Build):
     def __post_init__(self) -> None:
         if not self.entry.strip():
             raise ValueError("entry is empty: name the kernel, as in 'gemm<64, 64>'")
+        for arg in self.args:
+            if isinstance(arg, tuple):
+                encode(*arg)
         for name in self.defines:
             if not _IDENTIFIER.fullmatch(name):
                 raise ValueError(f"{name!r} is not a C++ identifier")

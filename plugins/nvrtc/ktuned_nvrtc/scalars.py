@@ -15,10 +15,11 @@ Typed = tuple[str, int | float | bytes]
 
 Scalar = bool | int | float | Typed
 
-_INTEGERS = {"i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
-_FLOATS = {"f16": "e", "f32": "f", "f64": "d"}
-_INTEGER_OF_SIZE = {1: ("b", "B"), 2: ("h", "H"), 4: ("i", "I"), 8: ("q", "Q")}
-_FLOAT_OF_SIZE = {4: "f", 8: "d"}
+_INTEGERS = {"i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q"}
+_FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
+_INTEGER_OF_SIZE = {1: ("i8", "u8"), 2: ("i16", "u16"), 4: ("i32", "u32"), 8: ("i64", "u64")}
+_FLOAT_OF_SIZE = {4: "f32", 8: "f64"}
+_F32_INFINITY = 0x7F800000
 
 
 def i8(value: int) -> Typed:
@@ -93,58 +94,51 @@ def to_bytes(scalar: Scalar, size: int) -> bytes:
         ValueError: it does not fit, or a plain number leaves open which type is meant.
     """
     if isinstance(scalar, tuple):
-        content = _encode(*scalar)
+        content = encode(*scalar)
         if len(content) != size:
             raise ValueError(f"{scalar[0]} has {len(content)} bytes, the parameter has {size}")
         return content
     if isinstance(scalar, float):
         if size not in _FLOAT_OF_SIZE:
-            raise ValueError(f"a float as a parameter of {size} bytes: say f16(…), bf16(…) or struct(…)")
-        return packing.pack(f"<{_FLOAT_OF_SIZE[size]}", scalar)
+            raise ValueError(f"a float cannot fill a parameter of {size} bytes: say f16(…), bf16(…) or struct(…)")
+        return encode(_FLOAT_OF_SIZE[size], scalar)
     if size not in _INTEGER_OF_SIZE:
-        raise ValueError(f"an int as a parameter of {size} bytes: say struct(…)")
+        raise ValueError(f"an int cannot fill a parameter of {size} bytes: say struct(…)")
     signed, unsigned = _INTEGER_OF_SIZE[size]
-    return _pack_integer(signed if scalar < 0 else unsigned, int(scalar))
+    return encode(signed if scalar < 0 else unsigned, int(scalar))
+
+
+def encode(kind: str, value: int | float | bytes) -> bytes:
+    """Return the bytes of a value of a named type, lowest first, as CUDA's devices store them.
+
+    Raises:
+        ValueError: there is no such type, or the value does not fit it.
+    """
+    if kind == "struct" and isinstance(value, bytes):
+        return value
+    try:
+        if kind in _INTEGERS and isinstance(value, int):
+            return packing.pack(_INTEGERS[kind], value)
+        if kind == "bf16" and isinstance(value, int | float):
+            return _bfloat16(value)
+        if kind in _FLOATS and isinstance(value, int | float):
+            return packing.pack(_FLOATS[kind], value)
+    except (packing.error, OverflowError) as error:
+        raise ValueError(f"{value} does not fit {kind}") from error
+    raise ValueError(f"{value!r} cannot be of type {kind}")
 
 
 def _typed(kind: str, value: int | float | bytes) -> Typed:
-    _encode(kind, value)
+    encode(kind, value)
     return kind, value
-
-
-def _encode(kind: str, value: int | float | bytes) -> bytes:
-    if kind == "struct" and isinstance(value, bytes):
-        return value
-    if kind in _INTEGERS and isinstance(value, int):
-        return _pack_integer(_INTEGERS[kind], value)
-    if isinstance(value, int | float):
-        if kind == "bf16":
-            return _bfloat16(value)
-        if kind in _FLOATS:
-            try:
-                return packing.pack(f"<{_FLOATS[kind]}", value)
-            except OverflowError as error:
-                raise ValueError(f"{value} is too large for {kind}") from error
-    raise ValueError(f"{value!r} cannot be a {kind}")
-
-
-def _pack_integer(code: str, value: int) -> bytes:
-    try:
-        return packing.pack(f"<{code}", value)
-    except packing.error as error:
-        raise ValueError(f"{value} does not fit into {packing.calcsize(code)} bytes") from error
 
 
 def _bfloat16(value: float) -> bytes:
     """Return the upper half of the ``float``, rounded to nearest even (IEEE 754 roundTiesToEven)."""
     if isnan(value):
         return b"\xc0\x7f"
-    try:
-        (bits,) = packing.unpack("<I", packing.pack("<f", value))
-    except OverflowError as error:
-        raise ValueError(f"{value} is too large for bf16") from error
+    (bits,) = packing.unpack("<I", packing.pack("<f", value))
     bits += 0x7FFF + (bits >> 16 & 1)
-    rounded: bytes = packing.pack("<I", bits)[2:]
-    if isfinite(value) and bits & 0x7F800000 == 0x7F800000:
-        raise ValueError(f"{value} is too large for bf16")
-    return rounded
+    if isfinite(value) and bits & _F32_INFINITY == _F32_INFINITY:
+        raise OverflowError
+    return packing.pack("<I", bits)[2:]

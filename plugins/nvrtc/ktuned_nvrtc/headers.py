@@ -1,0 +1,64 @@
+"""CUDA's own headers (``cuda_fp16.h``, ``mma.h``, …): where they are, and which of several fit the NVRTC at hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_VERSION = re.compile(r"^\s*#\s*define\s+CUDART_VERSION\s+(\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """The directories to search for ``#include <…>``, and the CUDA version that they are of."""
+
+    directories: tuple[Path, ...]
+    version: tuple[int, int]
+
+
+def find(wanted: tuple[int, int]) -> Headers | None:
+    """Return the headers of exactly this CUDA version, else of the same major one, else nothing.
+
+    Looked for in ``$CUDA_HOME`` and ``$CUDA_PATH``, in the wheels of this interpreter, beside the nvcc on the PATH and
+    in ``/usr/local/cuda``, in this order. Headers of another version than the compiler's often do not compile.
+    """
+    found = [headers for directory in _candidates() if (headers := _read(directory)) is not None]
+    for fits in (lambda headers: headers.version == wanted, lambda headers: headers.version[0] == wanted[0]):
+        if (chosen := next(filter(fits, found), None)) is not None:
+            return chosen
+    return None
+
+
+def _candidates() -> Iterator[Path]:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            yield Path(os.environ[variable], "include")
+    wheels = importlib.util.find_spec("nvidia")
+    for place in wheels.submodule_search_locations or () if wheels else ():
+        yield from sorted(Path(place).glob("*/include"))
+    nvcc = shutil.which("nvcc")
+    if nvcc:
+        yield Path(nvcc).resolve().parent.parent / "include"
+    yield Path("/usr/local/cuda/include")
+
+
+def _read(directory: Path) -> Headers | None:
+    """Return what one directory has, with libcu++ and, where each part is its own wheel, the parts beside it."""
+    try:
+        version = _VERSION.search((directory / "cuda_runtime_api.h").read_text(errors="replace"))
+    except OSError:
+        return None
+    if version is None:
+        return None
+    parts = (
+        directory,
+        directory / "cccl",
+        *(directory.parent.with_name(name) / "include" for name in ("cuda_cccl", "cuda_nvcc")),
+    )
+    number = int(version[1])
+    return Headers(tuple(part for part in parts if part.is_dir()), (number // 1000, number % 1000 // 10))

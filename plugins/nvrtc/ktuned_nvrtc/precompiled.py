@@ -1,0 +1,84 @@
+"""Precompiled headers: which options make NVRTC keep what a source's leading ``#include`` lines expand to.
+
+NVRTC reuses one only within the process that made it (it maps it to the address that it was made at), for the same
+leading lines and options. Making one takes about half as long as parsing the headers does, and some are hundreds of
+MB, so options that come for the second time are the first that get one, and few are kept.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import stat
+import tempfile
+from collections import OrderedDict
+from pathlib import Path
+
+MAX_KEPT = 2
+"""How many of them a process keeps: workers compile one kernel for a long time; a second one may be mixed in."""
+
+
+class PrecompiledHeaders:
+    """The precompiled headers of this process, in a directory that only this user can write."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen: set[str] = set()
+        self._kept: OrderedDict[str, Path] = OrderedDict()
+
+    def options(self, key: str) -> tuple[str, ...]:
+        """Return the options with which to compile what ``key`` identifies: its leading lines, options and headers."""
+        if key not in self._seen:
+            self._seen.add(key)
+            return ()
+        if key not in self._kept:
+            self._kept[key] = Path(tempfile.mkdtemp(dir=self._directory))
+            if len(self._kept) > MAX_KEPT:
+                _, oldest = self._kept.popitem(last=False)
+                shutil.rmtree(oldest, ignore_errors=True)
+        self._kept.move_to_end(key)
+        return ("-pch", f"-pch-dir={self._kept[key]}", "-pch-messages=false")
+
+
+@functools.cache
+def of_this_process() -> PrecompiledHeaders | None:
+    """Return this process's precompiled headers, below ``$KTUNED_CACHE`` or else a private directory in TMPDIR.
+
+    They go when the process ends; what killed processes left goes when the next one starts. ``None`` when there is no
+    private place to keep them.
+    """
+    cache = os.environ.get("KTUNED_CACHE")
+    root = Path(cache, "nvrtc") if cache else Path(tempfile.gettempdir(), f"ktuned-nvrtc-{os.getuid()}")
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = root.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            return None
+        for left in root.glob("pch-*"):
+            if not _is_running(left.name):
+                shutil.rmtree(left, ignore_errors=True)
+        own = root / _name(os.getpid())
+        own.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return None
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return PrecompiledHeaders(own)
+
+
+def _name(pid: int) -> str:
+    """Return a process's directory's name: its pid and its start, for pids are given again.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"pch-{pid}-{start}"
+
+
+def _is_running(name: str) -> bool:
+    try:
+        return _name(int(name.split("-")[1])) == name
+    except (OSError, ValueError, IndexError):
+        return False

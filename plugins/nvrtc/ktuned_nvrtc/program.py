@@ -1,0 +1,132 @@
+"""NVRTC: its version, and one program compiled to machine code for some of its kernels."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ktuned.errors import BackendError
+
+INSTALL_HINT = "pip install 'ktuned-nvrtc[cu13]' (or [cu12]), or install the CUDA Toolkit"
+
+FIRST_WITH_PRECOMPILED_HEADERS = (12, 8)
+FIRST_WITH_CACHE = (12, 9)
+FIRST_WITH_SEED = (13, 0)
+
+MAX_MESSAGE_CHARS = 4000
+"""How much of NVRTC's words is kept: some forty lines, the first errors among them."""
+
+_ERROR = re.compile(r"\berror\b|\bfatal\b", re.IGNORECASE)
+_TOOLS_VERSION = re.compile(rb"release [\d.]+, V(\d+\.\d+\.\d+)")
+
+
+class NoNvrtc(Exception):
+    """NVRTC cannot be loaded."""
+
+
+class Refused(Exception):
+    """NVRTC said no; the message is its own words, capped, the first error first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled program: its machine code, what the assembler said, the kernels' symbols by their name expressions."""
+
+    cubin: bytes
+    log: str
+    symbols: dict[str, str]
+
+
+@functools.cache
+def version() -> tuple[int, int]:
+    """Return NVRTC's major and minor version.
+
+    Raises:
+        NoNvrtc: it, or cuda-bindings, is not installed.
+    """
+    try:
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:
+        raise NoNvrtc(f"NVRTC cannot be loaded: {' '.join(str(error).split())}") from error
+    return major, minor
+
+
+@functools.cache
+def full_version() -> str:
+    """Return NVRTC's version with the patch, which only what it compiles tells.
+
+    Raises:
+        NoNvrtc: it is not installed.
+    """
+    major, minor = version()
+    target = f"sm_{supported_architectures()[-1]}"
+    found = _TOOLS_VERSION.search(compile_program(b"__global__ void k() {}", "k.cu", ["k"], [f"-arch={target}"]).cubin)
+    return found[1].decode() if found else f"{major}.{minor}"
+
+
+@functools.cache
+def supported_architectures() -> tuple[int, ...]:
+    """Return the compute capabilities that NVRTC compiles for, as numbers (90 for 9.0), ascending.
+
+    Raises:
+        NoNvrtc: it is not installed.
+    """
+    version()
+    from cuda.bindings import nvrtc
+
+    _, architectures = nvrtc.nvrtcGetSupportedArchs()
+    return tuple(sorted(architectures))
+
+
+def compile_program(source: bytes, name: str, entries: Sequence[str], options: Sequence[str]) -> Program:
+    """Compile one program for all ``entries`` (name expressions).
+
+    Raises:
+        Refused: it does not compile.
+        BackendError: NVRTC itself fails, which is not the source's fault and must not be kept as its result.
+    """
+    from cuda.bindings import nvrtc
+
+    handle = _value(nvrtc.nvrtcCreateProgram(source, name.encode(), 0, None, None))
+    try:
+        for entry in entries:
+            _value(nvrtc.nvrtcAddNameExpression(handle, entry.encode()))
+        words = [option.encode() for option in options]
+        (result,) = nvrtc.nvrtcCompileProgram(handle, len(words), words)
+        log = _text(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
+        log = log.rstrip("\0\n")
+        if result in (nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION, nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION):
+            raise Refused(first_error_first(log) or result.name)
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise BackendError(f"NVRTC failed with {result.name}: {first_error_first(log)}", hint=INSTALL_HINT)
+        cubin = _text(handle, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        symbols = {entry: _value(nvrtc.nvrtcGetLoweredName(handle, entry.encode())).decode() for entry in entries}
+    finally:
+        nvrtc.nvrtcDestroyProgram(handle)
+    return Program(cubin, log, symbols)
+
+
+def first_error_first(said: str) -> str:
+    """Return NVRTC's words with the first error's line moved to the front, at most MAX_MESSAGE_CHARS long."""
+    lines = said.strip().splitlines()
+    first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), 0)
+    text = "\n".join([*lines[first : first + 1], *lines[:first], *lines[first + 1 :]])
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+def _text(handle: Any, size_of: Any, read: Any) -> bytes:
+    content = bytes(_value(size_of(handle)))
+    _value(read(handle, content))
+    return content
+
+
+def _value(result: tuple[Any, ...]) -> Any:
+    """Return what a call of the bindings brought besides its error code."""
+    if int(result[0]) != 0:
+        raise BackendError(f"NVRTC failed with {result[0].name}", hint=INSTALL_HINT)
+    return result[1] if len(result) > 1 else None

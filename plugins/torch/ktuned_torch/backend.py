@@ -1,0 +1,193 @@
+"""The backend: what its ``Build`` says, where it runs, what it keeps of a unit and how that is loaded again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+from ktuned import backends, cpu
+from ktuned.backends import Absence, Absent, Compiled, Layout, Unit
+from ktuned.cuda import torch_cuda_devices
+from ktuned.errors import KernelFileError, Unsupported
+from ktuned.model import Device, Outcome, Scalar
+from ktuned.spec import functions
+from ktuned_torch import inductor
+from ktuned_torch.calling import TorchKernel, why_unsupported
+
+KERNEL_FILE = "kernel.json"
+CODE_FILE = "inductor.bin"
+
+MAX_MESSAGE_CHARS = 4000
+"""How much of torch's words is kept: its first lines say what is wrong, the rest is advice and tracebacks."""
+
+EAGER = "an eager function is only imported; not persistable: re-made on load"
+ON_DEVICE = "Inductor compiles for CUDA on the device itself, which lanes own; not persistable: re-made on load"
+NO_LAYOUTS = "the shapes that it is compiled for are not known before it is bound; not persistable: re-made on load"
+NO_CODE = "the backend of torch.compile keeps no code; not persistable: re-made on load"
+
+
+@dataclass(frozen=True)
+class Build(backends.Build):
+    """How to compile and call one config of a PyTorch function.
+
+    Attributes:
+        function: a function at the top level of the kernel file, or of a module that this imports. It writes into
+            tensors that it is given and returns ``None``. What travels is its name.
+        args: what it is called with, in order: a string names a tensor of ``inputs``, a number is itself.
+        compile: the arguments of ``torch.compile`` (``{}`` for its defaults), or ``None`` for eager.
+        layouts: the tensors that it is compiled for; ktuned fills this in.
+
+    Raises:
+        ValueError: no name leads to ``function``, as with a lambda or a function inside another.
+        TypeError: ``function`` is no function, or ``compile`` is no map.
+    """
+
+    backend: ClassVar[str] = "torch"
+
+    function: Callable[..., Any] | str
+    args: tuple[Scalar, ...]
+    compile: Mapping[str, Any] | None = None
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "function", functions.name_of(self.function))
+        if self.compile is not None and not isinstance(self.compile, Mapping):
+            raise TypeError(f"compile= takes torch.compile's arguments as a dict, or None; not {self.compile!r}")
+
+    def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
+        """Take note of the tensors that ``args`` names, for what is compiled is compiled for them."""
+        if self.compile is None:
+            return self
+        known = layouts()
+        return replace(self, layouts={arg: known[arg] for arg in self.args if isinstance(arg, str) and arg in known})
+
+
+class Torch(backends.Backend):
+    """PyTorch functions, eager or through ``torch.compile``, on the CPU and on CUDA."""
+
+    name = "torch"
+    api_version = 1
+    build = Build
+    required_files = (KERNEL_FILE,)
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return the versions of torch, Triton, this plugin and the C++ compiler that Inductor calls."""
+        return {
+            "torch": _version("torch"),
+            "triton": _version("triton"),
+            "compiler": _compiler(),
+            "ktuned-torch": version("ktuned-torch"),
+        }
+
+    def devices(self) -> Sequence[Device] | Absent:
+        """Return the GPUs that torch here is built for, and after them this machine's CPU."""
+        if find_spec("torch") is None:
+            return Absent(Absence.NO_LIBRARY, "torch is not installed", "pip install torch")
+        gpus = torch_cuda_devices()
+        return (*(() if isinstance(gpus, Absent) else gpus), cpu.device())
+
+    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
+        """Find each unit's function and, for the CPU, compile it by calling it once on zeros."""
+        for unit in units:
+            started = time.perf_counter()
+            try:
+                facts = _compile(unit, into / unit.key)
+            except Exception as error:
+                seconds = time.perf_counter() - started
+                if why := str(error) if isinstance(error, Unsupported) else why_unsupported(error):
+                    yield Compiled(unit.key, Outcome.UNSUPPORTED, why, seconds)
+                else:
+                    yield Compiled(unit.key, Outcome.COMPILE_ERROR, _words(error), seconds)
+            else:
+                yield Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)
+
+    def load(self, artifact: Path, unit: Unit, device: Device) -> TorchKernel:
+        """Import the unit's function, and give torch the code that was kept of it.
+
+        What could not be kept is made again when the kernel is bound: torch knows what to compile when it sees it
+        called.
+
+        Raises:
+            Unsupported: it is meant for another target than this device's.
+        """
+        if device.target != unit.target:
+            raise Unsupported(f"compiled for {unit.target}, and {device.name} is {device.target}")
+        build = cast(Build, unit.build)
+        function = functions.find(str(build.function), unit.kernel_file)
+        if build.compile is not None:
+            function = inductor.compiled(function, build.compile)
+            if (code := artifact / CODE_FILE).is_file():
+                inductor.provide(code.read_bytes())
+        # On CUDA an eager function may launch Triton kernels, which are compiled when they are first launched.
+        return TorchKernel(function, build.args, is_made_on_call=build.compile is not None or device.kind == "cuda")
+
+
+def _compile(unit: Unit, artifact: Path) -> dict[str, Any]:
+    """Fill ``artifact`` and return its facts.
+
+    Raises:
+        Unsupported: the unit is for another CPU than this one.
+        Exception: whatever finding or compiling the function raises.
+    """
+    build = cast(Build, unit.build)
+    is_for_cpu = unit.target.startswith(cpu.TARGET_PREFIX)
+    if is_for_cpu and unit.target != cpu.target():
+        raise Unsupported(f"the target is {unit.target}; this is {cpu.target()}")
+    function = functions.find(str(build.function), unit.kernel_file)
+    code, reason = b"", EAGER
+    if build.compile is not None:
+        function = inductor.compiled(function, build.compile)
+        reason = ON_DEVICE
+        if is_for_cpu:
+            code = _code(function, build)
+            reason = NO_CODE if build.layouts else NO_LAYOUTS
+    facts = {"persisted": True} if code else {"persisted": False, "reason": reason}
+    # The key stands for what the function's code means: equal artifacts count as equal kernels.
+    kept = {"key": unit.key, "kernel": unit.kernel, **build.to_plain(), **facts}
+    (artifact / KERNEL_FILE).write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    if code:
+        (artifact / CODE_FILE).write_bytes(code)
+    return facts
+
+
+def _code(function: Callable[..., Any], build: Build) -> bytes:
+    """Compile for the CPU, for the tensors that the Build knows, and return what can be kept."""
+    if any(isinstance(arg, str) and arg not in build.layouts for arg in build.args):
+        return b""
+    tensors = {name: inductor.zeros(layout) for name, layout in build.layouts.items()}
+    return inductor.code_of(function, tuple(tensors[arg] if isinstance(arg, str) else arg for arg in build.args))
+
+
+def _words(error: Exception) -> str:
+    """Return what an exception says, its type first where that tells more, capped."""
+    said = str(error).strip()
+    text = said if isinstance(error, KernelFileError | LookupError) else f"{type(error).__name__}: {said}"
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _compiler() -> str:
+    """Return the version line of the C++ compiler that Inductor calls: ``$CXX``, else g++."""
+    command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    try:
+        said = subprocess.run(
+            [*command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+    return said.partition("\n")[0]

@@ -1,0 +1,64 @@
+"""``torch.compile``, and what of its work can be kept: Inductor's code, in torch's own cache artifacts.
+
+They are made and read by ``torch.compiler.save_cache_artifacts`` and ``load_cache_artifacts`` (torch 2.7 and later),
+so an application can take them too. Dynamo's trace is not among them: it is made again, in about a second, and
+finds its code by the graph's content.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ktuned.backends import Layout
+
+
+def compiled(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return ``torch.compile(function, **options)``, with nothing left of what this process compiled before.
+
+    Dynamo stops compiling a function of which it holds eight versions, and runs it eagerly instead; each config is
+    a version.
+
+    Raises:
+        TypeError, RuntimeError: ``torch.compile`` does not know an option.
+    """
+    import torch
+    import torch._inductor.config
+
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        # Its pool of processes would live on beside the timing, and take cores that are others' lanes.
+        torch._inductor.config.compile_threads = 1
+    torch.compiler.reset()
+    return torch.compile(function, **options)
+
+
+def code_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
+    """Call a compiled function once and return the code that this made, as bytes for :func:`provide`.
+
+    Empty when the compile backend keeps none.
+    """
+    import torch
+    from torch.compiler._cache import CacheArtifactManager
+
+    # torch collects what the whole process made; this keeps each unit's apart.
+    with CacheArtifactManager.with_fresh_cache():
+        function(*arguments)
+        saved = torch.compiler.save_cache_artifacts()
+    return saved[0] if saved is not None and saved[1].inductor_artifacts else b""
+
+
+def provide(code: bytes) -> None:
+    """Put code that :func:`code_of` returned where the next compile in this process finds it."""
+    import torch
+
+    torch.compiler.load_cache_artifacts(code)
+
+
+def zeros(layout: Layout) -> Any:
+    """Return a tensor of zeros on the CPU with this dtype, shape and strides."""
+    import torch
+
+    dtype, shape, strides = layout
+    length = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return torch.zeros(length, dtype=getattr(torch, dtype)).as_strided(shape, strides)

@@ -1,0 +1,53 @@
+"""When something that failed may be tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from ktuned.fleet.health import FIRST_PAUSE_S, LAST_PAUSE_S, Health
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("tolerated", [0, 3])
+def test_tolerated_failures_cost_no_pause(tolerated: int) -> None:
+    """As many failures in a row as are tolerated are tried again at once; the next one is not."""
+    health = Health(tolerated=tolerated, clock=Clock())
+    for _ in range(tolerated):
+        health.failed("no")
+        assert (health.is_sick, health.pause_s) == (False, 0.0)
+    health.failed("still no")
+    assert (health.is_sick, health.pause_s, health.reason) == (True, FIRST_PAUSE_S, "still no")
+
+
+def test_pauses_double_up_to_the_last() -> None:
+    """Each failure doubles the pause, which never exceeds the last one."""
+    clock = Clock()
+    health = Health(clock=clock)
+    pauses = []
+    for _ in range(12):
+        health.failed("no")
+        pauses.append(health.pause_s)
+        clock.now += health.pause_s
+        assert health.pause_s == 0.0
+    assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
+    assert max(pauses) == pauses[-1] == LAST_PAUSE_S
+
+
+def test_success_forgets_everything() -> None:
+    """After a success the next failure is the first."""
+    health = Health(clock=Clock())
+    for _ in range(5):
+        health.failed("no")
+    health.succeeded()
+    assert (health.is_sick, health.pause_s, health.failures, health.reason) == (False, 0.0, 0, "")
+    health.failed("no")
+    assert health.pause_s == FIRST_PAUSE_S

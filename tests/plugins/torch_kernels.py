@@ -1,0 +1,60 @@
+"""The examples that the torch plugin shows the conformance suite: y = 3 x, eager and through torch.compile."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ktuned.testing.backends import BackendExample
+from ktuned_torch import Build
+
+FILE = Path(__file__)
+LAYOUTS = {name: ("float32", (1000,), (1,)) for name in ("x", "y")}
+
+
+def scale(x: torch.Tensor, y: torch.Tensor, factor: float) -> None:
+    """Write ``factor * x`` into ``y``."""
+    y.copy_(factor * x)
+
+
+def returning(x: torch.Tensor) -> torch.Tensor:
+    """Return what nobody takes."""
+    return 2 * x
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    """Add 1 to ``x`` and return it, as torch's own in-place functions do."""
+    return x.add_(1)
+
+
+def inputs(device: str) -> Mapping[str, Any]:
+    """Return x = 0, 1, 2, … and y = 1."""
+    return {"x": torch.arange(1000.0, device=device), "y": torch.ones(1000, device=device)}
+
+
+def verify(tensors: Mapping[str, Any]) -> None:
+    """Check y."""
+    assert torch.equal(tensors["y"].cpu(), 3 * torch.arange(1000.0)), f"y is {tensors['y']}"
+
+
+EAGER = BackendExample(
+    good=Build("scale", ("x", "y", 3)),
+    bad=Build("missing", ("x", "y", 3)),
+    complaint="there is no function 'missing'",
+    sources=(),
+    kernel_file=FILE,
+    kernel="scale",
+    inputs=inputs,
+    verify=verify,
+    # An artifact holds its key, so that equal ones are equal functions.
+    is_deterministic=False,
+)
+
+COMPILED = replace(
+    EAGER,
+    good=Build("scale", ("x", "y", 3), {"options": {"max_autotune": False}}, LAYOUTS),
+    bad=Build("scale", ("x", "y", 3), {"options": {"no_such_option": True}}, LAYOUTS),
+    complaint="no_such_option",
+)
