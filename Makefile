@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-PROJECTS := pyproject.toml client/pyproject.toml plugins/tvm_ffi/pyproject.toml
+PROJECTS := pyproject.toml client/pyproject.toml plugins/nvrtc/pyproject.toml plugins/tvm_ffi/pyproject.toml
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo lint test bench
@@ -11,7 +11,7 @@ PROJECTS := pyproject.toml client/pyproject.toml plugins/tvm_ffi/pyproject.toml
 help:  ## say what can be made
 	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP)  ## the three distributions, editable, with what development needs, into .venv
+install: $(STAMP)  ## the distributions, editable, with what development needs, into .venv
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -24,7 +24,7 @@ $(BIN)/python:
 $(STAMP): $(BIN)/python $(PROJECTS) constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt hatchling
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation \
-		-e . -e client -e plugins/tvm_ffi -e '.[dev]'
+		-e . -e client -e plugins/nvrtc -e plugins/tvm_ffi -e '.[dev]'
 	@touch $@
 
 demo: install  ## tune the CPU example, edit it, watch it being tuned again, look the winner up

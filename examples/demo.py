@@ -32,6 +32,9 @@ KERNEL = "cpu_gemm:gemm"
 TUNING_S = 100.0
 """When the first tuning stops trying: two idle cores are through the whole space before, a busy machine is not."""
 
+COMMAND_S = TUNING_S + 50.0
+"""How long one command may take: what was begun is measured to its end, and the finalists are measured again."""
+
 RETUNE_S = 20.0
 """How long the application looks on while the edited kernel is tuned again; the rest is cancelled."""
 
@@ -92,7 +95,11 @@ class Stage:
     def ktuned(self, *words: str) -> int:
         """Run one ``ktuned`` command on our terminal and return its exit code."""
         print(f"$ ktuned {' '.join(words)}", flush=True)
-        return subprocess.run([sys.executable, "-m", "ktuned", *words], env=self.environment, check=False).returncode
+        command = [sys.executable, "-m", "ktuned", *words]
+        try:
+            return subprocess.run(command, env=self.environment, timeout=COMMAND_S, check=False).returncode
+        except subprocess.TimeoutExpired:
+            raise DemoFailed(f"`ktuned {words[0]}` has not ended after {COMMAND_S:g} s") from None
 
     @contextmanager
     def app(self, seconds: float) -> Iterator[Iterator[str]]:

@@ -3,8 +3,9 @@
 ::
 
     asked ──▶ compiling ──▶ compiled ──▶ measuring ──▶ (an outcome)
-      └── artifact found ──────▲            │
-                               └─ contended ┘          measured ──▶ refining ──▶ measured, or worse
+      ▲        │               ▲            │
+      ├─ killed┘               ├─ contended ┤          measured ──▶ refining ──▶ measured, or worse
+      └── artifact found ──────┘   killed ──┘
 
 An event that the table does not allow changes nothing and raises :class:`~ktuned.errors.IllegalMove`, whose
 message tells the trial's whole story.
@@ -49,6 +50,7 @@ class Event(StrEnum):
     DISTURBED = "disturbed"
     DISTURBED_AGAIN = "disturbed_again"
     CANNOT_RUN = "cannot_run"
+    KILLED = "killed"
     CHOSEN = "chosen"
     CANCELLED = "cancelled"
     DAEMON_DIED = "daemon_died"
@@ -82,6 +84,7 @@ MOVES: dict[Place, dict[Event, Place]] = {
         Event.COMPILE_EXPIRED: Outcome.COMPILE_TIMEOUT,
         Event.CANNOT_RUN: Outcome.UNSUPPORTED,
         Event.DIED: Outcome.CRASHED,
+        Event.KILLED: State.ASKED,
         **_STOPPED,
     },
     State.COMPILED: {
@@ -94,6 +97,7 @@ MOVES: dict[Place, dict[Event, Place]] = {
         Event.DISTURBED: State.COMPILED,
         Event.DISTURBED_AGAIN: Outcome.CONTENDED,
         Event.ARTIFACT_DAMAGED: State.ASKED,
+        Event.KILLED: State.COMPILED,
         **_ON_LANE,
         **_STOPPED,
     },

@@ -82,7 +82,6 @@ def _leaks_nothing(request: pytest.FixtureRequest) -> Generator[None]:
 
 @pytest.fixture
 async def parts(tmp_path: Path) -> AsyncGenerator[Parts]:
-    """Assemble the daemon's deciding parts over the fake backend, with the machine probed."""
+    """Assemble the daemon's deciding parts over the fake backend."""
     async with assembled(tmp_path) as together:
-        await together.machine.probe(together.environment)
         yield together

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", "ktuned_tvm_ffi": ROOT / "plugins/tvm_ffi"}
+PLUGINS = {"ktuned_nvrtc": ROOT / "plugins/nvrtc", "ktuned_tvm_ffi": ROOT / "plugins/tvm_ffi"}
+SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 
 LAYERS = (
     {"errors"},
     {"model"},
-    {"lifecycle", "frames", "manifest", "backends", "spec", "strategies"},
+    {"lifecycle", "frames", "manifest", "backends", "cuda", "spec", "strategies"},
     {"fleet", "store"},
     {"tuning", "catalog", "machine", "survey", "intake", "config"},
     {"serve", "watch"},
@@ -24,8 +25,8 @@ LAYERS = (
 
 LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 
-WORKER_MAY_IMPORT = {"errors", "model", "frames", "manifest", "lifecycle", "backends", "spec", "strategies"}
-PLUGINS_MAY_IMPORT = {"errors", "model", "backends", "spec"}
+WORKER_MAY_IMPORT = {"errors", "model", "frames", "manifest", "lifecycle", "backends", "cuda", "spec", "strategies"}
+PLUGINS_MAY_IMPORT = {"errors", "model", "backends", "cuda", "spec"}
 LIGHT = WORKER_MAY_IMPORT | {"__init__", "worker"}
 """What is imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 
@@ -184,13 +185,15 @@ def test_plugins_know_the_contract_alone() -> None:
     """A plugin imports the contract and its own toolchain, the latter not before it is needed."""
     found = [
         f"{entry.where}: {part}"
-        for module in _of("ktuned_tvm_ffi")
+        for plugin in PLUGINS
+        for module in _of(plugin)
         for part, entry in _ours(module)
         if part not in PLUGINS_MAY_IMPORT
     ]
     found += [
         f"{entry.where}: {top} on import"
-        for module in _of("ktuned_tvm_ffi")
+        for plugin in PLUGINS
+        for module in _of(plugin)
         for top, entry in _foreign(module)
         if entry.is_eager
     ]

@@ -63,6 +63,7 @@ async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
 
 async def test_probe_is_made_once_and_kept(parts: Parts) -> None:
     """The next daemon knows the devices before its first worker is up."""
+    await parts.machine.probe(parts.environment)
     machine = Machine(parts.fleet, parts.store, deadline_s=30.0)
     assert machine.device(parts.environment, "fake", None).model == "Fake CPU"
     requests = sum(worker["requests"] for worker in parts.fleet.describe())

@@ -67,6 +67,18 @@ class WorkerDied(WorkerError):
         """The name of the signal that killed it, if one did."""
         return signal_name(-self.returncode) if self.returncode < 0 else None
 
+    @property
+    def is_outside_kill(self) -> bool:
+        """Whether a SIGKILL ended it that ktuned did not send: a person's, or the system's for want of memory."""
+        return self.returncode == -signal.SIGKILL and not self.stopped
+
+
+def is_outside_kill(error: BaseException | None) -> bool:
+    """Tell whether what failed failed because somebody else killed its worker: no code of the user's is to blame."""
+    while error is not None and not isinstance(error, WorkerDied):
+        error = error.__cause__
+    return error is not None and error.is_outside_kill
+
 
 class DeadlineExpired(WorkerError):
     """A phase took longer than its deadline; the worker's whole group was killed."""

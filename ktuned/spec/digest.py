@@ -76,7 +76,7 @@ def describe(kernel: Kernel, project: str, root: Path, include_dirs: Sequence[Pa
 
 def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach, root: Path) -> None:
     function.add("function", kernel.function)
-    for name in ("inputs", "reference", "check", "setup", "backend", "rtol", "atol", "max_mismatched_ratio"):
+    for name in ("inputs", "reference", "check", "setup", "backend", "rtol", "atol", "max_mismatched_ratio", "timing"):
         measured.add(name, getattr(kernel, name))
     for name in ("space", "default", "specialize"):
         plan.add(name, getattr(kernel, name))

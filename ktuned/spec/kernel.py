@@ -31,6 +31,9 @@ DEFAULT_ATOL = 1e-4
 KernelFunction = Callable[[Any, Any], "Build"]
 Inputs = Callable[[Any], Mapping[str, Any]]
 
+TIMINGS = ("events", "graph")
+"""How a kernel may be timed on a GPU; on the CPU the host's clock is the only way."""
+
 UNSET: Any = object()
 """Marks an argument that was not given, where ``None`` says something."""
 
@@ -65,6 +68,7 @@ class Kernel:
     default: Config | None
     specialize: tuple[str, ...] | None
     setup: tuple[str, ...] | Callable[[Mapping[str, Any]], object]
+    timing: str
     plan: Plan
 
     def __call__(self, p: Any, c: Any) -> Build:
@@ -221,6 +225,7 @@ def kernel(
     seconds: float | None = None,
     early_stop: float = 3.0,
     deadlines: Mapping[str, float] | None = None,
+    timing: str = "events",
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
@@ -228,7 +233,8 @@ def kernel(
     ``backend``, ``space``, ``inputs`` and one of ``reference``, ``check`` or ``check=None`` are required. ``sources``
     are relative to the file; ``problems`` are one, a list or a callable; ``specialize`` names the problem keys that
     enter the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
-    that take that many times the best, ``deadlines`` are seconds by phase (:data:`PHASES`).
+    that take that many times the best, ``deadlines`` are seconds by phase (:data:`PHASES`). ``timing`` is how a GPU
+    kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
 
     Raises:
         KernelFileError: something is wrong with the declaration. While a kernel file is loaded the error is kept
@@ -258,6 +264,7 @@ def kernel(
             default=default,
             specialize=None if specialize is None else _as_tuple(specialize),
             setup=setup if callable(setup) else _as_tuple(setup),
+            timing=timing,
             plan=Plan(strategy, seed, preset, trials, seconds, early_stop, dict(deadlines or {})),
         )
         fault = _unknown_fault(unknown) or _check_fault(reference, check) or _fault(declared)
@@ -362,6 +369,8 @@ def _problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | Non
 
 
 def _number_fault(declared: Any) -> str:
+    if declared.timing not in TIMINGS:
+        return f"there is no timing {declared.timing!r} {listed(TIMINGS, near=str(declared.timing))}"
     for name in ("rtol", "atol"):
         if not _is_number(getattr(declared, name)) or getattr(declared, name) < 0:
             return f"{name}={getattr(declared, name)!r} is not a number >= 0"

@@ -11,7 +11,7 @@ from typing import Any
 from ktuned.errors import WorkerError
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import DeadlineExpired, RequestFailed, WorkerDied
-from ktuned.lifecycle import Event
+from ktuned.lifecycle import Event, State
 from ktuned.model import Outcome, TrialResult
 from ktuned.store import Artifacts
 from ktuned.tuning.trying import Attempt, Work
@@ -36,6 +36,12 @@ class Compiling:
         if self._artifacts.find(attempt.key) is not None:
             attempt.life.tell(Event.ARTIFACT_FOUND)
             return None
+        while True:
+            failed = await self._compile_once(attempt)
+            if attempt.life.place is not State.ASKED:
+                return failed
+
+    async def _compile_once(self, attempt: Attempt) -> TrialResult | None:
         work = self._work
         items: list[dict[str, Any]] = []
         async with self._fleet.gate.compiling(), self._fleet.compile_slots:
@@ -46,6 +52,8 @@ class Compiling:
                     async with self._fleet.lend("compile", work.environment) as worker:
                         await worker.call(request, work.deadlines, first_phase="load", on_item=items.append)
                 except (WorkerDied, DeadlineExpired, RequestFailed) as error:
+                    if attempt.excuse_kill(error):
+                        return None
                     if error.phase == "load":
                         # No config is to blame for a backend that cannot be imported.
                         raise WorkerError(

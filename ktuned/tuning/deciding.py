@@ -153,6 +153,9 @@ class _Contest:
                     self._measuring.request("time", self._lane, attempt), self._deadlines
                 )
             except WorkerDied as error:
+                if error.is_outside_kill:
+                    # It ran before and will run in the other rounds: this one is lost, as a disturbed one is.
+                    return
                 self._failed[trial.id] = attempt.result(
                     Event.DIED, error.message, phase=error.phase, signal=error.signal, output=error.output
                 )

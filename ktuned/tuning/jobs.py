@@ -15,12 +15,13 @@ import structlog
 from ktuned.errors import KtunedError, NotFound, StoreError
 from ktuned.fleet.lanes import Lane
 from ktuned.fleet.pool import Fleet
+from ktuned.fleet.process import is_outside_kill
 from ktuned.model import Device, Job, JobState, Plan, Problem, canonical
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.queue import Arrival, JobQueue, identity
 from ktuned.tuning.telling import Publish, publish_job
-from ktuned.tuning.trying import Work
+from ktuned.tuning.trying import KILLS_EXCUSED, Work
 
 _log = structlog.get_logger()
 
@@ -29,6 +30,9 @@ Prepare = Callable[[Job], Work]
 
 RETRY_S = 2.0
 """How often a store that could not be written is tried again while tuning is paused."""
+
+SOURCE_CHANGED = "source_changed"
+"""The code of a worker's refusal to work on files that are no longer those that were inspected."""
 
 MAX_WAITING = 10_000
 """Jobs that may wait; a client that asks for more problems than that has an error in its loop."""
@@ -42,6 +46,7 @@ class _Running:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     stopped: JobState | None = None
     message: str = ""
+    is_outdated: bool = False
 
 
 class Jobs:
@@ -58,6 +63,7 @@ class Jobs:
         self._running: dict[str, _Running] = {}
         self._lanes: dict[str, Lane] = {}
         self._inspections: Counter[str] = Counter()
+        self._kills: Counter[int] = Counter()
         self._news = anyio.Event()
         self.paused = ""
 
@@ -200,7 +206,7 @@ class Jobs:
         try:
             work = self._prepare(job)
         except Exception as error:
-            tasks.start_soon(self._end, job, *_verdict(error))
+            tasks.start_soon(self._end, job, *_verdict(_cause(error)))
             # The device is still free: let the next job have it.
             self._news.set()
             return
@@ -240,9 +246,13 @@ class Jobs:
                     log.info("job_started", reason=running.job.reason)
                     await running.pipeline.run()
                 except Exception as error:
-                    state, message = _verdict(error)
+                    cause = _cause(error)
+                    state, message = _verdict(cause)
+                    if is_outside_kill(cause) and self._begins_anew(running):
+                        state, message = JobState.QUEUED, f"taken up again: {message}"
                     log.warning("job_stopped", state=state, reason=message)
-                    if isinstance(_cause(error), StoreError):
+                    running.is_outdated = getattr(cause, "code", "") == SOURCE_CHANGED
+                    if isinstance(cause, StoreError):
                         self.paused = message
             if running.stopped is not None:
                 state, message = running.stopped, running.message
@@ -252,6 +262,13 @@ class Jobs:
         finally:
             del self._running[running.job.device]
             self._news.set()
+
+    def _begins_anew(self, running: _Running) -> bool:
+        """Tell whether a job whose worker was killed from outside is taken up again: while it gets on between kills."""
+        progress = running.pipeline.progress
+        gets_on = progress.done > progress.reused
+        self._kills[running.job.id] = 1 if gets_on else self._kills[running.job.id] + 1
+        return self._kills[running.job.id] <= KILLS_EXCUSED
 
     async def _close(self, running: _Running, state: JobState, message: str) -> None:
         for lane in self._lanes.values():
@@ -268,7 +285,7 @@ class Jobs:
                 # Whoever asked for it meanwhile may have raised its priority.
                 job = replace(job, priority=running.job.priority, reason=running.job.reason)
                 self._queue.add(job)
-                if running.stopped is None and not self.paused and self._inspections[job.kernel] == running.inspections:
+                if running.is_outdated and self._inspections[job.kernel] == running.inspections:
                     # Its files are not what was inspected, and their inspection is still to come.
                     self._queue.hold(job.id)
                 publish_job(self._publish, "job_queued", job)
@@ -278,6 +295,7 @@ class Jobs:
 
     async def _end(self, job: Job, state: JobState, message: str) -> Job:
         ended = replace(job, state=state, message=message, finished=time())
+        self._kills.pop(job.id, None)
         try:
             await self._store.update_job(ended)
         except StoreError as error:
@@ -311,11 +329,10 @@ def _cause(error: BaseException) -> BaseException:
 
 def _verdict(error: BaseException) -> tuple[JobState, str]:
     """Return how a job ends that an exception stopped."""
-    error = _cause(error)
     if not isinstance(error, KtunedError):
         _log.error("job_broke", exc_info=error)
         return JobState.FAILED, f"an error in ktuned itself: {type(error).__name__}: {error}"
-    if error.code == "source_changed":
+    if error.code == SOURCE_CHANGED:
         return JobState.QUEUED, f"waits for a new inspection: {error.message}"
     if isinstance(error, StoreError):
         return JobState.QUEUED, _sentence(error)

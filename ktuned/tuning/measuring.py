@@ -49,7 +49,8 @@ class Measuring:
             result = await self._measure_once(lane, attempt, best_us)
             if result is not None:
                 return result
-            # Either others used the device, and somebody else may have the seat first; or the artifact was damaged.
+            # Others used the device, or killed the worker, and somebody else may have the seat first; or the
+            # artifact was damaged.
             if attempt.life.outcome is None and self._artifacts.find(attempt.key) is None:
                 failed = await self._compiling.compile(attempt)
                 if failed is not None:
@@ -62,7 +63,9 @@ class Measuring:
         async with lane.seat(work.job.id):
             attempt.life.tell(Event.LANE_TAKEN)
             # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
+            began = monotonic()
             await lane.open(self.bench(lane), work.deadlines)
+            attempt.open_s += monotonic() - began
             began = monotonic()
             try:
                 answer, output = await lane.ask(
@@ -70,7 +73,7 @@ class Measuring:
                 )
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 attempt.lane_s += monotonic() - began
-                return _failure(attempt, error)
+                return None if attempt.excuse_kill(error) else _failure(attempt, error)
             attempt.lane_s += monotonic() - began
             return self._judge(lane, attempt, answer, output)
 
@@ -119,7 +122,7 @@ class Measuring:
             "unit": attempt.unit(),
             "artifact": str(self._artifacts.place(attempt.key)),
             "preset": dataclasses.asdict(work.preset),
-            "judge_contention": work.judge_contention and lane.device.kind == "cpu",
+            "judge_contention": work.judge_contention,
             **more,
         }
 

@@ -195,6 +195,7 @@ class Pipeline:
             winner = await self._store.finish_trial(attempt.trial, result)
         del self._under_way[attempt.trial]
         self.progress.spend("compile_s", result.compile_s)
+        self.progress.spend("open_s", attempt.open_s)
         self.progress.spend("lane_s", result.lane_s)
         if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
             _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))

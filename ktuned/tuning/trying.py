@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ktuned.fleet.process import Environment, Output
+from ktuned.fleet.process import Environment, Output, is_outside_kill
 from ktuned.lifecycle import Event, Life
 from ktuned.model import (
     Config,
@@ -24,6 +24,10 @@ from ktuned.model import (
     TrialResult,
     canonical,
 )
+
+
+KILLS_EXCUSED = 2
+"""How often a config is tried again whose worker was killed from outside, before it is taken for the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,20 @@ class Attempt:
     life: Life = field(default_factory=Life)
     compile_s: float = 0.0
     lane_s: float = 0.0
+    open_s: float = 0.0
     disturbed: int = 0
+    killed: int = 0
+
+    def excuse_kill(self, error: Exception) -> bool:
+        """Tell whether ``error`` is a kill from outside that says nothing of this config yet, and move it back if so.
+
+        Anybody may kill a worker once; the config whose workers get killed each time is believed to be the reason.
+        """
+        if not is_outside_kill(error) or self.killed == KILLS_EXCUSED:
+            return False
+        self.killed += 1
+        self.life.tell(Event.KILLED)
+        return True
 
     def unit(self) -> dict[str, Any]:
         """Return the unit as workers take it."""
@@ -101,6 +118,8 @@ class Attempt:
         detail = {key: value for key, value in values.items() if key not in ("latency_us", "spread_us")}
         if self.build:
             detail["build"] = dict(self.build)
+        if self.open_s:
+            detail["open_s"] = round(self.open_s, 3)
         if outcome is not Outcome.MEASURED:
             detail |= {name: text for name, text in (("stdout", output.stdout), ("stderr", output.stderr)) if text}
         return TrialResult(
@@ -141,7 +160,7 @@ class Progress:
                 self.default_us = latency_us
 
     def spend(self, what: str, seconds: float) -> None:
-        """Add to what the job cost: ``compile_s``, ``lane_s``, ``finalists_s``, ``wall_s``."""
+        """Add to what the job cost: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``wall_s``."""
         self.cost[what] = self.cost.get(what, 0.0) + seconds
 
     def to_wire(self) -> dict[str, Any]:

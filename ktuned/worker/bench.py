@@ -11,10 +11,11 @@ from ktuned.backends import Backend, Kernel, Launch, Registry
 from ktuned.errors import Unsupported
 from ktuned.model import Device, Outcome, Preset
 from ktuned.worker.compile import unit_of
-from ktuned.worker.contention import CpuTimes, is_contended
+from ktuned.worker.contention import CpuWatch, GpuWatch
+from ktuned.worker.cuda_timing import CudaTimer
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.problem import ProblemData
-from ktuned.worker.timing import Timing, time_on_host
+from ktuned.worker.timing import HostTimer, Timing
 
 if TYPE_CHECKING:
     from ktuned.worker.main import Reply
@@ -39,6 +40,9 @@ class Bench:
         self._bound = None
         reply.phase("reference")
         self._data = ProblemData(kernel, request["problem"], self._device)
+        self._timer: HostTimer | CudaTimer = HostTimer()
+        if self._device.kind == "cuda":
+            self._timer = CudaTimer(self._device.name, kernel.timing)
         self._data.expect(Path(request["expected"]))
         return {}
 
@@ -62,6 +66,7 @@ class Bench:
         try:
             data.restore()
             launch()
+            self._timer.synchronize()
         except Unsupported as error:
             return _ended(Outcome.UNSUPPORTED, str(error), phase="first_launch")
         except Exception as error:
@@ -103,7 +108,7 @@ class Bench:
         reference = self._data.reference_launch()
         if reference is None:
             return {"outcome": None, "latency_us": None}
-        return _timed(time_on_host(reference, Preset(**request["preset"])))
+        return _timed(self._timer.time(reference, Preset(**request["preset"])))
 
     def _launch(self, request: dict[str, Any]) -> Launch:
         """Return the bound launch of a request's artifact; the last one is kept for the finalists' rounds."""
@@ -122,9 +127,9 @@ class Bench:
         self, launch: Launch, request: dict[str, Any], reply: Reply, stop_above_us: float | None
     ) -> dict[str, Any]:
         reply.phase("timing")
-        before = CpuTimes.now()
+        watch = self._watch()
         try:
-            timing = time_on_host(
+            timing = self._timer.time(
                 launch,
                 Preset(**request["preset"]),
                 restore=self._data.restore if self._data.restores else None,
@@ -132,9 +137,20 @@ class Bench:
             )
         except Exception as error:
             return _raised(error, phase="timing")
-        if request["judge_contention"] and not timing.stopped_early and is_contended(before, CpuTimes.now()):
-            return _ended(Outcome.CONTENDED, "other programs took the CPUs while this was timed", phase="timing")
-        return _timed(timing)
+        if request["judge_contention"] and not timing.stopped_early and watch.is_contended():
+            message = f"other programs used {self._device.name} while this was timed"
+            return _ended(Outcome.CONTENDED, message, phase="timing")
+        result = _timed(timing)
+        if isinstance(watch, GpuWatch) and watch.absence:
+            result["contention"] = f"not judged: {watch.absence}"
+        return result
+
+    def _watch(self) -> CpuWatch | GpuWatch:
+        if self._device.kind != "cuda":
+            return CpuWatch()
+        import torch
+
+        return GpuWatch(str(torch.cuda.get_device_properties(self._device.name).uuid))
 
 
 def _crash_at_once() -> None:

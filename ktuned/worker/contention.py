@@ -1,14 +1,14 @@
-"""Whether somebody else used the CPUs while a kernel was timed.
+"""Whether somebody else used the device while a kernel was timed.
 
-ktuned's own compile workers are niced, and the kernel counts niced time apart, so what is neither idle, niced nor
-this process's own is somebody else's.
+On the CPU: ktuned's own compile workers are niced, and the kernel counts niced time apart, so what is neither idle,
+niced nor this process's own is somebody else's. On a GPU: NVML says which processes had work on it.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 CONTENDED_SHARE = 0.6
 """Share of all CPU time that others must take, with none left idle, before a timing is thrown away.
@@ -49,3 +49,52 @@ def is_contended(before: CpuTimes, after: CpuTimes) -> bool:
     others = busy - (after.own - before.own)
     idle = delta[_IDLE] + delta[_IOWAIT]
     return idle / total < IDLE_SHARE and others / total > CONTENDED_SHARE
+
+
+class CpuWatch:
+    """Watches the CPUs from its making on."""
+
+    def __init__(self) -> None:
+        self._before = CpuTimes.now()
+
+    def is_contended(self) -> bool:
+        """Tell whether others took the CPUs since."""
+        return is_contended(self._before, CpuTimes.now())
+
+
+class GpuWatch:
+    """Watches one GPU from its making on; without NVML nothing is judged, and :attr:`absence` says why."""
+
+    def __init__(self, uuid: str) -> None:
+        self.absence = ""
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+            self._since = max((sample.timeStamp for sample in self._samples(0)), default=0)
+        except ImportError:
+            self.absence = "nvidia-ml-py is not installed"
+        except pynvml.NVMLError as error:
+            self.absence = f"NVML: {error}"
+
+    def _samples(self, since: int) -> list[Any]:
+        try:
+            found: list[Any] = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, since)
+        except self._nvml.NVMLError_NotFound:
+            # Nobody had work on the device.
+            return []
+        return found
+
+    def is_contended(self) -> bool:
+        """Tell whether another process kept the device busy since."""
+        if self.absence:
+            return False
+        try:
+            return any(
+                sample.pid not in (0, os.getpid()) and sample.smUtil > 0 for sample in self._samples(self._since)
+            )
+        except self._nvml.NVMLError as error:
+            self.absence = f"NVML: {error}"
+            return False

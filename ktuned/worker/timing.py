@@ -60,7 +60,12 @@ class Samples:
 
     @property
     def relative_ci(self) -> float:
-        """Half the width of the median's 95 % confidence interval, relative to the median; infinite when too few.
+        """:attr:`ci_us` relative to the median; infinite when there are too few samples."""
+        return self.ci_us / self.median_us if self.median_us else 0.0
+
+    @property
+    def ci_us(self) -> float:
+        """Half the width of the median's 95 % confidence interval, in µs; infinite when there are too few samples.
 
         By order statistics, which assumes no distribution: the ranks are n/2 ∓ 1.96 √n / 2 (Conover, *Practical
         Nonparametric Statistics*, 3.2).
@@ -71,16 +76,17 @@ class Samples:
         reach = _Z95 * math.sqrt(n) / 2
         low = max(0, math.floor(n / 2 - reach) - 1)
         high = min(n - 1, math.ceil(n / 2 + reach))
-        return (self.sorted_us[high] - self.sorted_us[low]) / 2 / self.median_us if self.median_us else 0.0
+        return (self.sorted_us[high] - self.sorted_us[low]) / 2
 
 
-def is_enough(samples: Samples, preset: Preset, elapsed_s: float) -> bool:
-    """Decide whether to stop sampling: the median is known to 1 %, or the preset's time is spent."""
+def is_enough(samples: Samples, preset: Preset, elapsed_s: float, *, known_to_us: float = 0.0) -> bool:
+    """Decide whether to stop sampling: the median is known to 1 % or to ``known_to_us``, or the time is spent."""
     if not len(samples):
         return False
     if elapsed_s >= preset.timing_s:
         return True
-    return len(samples) >= preset.repetitions and samples.relative_ci <= RELATIVE_CI
+    is_known = samples.relative_ci <= RELATIVE_CI or samples.ci_us <= known_to_us
+    return len(samples) >= preset.repetitions and is_known
 
 
 def launches_per_sample(launch_ns: int, *, restores: bool) -> int:
@@ -139,3 +145,21 @@ def time_on_host(
             if (perf_counter_ns() - start) / 1e9 >= preset.timing_s:
                 break
     return Timing(samples, stopped_early=False)
+
+
+class HostTimer:
+    """Times launches that return when their work is done, by the host's clock."""
+
+    def synchronize(self) -> None:
+        """Do nothing: there is nothing to wait for."""
+
+    def time(
+        self,
+        launch: Callable[[], None],
+        preset: Preset,
+        *,
+        restore: Callable[[], None] | None = None,
+        stop_above_us: float | None = None,
+    ) -> Timing:
+        """Sample a launch; see :func:`time_on_host`."""
+        return time_on_host(launch, preset, restore=restore, stop_above_us=stop_above_us)

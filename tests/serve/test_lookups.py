@@ -159,7 +159,6 @@ class FullOnce(Store):
 async def test_errand_that_failed_is_sent_again(tmp_path: Path) -> None:
     """A tuning that could not be recorded is asked for by the next lookup."""
     async with assembled(tmp_path, store_type=FullOnce) as parts:
-        await parts.machine.probe(parts.environment)
         await parts.inspect(kernel_text())
         with anyio.fail_after(PATIENCE_S):
             while not parts.jobs.live():

@@ -248,3 +248,15 @@ async def test_job_that_ends_by_itself_spoils_no_cancel(
     assert [job["id"] for job in told["jobs"]] == [job.id for job in live]
     with pytest.raises(KtunedError, match="is done already"):
         await desk.call("cancel", job=ended.id)
+
+
+async def test_forget_takes_trials_and_jobs_of_one_kernel(desk: Desk, parts: Parts) -> None:
+    """What is forgotten is no answer any more; what worked on it is stopped."""
+    kernel = await parts.inspect(kernel_text())
+    await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0})
+    await desk.call("tune", kernel="it")
+    assert (await desk.call("forget", kernel="it", outcome="crashed"))["trials"] == 0
+    assert len(parts.jobs.live()) == 1
+    assert await desk.call("forget", kernel="it") == {"kernel": "project:it", "trials": 2}
+    assert parts.jobs.live() == []
+    assert (await desk.call("lookup", kernel="it", problem={"n": 64}, tune=False))["status"] == "default"

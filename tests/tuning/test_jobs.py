@@ -209,6 +209,12 @@ class FullDisk(Store):
             raise StoreError("the disk is full")
         await super().update_job(job)
 
+    async def check_writable(self) -> None:
+        """Refuse, or do as any store."""
+        if self.is_full:
+            raise StoreError("the disk is full")
+        await super().check_writable()
+
     async def finish_trial(self, number: int, result: TrialResult) -> Winner | None:
         """Refuse, or do as any store."""
         if self.is_full:
@@ -216,30 +222,31 @@ class FullDisk(Store):
         return await super().finish_trial(number, result)
 
 
-async def test_full_disk_ends_jobs_and_nothing_else(tmp_path: Path) -> None:
-    """A job that cannot be recorded is told as failed, with the disk's reason, and the next one is tried."""
+async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that cannot record a result waits, with the disk's reason, and goes on once there is room again."""
+    monkeypatch.setattr("ktuned.tuning.jobs.RETRY_S", 0.02)
     async with assembled(tmp_path, store_type=FullDisk) as parts:
         assert isinstance(parts.store, FullDisk)
-        await parts.machine.probe(parts.environment)
         await parts.inspect(kernel_text(configs=GATED))
         async with parts.working():
-            first = (await submit(parts)).job
+            job = (await submit(parts)).job
             await parts.reached("door")
             parts.store.is_full = True
             parts.open_gate("door")
-            (ended,) = await parts.told.ended()
-            assert (ended["id"], ended["state"], ended["message"]) == (first.id, "failed", "the disk is full")
+            await parts.told.until(lambda: bool(parts.told.of("paused")))
+            assert parts.told.of("paused") == [{"type": "paused", "reason": "the disk is full"}]
+            (waiting,) = parts.jobs.live()
+            assert (waiting.id, waiting.state, waiting.message) == (job.id, JobState.QUEUED, "the disk is full")
             parts.store.is_full = False
-            await submit(parts, OTHER)
-            *_, ended = await parts.told.ended(2)
-            assert ended["message"] == NOTHING_MEASURED
+            (ended,) = await parts.told.ended()
+    assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
+    assert len(parts.told.of("resumed")) == 1
 
 
 async def test_full_disk_loses_no_job_that_makes_way(tmp_path: Path) -> None:
     """A job that cannot be recorded as waiting waits all the same."""
     async with assembled(tmp_path, store_type=FullDisk) as parts:
         assert isinstance(parts.store, FullDisk)
-        await parts.machine.probe(parts.environment)
         await parts.inspect(kernel_text(configs=GATED))
         async with parts.working():
             await submit(parts, priority=Priority.BACKGROUND)

@@ -67,20 +67,13 @@ class Build(backends.Build):
             if value is not False
         )
 
-    @property
-    def launch_sizes(self) -> dict[str, list[int] | int]:
-        """Grid, block and cluster with all three dimensions, and the shared memory; no cluster is ``[1, 1, 1]``."""
-        return {
-            "grid": _three(self.grid),
-            "block": _three(self.block),
-            "cluster": _three(self.cluster),
-            "shared_bytes": self.shared_bytes,
-        }
+
+def three(sizes: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return sizes in x, y and z; missing ones are 1."""
+    x, y, z = (*sizes, 1, 1, 1)[:3]
+    return x, y, z
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
-
-def _three(sizes: tuple[int, ...]) -> list[int]:
-    return [*sizes, 1, 1, 1][:3]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
 import re
-import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,15 +18,13 @@ from ktuned.errors import Unsupported
 from ktuned.model import Outcome
 from ktuned.spec.ctokens import follow
 from ktuned_nvrtc import headers, precompiled, program, resources
-from ktuned_nvrtc.build import Build
+from ktuned_nvrtc.build import Build, three
 from ktuned_nvrtc.program import Program, Refused
+from ktuned_nvrtc.resources import Resources
 
 CUBIN_FILE = "kernel.cubin"
 DESCRIPTION_FILE = "kernel.json"
 SOURCES_DIRECTORY = "sources"
-
-STANDARD_OPTIONS = ("--std=c++17",)
-"""What every unit is compiled with, unless its flags say otherwise."""
 
 _TARGET = re.compile(r"sm_(\d+)[af]?")
 
@@ -58,12 +55,26 @@ def compile_units(units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
             yield from _compile_group(source, group, into, spent_s=0.0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+def standard_options() -> tuple[str, ...]:
+    """Return what every unit is compiled with, unless its flags say otherwise, as far as this NVRTC knows it.
+
+    Raises:
+        NoNvrtc: it is not installed.
+    """
+    options = ["--std=c++17", "--ptxas-options=-v"]
+    if program.version() >= program.FIRST_WITH_CACHE:
+        options.append("--no-cache")  # the artifacts are the cache, and what NVRTC takes from its own has no report
+    if program.version() >= program.FIRST_WITH_SEED:
+        options.append("--frandom-seed=ktuned")  # or names of internal symbols change each time
+    return tuple(options)
+
+
+@dataclass(frozen=True, slots=True)
 class _Source:
-    """A source file with the options of its group, and the user's files that it reads."""
+    """A source, the user's files that it reads, itself among them, and the options of its group."""
 
     path: Path
-    files: dict[Path, bytes]
+    files: Mapping[Path, bytes]
     options: tuple[str, ...]
 
     @classmethod
@@ -80,13 +91,16 @@ class _Source:
         known = program.supported_architectures()
         if number is None or int(number[1]) not in known:
             listed = ", ".join(f"sm_{architecture}" for architecture in known)
-            raise Unsupported(f"NVRTC {program.full_version()} cannot compile for {unit.target!r}, only for {listed}")
+            raise Unsupported(f"NVRTC {program.full_version()} compiles for {listed}, not for {unit.target!r}")
         try:
             files = follow(unit.sources).contents
         except OSError as error:
             raise Refused(f"{error.filename}: error: {error.strerror}") from error
         build = cast(Build, unit.build)
-        return cls(unit.sources[0], files, (*standard_options(unit.target, build.flags), *build.macros))
+        found = headers.find(program.version())
+        includes = (f"-I{directory}" for directory in found.directories) if found else ()
+        options = (f"--gpu-architecture={unit.target}", *standard_options(), "-I.", *build.flags, *build.macros)
+        return cls(unit.sources[0].resolve(), files, (*options, *includes))
 
     def compile(self, entries: Sequence[str]) -> Program:
         """Compile the program for some of its kernels.
@@ -94,10 +108,69 @@ class _Source:
         Raises:
             Refused: it does not compile.
         """
-        includes = headers.find(program.version())
-        options = [*self.options, "-I.", *(f"-I{path}" for path in includes.directories if includes)] if includes else [*self.options, "-I."]
-        if program.version() >= program.FIRST_WITH_PRECOMPILED_HEADERS and (kept := precompiled.of_this_process()):
-            options += kept.options(self._key(options))
-        # NVRTC looks for relative includes from where the process is; absolute paths would show in the binary.
+        # Relative includes start where the process is; an absolute path would show in the binary (__FILE__).
         with contextlib.chdir(self.path.parent):
-            return program.compile_program(self.path.read_bytes(), self.path.name, entries, options)
+            options = (*self.options, *precompiled.options(self._prefix_key))
+            return program.compile_program(self.files[self.path], self.path.name, entries, options)
+
+    @property
+    def _prefix_key(self) -> str:
+        """What a precompiled header depends on, but for the source's leading lines, which NVRTC compares itself."""
+        texts = [str(self.path).encode(), *map(str.encode, self.options)]
+        texts += [hashlib.sha256(content).digest() for path, content in self.files.items() if path != self.path]
+        return hashlib.sha256(b"\0".join(texts)).hexdigest()
+
+    def copy(self, into: Path) -> None:
+        """Copy what was compiled, keeping the files' places relative to each other."""
+        root = Path(os.path.commonpath([path.parent for path in self.files]))
+        for path, content in self.files.items():
+            target = into / path.relative_to(root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+
+
+def _compile_group(source: _Source, units: Sequence[Unit], into: Path, spent_s: float) -> Iterator[Compiled]:
+    """Compile units of one source together; ``spent_s`` is each one's share of what failed before."""
+    started = time.perf_counter()
+    try:
+        # Sorted: the same units give the same bytes, in whichever order they come.
+        compiled = source.compile(sorted({cast(Build, unit.build).entry for unit in units}))
+    except Refused as error:
+        spent_s += (time.perf_counter() - started) / len(units)
+        if len(units) == 1:
+            yield Compiled(units[0].key, Outcome.COMPILE_ERROR, str(error), spent_s)
+            return
+        middle = len(units) // 2
+        yield from _compile_group(source, units[:middle], into, spent_s)
+        yield from _compile_group(source, units[middle:], into, spent_s)
+    else:
+        used = resources.parse(compiled.log)
+        each_s = spent_s + (time.perf_counter() - started) / len(units)
+        for unit in units:
+            yield Compiled(unit.key, seconds=each_s, facts=_save(compiled, used, source, unit, into / unit.key))
+
+
+def _save(
+    compiled: Program, used: Mapping[str, Resources], source: _Source, unit: Unit, artifact: Path
+) -> dict[str, Any]:
+    """Fill an artifact and return its facts."""
+    build = cast(Build, unit.build)
+    symbol = compiled.symbols[build.entry]
+    description = {
+        "entry": build.entry,
+        "lowered": symbol,
+        "target": unit.target,
+        "grid": three(build.grid),
+        "block": three(build.block),
+        "cluster": three(build.cluster),
+        "shared_bytes": build.shared_bytes,
+    }
+    (artifact / CUBIN_FILE).write_bytes(compiled.cubin)
+    (artifact / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1, sort_keys=True))
+    source.copy(artifact / SOURCES_DIRECTORY)
+    return {
+        "lowered": symbol,
+        "options": list(source.options),
+        "kernels_in_cubin": len(compiled.symbols),
+        **(asdict(used[symbol]) if symbol in used else {}),
+    }

@@ -16,8 +16,21 @@ import tempfile
 from collections import OrderedDict
 from pathlib import Path
 
+from ktuned_nvrtc import program
+
 MAX_KEPT = 2
 """How many of them a process keeps: workers compile one kernel for a long time; a second one may be mixed in."""
+
+
+def options(key: str) -> tuple[str, ...]:
+    """Return the options that make and use the precompiled header of what ``key`` identifies.
+
+    None, where NVRTC has no precompiled headers, there is no private place to keep them, or it is too early.
+    """
+    if program.version() < program.FIRST_WITH_PRECOMPILED_HEADERS:
+        return ()
+    kept = _of_this_process()
+    return kept.options(key) if kept else ()
 
 
 class PrecompiledHeaders:
@@ -29,7 +42,7 @@ class PrecompiledHeaders:
         self._kept: OrderedDict[str, Path] = OrderedDict()
 
     def options(self, key: str) -> tuple[str, ...]:
-        """Return the options with which to compile what ``key`` identifies: its leading lines, options and headers."""
+        """Return none for a new key, and for one seen before those that make or use its precompiled header."""
         if key not in self._seen:
             self._seen.add(key)
             return ()
@@ -43,11 +56,10 @@ class PrecompiledHeaders:
 
 
 @functools.cache
-def of_this_process() -> PrecompiledHeaders | None:
-    """Return this process's precompiled headers, below ``$KTUNED_CACHE`` or else a private directory in TMPDIR.
+def _of_this_process() -> PrecompiledHeaders | None:
+    """Return this process's, below ``$KTUNED_CACHE`` or else a private directory in TMPDIR.
 
-    They go when the process ends; what killed processes left goes when the next one starts. ``None`` when there is no
-    private place to keep them.
+    They go when the process ends; what killed processes left goes when the next one starts.
     """
     cache = os.environ.get("KTUNED_CACHE")
     root = Path(cache, "nvrtc") if cache else Path(tempfile.gettempdir(), f"ktuned-nvrtc-{os.getuid()}")

@@ -1,0 +1,78 @@
+"""The backend: what it can do here, and how an artifact becomes a kernel again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import cast
+
+from ktuned import backends
+from ktuned.backends import Absence, Absent, Compiled, Unit
+from ktuned.cuda import runs_on, torch_cuda_devices
+from ktuned.errors import BackendError, Unsupported
+from ktuned.model import Device
+from ktuned_nvrtc import headers, program
+from ktuned_nvrtc.build import Build
+from ktuned_nvrtc.compiler import CUBIN_FILE, DESCRIPTION_FILE, compile_units, standard_options
+from ktuned_nvrtc.launch import NvrtcKernel
+from ktuned_nvrtc.program import INSTALL_HINT, NoNvrtc
+
+
+class Nvrtc(backends.Backend):
+    """CUDA C++ through NVRTC; compiles on machines without a GPU, runs on torch's CUDA tensors."""
+
+    name = "nvrtc"
+    api_version = 1
+    build = Build
+    required_files = (CUBIN_FILE, DESCRIPTION_FILE)
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return the versions of NVRTC, of CUDA's headers and of this plugin, and the standard options."""
+        plugin = {"ktuned-nvrtc": version("ktuned-nvrtc")}
+        try:
+            found = headers.find(program.version())
+            return {
+                **plugin,
+                "nvrtc": program.full_version(),
+                "headers": ".".join(map(str, found.version)) if found else "none",
+                "options": " ".join(standard_options()),
+            }
+        except NoNvrtc:
+            return {**plugin, "nvrtc": "none"}
+
+    def devices(self) -> Sequence[Device] | Absent:
+        """Return the GPUs that this process may use, or why there are none."""
+        found = torch_cuda_devices()
+        if isinstance(found, Absent):
+            return found
+        try:
+            program.version()
+        except NoNvrtc as error:
+            return Absent(Absence.NO_COMPILER, str(error), INSTALL_HINT)
+        return found
+
+    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
+        """Compile each unit; those that differ in ``entry`` alone are one program, whose cubin each of them gets.
+
+        Raises:
+            BackendError: NVRTC is not installed, or fails for a reason of its own.
+        """
+        try:
+            yield from compile_units(units, into)
+        except NoNvrtc as error:
+            raise BackendError(str(error), hint=INSTALL_HINT) from error
+
+    def load(self, artifact: Path, unit: Unit, device: Device) -> NvrtcKernel:
+        """Load ``kernel.cubin`` into the device's primary context, which becomes the current one.
+
+        Raises:
+            Unsupported: it is for another architecture, or needs more than the device has.
+            BackendError: the device cannot be reached.
+        """
+        description = json.loads((artifact / DESCRIPTION_FILE).read_text())
+        if not runs_on(description["target"], device.target):
+            raise Unsupported(f"compiled for {description['target']}, and {device.name} is {device.target}")
+        cubin = (artifact / CUBIN_FILE).read_bytes()
+        return NvrtcKernel(cubin, description["lowered"], cast(Build, unit.build), device)
