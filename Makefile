@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-PROJECTS := pyproject.toml client/pyproject.toml plugins/nvrtc/pyproject.toml plugins/tvm_ffi/pyproject.toml
+PROJECTS := pyproject.toml client/pyproject.toml plugins/nvrtc/pyproject.toml plugins/torch/pyproject.toml plugins/tvm_ffi/pyproject.toml
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo lint test bench
@@ -24,7 +24,7 @@ $(BIN)/python:
 $(STAMP): $(BIN)/python $(PROJECTS) constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt hatchling
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation \
-		-e . -e client -e plugins/nvrtc -e plugins/tvm_ffi -e '.[dev]'
+		-e . -e client -e plugins/nvrtc -e plugins/torch -e plugins/tvm_ffi -e '.[dev]'
 	@touch $@
 
 demo: install  ## tune the CPU example, edit it, watch it being tuned again, look the winner up

@@ -42,6 +42,9 @@ LAST_LOOK_S = 1.0
 PATIENCE_S = 60.0
 """How long anything else may take before the demo gives up."""
 
+OWN_LOAD = 1.0
+"""Load above the number of cores that is put down to tuning itself: a rule of thumb, which only words a warning."""
+
 _POLL_S = 0.02
 
 COMMENT = "// Whoever reads this: a comment is no reason to tune again.\n"
@@ -250,6 +253,9 @@ def show_results(client: Client, job: Mapping[str, Any]) -> None:
         "\nSpeed is the default's latency over this one. The slowest was timed once, beside a compiler; the others in"
     )
     print("turns, while nothing compiled.\n")
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > cores + OWN_LOAD:
+        print(f"This machine is busy otherwise (load {load:.1f} on {cores} cores), which disturbs these figures.\n")
     failed = [trial for outcome in FAILURES for trial in trials if trial["outcome"] == outcome]
     if not failed:
         print("None of the configs that were tried failed.")

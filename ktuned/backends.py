@@ -147,12 +147,14 @@ class Backend(ABC):
 
     Attributes:
         name: the backend's name, as kernel files write it.
+        group_size: how many units it gains from compiling at once; the pipeline hands it groups of up to so many.
         api_version: the major version of this contract that the plugin was written for.
         build: the plugin's :class:`Build`.
         required_files: the files an artifact of this backend must hold, checked before save and after load.
     """
 
     name: ClassVar[str]
+    group_size: ClassVar[int] = 1
     api_version: ClassVar[int] = API_VERSION
     build: ClassVar[type[Build]]
     required_files: ClassVar[tuple[str, ...]]
@@ -179,6 +181,7 @@ class Backend(ABC):
 
         Raises:
             Unsupported: this device cannot run it.
+            BackendError: the device cannot be reached from this process.
         """
 
 

@@ -263,6 +263,7 @@ class Daemon:
             deadlines=merged(self._deadlines, kernel.plan.deadlines),
             judge_contention=self._settings.judges_contention,
             scratch=self._fleet.scratch,
+            group_size=self._machine.group_size(environment, kernel.backend),
         )
 
     def status(self) -> dict[str, Any]:

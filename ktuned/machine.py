@@ -75,6 +75,11 @@ class Machine:
         found = (self.report(environment) or {}).get("backends", {}).get(backend, {})
         return [Device.from_wire(entry) for entry in found.get("devices", ())]
 
+    def group_size(self, environment: Environment, backend: str) -> int:
+        """Return how many units a backend gains from compiling at once."""
+        found = (self.report(environment) or {}).get("backends", {}).get(backend, {})
+        return int(found.get("group_size", 1))
+
     def device(self, environment: Environment, backend: str, wanted: str | None) -> Device:
         """Return the device that a request means: by name (``cpu:0``), by model, or the backend's first.
 

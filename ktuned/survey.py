@@ -13,6 +13,7 @@ import structlog
 
 from ktuned.catalog import Catalog, Changes, FileError, Inspection, environment_of
 from ktuned.errors import StoreError, WorkerError
+from ktuned.fleet.kills import KILLS_EXCUSED, is_outside_kill
 from ktuned.fleet.pool import Fleet
 from ktuned.model import KernelInfo, Root
 from ktuned.store import Store
@@ -91,6 +92,7 @@ class Survey:
 
     async def _inspect(self, root: Root, files: list[str]) -> list[Inspection]:
         done: list[Inspection] = []
+        kills = 0
         while len(done) < len(files):
             rest = files[len(done) :]
             received: list[dict[str, Any]] = []
@@ -100,8 +102,11 @@ class Survey:
                     await worker.call(request, self._deadlines, first_phase="inspect", on_item=received.append)
                 done += map(_inspection, received)
             except WorkerError as error:
-                # The file that it was at is to blame; the next worker goes on behind it.
                 done += map(_inspection, received)
+                if is_outside_kill(error) and kills < KILLS_EXCUSED:
+                    kills += 1
+                    continue
+                # The file that it was at is to blame; the next worker goes on behind it.
                 if len(received) == len(rest):
                     break
                 blamed = rest[len(received)]

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PLUGINS = {"ktuned_nvrtc": ROOT / "plugins/nvrtc", "ktuned_tvm_ffi": ROOT / "plugins/tvm_ffi"}
+PLUGINS = {
+    "ktuned_nvrtc": ROOT / "plugins/nvrtc",
+    "ktuned_torch": ROOT / "plugins/torch",
+    "ktuned_tvm_ffi": ROOT / "plugins/tvm_ffi",
+}
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 
 LAYERS = (
     {"errors"},
     {"model"},
-    {"lifecycle", "frames", "manifest", "backends", "cuda", "spec", "strategies"},
+    {"lifecycle", "frames", "manifest", "backends", "cpu", "cuda", "spec", "strategies"},
     {"fleet", "store"},
     {"tuning", "catalog", "machine", "survey", "intake", "config"},
     {"serve", "watch"},
@@ -25,8 +29,19 @@ LAYERS = (
 
 LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
 
-WORKER_MAY_IMPORT = {"errors", "model", "frames", "manifest", "lifecycle", "backends", "cuda", "spec", "strategies"}
-PLUGINS_MAY_IMPORT = {"errors", "model", "backends", "cuda", "spec"}
+WORKER_MAY_IMPORT = {
+    "errors",
+    "model",
+    "frames",
+    "manifest",
+    "lifecycle",
+    "backends",
+    "cpu",
+    "cuda",
+    "spec",
+    "strategies",
+}
+PLUGINS_MAY_IMPORT = {"errors", "model", "backends", "cpu", "cuda", "spec"}
 LIGHT = WORKER_MAY_IMPORT | {"__init__", "worker"}
 """What is imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 

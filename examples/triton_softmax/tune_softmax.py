@@ -15,13 +15,14 @@ PROGRAMS_PER_MULTIPROCESSOR = 8
 def softmax_kernel(x, y, rows, columns, BLOCK: tl.constexpr, STAGES: tl.constexpr):
     """Walk each row twice, a block at a time: the maximum and the sum (rescaled as the maximum grows), then y."""
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
-        start = row.to(tl.int64) * columns
-        highest = tl.full((BLOCK,), -float("inf"), tl.float32)
+        start = tl.cast(row, tl.int64) * columns
+        highest = tl.full((BLOCK,), -1e30, tl.float32)
         total = tl.zeros((BLOCK,), tl.float32)
         for first in tl.range(0, columns, BLOCK, num_stages=STAGES):
             offsets = first + tl.arange(0, BLOCK)
-            # Finite, so that a lane that sees nothing yet computes exp(0) and not exp(-inf + inf).
-            values = tl.load(x + start + offsets, mask=offsets < columns, other=-1e30).to(tl.float32)
+            values = tl.load(x + start + offsets, mask=offsets < columns, other=0.0).to(tl.float32)
+            # Finite (in float32: float16 has no such number), lest a lane beyond the row compute -inf + inf.
+            values = tl.where(offsets < columns, values, -1e30)
             higher = tl.maximum(highest, values)
             total = total * tl.exp(highest - higher) + tl.exp(values - higher)
             highest = higher
@@ -29,7 +30,7 @@ def softmax_kernel(x, y, rows, columns, BLOCK: tl.constexpr, STAGES: tl.constexp
         scale = 1.0 / tl.sum(total * tl.exp(highest - row_highest), axis=0)
         for first in tl.range(0, columns, BLOCK, num_stages=STAGES):
             offsets = first + tl.arange(0, BLOCK)
-            values = tl.load(x + start + offsets, mask=offsets < columns, other=-1e30).to(tl.float32)
+            values = tl.load(x + start + offsets, mask=offsets < columns, other=0.0).to(tl.float32)
             tl.store(y + start + offsets, tl.exp(values - row_highest) * scale, mask=offsets < columns)
 
 

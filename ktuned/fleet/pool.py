@@ -24,6 +24,7 @@ import structlog
 from ktuned.errors import WorkerError
 from ktuned.fleet import memory, warden
 from ktuned.fleet.health import Health
+from ktuned.fleet.kills import is_outside_kill
 from ktuned.fleet.process import DAEMON_MARK, Environment, WorkerDied, WorkerProcess, spawn
 from ktuned.fleet.quiet import QuietGate
 
@@ -146,7 +147,10 @@ class Fleet:
             if under_way is None:
                 return await self._spawn(role, environment)
             # A spare that is half started is there sooner than a worker that is not begun.
-            await under_way.wait()
+            with anyio.move_on_after(self._spawn_s) as scope:
+                await under_way.wait()
+            if scope.cancelled_caught:
+                return await self._spawn(role, environment)
 
     def release(self, environment: Environment, worker: WorkerProcess) -> None:
         """Take a worker back; it idles until it is lent again or :data:`IDLE_S` have passed."""
@@ -193,7 +197,8 @@ class Fleet:
         try:
             worker = await self._start(role, environment)
         except WorkerError as error:
-            health.failed(error.message)
+            if not is_outside_kill(error):
+                health.failed(error.message)
             raise
         health.succeeded()
         return worker

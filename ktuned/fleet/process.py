@@ -73,13 +73,6 @@ class WorkerDied(WorkerError):
         return self.returncode == -signal.SIGKILL and not self.stopped
 
 
-def is_outside_kill(error: BaseException | None) -> bool:
-    """Tell whether what failed failed because somebody else killed its worker: no code of the user's is to blame."""
-    while error is not None and not isinstance(error, WorkerDied):
-        error = error.__cause__
-    return error is not None and error.is_outside_kill
-
-
 class DeadlineExpired(WorkerError):
     """A phase took longer than its deadline; the worker's whole group was killed."""
 

@@ -64,7 +64,7 @@ class BackendExample:
 def check_backend(backend: Backend, example: BackendExample, scratch: Path) -> None:
     """Check everything that a backend promises, with files below ``scratch`` (an empty directory).
 
-    Where the backend has no device it is checked up to, but not including, loading.
+    Where the backend has no device it is checked up to where loading needs one.
 
     Raises:
         AssertionError: a promise is broken; the message says which.
@@ -83,6 +83,8 @@ def check_backend(backend: Backend, example: BackendExample, scratch: Path) -> N
     for device in devices:
         if device.target == target:
             check_load(backend, example, device, sealed)
+    if not devices:
+        check_load_without_device(backend, example, target, sealed)
 
 
 def check_identity(backend: Backend, example: BackendExample) -> None:
@@ -185,6 +187,17 @@ def check_damage(backend: Backend, artifact: Path, scratch: Path) -> None:
 
 def check_load(backend: Backend, example: BackendExample, device: Device, artifact: Path) -> None:
     """Check, in a new process, that the good unit loads, computes the right thing and refuses a missing tensor."""
+    _load_in_new_process(backend, example, device, artifact, is_there=True)
+
+
+def check_load_without_device(backend: Backend, example: BackendExample, target: str, artifact: Path) -> None:
+    """Check, in a new process, that the good unit loads, or that a BackendError says that the device is missing."""
+    _load_in_new_process(backend, example, Device("absent:0", "absent", target), artifact, is_there=False)
+
+
+def _load_in_new_process(
+    backend: Backend, example: BackendExample, device: Device, artifact: Path, *, is_there: bool
+) -> None:
     request = {
         "backend": [type(backend).__module__, type(backend).__qualname__],
         "build": example.good.to_plain(),
@@ -192,6 +205,7 @@ def check_load(backend: Backend, example: BackendExample, device: Device, artifa
         "kernel_file": str(example.kernel_file),
         "kernel": example.kernel,
         "device": device.to_wire(),
+        "is_there": is_there,
         "artifact": str(artifact),
         "inputs": _place(example.inputs),
         "verify": _place(example.verify),

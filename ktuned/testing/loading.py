@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from ktuned.backends import Backend, Unit
+from ktuned.errors import BackendError
 from ktuned.model import Device
 
 
@@ -31,7 +32,14 @@ def main() -> None:
         request["kernel"],
         device.target,
     )
-    kernel = backend.load(Path(request["artifact"]), unit, device)
+    try:
+        kernel = backend.load(Path(request["artifact"]), unit, device)
+    except BackendError:
+        if request["is_there"]:
+            raise
+        return
+    if not request["is_there"]:
+        return
     tensors = _function(*request["inputs"])(device.name)
     launch = kernel.bind(tensors)
     launch()

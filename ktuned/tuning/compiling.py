@@ -1,95 +1,141 @@
-"""From a Build to a sealed artifact, or to the outcome that says why there is none."""
+"""From Builds to sealed artifacts, or to the outcomes that say why there are none."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ktuned.errors import WorkerError
+from ktuned.errors import BackendError, WorkerError
+from ktuned.fleet.kills import is_outside_kill
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import DeadlineExpired, RequestFailed, WorkerDied
-from ktuned.lifecycle import Event, State
+from ktuned.lifecycle import Event
 from ktuned.model import Outcome, TrialResult
 from ktuned.store import Artifacts
 from ktuned.tuning.trying import Attempt, Work
 
+Compiled = tuple[Attempt, TrialResult | None]
+"""An attempt, and its outcome if it ended here; ``None`` says that it has its artifact."""
+
+
+class GroupSize:
+    """How many configs to compile at once: more while the lanes have work, fewer while they wait for it. No IO."""
+
+    def __init__(self, largest: int) -> None:
+        self._largest = largest
+        self._next = 1
+
+    def next(self, *, lanes_starve: bool) -> int:
+        """Return the next group's size; the first is one, so that something is measured soon."""
+        size = self._next
+        self._next = max(1, size // 2) if lanes_starve else min(self._largest, size * 2)
+        return size
+
 
 class Compiling:
-    """Compiles one job's configs; how many at once is the fleet's to say."""
+    """Compiles one job's configs; how many groups at once is the fleet's to say."""
 
     def __init__(self, work: Work, fleet: Fleet, artifacts: Artifacts) -> None:
         self._work = work
         self._fleet = fleet
         self._artifacts = artifacts
 
-    async def compile(self, attempt: Attempt) -> TrialResult | None:
-        """Bring an attempt to ``compiled`` and return ``None``, or return its outcome.
+    async def compile(self, attempts: Sequence[Attempt]) -> list[Compiled]:
+        """Bring each attempt to ``compiled``, or to its outcome.
 
         Raises:
             WorkerError: the backend cannot be loaded at all; or, with code ``source_changed``, the job works from files
                 that are no more.
-            StoreError: the artifact cannot be kept.
+            StoreError: an artifact cannot be kept.
         """
-        if self._artifacts.find(attempt.key) is not None:
-            attempt.life.tell(Event.ARTIFACT_FOUND)
-            return None
-        while True:
-            failed = await self._compile_once(attempt)
-            if attempt.life.place is not State.ASKED:
-                return failed
+        done: list[Compiled] = []
+        missing = []
+        for attempt in attempts:
+            if self._artifacts.find(attempt.key) is None:
+                missing.append(attempt)
+            else:
+                attempt.life.tell(Event.ARTIFACT_FOUND)
+                done.append((attempt, None))
+        if missing:
+            async with self._fleet.gate.compiling(), self._fleet.compile_slots:
+                for attempt in missing:
+                    attempt.life.tell(Event.COMPILE_STARTED)
+                done += await self._compile_group(missing)
+        return done
 
-    async def _compile_once(self, attempt: Attempt) -> TrialResult | None:
+    async def _compile_group(self, group: list[Attempt]) -> list[Compiled]:
+        """Compile a group in one request; one that fails as a whole is halved until it is known who is to blame."""
+        items: dict[str, dict[str, Any]] = {}
+        done: list[Compiled] = []
+        failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
+        with self._staged() as into:
+            try:
+                await self._ask(group, into, items)
+            except (WorkerDied, DeadlineExpired, RequestFailed) as error:
+                if error.phase == "load" and not is_outside_kill(error):
+                    # No config is to blame for a backend that cannot be imported.
+                    raise WorkerError(
+                        f"the backend {self._work.kernel.backend!r} cannot be loaded: {error.message}",
+                        hint=error.hint or "`ktuned doctor` says more",
+                    ) from error
+                if isinstance(error, RequestFailed) and error.code == "source_changed":
+                    raise
+                failure = error
+            for attempt in group:
+                if attempt.key in items:
+                    done.append((attempt, await self._take(attempt, items[attempt.key], into)))
+        rest = [attempt for attempt in group if attempt.key not in items]
+        if failure is None or not rest:
+            return done
+        excused = [attempt for attempt in rest if attempt.excuse_kill(failure)]
+        if excused:
+            for attempt in excused:
+                attempt.life.tell(Event.COMPILE_STARTED)
+            blamed = [(attempt, _failed(attempt, failure)) for attempt in rest if attempt not in excused]
+            return [*done, *blamed, *await self._compile_group(excused)]
+        if len(rest) == 1:
+            return [*done, (rest[0], _failed(rest[0], failure))]
+        half = len(rest) // 2
+        return done + await self._compile_group(rest[:half]) + await self._compile_group(rest[half:])
+
+    async def _ask(self, group: list[Attempt], into: Path, items: dict[str, dict[str, Any]]) -> None:
         work = self._work
-        items: list[dict[str, Any]] = []
-        async with self._fleet.gate.compiling(), self._fleet.compile_slots:
-            attempt.life.tell(Event.COMPILE_STARTED)
-            with self._staged() as into:
-                request = {"op": "compile", **work.kernel_request(), "into": str(into), "units": [attempt.unit()]}
-                try:
-                    async with self._fleet.lend("compile", work.environment) as worker:
-                        await worker.call(request, work.deadlines, first_phase="load", on_item=items.append)
-                except (WorkerDied, DeadlineExpired, RequestFailed) as error:
-                    if attempt.excuse_kill(error):
-                        return None
-                    if error.phase == "load":
-                        # No config is to blame for a backend that cannot be imported.
-                        raise WorkerError(
-                            f"the backend {work.kernel.backend!r} cannot be loaded: {error.message}",
-                            hint=error.hint or "`ktuned doctor` says more",
-                        ) from error
-                    return self._failed(attempt, error)
-                (item,) = items
-                attempt.compile_s += item["seconds"]
-                if item["outcome"] is not None:
-                    refused = item["outcome"] == Outcome.UNSUPPORTED
-                    event = Event.CANNOT_RUN if refused else Event.COMPILE_FAILED
-                    return attempt.result(event, item["message"], phase="compile")
+        request = {
+            "op": "compile",
+            **work.kernel_request(),
+            "into": str(into),
+            "units": [attempt.unit() for attempt in {attempt.key: attempt for attempt in group}.values()],
+        }
+        deadlines = {**work.deadlines, "compile": work.deadlines["compile"] * len(group)}
+
+        def note(item: dict[str, Any]) -> None:
+            items[item["key"]] = item
+
+        async with self._fleet.lend("compile", work.environment) as worker:
+            await worker.call(request, deadlines, first_phase="load", on_item=note)
+
+    async def _take(self, attempt: Attempt, item: dict[str, Any], into: Path) -> TrialResult | None:
+        attempt.compile_s += item["seconds"]
+        if item["outcome"] is not None:
+            event = Event.CANNOT_RUN if item["outcome"] == Outcome.UNSUPPORTED else Event.COMPILE_FAILED
+            return attempt.result(event, item["message"], phase="compile", facts=dict(item["facts"]))
+        attempt.facts = item["facts"]
+        if self._artifacts.find(attempt.key) is None:
+            try:
                 await self._artifacts.seal(
                     into / attempt.key,
                     key=attempt.key,
-                    backend=work.kernel.backend,
+                    backend=self._work.kernel.backend,
                     facts=item["facts"],
                     required=item["required"],
                 )
+            except BackendError as error:
+                return attempt.result(Event.COMPILE_FAILED, error.message, phase="compile")
         attempt.life.tell(Event.COMPILE_DONE)
         return None
-
-    def _failed(self, attempt: Attempt, error: WorkerDied | DeadlineExpired | RequestFailed) -> TrialResult:
-        if isinstance(error, WorkerDied):
-            return attempt.result(
-                Event.DIED, error.message, phase=error.phase, signal=error.signal, output=error.output
-            )
-        if isinstance(error, DeadlineExpired):
-            attempt.compile_s += error.deadline_s
-            return attempt.result(
-                Event.COMPILE_EXPIRED, error.message, phase=error.phase, after_s=error.deadline_s, output=error.output
-            )
-        if error.code == "source_changed":
-            raise error
-        return attempt.result(Event.COMPILE_FAILED, error.message, phase=error.phase, output=error.output)
 
     @contextmanager
     def _staged(self) -> Iterator[Path]:
@@ -98,3 +144,14 @@ class Compiling:
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _failed(attempt: Attempt, error: WorkerDied | DeadlineExpired | RequestFailed) -> TrialResult:
+    if isinstance(error, WorkerDied):
+        return attempt.result(Event.DIED, error.message, phase=error.phase, signal=error.signal, output=error.output)
+    if isinstance(error, DeadlineExpired):
+        attempt.compile_s += error.deadline_s
+        return attempt.result(
+            Event.COMPILE_EXPIRED, error.message, phase=error.phase, after_s=error.deadline_s, output=error.output
+        )
+    return attempt.result(Event.COMPILE_FAILED, error.message, phase=error.phase, output=error.output)

@@ -193,12 +193,5 @@ class _Contest:
 
 
 def _attempt(trial: Trial) -> Attempt:
-    return Attempt(
-        trial.id,
-        trial.config,
-        trial.detail.get("build", {}),
-        trial.artifact or "",
-        Life(),
-        trial.compile_s,
-        trial.lane_s,
-    )
+    build = trial.detail.get("build", {})
+    return Attempt(trial.id, trial.config, build, trial.artifact or "", compile_s=trial.compile_s, lane_s=trial.lane_s)

@@ -13,15 +13,15 @@ import anyio.abc
 import structlog
 
 from ktuned.errors import KtunedError, NotFound, StoreError
+from ktuned.fleet.kills import KILLS_EXCUSED, is_outside_kill
 from ktuned.fleet.lanes import Lane
 from ktuned.fleet.pool import Fleet
-from ktuned.fleet.process import is_outside_kill
 from ktuned.model import Device, Job, JobState, Plan, Problem, canonical
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.queue import Arrival, JobQueue, identity
 from ktuned.tuning.telling import Publish, publish_job
-from ktuned.tuning.trying import KILLS_EXCUSED, Work
+from ktuned.tuning.trying import Work
 
 _log = structlog.get_logger()
 

@@ -52,7 +52,7 @@ class Measuring:
             # Others used the device, or killed the worker, and somebody else may have the seat first; or the
             # artifact was damaged.
             if attempt.life.outcome is None and self._artifacts.find(attempt.key) is None:
-                failed = await self._compiling.compile(attempt)
+                ((_, failed),) = await self._compiling.compile([attempt])
                 if failed is not None:
                     return failed
 

@@ -19,9 +19,9 @@ from ktuned.fleet.lanes import Lane
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import WorkerProcess
 from ktuned.lifecycle import Event
-from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Trial, TrialResult
+from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Trial, TrialResult, canonical
 from ktuned.store import Artifacts, Store
-from ktuned.tuning.compiling import Compiling
+from ktuned.tuning.compiling import Compiling, GroupSize
 from ktuned.tuning.deciding import Deciding
 from ktuned.tuning.measuring import Measuring
 from ktuned.tuning.telling import Publish, publish_trial, publish_winner
@@ -48,6 +48,7 @@ class Pipeline:
         self._store = store
         self._publish = publish
         self._compiling = Compiling(work, fleet, artifacts)
+        self._group_size = GroupSize(work.group_size)
         self._measuring = Measuring(work, self._compiling, artifacts)
         self._under_way: dict[int, Attempt] = {}
         self._told: list[dict[str, Any]] = []
@@ -82,7 +83,7 @@ class Pipeline:
 
     async def _try_all(self) -> None:
         slots = int(self._fleet.compile_slots.total_tokens)
-        to_compile, compile_from = anyio.create_memory_object_stream[Attempt](slots)
+        to_compile, compile_from = anyio.create_memory_object_stream[Attempt](slots * self.work.group_size)
         to_bench, bench_from = anyio.create_memory_object_stream[Attempt](2 * len(self._lanes))
         self._channels = {"compile": to_compile, "bench": to_bench}
         async with anyio.create_task_group() as tasks:
@@ -97,13 +98,15 @@ class Pipeline:
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan = self.work.job.plan
         deadlines = self.work.deadlines
-        best = [trial.config for trial in self._store.best_trials(self.work.context, self.work.preset.finalists)]
-        default = self.work.kernel.default
-        first = [] if default is None else [default]
-        first += [config for config in best if config != default]
+        first = self._first_configs()
         began = monotonic()
         async with channel, self._fleet.lend("inspect", self.work.environment) as explorer:
-            request = {"op": "explore", **self.work.kernel_request(), "plan": plan.to_wire(), "first": first}
+            request = {
+                "op": "explore",
+                **self.work.kernel_request(),
+                "plan": plan.to_wire(),
+                "first": [dict(config) for config in first],
+            }
             opened, _ = await explorer.call(request, deadlines, first_phase="inspect")
             size = opened["size"]
             self.progress.total = plan.trials if size is None else min(size, plan.trials)
@@ -126,6 +129,22 @@ class Pipeline:
                 if not answer["proposals"] and self._under_way:
                     await self._news.wait()
             self.progress.total = asked
+
+    def _first_configs(self) -> list[Config]:
+        """Return what is tried before the strategy is asked, the most promising first.
+
+        That is the winner, so that who looks up is soon served a fresh one that is no slower; then the default, which
+        speed-ups are told against; then the runners-up, on this ground and on the winner's.
+        """
+        context, many = self.work.context, self.work.preset.finalists
+        seated = self._store.winner(context.kernel, context.problem, context.device)
+        configs = [] if seated is None else [seated.config]
+        if self.work.kernel.default is not None:
+            configs.append(self.work.kernel.default)
+        configs += [trial.config for trial in self._store.best_trials(context, many)]
+        if seated is not None and seated.context != context:
+            configs += [trial.config for trial in self._store.best_trials(seated.context, many)]
+        return list({canonical(config): config for config in configs}.values())
 
     async def _ask_some(self, explorer: WorkerProcess, n: int) -> dict[str, Any]:
         told, self._told = self._told, []
@@ -174,12 +193,19 @@ class Pipeline:
         self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Attempt]
     ) -> None:
         async with channel, onward:
-            async for attempt in channel:
-                failed = await self._compiling.compile(attempt)
-                if failed is None:
-                    await onward.send(attempt)
-                else:
-                    await self._record(attempt, failed)
+            async for first in channel:
+                group = [first]
+                lanes_starve = not onward.statistics().current_buffer_used
+                for _ in range(self._group_size.next(lanes_starve=lanes_starve) - 1):
+                    try:
+                        group.append(channel.receive_nowait())
+                    except (anyio.WouldBlock, anyio.EndOfStream):
+                        break
+                for attempt, failed in await self._compiling.compile(group):
+                    if failed is None:
+                        await onward.send(attempt)
+                    else:
+                        await self._record(attempt, failed)
 
     async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         async with channel:

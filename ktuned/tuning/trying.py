@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ktuned.fleet.process import Environment, Output, is_outside_kill
+from ktuned.fleet.kills import KILLS_EXCUSED, is_outside_kill
+from ktuned.fleet.process import Environment, Output
 from ktuned.lifecycle import Event, Life
 from ktuned.model import (
     Config,
@@ -24,10 +25,6 @@ from ktuned.model import (
     TrialResult,
     canonical,
 )
-
-
-KILLS_EXCUSED = 2
-"""How often a config is tried again whose worker was killed from outside, before it is taken for the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +42,7 @@ class Work:
     deadlines: Mapping[str, float]
     judge_contention: bool
     scratch: Path
+    group_size: int = 1
 
     @property
     def specialized(self) -> dict[str, Scalar]:
@@ -85,6 +83,7 @@ class Attempt:
     build: Mapping[str, Any]
     key: str
     life: Life = field(default_factory=Life)
+    facts: Mapping[str, Any] = field(default_factory=dict)
     compile_s: float = 0.0
     lane_s: float = 0.0
     open_s: float = 0.0
@@ -118,6 +117,8 @@ class Attempt:
         detail = {key: value for key, value in values.items() if key not in ("latency_us", "spread_us")}
         if self.build:
             detail["build"] = dict(self.build)
+        if self.facts:
+            detail["facts"] = dict(self.facts)
         if self.open_s:
             detail["open_s"] = round(self.open_s, 3)
         if outcome is not Outcome.MEASURED:

@@ -21,12 +21,14 @@ def _probe(registry: Registry, name: str) -> dict[str, Any]:
     report: dict[str, Any] = {
         "version": registry.version(name),
         "fingerprint": {},
+        "group_size": 1,
         "devices": [],
         "absent": None,
         "error": None,
     }
     try:
         backend = registry.load(name)
+        report["group_size"] = backend.group_size
         found = backend.devices()
         if isinstance(found, Absent):
             report["absent"] = {"reason": str(found.reason), "message": found.message, "hint": found.hint}

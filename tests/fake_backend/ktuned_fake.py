@@ -7,9 +7,12 @@ left ``<name>.reached``: so a test knows where a config is, and decides when it 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +53,17 @@ def forever() -> None:
         signal.pause()
 
 
+def overflow() -> None:
+    """Recurse in C until the stack is at its end."""
+    # The interpreter's own limits end a recursion sooner than the usual 8 MiB do.
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    sys.setrecursionlimit(1_000_000)
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    repr(nested)
+
+
 class FakeKernel(Kernel):
     """A loaded fake."""
 
@@ -59,6 +73,7 @@ class FakeKernel(Kernel):
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
         """Return the launch that does what the Build says."""
         build, x, y = self._build, tensors["x"], tensors["y"]
+        chatter = itertools.chain([10_000_000], itertools.repeat(10_000))
 
         def launch() -> None:
             wait_at(build.gate if build.does != "gate_compile" else "")
@@ -71,12 +86,16 @@ class FakeKernel(Kernel):
                     os.abort()
                 case "exit":
                     os._exit(3)
+                case "overflow":
+                    overflow()
                 case "raise":
                     raise RuntimeError("the launch was refused")
                 case "flood":
                     os.write(1, b"x" * 10_000_000)
                     os.write(2, b"last words\n")
                     raise RuntimeError("after the flood")
+                case "chatter":
+                    os.write(1, b"x" * next(chatter))
                 case "nothing":
                     return
                 case "eat":
@@ -124,6 +143,10 @@ class Fake(Backend):
                     wait_at(build.gate)
                 case "compile_hang":
                     forever()
+                case "compile_child":
+                    subprocess.run(["sleep", "1000"], check=False)
+                case "compile_detached":
+                    subprocess.run(["sh", "-c", "setsid sleep 1000 & sleep 1000"], check=False)
                 case "compile_crash":
                     os.kill(os.getpid(), signal.SIGSEGV)
                 case "compile_error" | "gate_compile_error":

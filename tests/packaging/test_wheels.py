@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 PROJECTS = {
     "ktuned": (ROOT, "ktuned"),
     "ktuned-client": (ROOT / "client", "ktuned_client"),
+    "ktuned-torch": (ROOT / "plugins/torch", "ktuned_torch"),
     "ktuned-tvm-ffi": (ROOT / "plugins/tvm_ffi", "ktuned_tvm_ffi"),
 }
 
@@ -101,6 +102,7 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
             "random": "ktuned.strategies:Random",
         },
     }
+    assert _entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}
     assert _entry_points(wheels["ktuned-tvm-ffi"]) == {"ktuned.backends": {"tvm_ffi": "ktuned_tvm_ffi:TvmFfi"}}
     assert _entry_points(wheels["ktuned-client"]) == {}
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ktuned.testing.backends import BackendExample
 from ktuned_torch import Build
 
 FILE = Path(__file__)
-LAYOUTS = {name: ("float32", (1000,), (1,)) for name in ("x", "y")}
+LAYOUTS = dict.fromkeys(("x", "y"), ("float32", (1000,), (1,)))
 
 
 def scale(x: torch.Tensor, y: torch.Tensor, factor: float) -> None:
@@ -27,6 +28,17 @@ def returning(x: torch.Tensor) -> torch.Tensor:
 def in_place(x: torch.Tensor) -> torch.Tensor:
     """Add 1 to ``x`` and return it, as torch's own in-place functions do."""
     return x.add_(1)
+
+
+def says_whether_compiled(x: torch.Tensor) -> None:
+    """Write 1 into ``x`` where torch.compile runs this, else 0."""
+    x.fill_(1 if torch.compiler.is_compiling() else 0)
+
+
+def cudnn_attention(x: torch.Tensor) -> None:
+    """Ask for what no CPU has."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        x.copy_(torch.nn.functional.scaled_dot_product_attention(x, x, x))
 
 
 def inputs(device: str) -> Mapping[str, Any]:

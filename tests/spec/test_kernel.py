@@ -194,3 +194,34 @@ print(sorted(name for name in foreign if not name.startswith("__editable__")))
 """
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=Path.cwd())
     assert done.stdout.strip() == "[]"
+
+
+def test_a_build_may_take_note_of_its_tensors(project: Project) -> None:
+    """It is given dtype, shape and strides by name; ``inputs`` is called once for a problem, not for each config."""
+    path = project.write(
+        "tune_it.py",
+        """
+        import torch
+
+        class Noting(Fake):
+            def given(self, layouts):
+                noted.append(layouts())
+                return Fake(self.n + 1)
+
+        noted, called = [], []
+
+        def inputs(p):
+            called.append(p.M)
+            return dict(A=tensor((2, p.M), "float16"), B=torch.zeros(3, 4).t())
+
+        @kernel(backend="fake", space=space(BM=[1, 2]), inputs=inputs, check=None)
+        def it(p, c):
+            return Noting(c.BM)
+        """,
+    )
+    (kernel,) = project.load().kernels
+    builds = [kernel.build({"M": m}, {"BM": n}).to_plain()["n"] for m, n in ((5, 1), (5, 2), (6, 2))]
+    module = kernel_module(path)
+    assert builds == [2, 3, 3]
+    assert module.called == [5, 6]
+    assert module.noted[0] == {"A": ("float16", (2, 5), (5, 1)), "B": ("float32", (4, 3), (1, 4))}

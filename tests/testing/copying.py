@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ktuned import backends
-from ktuned.backends import Absent, Compiled, Launch, Unit
+from ktuned.backends import Absence, Absent, Compiled, Launch, Unit
+from ktuned.errors import BackendError
 from ktuned.model import Device, Outcome
 from ktuned.testing.backends import BackendExample
 
@@ -187,6 +188,30 @@ class WrongResult(Copying):
     def load(self, artifact: Path, unit: Unit, device: Device) -> backends.Kernel:
         """Load another text."""
         return CopyingKernel("goodbye", ("out",))
+
+
+class Elsewhere(WrongResult):
+    """Has no device here, and loads without one all the same."""
+
+    def devices(self) -> Absent:
+        """Return that there is none."""
+        return Absent(Absence.NO_HARDWARE, "there is no such device here")
+
+
+class NeedsDevice(Elsewhere):
+    """Has no device here, and says so when it loads."""
+
+    def load(self, artifact: Path, unit: Unit, device: Device) -> backends.Kernel:
+        """Refuse."""
+        raise BackendError(f"there is no {device.name}")
+
+
+class StumblesElsewhere(Elsewhere):
+    """Has no device here, and fails for another reason before it needs one."""
+
+    def load(self, artifact: Path, unit: Unit, device: Device) -> backends.Kernel:
+        """Look for a file that no artifact has."""
+        return CopyingKernel((artifact / "description").read_text(), ("out",))
 
 
 class PassesMissingTensors(Copying):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.backends import Absence, Absent, Backend
+from ktuned.backends import Backend
 from ktuned.testing.backends import check_backend, check_build
 from tests.testing import copying
 
@@ -45,14 +45,16 @@ def test_a_build_that_does_not_survive_the_wire_is_found() -> None:
         check_build(replace(copying.EXAMPLE, good=copying.Build("hello", ["out"])))  # type: ignore[arg-type]
 
 
-def test_a_backend_without_devices_is_checked_up_to_loading(tmp_path: Path) -> None:
-    """With no hardware here, what can be checked is: compiling for the example's target."""
+@pytest.mark.parametrize("kind", [copying.Elsewhere, copying.NeedsDevice])
+def test_a_backend_without_devices_is_checked_up_to_the_launch(kind: type[Backend], tmp_path: Path) -> None:
+    """With no hardware here it compiles for the example's target, and loads as far as that goes without a device."""
+    check_backend(kind(), replace(copying.EXAMPLE, target="sm_90"), tmp_path)
 
-    class Elsewhere(copying.WrongResult):
-        def devices(self) -> Absent:
-            return Absent(Absence.NO_HARDWARE, "there is no such device here")
 
-    check_backend(Elsewhere(), replace(copying.EXAMPLE, target="sm_90"), tmp_path)
+def test_failing_to_load_for_another_reason_than_the_device_is_found(tmp_path: Path) -> None:
+    """What is missing without a device may be the device alone."""
+    with pytest.raises(AssertionError, match="description"):
+        check_backend(copying.StumblesElsewhere(), copying.EXAMPLE, tmp_path)
 
 
 def test_an_example_that_a_new_process_cannot_find_is_refused(tmp_path: Path) -> None:

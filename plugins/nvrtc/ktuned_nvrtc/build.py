@@ -29,7 +29,7 @@ class Build(backends.Build):
         flags: more options for NVRTC, each one a word; relative paths in them start at the first source's directory.
 
     Raises:
-        ValueError: a macro's name is not an identifier, a dimension is not a positive int, a scalar does not fit its type.
+        ValueError: a macro's name is not an identifier, a size is not a positive int, a scalar does not fit its type.
     """
 
     backend: ClassVar[str] = "nvrtc"
@@ -52,7 +52,8 @@ class Build(backends.Build):
         for name in self.defines:
             if not _IDENTIFIER.fullmatch(name):
                 raise ValueError(f"{name!r} is not a C++ identifier")
-        for name, sizes in (("grid", self.grid), ("block", self.block), ("cluster", self.cluster)):
+        for name in ("grid", "block", "cluster"):
+            sizes: object = getattr(self, name)
             if not isinstance(sizes, tuple) or len(sizes) > 3 or not all(_is_count(size) for size in sizes):
                 raise ValueError(f"{name} must be a tuple of at most three positive ints, not {sizes!r}")
         if not (_is_count(self.shared_bytes) or self.shared_bytes == 0):
@@ -76,4 +77,3 @@ def three(sizes: tuple[int, ...]) -> tuple[int, int, int]:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ktuned import backends
-from ktuned.backends import Launch
+from ktuned.backends import Absent, Launch
+from ktuned.cuda import cuda_devices
 from ktuned.errors import BackendError, Unsupported
 from ktuned.model import Device
 from ktuned_nvrtc.build import Build, three
@@ -88,7 +89,7 @@ class _Arguments:
         start = ctypes.addressof(self._values)
         for number, (value, offset, size) in enumerate(zip(values, offsets, sizes, strict=True), 1):
             try:
-                self._values[offset : offset + size] = to_bytes(value, size)
+                ctypes.memmove(start + offset, to_bytes(value, size), size)
             except ValueError as error:
                 raise ValueError(f"argument {number} of {entry}: {error}") from error
         self._pointers = (ctypes.c_void_p * max(len(sizes), 1))(*(start + offset for offset in offsets))
@@ -99,10 +100,10 @@ def _enter(index: int) -> Any:
     """Make a device's primary context current and return the device's handle."""
     from cuda.bindings import driver
 
-    try:
-        checked(driver.cuInit(0), "starting the driver")
-    except RuntimeError as error:
-        raise BackendError(f"a kernel cannot be loaded: {' '.join(str(error).split())}") from error
+    absent = cuda_devices()
+    if isinstance(absent, Absent):
+        raise BackendError(f"a kernel cannot be loaded: {absent.message}", hint=absent.hint)
+    checked(driver.cuInit(0), "starting the driver")
     handle = checked(driver.cuDeviceGet(index), f"opening cuda:{index}")
     context = checked(driver.cuDevicePrimaryCtxRetain(handle), f"opening cuda:{index}")
     checked(driver.cuCtxSetCurrent(context), f"opening cuda:{index}")

@@ -83,7 +83,7 @@ def f64(value: float) -> Typed:
 
 
 def struct(content: bytes) -> Typed:
-    """Return a structure by its bytes, padding included, as ``struct.pack`` or ``bytes(ctypes_structure)`` make them."""
+    """Return a structure by its bytes, padding included: what ``struct.pack`` makes, or ``bytes`` of a ctypes one."""
     return _typed("struct", bytes(content))
 
 
@@ -124,7 +124,7 @@ def encode(kind: str, value: int | float | bytes) -> bytes:
         if kind in _FLOATS and isinstance(value, int | float):
             return packing.pack(_FLOATS[kind], value)
     except (packing.error, OverflowError) as error:
-        raise ValueError(f"{value} does not fit {kind}") from error
+        raise ValueError(f"{value!r} does not fit {kind}") from error
     raise ValueError(f"{value!r} cannot be of type {kind}")
 
 

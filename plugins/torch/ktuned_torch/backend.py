@@ -85,7 +85,7 @@ class Torch(backends.Backend):
             "torch": _version("torch"),
             "triton": _version("triton"),
             "compiler": _compiler(),
-            "ktuned-torch": version("ktuned-torch"),
+            "ktuned-torch": _version("ktuned-torch"),
         }
 
     def devices(self) -> Sequence[Device] | Absent:

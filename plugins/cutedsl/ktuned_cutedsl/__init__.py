@@ -1,0 +1,6 @@
+"""ktuned's backend for CUDA kernels that are written in CuTe DSL (nvidia-cutlass-dsl)."""
+
+from ktuned_cutedsl.backend import CuteDsl, CuteDslKernel
+from ktuned_cutedsl.build import Build
+
+__all__ = ["Build", "CuteDsl", "CuteDslKernel"]

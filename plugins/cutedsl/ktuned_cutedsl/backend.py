@@ -1,0 +1,122 @@
+"""The backend: what it can do here, and how an artifact becomes a kernel again."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+from ktuned import backends
+from ktuned.backends import Absence, Absent, Compiled, Launch, Unit
+from ktuned.cuda import runs_on, torch_cuda_devices
+from ktuned.errors import BackendError, Unsupported
+from ktuned.model import Device, Outcome, Scalar
+from ktuned_cutedsl.build import Build
+from ktuned_cutedsl.compiler import LIBRARY_FILE, Refused, compile_unit
+from ktuned_cutedsl.linking import FLAGS, INSTALL_HINT, Linker, LinkError, NoLinker, NoRuntime, runtime_library
+from ktuned_cutedsl.signature import runtime_arguments
+
+REINSTALL_HINT = "pip install nvidia-cutlass-dsl apache-tvm-ffi"
+
+
+class CuteDslKernel(backends.Kernel):
+    """A function of a loaded ``kernel.so``."""
+
+    def __init__(self, function: Any, args: tuple[Scalar, ...]) -> None:
+        self._function = function
+        self._args = args
+
+    def bind(self, tensors: Mapping[str, Any]) -> Launch:
+        """Return a call of the function on ``tensors``, which launches on torch's current stream.
+
+        Raises:
+            KeyError: ``args`` names a tensor that ``inputs`` does not make.
+        """
+        return cast(Launch, functools.partial(self._function, *runtime_arguments(self._args, tensors)))
+
+
+class CuteDsl(backends.Backend):
+    """CuTe DSL functions; compiles on machines without a GPU, runs on torch's CUDA tensors."""
+
+    name = "cutedsl"
+    api_version = 1
+    build = Build
+    required_files = (LIBRARY_FILE,)
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return the versions of CuTe DSL, tvm-ffi and this plugin, CuTe DSL's environment, and the linker's flags."""
+        environment = {name: value for name, value in os.environ.items() if name.startswith("CUTE_DSL_")}
+        return {
+            "nvidia-cutlass-dsl": version("nvidia-cutlass-dsl"),
+            "apache-tvm-ffi": version("apache-tvm-ffi"),
+            "ktuned-cutedsl": version("ktuned-cutedsl"),
+            "environment": " ".join(f"{name}={value}" for name, value in sorted(environment.items())),
+            "flags": " ".join(FLAGS),
+        }
+
+    def devices(self) -> Sequence[Device] | Absent:
+        """Return the GPUs that this process may use, or why there are none."""
+        found = torch_cuda_devices()
+        if isinstance(found, Absent):
+            return found
+        try:
+            runtime_library()
+            Linker.find()
+        except NoRuntime as error:
+            return Absent(Absence.NO_LIBRARY, str(error), REINSTALL_HINT)
+        except NoLinker as error:
+            return Absent(Absence.NO_COMPILER, str(error), INSTALL_HINT)
+        return found
+
+    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
+        """Compile each unit in this process, and link it with the system's linker.
+
+        Raises:
+            BackendError: there is no linker, or it fails; a library is missing; the disk is full.
+        """
+        try:
+            linker = Linker.find()
+            for unit in units:
+                yield _compiled(unit, into / unit.key, linker)
+        except NoLinker as error:
+            raise BackendError(str(error), hint=INSTALL_HINT) from error
+        except NoRuntime as error:
+            raise BackendError(str(error), hint=REINSTALL_HINT) from error
+        except LinkError as error:
+            raise BackendError(str(error)) from error
+
+    def load(self, artifact: Path, unit: Unit, device: Device) -> CuteDslKernel:
+        """Load ``kernel.so``, its runtime library before it, and look the function up; CuTe DSL is not imported.
+
+        Raises:
+            Unsupported: it was compiled for another architecture than this device's.
+            BackendError: CuTe DSL's runtime library is not installed.
+        """
+        if not runs_on(unit.target, device.target):
+            raise Unsupported(f"compiled for {unit.target}, and {device.name} is {device.target}")
+        import tvm_ffi
+
+        build = cast(Build, unit.build)
+        try:
+            # The loader then finds it by its name, wherever it is installed.
+            ctypes.CDLL(str(runtime_library()))
+        except NoRuntime as error:
+            raise BackendError(str(error), hint=REINSTALL_HINT) from error
+        module = tvm_ffi.load_module(str((artifact / LIBRARY_FILE).resolve()))
+        return CuteDslKernel(module.get_function(build.symbol), build.args)
+
+
+def _compiled(unit: Unit, artifact: Path, linker: Linker) -> Compiled:
+    started = time.perf_counter()
+    try:
+        facts = compile_unit(unit, artifact, linker)
+    except Unsupported as error:
+        return Compiled(unit.key, Outcome.UNSUPPORTED, error.message, time.perf_counter() - started)
+    except Refused as error:
+        return Compiled(unit.key, Outcome.COMPILE_ERROR, str(error), time.perf_counter() - started)
+    return Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)

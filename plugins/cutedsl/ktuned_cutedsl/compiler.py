@@ -1,0 +1,139 @@
+"""From a unit to its artifact: tracing, compiling, exporting and linking one function, without a GPU."""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import ktuned
+from ktuned.backends import Unit
+from ktuned.errors import BackendError, KernelFileError, Unsupported
+from ktuned.spec import functions
+from ktuned_cutedsl import limits, resources
+from ktuned_cutedsl.build import Build
+from ktuned_cutedsl.linking import Linker
+from ktuned_cutedsl.signature import Misfit, compile_arguments
+
+LIBRARY_FILE = "kernel.so"
+CUBIN_FILE = "kernel.cubin"
+_OBJECT_FILE = "kernel.o"
+
+MAX_MESSAGE_CHARS = 4000
+"""How much of CuTe DSL's words is kept: its first lines say what is wrong and where."""
+
+_TARGET = re.compile(r"sm_\d+[af]?")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class Refused(Exception):
+    """The function cannot be compiled; the message is CuTe DSL's own, or says what does not fit."""
+
+
+def compile_unit(unit: Unit, artifact: Path, linker: Linker) -> dict[str, Any]:
+    """Fill ``artifact`` and return its facts.
+
+    Raises:
+        Refused: the function cannot be found or compiled.
+        Unsupported: the target cannot run it.
+        BackendError: the failure is not the config's.
+    """
+    if not _TARGET.fullmatch(unit.target):
+        raise Unsupported(f"CuTe DSL compiles for NVIDIA GPUs (sm_90a), not for {unit.target}")
+    if unit.sources:
+        raise Refused("a cutedsl kernel has no sources: what the kernel file imports is followed without them")
+    build = cast(Build, unit.build)
+    try:
+        function = functions.find(str(build.function), unit.kernel_file)
+        with tempfile.TemporaryDirectory(prefix="ktuned-cute-") as scratch:
+            return _compile(function, build, unit.target, artifact, linker, Path(scratch))
+    except (KernelFileError, LookupError, Misfit) as error:
+        raise Refused(str(error.args[0] if error.args else error)) from error
+    except OSError as error:
+        if error.errno in _DISK_IS_FULL:
+            raise BackendError(f"no room to compile in: {error}", hint="free some space") from error
+        raise
+
+
+def _compile(
+    function: Callable[..., Any], build: Build, target: str, artifact: Path, linker: Linker, scratch: Path
+) -> dict[str, Any]:
+    compiled = _trace_and_compile(function, build, target)
+    compiled.export_to_c(str(scratch / _OBJECT_FILE), function_name=build.symbol)
+    data = (scratch / _OBJECT_FILE).read_bytes()
+    binaries = list(resources.cubins(data))
+    found = [kernel for binary in binaries for kernel in resources.kernels(binary)]
+    launched = resources.launches(compiled.ir_module)
+    if why := limits.why_not(target, found, launched):
+        raise Unsupported(why)
+    linker.link(scratch, _OBJECT_FILE, LIBRARY_FILE)
+    shutil.move(scratch / LIBRARY_FILE, artifact / LIBRARY_FILE)
+    for index, binary in enumerate(binaries):
+        (artifact / (f"{index}.{CUBIN_FILE}" if index else CUBIN_FILE)).write_bytes(binary)
+    return {
+        "function": build.symbol,
+        "target": target,
+        "kernels": [asdict(kernel) for kernel in found],
+        "launches": [asdict(launch) for launch in launched],
+    }
+
+
+def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) -> Any:
+    """Return what ``cute.compile`` makes of a function.
+
+    Raises:
+        Refused: it, or the function while it was traced, raised.
+        Unsupported: the function said so while it was traced.
+        Misfit: the Build does not fit the function.
+    """
+    from cutlass import cute
+
+    # Ours come last: they hold against what the user's options say.
+    options = f"{build.options} --enable-tvm-ffi --gpu-arch {target}"
+    try:
+        called, arguments = compile_arguments(function, build)
+        return cute.compile(called, **arguments, options=options)
+    except (Misfit, MemoryError):
+        raise
+    except Exception as error:
+        for cause in _causes(error):
+            if isinstance(cause, Unsupported):
+                raise cause from error
+        raise Refused(_words(error)) from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    following: BaseException | None = error
+    seen: set[int] = set()
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or following.__context__
+
+
+def _words(error: Exception) -> str:
+    """Return what went wrong, the first line saying what, without colours and capped."""
+    said = _COLOURS.sub("", str(error)).strip()
+    if not type(error).__module__.startswith("cutlass."):
+        # What user code raised while it was traced; CuTe DSL's own errors tell their place themselves.
+        said = f"{_place(error)}{type(error).__name__}: {said}"
+    return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+def _place(error: Exception) -> str:
+    """Return ``file:line: `` of the deepest frame that is the user's, or ``""``."""
+    place = ""
+    ours = (Path(__file__).parent, Path(ktuned.__file__).parent)
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = Path(frame.f_code.co_filename)
+        is_theirs = str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("cutlass", "inspect")
+        if path.is_file() and not is_theirs and not any(path.is_relative_to(directory) for directory in ours):
+            place = f"{path.name}:{line}: "
+    return place

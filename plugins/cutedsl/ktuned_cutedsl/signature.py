@@ -1,0 +1,132 @@
+"""From a Build to what ``cute.compile`` takes: fake tensors, scalars, constants and a stream, by parameter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ktuned.backends import Layout
+from ktuned.model import Scalar
+from ktuned_cutedsl.build import Build
+
+ALIGNMENT_BYTES = 16
+"""What a tensor's address is a multiple of: enough for the widest load, and less than any allocation's."""
+
+STREAM = "stream"
+
+_DTYPES = {
+    "float64": "Float64",
+    "float32": "Float32",
+    "float16": "Float16",
+    "bfloat16": "BFloat16",
+    "float8_e4m3fn": "Float8E4M3FN",
+    "float8_e5m2": "Float8E5M2",
+    "int8": "Int8",
+    "int16": "Int16",
+    "int32": "Int32",
+    "int64": "Int64",
+    "uint8": "Uint8",
+    "uint16": "Uint16",
+    "uint32": "Uint32",
+    "uint64": "Uint64",
+    "bool": "Boolean",
+}
+"""What CuTe DSL calls torch's dtypes."""
+
+
+class Misfit(Exception):
+    """A Build does not fit the function that it names; the message says why."""
+
+
+def compile_arguments(function: Callable[..., Any], build: Build) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return what to compile (the function, or an object of the class) and its arguments by parameter.
+
+    Raises:
+        Misfit: a parameter has no argument, an argument no parameter, or a tensor cannot be described.
+    """
+    constants = dict(build.constants)
+    if inspect.isclass(function):
+        own = [name for name in inspect.signature(function).parameters if name in constants]
+        function = function(**{name: constants.pop(name) for name in own})
+    parameters = inspect.signature(function).parameters
+    for name in constants:
+        if name not in parameters or name == STREAM:
+            raise Misfit(f"{build.symbol} has no constexpr parameter {name!r}; it has {_listed(parameters)}")
+    if STREAM not in parameters:
+        raise Misfit(
+            f"{build.symbol} has no parameter {STREAM!r}: give it one (annotated cuda.bindings.driver.CUstream), and "
+            f"launch its kernels on it, as in .launch(…, {STREAM}={STREAM})"
+        )
+    return function, dict(_arguments(parameters, constants, build))
+
+
+def _arguments(
+    parameters: Mapping[str, inspect.Parameter], constants: Mapping[str, Any], build: Build
+) -> Iterator[tuple[str, Any]]:
+    from cutlass.cute.runtime import make_fake_stream
+
+    rest = list(build.args)
+    for name, parameter in parameters.items():
+        if name == STREAM:
+            # The call takes torch's current stream by itself, so that none is passed.
+            yield name, make_fake_stream(use_tvm_ffi_env_stream=True)
+        elif name in constants:
+            yield name, constants[name]
+        elif "Constexpr" in str(parameter.annotation):
+            if parameter.default is parameter.empty:
+                raise Misfit(f"{name} of {build.symbol} is a Constexpr: give it in constants, not in args")
+        elif rest:
+            arg = rest.pop(0)
+            yield name, fake_tensor(arg, build.layouts) if isinstance(arg, str) else arg
+        elif parameter.default is parameter.empty:
+            raise Misfit(f"{build.symbol} takes {name!r}, for which args and constants have nothing")
+    if rest:
+        raise Misfit(f"{build.symbol} takes {_listed(parameters)}; args has {_listed(map(repr, rest))} more")
+    if not any(isinstance(arg, str) for arg in build.args):
+        raise Misfit("args names no tensor, and so no device to run on")
+
+
+def fake_tensor(name: str, layouts: Mapping[str, Layout]) -> Any:
+    """Return what stands for a tensor while compiling: its dtype, shape and strides, without memory.
+
+    Raises:
+        Misfit: ``inputs`` makes no such tensor, or CuTe DSL has no such dtype.
+    """
+    import cutlass
+    from cutlass.cute.runtime import make_fake_tensor
+
+    if name not in layouts:
+        raise Misfit(f"args names the tensor {name!r}; inputs makes no such tensor")
+    dtype, shape, strides = layouts[name]
+    if dtype not in _DTYPES:
+        raise Misfit(f"the tensor {name!r} is of {dtype}, which CuTe DSL does not have")
+    return make_fake_tensor(getattr(cutlass, _DTYPES[dtype]), shape, strides, assumed_align=ALIGNMENT_BYTES)
+
+
+def runtime_arguments(args: tuple[Scalar, ...], tensors: Mapping[str, Any]) -> list[Any]:
+    """Return what a compiled function is called with.
+
+    The first tensor stays torch's own: from it apache-tvm-ffi takes the current stream. The others are converted
+    here, once.
+
+    Raises:
+        KeyError: ``args`` names a tensor that ``inputs`` does not make.
+    """
+    import tvm_ffi
+
+    bound: list[Any] = []
+    has_tensor = False
+    for arg in args:
+        if not isinstance(arg, str):
+            bound.append(arg)
+            continue
+        if arg not in tensors:
+            raise KeyError(f"args names the tensor {arg!r}; inputs makes {_listed(sorted(tensors))}")
+        bound.append(tvm_ffi.from_dlpack(tensors[arg]) if has_tensor else tensors[arg])
+        has_tensor = True
+    return bound
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,144 @@
+"""``kill -9`` of the daemon, of a worker, of all workers, at random moments: nothing told is lost, nothing is left."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from tests.chaos.conftest import Row, Scale
+from tests.chaos.watching import Baseline, ChaosDaemon, Listener, Victim
+from tests.e2e.harness import PATIENCE_S, kernel_text
+
+KILLS = 100
+KINDS = {"daemon": 3, "worker": 4, "all workers": 3}
+"""What is killed, and how often in ten."""
+
+CONFIGS = 40
+SPECIAL = {3: "wrong", 11: "compile_error", 19: "raise", 27: "exit", 35: "unsupported"}
+OUTCOMES = {
+    "work": "measured",
+    "wrong": "mismatch",
+    "compile_error": "compile_error",
+    "raise": "launch_error",
+    "exit": "crashed",
+    "unsupported": "unsupported",
+}
+
+
+class Onslaught:
+    """One daemon after another on one home, each killed or robbed of its workers, and all that they ever told."""
+
+    def __init__(self, daemon: ChaosDaemon, seed: int) -> None:
+        self.daemon = daemon
+        self.kernels: dict[str, dict[str, str]] = {}
+        self.killed: Counter[str] = Counter()
+        self._dice = random.Random(seed)
+        self._told: dict[int, Mapping[str, Any]] = {}
+        self._listener = self._listen()
+
+    def _listen(self) -> Listener:
+        listener = Listener(self.daemon)
+        listener.start()
+        return listener
+
+    def keep_busy(self) -> None:
+        """Have a job run: a new kernel's, when the last one is done."""
+        if self.daemon.is_working():
+            return
+        name = f"k{len(self.kernels)}"
+        does = {f"t{index}": SPECIAL.get(index, "work") for index in range(CONFIGS)}
+        configs = [{"us": 100.0 + 10 * index, "does": did, "tag": tag} for index, (tag, did) in enumerate(does.items())]
+        text = kernel_text(f"space({configs})", name=f"'{name}'", early_stop="100.0", deadlines="dict(load=30.0)")
+        self.daemon.client.call(
+            "tune", path=str(self.daemon.kernel_file(text, f"tune_{name}.py")), deadline_s=PATIENCE_S
+        )
+        self.kernels[name] = {tag: OUTCOMES[did] for tag, did in does.items()}
+
+    def strike(self) -> None:
+        """Wait for a random moment, kill something, and see that what hung on it goes too."""
+        (what,) = self._dice.choices(list(KINDS), KINDS.values())
+        # A daemon may be killed while it starts. Workers are killed after some progress: the config that is there
+        # whenever one is killed would be taken for the cause, which is right.
+        wait_for = self._dice.choice([0, 0, 1, 2, 4, 8] if what == "daemon" else [1, 1, 2, 3, 5, 8])
+        self._await_trials(wait_for)
+        self.killed[what] += 1
+        if what == "daemon":
+            self._kill_daemon()
+            return
+        victims = Victim.all_of(self.daemon)
+        if what == "worker":
+            victims = self._dice.sample(victims, min(1, len(victims)))
+        for victim in victims:
+            victim.kill()
+        self.daemon.until(lambda: all(victim.is_gone() for victim in victims), "what the workers had to be gone")
+
+    def _await_trials(self, count: int) -> None:
+        deadline = monotonic() + PATIENCE_S
+        for _ in range(count):
+            while not self._listener.measured.acquire(timeout=0.1):
+                assert monotonic() < deadline, f"no trial for {PATIENCE_S} s: {self.daemon.log.read_text()[-3000:]}"
+                self.keep_busy()
+
+    def _kill_daemon(self) -> None:
+        self.daemon.kill()
+        self._listener.join(10)
+        self.daemon.until(lambda: not self.daemon.processes(), "everything to die with the daemon")
+        self.daemon.until(lambda: not list((self.daemon.home / "cache").glob("tmp/*")), "the scratch files to be gone")
+        self.daemon.start()
+        self.check_told()
+        self._listener = self._listen()
+
+    def check_told(self) -> None:
+        """Nothing that was told is gone, and no figure is another one now, but that of a finalist."""
+        self._told |= self._listener.told
+        known = {
+            trial["id"]: trial
+            for kernel in self.kernels
+            for trial in self.daemon.client.call("results", kernel=kernel, limit=2000)["trials"]
+        }
+        for number, told in self._told.items():
+            now = known[number]
+            assert (now["config"], now["outcome"]) == (told["config"], told["outcome"])
+            if now["latency_us"] != told["latency_us"]:
+                assert "rounds" in self.daemon.trial(number)["detail"]
+
+    def finish(self) -> dict[str, int]:
+        """Let the last job end; return how many configs there are and how many ended right."""
+        self.daemon.until(lambda: not self.daemon.is_working(), "the last job to end")
+        self.check_told()
+        right = [
+            found.get(tag) == outcome
+            for kernel, expected in self.kernels.items()
+            for found in [{tag: trial["outcome"] for tag, trial in self.daemon.trials(kernel).items()}]
+            for tag, outcome in expected.items()
+        ]
+        return {"configs": len(right), "right outcomes": sum(right), "told and kept": len(self._told)}
+
+
+@pytest.mark.timeout(900)
+def test_kills(tmp_path: Path, scale: Scale, row: Row) -> None:
+    """After each kill all that was told is there and nothing is left over; every job ends, every outcome is right."""
+    kills = KILLS if scale.is_full else 8
+    with ChaosDaemon(tmp_path) as daemon:
+        daemon.tuned_once()
+        before = Baseline(daemon)
+        onslaught = Onslaught(daemon, scale.seed)
+        for _ in range(kills):
+            onslaught.keep_busy()
+            onslaught.strike()
+        row["kills"] = dict(onslaught.killed)
+        ended = onslaught.finish()
+        jobs = Counter(job["state"] for job in daemon.client.call("jobs")["jobs"])
+        leaks = before.leaks(daemon)
+        row |= {"jobs": dict(jobs), **ended, **leaks}
+        assert set(jobs) == {"done"}
+        assert ended["right outcomes"] == ended["configs"]
+        assert not any(leaks.values()), daemon.stray_files()
+    assert not daemon.processes()
+    assert not list((daemon.home / "cache").glob("tmp/*"))

@@ -1,0 +1,113 @@
+"""Two hundred configs, half of them bad in every way there is: each ends as what it is, and the best one wins."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.conftest import Row, Scale
+from tests.chaos.watching import Baseline, ChaosDaemon
+from tests.e2e.harness import kernel_text
+
+KINDS = (
+    ("hang", 20, "hung"),
+    ("segfault", 5, "crashed"),
+    ("abort", 5, "crashed"),
+    ("exit", 5, "crashed"),
+    ("overflow", 5, "crashed"),
+    ("wrong", 20, "mismatch"),
+    ("compile_error", 20, "compile_error"),
+    ("compile_child", 9, "compile_timeout"),
+    ("compile_detached", 1, "compile_timeout"),
+    ("eat", 5, "crashed"),
+    ("chatter", 5, "measured"),
+    ("work", 100, "measured"),
+)
+"""What configs do, how many do it, and how they must end."""
+
+FIRST_LAUNCH_S = 2.0
+"""What a first launch gets at least once something was measured (``deadlines.FLOOR_S``): hangs cost users this much."""
+
+TAKE_OVER_S = 1.5
+"""What a hung config may cost its lane beyond its deadline."""
+
+MEMORY = "bench_memory_gib = 0.6\n"
+OPTIONS = {"deadlines": f"dict(first_launch={FIRST_LAUNCH_S}, compile=1.5)", "early_stop": "100.0"}
+
+
+def _configs(scale: Scale, *, healthy_only: bool = False) -> list[dict[str, Any]]:
+    """Return the configs; the best healthy one takes less than half of what the next does, the bad ones promise more."""
+    configs = []
+    for does, count, outcome in KINDS:
+        for index in range(scale.of(count)):
+            if outcome == "measured":
+                configs.append({"us": 300.0 + 5 * len(configs), "does": does, "tag": f"{does}{index}"})
+            elif not healthy_only:
+                configs.append({"us": 1.0, "does": does, "tag": f"{does}{index}"})
+    configs[-1]["us"] = 120.0
+    return configs
+
+
+def _lost_s(daemon: ChaosDaemon) -> list[float]:
+    """Return for each hung trial what its lane lost beyond the deadline: until it could measure the next one."""
+    trials = [daemon.trial(trial["id"]) for trial in daemon.trials().values()]
+    on_lane = sorted((trial for trial in trials if "open_s" in trial["detail"]), key=lambda trial: trial["updated"])
+    return [
+        trial["lane_s"] + after["detail"]["open_s"] - trial["detail"]["after_s"]
+        for trial, after in zip(on_lane, on_lane[1:], strict=False)
+        if trial["outcome"] == "hung"
+    ]
+
+
+@pytest.mark.timeout(600)
+def test_two_hundred(tmp_path: Path, scale: Scale, row: Row) -> None:
+    """Every config ends in its outcome, the winner is that of a clean run, a hang costs little, nothing is left."""
+    healthy = _configs(scale, healthy_only=True)
+    with ChaosDaemon(tmp_path / "clean") as clean:
+        _, (job,) = clean.tune(path=str(clean.kernel_file(kernel_text(f"space({healthy})", **OPTIONS))))
+        assert job["outcomes"] == {"measured": len(healthy)}
+        winner = clean.client.lookup("it", dict(n=64)).config
+
+    configs = _configs(scale)
+    with ChaosDaemon(tmp_path / "chaos", config=MEMORY) as daemon:
+        daemon.tuned_once()
+        before = Baseline(daemon)
+        path = daemon.kernel_file(kernel_text(f"space({configs})", seed=str(scale.seed), **OPTIONS))
+        _, (job,) = daemon.tune(path=str(path))
+        trials = daemon.trials()
+        expected = {
+            config["tag"]: next(outcome for does, _, outcome in KINDS if does == config["does"]) for config in configs
+        }
+        found = {tag: trial["outcome"] for tag, trial in trials.items()}
+        lost = _lost_s(daemon)
+        leaks = before.leaks(daemon)
+        row |= {
+            "configs": len(configs),
+            "right outcomes": sum(found.get(tag) == outcome for tag, outcome in expected.items()),
+            "outcomes": dict(sorted(Counter(found.values()).items())),
+            "lost per hang beyond its deadline": f"median {statistics.median(lost):.2f} s, worst {max(lost):.2f} s",
+            "job": {name: job["cost"].get(name) for name in ("wall_s", "lane_s", "open_s", "compile_s")},
+            **leaks,
+        }
+        assert found == expected
+        assert job["state"] == "done"
+        assert daemon.client.lookup("it", dict(n=64)).config == winner
+        assert not any(leaks.values()), daemon.stray_files()
+        _check_stories(daemon, trials)
+    assert not daemon.processes()
+    assert not list((daemon.home / "cache").glob("tmp/*"))
+    if scale.is_full:
+        assert max(lost) <= TAKE_OVER_S
+
+
+def _check_stories(daemon: ChaosDaemon, trials: dict[str, dict[str, Any]]) -> None:
+    """The crashes are told apart."""
+    segfault, overflow, abort = (daemon.trial(trials[f"{does}0"]["id"]) for does in ("segfault", "overflow", "abort"))
+    assert segfault["detail"]["signal"] == overflow["detail"]["signal"] == "SIGSEGV"
+    assert abort["detail"]["signal"] == "SIGABRT"
+    assert "code 3" in trials["exit0"]["message"]
+    assert "out of memory" in trials["eat0"]["message"]

@@ -1,0 +1,156 @@
+"""A daemon under chaos, and what can be seen of it from outside: its processes, descriptors and files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ktuned.fleet import warden
+from ktuned.fleet.process import WORKER_MARK
+from ktuned_client import DaemonError, DaemonUnavailable
+from tests.e2e.harness import Daemon, kernel_text
+
+_MARK = "CHAOS_RUN"
+_KEPT_SCRATCH = {"expected"}
+"""What a daemon keeps in its scratch directory on purpose, until it ends."""
+
+
+class ChaosDaemon(Daemon):
+    """A daemon all of whose processes bear a mark, and whose temporary files have one place."""
+
+    def __init__(self, directory: Path, *, config: str = "") -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.temporary = directory / "tmp"
+        self.temporary.mkdir()
+        self._mark = f"{_MARK}={uuid.uuid4().hex}"
+        super().__init__(
+            directory, env={_MARK: self._mark.partition("=")[2], "TMPDIR": str(self.temporary)}, config=config
+        )
+
+    @property
+    def pid(self) -> int:
+        """The daemon's own process."""
+        assert self.process is not None
+        return self.process.pid
+
+    def processes(self) -> set[int]:
+        """Return every living process that this daemon, or an earlier one here, has started, itself included."""
+        return set(warden.marked(self._mark))
+
+    def descriptors(self) -> int:
+        """Return how many file descriptors the daemon has open."""
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def stray_files(self) -> list[str]:
+        """Return the temporary files that belong to no living worker."""
+        cache = self.home / "cache"
+        scratch = [path for path in cache.glob("tmp/*/*") if path.name not in _KEPT_SCRATCH]
+        staging = (cache / "artifacts" / ".staging").glob("*")
+        return sorted(str(path) for path in (*scratch, *staging, *self.temporary.iterdir()))
+
+    def settle(self) -> None:
+        """Kill the workers that are left, which idle, until the daemon stands alone."""
+
+        def is_alone() -> bool:
+            for pid in self.workers():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not self.workers()
+
+        self.until(is_alone, "the workers to be gone")
+
+    def tuned_once(self) -> None:
+        """Tune something small, so that what a daemon opens once is open."""
+        path = self.kernel_file(kernel_text("space([dict(us=50.0, tag='warm')])", name="'warm'"), "tune_warm.py")
+        _, (job,) = self.tune(path=str(path))
+        assert job["state"] == "done", job
+
+    def is_working(self) -> bool:
+        """Tell whether a job waits or runs."""
+        return any(job["state"] in ("queued", "running") for job in self.client.call("jobs")["jobs"])
+
+
+class Baseline:
+    """What a daemon at rest holds; :meth:`leaks` is what it holds more later on."""
+
+    def __init__(self, daemon: ChaosDaemon) -> None:
+        daemon.settle()
+        self._descriptors = daemon.descriptors()
+        self._processes = len(daemon.processes())
+
+    def leaks(self, daemon: ChaosDaemon) -> dict[str, int]:
+        """Return how many processes, files and descriptors are left of what happened since."""
+        daemon.settle()
+
+        def found() -> dict[str, int]:
+            return {
+                "leaked processes": max(0, len(daemon.processes()) - self._processes),
+                "leaked files": len(daemon.stray_files()),
+                "leaked descriptors": max(0, daemon.descriptors() - self._descriptors),
+            }
+
+        # What is told as gone is swept up a moment later.
+        with suppress(AssertionError):
+            daemon.until(lambda: not any(found().values()), "everything to be swept up")
+        return found()
+
+
+class Victim:
+    """A worker that will be killed from outside, and what must go with it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        environment = dict(entry.decode().partition("=")[::2] for entry in entries if entry)
+        self._mark = f"{WORKER_MARK}={environment[WORKER_MARK]}"
+        self._scratch = Path(environment["TMPDIR"])
+
+    @classmethod
+    def all_of(cls, daemon: ChaosDaemon) -> list[Victim]:
+        """Return the workers that live now."""
+        victims = []
+        for pid in daemon.workers():
+            # One that is ending has no environment any more; one that just began has its parent's.
+            with suppress(OSError, KeyError):
+                victims.append(cls(pid))
+        return victims
+
+    def kill(self) -> None:
+        """Kill the one process, and leave what it has started to ktuned."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def is_gone(self) -> bool:
+        """Tell whether neither it, nor what it started, nor its files are left."""
+        return not warden.marked(self._mark) and not self._scratch.exists()
+
+
+class Listener(threading.Thread):
+    """Writes down every trial that the daemon tells of, until the daemon dies."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        super().__init__(daemon=True)
+        self.told: dict[int, Mapping[str, Any]] = {}
+        self.measured = threading.Semaphore(0)
+        self._events = daemon.client.events(types=["trial_done"])
+
+    def run(self) -> None:
+        """Take events until the stream breaks."""
+        try:
+            for event in self._events:
+                trial = event.get("trial")
+                if trial is not None:
+                    is_news = trial["id"] not in self.told
+                    self.told[trial["id"]] = trial
+                    if is_news and trial["lane_s"]:
+                        self.measured.release()
+        except (DaemonUnavailable, DaemonError, OSError):
+            return
+        finally:
+            self._events.close()

@@ -1,0 +1,53 @@
+// The example that the nvrtc plugin shows the conformance suite: y = factor x, TILE elements a thread.
+#include "scale.cuh"
+
+#ifdef BROKEN
+#error "BROKEN is defined"
+#endif
+
+template <typename T, int TILE>
+__global__ void scale(const T* x, T* y, T factor, int n) {
+  const int first = (blockIdx.x * blockDim.x + threadIdx.x) * TILE;
+  for (int i = first; i < first + TILE && i < n; ++i) y[i] = scaled(x[i], factor);
+}
+
+// What the tests of launches look at.
+struct Pair {
+  int first;
+  double second;
+};
+
+__global__ void scalars(double* out, bool a, signed char b, unsigned short c, int d, unsigned e, long long f,
+                        unsigned long long g, float h, double i, unsigned short half, unsigned short bfloat16, Pair j) {
+  const double values[] = {double(a), double(b), double(c), double(d),    double(e),        double(f),
+                           double(g), double(h), i,         double(half), double(bfloat16), double(j.first),
+                           j.second};
+  for (int k = 0; k < 13; ++k) out[k] = values[k];
+}
+
+__global__ void last_of_shared(int* out, int bytes) {
+  extern __shared__ int shared[];
+  const int last = bytes / 4 - 1;
+  if (threadIdx.x == 0) shared[last] = 7;
+  __syncthreads();
+  if (threadIdx.x == 0) *out = shared[last] + last;
+}
+
+__global__ void cluster_sizes(int* out) {
+  unsigned size;
+  asm volatile("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(size));
+  out[blockIdx.x] = size;
+}
+
+__global__ void __launch_bounds__(128) at_most_128_threads(int* out) { out[threadIdx.x] = 1; }
+
+__global__ void too_much_static_shared(int* out) {
+  __shared__ int shared[80 * 1024];
+  shared[threadIdx.x] = *out;
+  __syncthreads();
+  *out = shared[blockDim.x - 1 - threadIdx.x];
+}
+
+extern "C" __global__ void plain(int* out) { *out = 3; }
+
+__global__ void add_one(int* out) { *out += 1; }

@@ -1,0 +1,142 @@
+"""Functions in a Build: what travels is a name that finds the function again, or there is an error at once."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.errors import KernelFileError
+from ktuned.spec import functions
+from ktuned.spec.loading import forget_modules, kernel_module
+from tests.spec.conftest import Project
+
+FILE = """
+from helper import tripled
+
+def doubled(x):
+    return 2 * x
+
+class Scale:
+    @staticmethod
+    def halved(x):
+        return x / 2
+
+def wrapped(f):
+    def inner(x):
+        return f(x)
+    inner.__qualname__ = f.__qualname__
+    return inner
+
+hidden = doubled
+doubled_again = wrapped(doubled)
+five = 5
+"""
+
+
+class Holder:
+    """Has a method."""
+
+    def method(self) -> None:
+        """Do nothing."""
+
+
+class Callable:
+    """An object that can be called."""
+
+    def __call__(self) -> None:
+        """Do nothing."""
+
+
+def local() -> Any:
+    """Return a function that only this call knows."""
+
+    def inner() -> None:
+        pass
+
+    return inner
+
+
+@pytest.fixture
+def file(project: Project) -> Path:
+    """A kernel file that takes one of its functions from a module beside it."""
+    project.write("helper.py", "def tripled(x):\n    return 3 * x\n")
+    return project.write("tune_it.py", FILE)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "name"), [("doubled", "doubled"), ("hidden", "doubled"), ("tripled", "helper:tripled")]
+)
+def test_a_function_is_found_again_by_its_name(project: Project, file: Path, attribute: str, name: str) -> None:
+    """The kernel file's own by its qualified name, another module's with that module; also after a new import."""
+    function = getattr(kernel_module(file), attribute)
+    assert functions.name_of(function) == name
+    assert functions.find(name, file) is function
+    forget_modules(project.root)
+    again = functions.find(name, file)
+    assert again is not function
+    assert again(2) == function(2)
+
+
+def test_a_class_may_hold_it(file: Path) -> None:
+    """A static method's name has its class."""
+    halved = kernel_module(file).Scale.halved
+    assert functions.name_of(halved) == "Scale.halved"
+    assert functions.find("Scale.halved", file)(3) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda: None, "a lambda has no name"),
+        (local(), "local.<locals>.inner is inside another function"),
+        (functools.partial(print, 1), "a partial has no name"),
+        (Callable(), "an object of type Callable has no name"),
+        (Holder().method, "Holder.method in .* is not the function that was given"),
+        ("a b", "'a b' is not the name of a function"),
+        ("", "'' is not the name of a function"),
+        ("f:", "'f:' is not the name of a function"),
+    ],
+)
+def test_what_no_name_leads_to_is_an_error(function: Any, words: str) -> None:
+    """It says what was given, and where to define it."""
+    with pytest.raises(ValueError, match=words):
+        functions.name_of(function)
+
+
+def test_what_is_no_function_is_an_error() -> None:
+    """A number is told by its type."""
+    with pytest.raises(TypeError, match="a function is wanted, not a int"):
+        functions.name_of(3)  # type: ignore[arg-type]
+
+
+def test_a_name_that_leads_elsewhere_is_an_error(file: Path) -> None:
+    """A wrapper that goes by the wrapped function's name would be left out without a word."""
+    with pytest.raises(ValueError, match="doubled in .* is not the function that was given"):
+        functions.name_of(kernel_module(file).doubled_again)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gone", "tune_it.py: there is no function 'gone'"),
+        ("Scale.gone", "there is no function 'Scale.gone'"),
+        ("nowhere:f", "there is no function 'nowhere:f': No module named 'nowhere'"),
+        ("five", "'five' is a int, which cannot be called"),
+    ],
+)
+def test_a_name_that_finds_nothing_says_so(file: Path, name: str, words: str) -> None:
+    """The error names the kernel file and the name."""
+    with pytest.raises(LookupError, match=words):
+        functions.find(name, file)
+
+
+def test_a_kernel_file_that_cannot_be_imported(project: Project) -> None:
+    """Its own error comes through, and nothing of it stays."""
+    path = project.write("tune_it.py", "import nothing_such\n")
+    with pytest.raises(KernelFileError, match="No module named 'nothing_such'"):
+        functions.find("f", path)
+    assert not [name for name in sys.modules if name.endswith("_tune_it")]
