@@ -3,10 +3,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-PROJECTS := pyproject.toml client/pyproject.toml plugins/nvrtc/pyproject.toml plugins/torch/pyproject.toml plugins/tvm_ffi/pyproject.toml
+PROJECTS := pyproject.toml client/pyproject.toml plugins/cutedsl/pyproject.toml plugins/nvrtc/pyproject.toml plugins/torch/pyproject.toml plugins/tvm_ffi/pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test bench
+.PHONY: help install demo lint test chaos bench
 
 help:  ## say what can be made
 	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ $(BIN)/python:
 $(STAMP): $(BIN)/python $(PROJECTS) constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt hatchling
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation \
-		-e . -e client -e plugins/nvrtc -e plugins/torch -e plugins/tvm_ffi -e '.[dev]'
+		-e . -e client -e plugins/cutedsl -e plugins/nvrtc -e plugins/torch -e plugins/tvm_ffi -e '.[dev]'
 	@touch $@
 
 demo: install  ## tune the CPU example, edit it, watch it being tuned again, look the winner up
@@ -37,6 +37,9 @@ lint: install  ## ruff and mypy
 
 test: lint  ## lint, then the whole suite
 	$(BIN)/python -m pytest
+
+chaos: install  ## everything that can go wrong at once, seeded (SEED=3), for up to ten minutes
+	$(BIN)/python -m pytest tests/chaos -m 'not gpu' -o faulthandler_timeout=0 --chaos=full --chaos-seed=$(or $(SEED),3)
 
 bench: install  ## the benchmarks, each beside its budget
 	@for benchmark in rest pipeline lookup; do \

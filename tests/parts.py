@@ -239,6 +239,9 @@ async def assembled(directory: Path, *, store_type: type[Store] = Store) -> Asyn
         if not _reports:
             await parts.machine.probe(parts.environment)
             _reports.update(store.probes())
+        async with fleet.lend("inspect", parts.environment):
+            # One worker is up, and is nobody's leak.
+            pass
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.lookups.run)
             yield parts

@@ -1,5 +1,6 @@
 """Which GPUs there are, told by a driver that a C compiler makes here, and what runs on what."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -17,7 +18,10 @@ DRIVER = """
 int cuInit(unsigned flags) { return INIT; }
 int cuDeviceGetCount(int *count) { *count = 2; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
-int cuDeviceGetName(char *name, int size, int device) { strcpy(name, device ? "NVIDIA A100" : "NVIDIA H200"); return 0; }
+int cuDeviceGetName(char *name, int size, int device) {
+  strcpy(name, device ? "NVIDIA A100" : "NVIDIA H200");
+  return 0;
+}
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   *value = attribute == 75 ? (device ? 8 : 9) : attribute == 76 ? 0 : -1;
   return 0;
@@ -72,7 +76,7 @@ def _compile(source: str, library: Path, *flags: str) -> None:
 
 def test_each_gpu_has_its_seat_model_target_and_driver(ask: Driver) -> None:
     """The driver's own order and names; the fingerprint is the driver's version alone, lest equal devices differ."""
-    assert eval(ask(0)) == [
+    assert ast.literal_eval(ask(0)) == [
         {"name": "cuda:0", "model": "NVIDIA H200", "target": "sm_90a", "fingerprint": {"driver": "580.159.04"}},
         {"name": "cuda:1", "model": "NVIDIA A100", "target": "sm_80", "fingerprint": {"driver": "580.159.04"}},
     ]

@@ -50,9 +50,9 @@ async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
         "backend 'fake' cannot run here: there is no fake device",
         "set FAKE_DEVICES=1",
     )
-    error = refusal(machine, parts.environment, "nvrtc")
-    assert "has no backend 'nvrtc' (installed: " in error.message
-    assert error.hint == "pip install 'ktuned[nvrtc]' into it"
+    error = refusal(machine, parts.environment, "no_such")
+    assert "has no backend 'no_such' (installed: " in error.message
+    assert error.hint == "pip install 'ktuned[no-such]' into it"
     missing = replace(parts.environment, python="/nowhere/python")
     await machine.probe(missing)
     error = refusal(machine, missing)

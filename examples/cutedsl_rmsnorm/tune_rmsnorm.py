@@ -57,10 +57,7 @@ def rmsnorm_kernel(
         scale = cute.math.rsqrt(total / columns + epsilon)
         for step in cutlass.range_constexpr(steps):
             index = step * THREADS + thread
-            if cutlass.const_expr(KEEP):
-                values = kept[step]
-            else:
-                values = source[None, index].load()
+            values = kept[step] if cutlass.const_expr(KEEP) else source[None, index].load()
             scaled = values.to(cutlass.Float32) * scale * weights[None, index].load().to(cutlass.Float32)
             target[None, index].store(scaled.to(y.element_type))
 

@@ -31,7 +31,7 @@ def name_of(function: Callable[..., Any] | str) -> str:
             raise ValueError(f"{function!r} is not the name of a function (f, Class.f or module:f)")
         return function
     if not callable(function):
-        raise TypeError(f"a function is wanted, not a {type(function).__name__}")
+        raise TypeError(f"a function is wanted, not a value of type {type(function).__name__}")
     if isinstance(function, functools.partial):
         raise ValueError(f"a partial has no name that another process could find it by; {_REMEDY}")
     qualname = getattr(function, "__qualname__", None)
@@ -70,5 +70,5 @@ def find(name: str, kernel_file: Path) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise LookupError(f"{kernel_file.name}: there is no function {name!r}: {error}") from error
     if not callable(function):
-        raise LookupError(f"{kernel_file.name}: {name!r} is a {type(function).__name__}, which cannot be called")
+        raise LookupError(f"{kernel_file.name}: {name!r} is of type {type(function).__name__}, which cannot be called")
     return function  # type: ignore[no-any-return]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -40,8 +41,8 @@ OPTIONS = {"deadlines": f"dict(first_launch={FIRST_LAUNCH_S}, compile=1.5)", "ea
 
 
 def _configs(scale: Scale, *, healthy_only: bool = False) -> list[dict[str, Any]]:
-    """Return the configs; the best healthy one takes less than half of what the next does, the bad ones promise more."""
-    configs = []
+    """Return the configs; the best healthy one takes less than half of the next, the bad ones promise more."""
+    configs: list[dict[str, Any]] = []
     for does, count, outcome in KINDS:
         for index in range(scale.of(count)):
             if outcome == "measured":
@@ -58,7 +59,7 @@ def _lost_s(daemon: ChaosDaemon) -> list[float]:
     on_lane = sorted((trial for trial in trials if "open_s" in trial["detail"]), key=lambda trial: trial["updated"])
     return [
         trial["lane_s"] + after["detail"]["open_s"] - trial["detail"]["after_s"]
-        for trial, after in zip(on_lane, on_lane[1:], strict=False)
+        for trial, after in itertools.pairwise(on_lane)
         if trial["outcome"] == "hung"
     ]
 

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 PROJECTS = {
     "ktuned": (ROOT, "ktuned"),
     "ktuned-client": (ROOT / "client", "ktuned_client"),
+    "ktuned-cutedsl": (ROOT / "plugins/cutedsl", "ktuned_cutedsl"),
     "ktuned-torch": (ROOT / "plugins/torch", "ktuned_torch"),
     "ktuned-tvm-ffi": (ROOT / "plugins/tvm_ffi", "ktuned_tvm_ffi"),
 }
@@ -102,6 +103,7 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
             "random": "ktuned.strategies:Random",
         },
     }
+    assert _entry_points(wheels["ktuned-cutedsl"]) == {"ktuned.backends": {"cutedsl": "ktuned_cutedsl:CuteDsl"}}
     assert _entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}
     assert _entry_points(wheels["ktuned-tvm-ffi"]) == {"ktuned.backends": {"tvm_ffi": "ktuned_tvm_ffi:TvmFfi"}}
     assert _entry_points(wheels["ktuned-client"]) == {}

@@ -109,7 +109,7 @@ def test_what_no_name_leads_to_is_an_error(function: Any, words: str) -> None:
 
 def test_what_is_no_function_is_an_error() -> None:
     """A number is told by its type."""
-    with pytest.raises(TypeError, match="a function is wanted, not a int"):
+    with pytest.raises(TypeError, match="a function is wanted, not a value of type int"):
         functions.name_of(3)  # type: ignore[arg-type]
 
 
@@ -125,7 +125,7 @@ def test_a_name_that_leads_elsewhere_is_an_error(file: Path) -> None:
         ("gone", "tune_it.py: there is no function 'gone'"),
         ("Scale.gone", "there is no function 'Scale.gone'"),
         ("nowhere:f", "there is no function 'nowhere:f': No module named 'nowhere'"),
-        ("five", "'five' is a int, which cannot be called"),
+        ("five", "'five' is of type int, which cannot be called"),
     ],
 )
 def test_a_name_that_finds_nothing_says_so(file: Path, name: str, words: str) -> None:

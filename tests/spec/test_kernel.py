@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.errors import KernelFileError, Unsupported
+from ktuned.spec.loading import kernel_module
 from tests.spec.conftest import HEADER_LINES, Project
 
 LINE = HEADER_LINES + 1

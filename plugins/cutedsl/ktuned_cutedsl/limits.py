@@ -54,7 +54,8 @@ def why_not(target: str, kernels: Iterable[Kernel], launches: Iterable[Launch]) 
         pairs = zip(launch.grid, launch.cluster, strict=True)
         if any(grid is not None and size and grid % size for grid, size in pairs):
             return f"a grid of {launch.grid} blocks cannot be cut into clusters of {launch.cluster}"
-    static_bytes = max((kernel.shared_bytes for kernel in kernels), default=0) if len(kernels) == 1 else 0
+    # Which launch is of which kernel is not known: what the smallest of them needs is needed for certain.
+    static_bytes = min((kernel.shared_bytes for kernel in kernels), default=0)
     dynamic_bytes = max((launch.shared_bytes or 0 for launch in launches), default=0)
     most = _SHARED_KIB.get(capability, 0) * 1024
     if most and static_bytes + dynamic_bytes > most:

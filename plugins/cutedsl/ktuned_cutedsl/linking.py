@@ -15,6 +15,9 @@ INSTALL_HINT = "apt install gcc, or set CC"
 
 FLAGS = ("-shared", "-Wl,--build-id=none", "-Wl,--no-undefined")
 
+MAX_MESSAGE_CHARS = 1000
+"""How much of a linker's words is kept."""
+
 RUNTIME = "libcute_dsl_runtime.so"
 
 
@@ -59,17 +62,11 @@ class Linker:
         """
         libraries = (runtime_library(), tvm_ffi_library())
         command = [*self.command, *FLAGS, "-o", target, source, *map(str, libraries)]
-        done = subprocess.run(
-            command,
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        # A child in this process's group, which dies with it.
+        done = subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if done.returncode != 0:
-            raise LinkError(f"{self.command[0]} cannot link the kernel: {done.stderr.strip() or done.stdout.strip()}")
+            said = done.stderr.decode(errors="replace").strip()[:MAX_MESSAGE_CHARS]
+            raise LinkError(f"{self.command[0]} cannot link the kernel: {said}")
 
 
 class LinkError(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 _ELF_MAGIC = b"\x7fELF"
@@ -100,8 +101,7 @@ def kernels(cubin: bytes) -> list[Kernel]:
 
 def launches(ir_module: Any) -> list[Launch]:
     """Return the launches of a compiled function's host code, from its module in MLIR's LLVM dialect."""
-    from cutlass._mlir import ir
-
+    ir: Any = import_module("cutlass._mlir.ir")
     found: list[Launch] = []
     bases: dict[Any, Launch] = {}
     attribute: int | None = None
@@ -128,7 +128,7 @@ def launches(ir_module: Any) -> list[Launch]:
 
 
 def _stored(operation: Any) -> Iterator[tuple[str, Any, tuple[int, ...], int | None]]:
-    """Yield what a store writes into a struct: its type, its base pointer, the field's path, the constant if it is one."""
+    """Yield what a store writes into a struct: its type, its pointer, the field's path, the value if it is constant."""
     if operation.name != "llvm.store":
         return
     place = operation.operands[1].owner

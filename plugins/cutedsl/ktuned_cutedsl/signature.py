@@ -46,10 +46,11 @@ def compile_arguments(function: Callable[..., Any], build: Build) -> tuple[Calla
         Misfit: a parameter has no argument, an argument no parameter, or a tensor cannot be described.
     """
     constants = dict(build.constants)
+    called: Any = function
     if inspect.isclass(function):
         own = [name for name in inspect.signature(function).parameters if name in constants]
-        function = function(**{name: constants.pop(name) for name in own})
-    parameters = inspect.signature(function).parameters
+        called = function(**{name: constants.pop(name) for name in own})
+    parameters = inspect.signature(called).parameters
     for name in constants:
         if name not in parameters or name == STREAM:
             raise Misfit(f"{build.symbol} has no constexpr parameter {name!r}; it has {_listed(parameters)}")
@@ -58,7 +59,7 @@ def compile_arguments(function: Callable[..., Any], build: Build) -> tuple[Calla
             f"{build.symbol} has no parameter {STREAM!r}: give it one (annotated cuda.bindings.driver.CUstream), and "
             f"launch its kernels on it, as in .launch(…, {STREAM}={STREAM})"
         )
-    return function, dict(_arguments(parameters, constants, build))
+    return called, dict(_arguments(parameters, constants, build))
 
 
 def _arguments(

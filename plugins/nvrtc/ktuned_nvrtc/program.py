@@ -98,8 +98,9 @@ def compile_program(source: bytes, name: str, entries: Sequence[str], options: S
             _value(nvrtc.nvrtcAddNameExpression(handle, entry.encode()))
         words = [option.encode() for option in options]
         (result,) = nvrtc.nvrtcCompileProgram(handle, len(words), words)
-        log = _text(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace")
-        log = log.rstrip("\0\n")
+        # Each part of the log ends in a zero byte, not the whole alone.
+        said = _text(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        log = said.replace(b"\0", b"\n").decode(errors="replace")
         if result in (nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION, nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION):
             raise Refused(first_error_first(log) or result.name)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:

@@ -1,0 +1,137 @@
+"""Everything that a CUDA kernel can do to its device: right outcome, the lane back, the neighbours as fast as ever."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.conftest import Row
+from tests.e2e.harness import Daemon
+
+pytestmark = pytest.mark.gpu
+
+SOURCE = """
+enum Fault { NONE, ENDLESS, ILLEGAL, MISALIGNED, ASSERTION, STICKY };
+
+extern "C" __device__ void __assertfail(const char*, const char*, unsigned, const char*, size_t);
+
+__device__ volatile int forever = 1;
+__device__ unsigned launches;
+#if HOARDED
+__device__ char hoard[1ull << 40];
+#endif
+
+template <int FAULT, int REPEAT>
+__global__ void twice(const float* x, volatile float* y, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (FAULT == ENDLESS)
+    while (forever) {}
+  if (FAULT == ILLEGAL || (FAULT == STICKY && i == 0 && ++launches > 20)) *reinterpret_cast<volatile float*>(16) = 1;
+  if (FAULT == MISALIGNED) *reinterpret_cast<volatile double*>(reinterpret_cast<volatile char*>(y) + 4) = 1;
+  if (FAULT == ASSERTION) __assertfail("x is y", "faults.cu", __LINE__, "twice", 1);
+#if HOARDED
+  hoard[i] = 1;
+#endif
+  for (int turn = 0; i < n && turn < REPEAT; ++turn) y[i] = 2 * x[i];
+}
+"""
+
+KERNEL = """
+from ktuned import kernel, space, tensor
+from ktuned_nvrtc import Build
+
+@kernel(
+    backend="nvrtc",
+    sources=["faults.cu"],
+    space=space({configs}),
+    problems=[dict(n=1 << 24)],
+    inputs=lambda p: dict(x=tensor((p.n,)), y=tensor((p.n,), output=True)),
+    reference=lambda x: dict(y=2 * x),
+    deadlines=dict(first_launch=2.0),
+    early_stop=100.0,
+    seed=3,
+)
+def it(p, c):
+    entry = f"twice<{{c.fault}}, {{c.repeat}}>"
+    return Build(entry=entry, args=("x", "y", p.n), grid=(-(-p.n // 256),), block=(256,), defines=dict(HOARDED=c.hoard))
+"""
+
+HEALTHY = [{"tag": f"x{repeat}", "fault": "NONE", "repeat": repeat, "hoard": 0} for repeat in (1, 2, 4, 6, 8, 12)]
+BAD = {
+    "ENDLESS": ("hung", "first_launch was not over"),
+    "ILLEGAL": ("launch_error", "illegal"),
+    "MISALIGNED": ("launch_error", "misaligned"),
+    "ASSERTION": ("launch_error", "assert"),
+    "STICKY": ("launch_error", "illegal"),
+    "HOARD": ("launch_error", "memory"),
+}
+"""How each kind ends, and a word of its message."""
+
+NOISE = 0.05
+TAKE_OVER_S = 1.5
+
+
+def _configs() -> list[dict[str, Any]]:
+    hoard = {"tag": "HOARD", "fault": "NONE", "repeat": 1, "hoard": 1}
+    bad = [{"tag": tag, "fault": tag, "repeat": 1, "hoard": 0} for tag in BAD if tag != "HOARD"]
+    return [*HEALTHY, *bad, hoard]
+
+
+def _tune(directory: Path, configs: list[dict[str, Any]]) -> tuple[Daemon, list[dict[str, Any]], dict[str, Any]]:
+    """Tune by a daemon of its own, which is left running; return it, the trials with their details, and the job."""
+    directory.mkdir()
+    daemon = Daemon(directory)
+    daemon.start()
+    try:
+        path = daemon.kernel_file(KERNEL.format(configs=configs))
+        (path.parent / "faults.cu").write_text(SOURCE)
+        _, (job,) = daemon.tune(path=str(path))
+        return daemon, [daemon.trial(trial["id"]) for trial in daemon.trials().values()], job
+    except BaseException:
+        daemon.stop()
+        raise
+
+
+@pytest.mark.timeout(300)
+def test_gpu_faults(tmp_path: Path, row: Row) -> None:
+    """Each fault ends as what it is, costs its lane little, and leaves the device as good as before."""
+    calm, trials, job = _tune(tmp_path / "clean", HEALTHY)
+    winner = calm.client.lookup("it", dict(n=1 << 24)).config
+    calm.stop()
+    assert job["outcomes"] == {"measured": len(HEALTHY)}, [trial["message"] for trial in trials]
+    clean_us = {trial["config"]["tag"]: trial["latency_us"] for trial in trials}
+
+    daemon, trials, job = _tune(tmp_path / "faults", _configs())
+    try:
+        found = {trial["config"]["tag"]: trial for trial in trials}
+        off = {tag: found[tag]["latency_us"] / us - 1 for tag, us in clean_us.items() if found[tag]["latency_us"]}
+        on_lane = sorted((trial for trial in trials if "open_s" in trial["detail"]), key=lambda one: one["updated"])
+        back_s = {
+            trial["config"]["tag"]: round(after["detail"]["open_s"], 2)
+            for trial, after in itertools.pairwise(on_lane)
+            if trial["config"]["tag"] in BAD
+        }
+        row |= {tag: f"{found[tag]['outcome']}: {found[tag]['message'][:90]}" for tag in BAD}
+        row |= {
+            "lane back after (s)": back_s,
+            "neighbours against a clean run": {tag: f"{100 * part:+.1f} %" for tag, part in off.items()},
+        }
+        (lane,) = [lane for lane in daemon.client.call("status")["lanes"] if lane["device"] == "cuda:0"]
+        assert job["state"] == "done"
+        assert {tag: found[tag]["outcome"] for tag in BAD} == {tag: outcome for tag, (outcome, _) in BAD.items()}
+        for tag, (_, word) in BAD.items():
+            assert word in found[tag]["message"].lower(), found[tag]["message"]
+        assert found["STICKY"]["detail"]["phase"] in ("timing", "check")
+        assert daemon.client.lookup("it", dict(n=1 << 24)).config == winner
+        assert len(off) == len(HEALTHY)
+        assert max(map(abs, off.values())) <= NOISE
+        assert (lane["state"], lane["reason"]) == ("ready", "")
+        hung = found["ENDLESS"]
+        if "ENDLESS" in back_s:
+            assert hung["lane_s"] + back_s["ENDLESS"] <= hung["detail"]["after_s"] + TAKE_OVER_S
+    finally:
+        assert daemon.stop() == os.EX_OK

@@ -1,0 +1,458 @@
+"""The cutedsl backend: what every backend promises, and what this one promises besides."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from ktuned.backends import Absent, Compiled, Registry, Unit
+from ktuned.errors import BackendError, Unsupported
+from ktuned.manifest import file_digest
+from ktuned.model import Device, Outcome
+from ktuned.spec.kernel import Kernel
+from ktuned.spec.loading import forget_modules, load_file
+from ktuned.testing.backends import check_backend
+from ktuned_cutedsl import Build, CuteDsl, resources
+from ktuned_cutedsl.compiler import CUBIN_FILE, LIBRARY_FILE
+from tests.plugins.cutedsl_scale import EXAMPLE, FILE, LAYOUTS, SIZE, build
+
+TUNE_RMSNORM = Path(__file__).parent.parent.parent / "examples/cutedsl_rmsnorm/tune_rmsnorm.py"
+H200 = Device("cuda:0", "NVIDIA H200", "sm_90a")
+
+CompileOne = Callable[..., tuple[Compiled, Path]]
+
+
+@pytest.fixture
+def compile_one(tmp_path: Path) -> CompileOne:
+    """Return a function that compiles a Build of a kernel file into a new directory."""
+    numbers = itertools.count()
+
+    def compile_one(build: Build, target: str = "sm_90a", file: Path = FILE) -> tuple[Compiled, Path]:
+        key = f"unit{next(numbers)}"
+        (tmp_path / key).mkdir()
+        (result,) = CuteDsl().compile([Unit(key, build, (), file, "scale", target)], tmp_path)
+        return result, tmp_path / key
+
+    return compile_one
+
+
+def test_it_keeps_the_promises_of_every_backend(tmp_path: Path) -> None:
+    """The conformance suite passes, on a GPU or up to where loading needs one."""
+    check_backend(CuteDsl(), EXAMPLE, tmp_path)
+
+
+def test_it_is_found_by_its_name() -> None:
+    """The entry point leads to the class."""
+    assert isinstance(Registry().load("cutedsl"), CuteDsl)
+
+
+def run_python(code: str, *args: object) -> str:
+    """Run code in a new process and return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", code, *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_what_the_probe_asks_imports_nothing_large() -> None:
+    """Identity, fingerprint and devices are told without CuTe DSL, torch and tvm-ffi."""
+    code = """if True:
+        import sys
+        from ktuned_cutedsl import CuteDsl
+        CuteDsl().fingerprint()
+        CuteDsl().devices()
+        print(sorted({"torch", "cutlass", "tvm_ffi", "numpy", "cuda.bindings"} & sys.modules.keys()))
+    """
+    assert run_python(code) == "[]"
+
+
+def test_an_artifact_loads_in_a_new_process_without_cute_dsl(compile_one: CompileOne) -> None:
+    """The machine code is there: up to the launch neither CuTe DSL nor the kernel file is imported or needed."""
+    result, artifact = compile_one(build(THREADS=256))
+    assert result.outcome is None, result.message
+    code = """if True:
+        import sys
+        from pathlib import Path
+        import msgpack, torch
+        from ktuned.backends import Unit
+        from ktuned.model import Device
+        from ktuned_cutedsl import Build, CuteDsl
+        artifact, size = Path(sys.argv[1]), int(sys.argv[2])
+        build = Build.from_plain(msgpack.unpackb(bytes.fromhex(sys.argv[3])))
+        unit = Unit("key", build, (), Path("/nowhere/tune_it.py"), "scale", "sm_90a")
+        kernel = CuteDsl().load(artifact, unit, Device("cuda:0", "NVIDIA H200", "sm_90a"))
+        launch = kernel.bind({"x": torch.ones(size), "y": torch.ones(size)})
+        assert "cutlass" not in sys.modules
+        try:
+            launch()
+        except ValueError as error:
+            print(error)
+    """
+    said = run_python(code, artifact, SIZE, msgpack.packb(build(THREADS=256).to_plain()).hex())
+    assert f"scale(x: Tensor([{SIZE}], float32), y: Tensor([{SIZE}], float32), factor: float32)" in said
+    assert "expected device_type=cuda" in said
+
+
+def test_equal_functions_give_equal_bytes_wherever_they_are(compile_one: CompileOne, tmp_path: Path) -> None:
+    """Neither place, nor process, nor the order of constants shows in ``kernel.so``."""
+    _, first = compile_one(build(THREADS=256, VECTOR=2))
+    elsewhere = tmp_path / "else" / "where" / "tune_other.py"
+    elsewhere.parent.mkdir(parents=True)
+    shutil.copy(FILE, elsewhere)
+    _, second = compile_one(build(VECTOR=2, THREADS=256), file=elsewhere)
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from ktuned_cutedsl import CuteDsl
+        from tests.plugins.cutedsl_scale import EXAMPLE, build
+        into = Path(sys.argv[1])
+        (into / "key").mkdir(parents=True)
+        (result,) = CuteDsl().compile([EXAMPLE.unit("key", build(THREADS=256, VECTOR=2), "sm_90a")], into)
+        sys.exit(result.message or 0)
+    """
+    run_python(code, tmp_path / "third")
+    digests = {file_digest(path / LIBRARY_FILE) for path in (first, second, tmp_path / "third" / "key")}
+    assert len(digests) == 1
+    assert str(tmp_path).encode() not in (first / LIBRARY_FILE).read_bytes()
+
+
+def test_an_edited_kernel_file_is_compiled_as_it_is_now(compile_one: CompileOne, tmp_path: Path) -> None:
+    """Once a worker has forgotten the project's modules, the function and what it imports are read again."""
+    shutil.copy(FILE, tmp_path / "kernels.py")
+    file = tmp_path / "tune_it.py"
+    file.write_text("from kernels import scale\n")
+    wanted = build("kernels:scale")
+    _, first = compile_one(wanted, file=file)
+    text = (tmp_path / "kernels.py").read_text()
+    (tmp_path / "kernels.py").write_text(text.replace(".load() * factor", ".load() + factor"))
+    forget_modules(tmp_path)
+    _, second = compile_one(wanted, file=file)
+    assert (first / CUBIN_FILE).read_bytes() != (second / CUBIN_FILE).read_bytes()
+    assert "kernels" in sys.modules
+    forget_modules(tmp_path)
+
+
+@pytest.mark.parametrize(("target", "flags"), [("sm_80", 0x50), ("sm_90a", 0x5A), ("sm_100a", 0x64), ("sm_120a", 0x78)])
+def test_the_cubin_is_for_the_target(target: str, flags: int, compile_one: CompileOne) -> None:
+    """Whatever the machine has or lacks, and whatever was compiled before; the ELF header's flags tell."""
+    result, artifact = compile_one(replace(build(), options="--gpu-arch sm_86"), target)
+    assert result.outcome is None, result.message
+    assert result.facts["target"] == target
+    header = int.from_bytes((artifact / CUBIN_FILE).read_bytes()[48:52], "little")
+    assert flags in (header >> 8 & 0xFF, header & 0xFF)
+
+
+def test_facts_tell_what_the_kernel_takes_and_how_it_is_launched(compile_one: CompileOne) -> None:
+    """Registers and shared memory come from the binary, the launch sizes from the host's code."""
+    result, _ = compile_one(build(THREADS=64, VECTOR=2, SHARED=1000, CLUSTER=2))
+    (kernel,), (launch,) = result.facts["kernels"], result.facts["launches"]
+    assert "scale_kernel" in kernel["name"]
+    assert 8 <= kernel["registers"] <= 64
+    assert (kernel["threads"], kernel["stack_bytes"], kernel["shared_bytes"]) == (64, 0, 0)
+    blocks = SIZE // 128
+    assert launch == {"grid": [blocks, 1, 1], "block": [64, 1, 1], "cluster": [2, 1, 1], "shared_bytes": 4000}
+
+
+def test_a_class_is_made_with_its_constants(compile_one: CompileOne) -> None:
+    """Constants that ``__init__`` takes are given to it, tuples as tuples, after they have travelled."""
+    travelled = Build.from_plain(msgpack.unpackb(msgpack.packb(build("Scale", threads=64, tile=[2]).to_plain())))
+    result, _ = compile_one(travelled)
+    assert result.outcome is None, result.message
+    assert result.facts["function"] == "Scale"
+    assert result.facts["launches"][0]["block"] == [64, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (build("missing"), "there is no function 'missing'"),
+        (build("SIZE"), "'SIZE' is of type int, which cannot be called"),
+        (build("plain", ("x",)), "@cute.jit"),
+        (build("without_stream", ("x", "y")), "without_stream has no parameter 'stream'"),
+        (build(args=("x", "y")), "scale takes 'factor', for which args and constants have nothing"),
+        (build(args=("x", "y", 3.0, 128)), "args has 128 more"),
+        (build(args=("x", "z", 3.0)), "args names the tensor 'z'; inputs makes no such tensor"),
+        (build(THREAD=64), "scale has no constexpr parameter 'THREAD'"),
+        (build("Scale", threads=64), "missing 1 required positional argument: 'tile'"),
+        (replace(build(), options="--no-such-option"), "--no-such-option"),
+        (replace(build(), options="--ptxas-options --no-such-flag"), "no-such-flag"),
+        (replace(build(), layouts={**LAYOUTS, "x": ("complex64", (SIZE,), (1,))}), "'x' is of complex64"),
+        (build(VECTOR=0), "cutedsl_scale.py"),
+        (build(FAULT="broken"), "cutedsl_scale.py:54: AssertionError: FAULT is broken"),
+        (build(FAULT="name"), "'missing_name'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_way_of_not_compiling_is_a_result(wanted: Build, message: str, compile_one: CompileOne) -> None:
+    """What does not fit, and what CuTe DSL or the function itself refuses, are compile errors that say so."""
+    result, artifact = compile_one(wanted)
+    assert result.outcome is Outcome.COMPILE_ERROR, result
+    assert message in result.message
+    assert "\x1b" not in result.message
+    assert list(artifact.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "target", "message"),
+    [
+        (build(), "native-0123", "compiles for NVIDIA GPUs (sm_90a), not for native-0123"),
+        (build(THREADS=2048), "sm_90a", "a block has 2048 threads; sm_90a allows 1024"),
+        (build(SHARED=60_000), "sm_90a", "needs 240000 bytes of shared memory; sm_90a has 232448"),
+        (build(SHARED=30_000), "sm_120a", "needs 120000 bytes of shared memory; sm_120a has 101376"),
+        (build(CLUSTER=32), "sm_90a", "a cluster has 32 blocks; sm_90a allows 16"),
+        (build(CLUSTER=3), "sm_90a", "cannot be cut into clusters of [3, 1, 1]"),
+        (build(FAULT="unsupported"), "sm_90a", "this config is for another GPU"),
+    ],
+)
+def test_what_the_architecture_cannot_launch_is_unsupported(
+    wanted: Build, target: str, message: str, compile_one: CompileOne
+) -> None:
+    """It is told when it is compiled, before any device has seen it."""
+    result, _ = compile_one(wanted, target)
+    assert result.outcome is Outcome.UNSUPPORTED, result
+    assert message in result.message
+
+
+def test_shared_memory_up_to_the_limit_is_compiled(compile_one: CompileOne) -> None:
+    """All of the 227 KiB of a block are there for it, four bytes more are not."""
+    most = 227 * 1024 // 4
+    assert compile_one(build(SHARED=most))[0].outcome is None
+    assert compile_one(build(SHARED=most + 1))[0].outcome is Outcome.UNSUPPORTED
+
+
+def test_too_many_registers_for_a_block_are_unsupported() -> None:
+    """They are given out by eights to whole warps."""
+    from ktuned_cutedsl.limits import why_not
+
+    kernel = resources.Kernel("k", registers=65, stack_bytes=0, shared_bytes=0, threads=897)
+    assert why_not("sm_90a", [kernel], []) == (
+        "a block of 897 threads with 65 registers each needs 66816 registers; sm_90a has 65536"
+    )
+    assert why_not("sm_90a", [replace(kernel, threads=896)], []) == ""
+    assert why_not("sm_90a", [replace(kernel, threads=None)], [resources.Launch()]) == ""
+
+
+def test_sources_are_refused(tmp_path: Path) -> None:
+    """They would hide an edit of the function: with them, its Python is no part of the source's digest."""
+    (tmp_path / "key").mkdir()
+    (result,) = CuteDsl().compile([Unit("key", build(), (FILE,), FILE, "scale", "sm_90a")], tmp_path)
+    assert result.outcome is Outcome.COMPILE_ERROR
+    assert "has no sources" in result.message
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
+def test_a_linker_that_fails_is_not_the_configs_fault(
+    compiler: str, compile_one: CompileOne, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a linker, and with one that refuses, nothing is recorded of the config."""
+    monkeypatch.setenv("CC", compiler)
+    with pytest.raises(BackendError, match=compiler):
+        compile_one(build())
+
+
+def test_another_architectures_artifact_is_unsupported(tmp_path: Path) -> None:
+    """Architecture-specific code runs on its own alone."""
+    unit = EXAMPLE.unit("key", EXAMPLE.good, "sm_90a")
+    with pytest.raises(Unsupported, match="sm_90a, and cuda:0 is sm_100a"):
+        CuteDsl().load(tmp_path, unit, replace(H200, target="sm_100a"))
+
+
+def test_a_missing_runtime_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that brings it."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BackendError, match=r"libcute_dsl_runtime\.so") as caught:
+        CuteDsl().load(tmp_path, EXAMPLE.unit("key", EXAMPLE.good, "sm_90a"), H200)
+    assert "nvidia-cutlass-dsl" in caught.value.hint
+
+
+def test_the_environment_of_cute_dsl_is_part_of_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables change what is compiled."""
+    before = CuteDsl().fingerprint()
+    monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")
+    assert CuteDsl().fingerprint() != before
+
+
+class TestBuild:
+    """What travels: names and plain values."""
+
+    def test_a_function_becomes_its_name(self) -> None:
+        """Of the module that defines it, or bare when that is the kernel file."""
+        from tests.plugins import cutedsl_scale
+
+        assert Build(cutedsl_scale.scale, ()).function == "tests.plugins.cutedsl_scale:scale"
+        assert Build(cutedsl_scale.Scale, ()).symbol == "Scale"
+
+    def test_a_type_as_a_constant_is_an_error_at_once(self) -> None:
+        """It says what to do instead."""
+        with pytest.raises(TypeError, match=r"the constant acc is a type; .* pass a dtype by its name"):
+            Build("f", (), {"acc": int})
+
+    def test_the_tensors_that_args_names_are_taken_note_of(self) -> None:
+        """Others do not enter the artifact's key."""
+        known = dict.fromkeys(("a", "b", "c"), ("float16", (4, 4), (4, 1)))
+        assert set(Build("f", ("a", 1, "c", "d")).given(lambda: known).layouts) == {"a", "c"}
+
+
+class TestExample:
+    """examples/cutedsl_rmsnorm: what it declares compiles, and on a GPU it is right."""
+
+    @pytest.fixture(scope="class")
+    def rmsnorm(self) -> Kernel:
+        """Return the declared kernel."""
+        loaded = load_file(TUNE_RMSNORM, TUNE_RMSNORM.parent)
+        assert loaded.errors == ()
+        return loaded.kernels[0]
+
+    def configs(self, kernel: Kernel) -> list[dict[str, Any]]:
+        """Return the default and some others, the extremes among them."""
+        admitted = [dict(config) for config in kernel.bound_space(kernel.problem_list()[0])]
+        assert kernel.default in admitted
+        assert len(admitted) >= 64
+        return [dict(kernel.default or {}), admitted[0], *admitted[7::20], admitted[-1]]
+
+    def units(self, kernel: Kernel, into: Path, target: str) -> list[Unit]:
+        """Return the units of some configs, their directories made."""
+        units = []
+        for config in self.configs(kernel):
+            wanted = kernel.build(kernel.problem_list()[0], config)
+            key = "-".join(map(str, config.values()))
+            (into / key).mkdir(exist_ok=True)
+            units.append(Unit(key, wanted, (), TUNE_RMSNORM, kernel.name, target))
+        return units
+
+    def test_its_configs_compile(self, rmsnorm: Kernel, tmp_path: Path) -> None:
+        """For an H200, without one; none spills."""
+        results = list(CuteDsl().compile(self.units(rmsnorm, tmp_path, "sm_90a"), tmp_path))
+        assert [result.message for result in results if result.outcome] == []
+        assert all(result.facts["kernels"][0]["stack_bytes"] == 0 for result in results)
+
+    def test_its_meaning_includes_what_the_function_calls(self, rmsnorm: Kernel, tmp_path: Path) -> None:
+        """An edit of the device code is a new source digest, and so a new artifact."""
+        from ktuned.spec.digest import describe
+
+        before = describe(rmsnorm, "p", TUNE_RMSNORM.parent)
+        text = TUNE_RMSNORM.read_text()
+        (tmp_path / "tune_rmsnorm.py").write_text(text.replace("cute.math.rsqrt(", "1.0 * cute.math.rsqrt("))
+        (edited,) = load_file(tmp_path / "tune_rmsnorm.py", tmp_path).kernels
+        assert describe(edited, "p", tmp_path).source_digest != before.source_digest
+        (tmp_path / "tune_rmsnorm.py").write_text(text + "# a remark\n")
+        (same,) = load_file(tmp_path / "tune_rmsnorm.py", tmp_path).kernels
+        assert describe(same, "p", tmp_path).source_digest == before.source_digest
+
+    @pytest.mark.gpu
+    def test_its_configs_are_right(self, rmsnorm: Kernel, tmp_path: Path) -> None:
+        """Against the reference, which computes in float32."""
+        from ktuned.worker.problem import ProblemData
+
+        device = gpu()
+        data = ProblemData(rmsnorm, rmsnorm.problem_list()[0], device)
+        data.expect(tmp_path / "expected.safetensors")
+        units = self.units(rmsnorm, tmp_path, device.target)
+        for result, unit in zip(CuteDsl().compile(units, tmp_path), units, strict=True):
+            assert result.outcome is None, result.message
+            launch = CuteDsl().load(tmp_path / unit.key, unit, device).bind(data.tensors)
+            data.begin_trial()
+            launch()
+            verdict = data.check()
+            assert verdict.ok, f"{unit.key}: {verdict.message}"
+
+
+def gpu() -> Device:
+    """Return the first GPU."""
+    devices = CuteDsl().devices()
+    assert not isinstance(devices, Absent), devices
+    return devices[0]
+
+
+@pytest.mark.gpu
+class TestOnGpu:
+    """What only a device can show."""
+
+    @pytest.fixture
+    def launch(self, compile_one: CompileOne) -> Callable[..., Callable[[], None]]:
+        """Return a function that compiles, loads and binds."""
+
+        def launch(wanted: Build, **tensors: Any) -> Callable[[], None]:
+            device = gpu()
+            result, artifact = compile_one(wanted, device.target)
+            assert result.outcome is None, result.message
+            unit = EXAMPLE.unit("key", wanted, device.target)
+            return CuteDsl().load(artifact, unit, device).bind(tensors)
+
+        return launch
+
+    def test_it_launches_on_torchs_current_stream(self, launch: Callable[..., Callable[[], None]]) -> None:
+        """Also on one that is chosen after binding, and into a graph that is being captured."""
+        import torch
+
+        x, y = torch.arange(float(SIZE), device="cuda"), torch.zeros(SIZE, device="cuda")
+        run = launch(build(), x=x, y=y)
+        run()
+        torch.cuda.synchronize()
+        assert torch.equal(y, 3 * x)
+        side = torch.cuda.Stream()
+        y.zero_()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            # The launch comes after this sleep only if it is on this stream.
+            torch.cuda._sleep(100_000_000)
+            run()
+        assert not side.query()
+        assert torch.equal(y, torch.zeros_like(y))
+        side.synchronize()
+        assert torch.equal(y, 3 * x)
+        y.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        assert torch.equal(y, torch.zeros_like(y))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, 3 * x)
+
+    @pytest.mark.parametrize("constants", [dict(SHARED=227 * 1024 // 4), dict(CLUSTER=8), dict(CLUSTER=16)], ids=str)
+    def test_what_is_not_refused_launches(
+        self, constants: dict[str, int], launch: Callable[..., Callable[[], None]]
+    ) -> None:
+        """Up to the limits that the architecture is said to have."""
+        import torch
+
+        x, y = torch.arange(float(SIZE), device="cuda"), torch.zeros(SIZE, device="cuda")
+        launch(build(**constants), x=x, y=y)()
+        torch.cuda.synchronize()
+        assert torch.equal(y, 3 * x)
+
+    def test_a_tensor_of_another_shape_is_refused(self, launch: Callable[..., Callable[[], None]]) -> None:
+        """The compiled function checks what it is called with, and says what it wants."""
+        import torch
+
+        x, y = torch.ones(SIZE + 1, device="cuda"), torch.ones(SIZE, device="cuda")
+        with pytest.raises(ValueError, match=r"scale\(x: Tensor\("):
+            launch(build(), x=x, y=y)()
+
+    def test_a_launch_costs_the_host_little(self, launch: Callable[..., Callable[[], None]]) -> None:
+        """A few µs, printed; the bound is loose, for the machine may be busy."""
+        import time
+
+        import torch
+
+        x, y = torch.ones(SIZE, device="cuda"), torch.ones(SIZE, device="cuda")
+        run = launch(build(), x=x, y=y)
+        costs = []
+        for _ in range(50):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(20):
+                run()
+            costs.append((time.perf_counter() - started) / 20)
+        print(f"a launch costs the host {sorted(costs)[25] * 1e6:.2f} µs")
+        assert sorted(costs)[25] < 50e-6

@@ -1,0 +1,481 @@
+"""The nvrtc backend without a device: what every backend promises, and what this one promises besides."""
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from ktuned.backends import Absence, Absent, Compiled, Registry, Unit
+from ktuned.errors import BackendError, Unsupported
+from ktuned.manifest import file_digest
+from ktuned.model import Device, Outcome
+from ktuned.testing.backends import check_backend
+from ktuned_nvrtc import Build, Nvrtc, headers, precompiled, program, resources
+from tests.plugins.scale import EXAMPLE, SOURCE
+
+TARGET = "sm_90a"
+
+Compile = Callable[..., tuple[Compiled, Path]]
+CompileGroup = Callable[..., tuple[dict[str, Compiled], Path]]
+
+
+def entry(tile: int, **more: object) -> Build:
+    """Return a Build of one instance of the example."""
+    return Build(f"scale<float, {tile}>", **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def compile_group(tmp_path: Path) -> CompileGroup:
+    """Return a function that compiles Builds by name as one group into a new directory."""
+    numbers = itertools.count()
+
+    def compile_group(
+        builds: Mapping[str, Build], *sources: Path, target: str = TARGET
+    ) -> tuple[dict[str, Compiled], Path]:
+        into = tmp_path / f"group{next(numbers)}"
+        units = [Unit(key, build, sources or (SOURCE,), SOURCE, "scale", target) for key, build in builds.items()]
+        for unit in units:
+            (into / unit.key).mkdir(parents=True)
+        return {result.key: result for result in Nvrtc().compile(units, into)}, into
+
+    return compile_group
+
+
+@pytest.fixture
+def compile_one(compile_group: CompileGroup) -> Compile:
+    """Return a function that compiles one Build of some sources into a new directory."""
+
+    def compile_one(build: Build | None = None, *sources: Path, target: str = TARGET) -> tuple[Compiled, Path]:
+        results, into = compile_group({"unit": build or entry(2)}, *sources, target=target)
+        return results["unit"], into / "unit"
+
+    return compile_one
+
+
+def test_it_keeps_every_promise_of_a_backend(tmp_path: Path) -> None:
+    """The public conformance suite passes; with no device here, up to where loading needs one."""
+    check_backend(Registry().load("nvrtc"), EXAMPLE, tmp_path)
+
+
+def test_describing_and_compiling_imports_neither_torch_nor_numpy(tmp_path: Path) -> None:
+    """Compile workers stay light: devices, fingerprint and compile need no library that runs kernels."""
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from ktuned.backends import Unit
+        from ktuned_nvrtc import Build, Nvrtc
+        backend, source, into = Nvrtc(), Path(sys.argv[1]), Path(sys.argv[2])
+        backend.fingerprint(), backend.devices()
+        (into / "key").mkdir()
+        (result,) = backend.compile([Unit("key", Build("scale<int, 1>"), (source,), source, "scale", "sm_90a")], into)
+        assert result.outcome is None, result.message
+        print(sorted({"torch", "numpy"} & sys.modules.keys()))
+    """
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(SOURCE), str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == "[]"
+
+
+class TestArtifact:
+    """What an artifact holds and what its facts are."""
+
+    def test_it_says_how_to_launch_the_kernel(self, compile_one: Compile) -> None:
+        """``kernel.json`` has the symbol and the sizes: an application needs nothing else to launch it."""
+        _, artifact = compile_one(entry(4, grid=(7, 2), block=(64,), shared_bytes=1024, cluster=(1, 2)))
+        assert json.loads((artifact / "kernel.json").read_text()) == {
+            "entry": "scale<float, 4>",
+            "lowered": "_Z5scaleIfLi4EEvPKT_PS0_S0_i",
+            "target": TARGET,
+            "grid": [7, 2, 1],
+            "block": [64, 1, 1],
+            "cluster": [1, 2, 1],
+            "shared_bytes": 1024,
+        }
+        assert b"_Z5scaleIfLi4EEvPKT_PS0_S0_i" in (artifact / "kernel.cubin").read_bytes()
+
+    def test_it_holds_the_sources_and_the_quoted_headers(self, compile_one: Compile) -> None:
+        """``sources/`` has the user's files and none of CUDA's."""
+        _, artifact = compile_one()
+        assert sorted(path.name for path in (artifact / "sources").iterdir()) == ["scale.cu", "scale.cuh"]
+
+    @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_90a", "sm_100a"])
+    def test_its_machine_code_is_for_the_target(self, target: str, compile_one: Compile) -> None:
+        """With no GPU here, for each one that NVRTC knows."""
+        _, artifact = compile_one(target=target)
+        assert re.search(rf"-arch {target}\W".encode(), (artifact / "kernel.cubin").read_bytes())
+
+    def test_its_facts_are_the_resources(self, compile_one: Compile, tmp_path: Path) -> None:
+        """Registers, stack, spills and static shared memory, as the assembler reports them."""
+        source = tmp_path / "resources.cu"
+        source.write_text("""
+            __global__ void k(int* out) {
+              __shared__ int shared[1024];
+              int local[100];
+              for (int i = 0; i < 100; ++i) local[i] = out[i];
+              shared[threadIdx.x] = local[out[threadIdx.x]];
+              __syncthreads();
+              *out = shared[out[1]];
+            }
+        """)
+        result, _ = compile_one(Build("k"), source)
+        assert result.facts["static_shared_bytes"] == 4096
+        assert result.facts["stack_bytes"] == 400
+        assert result.facts["spill_store_bytes"] == 0
+        assert 8 <= result.facts["registers"] <= 255
+
+    def test_registers_that_do_not_fit_are_spilled_and_reported(self, compile_one: Compile, tmp_path: Path) -> None:
+        """The report is that of the very options that the config asks for."""
+        source = tmp_path / "spilling.cu"
+        terms = " + ".join(f"x[{i}] * x[{i} + threadIdx.x]" for i in range(64))
+        loads = "".join(f"float v{i} = x[{i} * 97];" for i in range(64))
+        uses = "".join(f"x[{i} * 89] = v{i} * s;" for i in range(64))
+        source.write_text(f"__global__ void k(float* x) {{ {loads} float s = {terms}; __syncthreads(); {uses} }}")
+        result, _ = compile_one(Build("k", flags=("-maxrregcount=24",)), source)
+        assert result.facts["registers"] <= 24
+        assert result.facts["spill_store_bytes"] > 0
+
+    def test_a_log_of_several_kernels_is_told_apart(self) -> None:
+        """Functions that were not inlined have reports of their own, which are not the kernel's."""
+        log = """
+ptxas info    : Compiling entry function 'first' for 'sm_90a'
+ptxas info    : Function properties for first
+ptxas         .     8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 77 registers, used 1 barriers, 4096+16 bytes smem
+ptxas info    : Function properties for helper
+ptxas         .     96 bytes stack frame, 1 bytes spill stores, 1 bytes spill loads
+ptxas info    : Compiling entry function 'second' for 'sm_90a'
+ptxas info    : Function properties for second
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers
+"""
+        assert resources.parse(log) == {
+            "first": resources.Resources(77, 8, 4, 12, 4096),
+            "second": resources.Resources(registers=8),
+        }
+
+
+class TestSameBytes:
+    """Equal meaning gives equal bytes, so that a re-compile can be known to have changed nothing."""
+
+    def test_wherever_the_sources_are(self, compile_one: Compile, tmp_path: Path) -> None:
+        """Neither place, nor the order of defines, nor __FILE__, nor the names of internal things show."""
+        text = '#include "more.cuh"\n__global__ void k(const char** out) { *out = file(); }'
+        header = "namespace { __device__ int hidden[4]; }\n"
+        header += "inline __device__ const char* file() { return ++hidden[1] ? __FILE__ : nullptr; }"
+        made = []
+        for place, defines in (("here", {"A": 1, "B": 2}), ("some where/else", {"B": 2, "A": 1})):
+            directory = tmp_path / place
+            directory.mkdir(parents=True)
+            (directory / "k.cu").write_text(text)
+            (directory / "more.cuh").write_text(header)
+            result, artifact = compile_one(Build("k", defines=defines), directory / "k.cu")
+            assert result.outcome is None, result.message
+            made.append(artifact / "kernel.cubin")
+        assert file_digest(made[0]) == file_digest(made[1])
+        assert str(tmp_path).encode() not in made[0].read_bytes()
+
+    def test_in_whichever_order_a_group_comes(self, compile_group: CompileGroup) -> None:
+        """The units of a group are the same program in any order."""
+        _, first = compile_group({"a": entry(1), "b": entry(2)})
+        _, second = compile_group({"b": entry(2), "a": entry(1)})
+        assert file_digest(first / "a" / "kernel.cubin") == file_digest(second / "b" / "kernel.cubin")
+
+
+class TestGroups:
+    """Units that differ in their kernel's name alone are compiled as one program."""
+
+    def test_each_artifact_stands_alone(self, compile_group: CompileGroup) -> None:
+        """Every unit gets the group's cubin and its own symbol; the seconds are shared out."""
+        results, into = compile_group({f"tile{tile}": entry(tile) for tile in (1, 2, 4)})
+        assert {result.outcome for result in results.values()} == {None}
+        assert {result.facts["kernels_in_cubin"] for result in results.values()} == {3}
+        assert len({result.seconds for result in results.values()}) == 1
+        for tile in (1, 2, 4):
+            described = json.loads((into / f"tile{tile}" / "kernel.json").read_text())
+            assert described["lowered"] == results[f"tile{tile}"].facts["lowered"]
+            assert f"IfLi{tile}E" in described["lowered"]
+            assert described["lowered"].encode() in (into / f"tile{tile}" / "kernel.cubin").read_bytes()
+
+    def test_other_macros_flags_or_sources_are_other_programs(
+        self, compile_group: CompileGroup, tmp_path: Path
+    ) -> None:
+        """What differs in more than the name is compiled apart."""
+        builds = {"plain": entry(1), "macro": entry(1, defines={"M": 1}), "flag": entry(1, flags=("-use_fast_math",))}
+        results, _ = compile_group(builds)
+        assert [result.facts["kernels_in_cubin"] for result in results.values()] == [1, 1, 1]
+
+    def test_equal_kernels_with_other_launch_sizes_are_compiled_once(self, compile_group: CompileGroup) -> None:
+        """Grid, block and shared memory do not enter the machine code."""
+        results, into = compile_group({"few": entry(1, grid=(1,)), "many": entry(1, grid=(100,))})
+        assert results["few"].facts["kernels_in_cubin"] == 1
+        assert file_digest(into / "few" / "kernel.cubin") == file_digest(into / "many" / "kernel.cubin")
+        assert file_digest(into / "few" / "kernel.json") != file_digest(into / "many" / "kernel.json")
+
+    @pytest.mark.parametrize("bad", [{0}, {5}, {2, 3}, {0, 1, 2, 3, 4, 5}])
+    def test_bad_units_fail_alone_with_their_own_words(
+        self, bad: set[int], compile_group: CompileGroup, tmp_path: Path
+    ) -> None:
+        """Wherever the bad ones are in a group, they get their own errors and all others their artifacts."""
+        source = tmp_path / "picky.cu"
+        wrong = " && ".join(["true", *(f"N != {number}" for number in bad)])
+        source.write_text(f'template <int N> __global__ void k() {{ static_assert({wrong}, "no such N"); }}')
+        results, into = compile_group({f"n{number}": Build(f"k<{number}>") for number in range(6)}, source)
+        assert len(results) == 6
+        for number in range(6):
+            result = results[f"n{number}"]
+            if number in bad:
+                assert result.outcome is Outcome.COMPILE_ERROR
+                assert result.message.splitlines()[0].startswith("picky.cu(1): error: static assertion failed")
+                assert f"[with N={number}]" in result.message
+            else:
+                assert result.outcome is None, result.message
+                assert (into / f"n{number}" / "kernel.cubin").is_file()
+
+
+@pytest.mark.parametrize(
+    ("build", "text", "message"),
+    [
+        (Build("missing"), None, 'identifier "missing" is undefined'),
+        (Build("scale<float, nothing>"), None, 'identifier "nothing" is undefined'),
+        (entry(1, flags=("--no-such-flag",)), None, "unrecognized option --no-such-flag"),
+        (Build("k"), '#include "gone.h"', 'cannot open source file "gone.h"'),
+        (entry(1, defines={"BROKEN": True}), None, 'scale.cu(5): error: #error directive: "BROKEN is defined"'),
+    ],
+)
+def test_each_way_of_not_building_is_a_result(
+    build: Build, text: str | None, message: str, compile_one: Compile, tmp_path: Path
+) -> None:
+    """An unknown kernel, flag or header and an #error are compile errors whose first line says so."""
+    source = SOURCE
+    if text is not None:
+        source = tmp_path / "source.cu"
+        source.write_text(text)
+    result, _ = compile_one(build, source)
+    assert result.outcome is Outcome.COMPILE_ERROR
+    assert message in result.message.splitlines()[0]
+
+
+def test_a_source_that_is_gone_is_a_result(compile_one: Compile, tmp_path: Path) -> None:
+    """It may vanish while a job runs."""
+    result, _ = compile_one(entry(1), tmp_path / "gone.cu")
+    assert result.outcome is Outcome.COMPILE_ERROR
+    assert "gone.cu: error: No such file" in result.message
+
+
+def test_a_flood_of_words_is_capped() -> None:
+    """However much NVRTC says, the first error stays and the rest is cut."""
+    kept = program.first_error_first("k.cu(1): warning: w\n" * 5000 + "k.cu(2): error: no\n" + "note\n" * 10_000)
+    assert kept.startswith("k.cu(2): error: no\n")
+    assert len(kept) == program.MAX_MESSAGE_CHARS
+
+
+@pytest.mark.parametrize("target", ["sm_20", "sm_999", "native-elsewhere", ""])
+def test_a_target_that_nvrtc_does_not_know_is_unsupported(target: str, compile_one: Compile) -> None:
+    """It is named, with those that are known."""
+    result, _ = compile_one(target=target)
+    assert result.outcome is Outcome.UNSUPPORTED
+    assert repr(target) in result.message
+    assert "sm_90" in result.message
+
+
+def test_relative_flags_start_at_the_source(compile_one: Compile, tmp_path: Path) -> None:
+    """As quoted includes do; and headers there are found by name."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "my include" / "deep").mkdir(parents=True)
+    (tmp_path / "my include" / "outer.cuh").write_text('#include "deep/inner.cuh"\n')
+    (tmp_path / "my include" / "deep" / "inner.cuh").write_text('#include "beside.cuh"\n')
+    (tmp_path / "my include" / "deep" / "beside.cuh").write_text("constexpr int kAnswer = 42;\n")
+    source = tmp_path / "src" / "k.cu"
+    source.write_text('#include "outer.cuh"\n__global__ void k(int* out) { *out = kAnswer; }\n')
+    before = Path.cwd()
+    result, _ = compile_one(Build("k", flags=("-I../my include",)), source)
+    assert result.outcome is None, result.message
+    assert Path.cwd() == before
+
+
+def test_cudas_own_headers_are_found(compile_one: Compile, tmp_path: Path) -> None:
+    """Half precision, tensor cores and libcu++ need no flags."""
+    source = tmp_path / "k.cu"
+    source.write_text("""
+        #include <cuda_bf16.h>
+        #include <cuda_fp16.h>
+        #include <mma.h>
+        #include <cuda/std/utility>
+        __global__ void k(__half* out) { *out = __half(cuda::std::pair<float, int>(1.0f, 2).first); }
+    """)
+    result, _ = compile_one(Build("k"), source)
+    assert result.outcome is None, result.message
+
+
+class TestHeaders:
+    """Which of several CUDA headers are taken."""
+
+    def directory(self, root: Path, version: int) -> Path:
+        """Make a directory of headers."""
+        (root / "include").mkdir(parents=True)
+        (root / "include" / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {version}\n")
+        return root / "include"
+
+    def test_those_of_nvrtcs_version_are_preferred(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An exact match anywhere wins over the first directory; other minor versions are better than none."""
+        first, second = self.directory(tmp_path / "first", 99010), self.directory(tmp_path / "second", 99020)
+        monkeypatch.setenv("CUDA_HOME", str(first.parent))
+        monkeypatch.setenv("CUDA_PATH", str(second.parent))
+        assert headers.find((99, 2)) == headers.Headers((second,), (99, 2))
+        assert headers.find((99, 3)) == headers.Headers((first,), (99, 1))
+        assert headers.find((98, 0)) is None
+
+    def test_libcudacxx_is_found_in_toolkits_and_in_wheels(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Toolkits have it below their headers, the wheels of CUDA 12 beside them."""
+        directory = self.directory(tmp_path / "cuda_runtime", 99010)
+        (directory / "cccl").mkdir()
+        (tmp_path / "cuda_cccl" / "include").mkdir(parents=True)
+        monkeypatch.setenv("CUDA_HOME", str(directory.parent))
+        found = headers.find((99, 1))
+        assert found is not None
+        assert found.directories == (directory, directory / "cccl", tmp_path / "cuda_cccl" / "include")
+
+
+class TestPrecompiledHeaders:
+    """Made on the second use, few, private, gone with their process, and never a reason to fail."""
+
+    def test_the_same_options_get_one_the_second_time(self, tmp_path: Path) -> None:
+        """Options that come once, as with macros that vary, cost nothing; those that return get one for good."""
+        kept = precompiled.PrecompiledHeaders(tmp_path)
+        assert kept.options("a") == ()
+        assert kept.options("b") == ()
+        assert kept.options("a")[0] == "-pch"
+        assert kept.options("a") == kept.options("a")
+        assert len(list(tmp_path.iterdir())) == 1
+
+    def test_only_the_last_used_are_kept(self, tmp_path: Path) -> None:
+        """They can be hundreds of MB."""
+        kept = precompiled.PrecompiledHeaders(tmp_path)
+        keys = [f"key{number}" for number in range(precompiled.MAX_KEPT + 1)]
+        made = []
+        for key in keys:
+            kept.options(key)
+            made.append(Path(kept.options(key)[1].removeprefix("-pch-dir=")))
+        assert [path.is_dir() for path in made] == [False] + [True] * precompiled.MAX_KEPT
+
+    def test_it_is_really_used_and_leaves_the_same_bytes(self, tmp_path: Path) -> None:
+        """NVRTC says that it uses it; the cubin is the same; the process takes it along when it ends."""
+        code = """if True:
+            import sys
+            from pathlib import Path
+            from ktuned.manifest import file_digest
+            from ktuned_nvrtc import Nvrtc, Build, precompiled
+            from ktuned.backends import Unit
+            source, into = Path(sys.argv[1]), Path(sys.argv[2])
+            found = []
+            for number, flags in enumerate([(), (), ("-pch-verbose=true",), ("-pch-verbose=true",), ()]):
+                (into / str(number)).mkdir()
+                unit = Unit(str(number), Build("k", flags=flags), (source,), source, "k", "sm_90a")
+                (result,) = Nvrtc().compile([unit], into)
+                assert result.outcome is None, result.message
+                found.append(file_digest(into / str(number) / "kernel.cubin"))
+            assert len(set(found)) == 1, found
+            print(len(list(precompiled._of_this_process()._directory.glob("*/*.pch"))))
+        """
+        source = tmp_path / "k.cu"
+        source.write_text("#include <cuda_fp16.h>\n__global__ void k(__half* x) { *x = __hadd(*x, *x); }\n")
+        environment = {**os.environ, "KTUNED_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+        (tmp_path / "into").mkdir()
+        said = subprocess.run(
+            [sys.executable, "-c", code, str(source), str(tmp_path / "into")],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert int(said.stdout) == 2
+        assert list((tmp_path / "cache" / "nvrtc").iterdir()) == []
+
+    def test_what_a_killed_process_left_goes(self, tmp_path: Path) -> None:
+        """The next process removes it, and leaves a running one's alone."""
+        running = tmp_path / "nvrtc" / precompiled._name(os.getpid())
+        left = [tmp_path / "nvrtc" / name for name in (f"pch-{os.getpid()}-1", "pch-999999999-1", "pch-x")]
+        for path in (running, *left):
+            path.mkdir(parents=True)
+        (tmp_path / "nvrtc").chmod(0o700)
+        code = "from ktuned_nvrtc import precompiled; precompiled.options('key')"
+        environment = {**os.environ, "KTUNED_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+        assert list((tmp_path / "nvrtc").iterdir()) == [running]
+
+    def test_a_directory_that_others_may_write_is_not_used(self, tmp_path: Path) -> None:
+        """A header that someone plants there would be compiled."""
+        (tmp_path / "nvrtc").mkdir()
+        (tmp_path / "nvrtc").chmod(0o777)
+        code = "from ktuned_nvrtc import precompiled as p; print([p.options('key') for _ in range(3)])"
+        environment = {**os.environ, "KTUNED_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+        said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert said.stdout.strip() == "[(), (), ()]"
+
+
+class TestBuild:
+    """What a Build refuses at once, where the kernel function says it."""
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"entry": " "}, "entry is empty"),
+            ({"defines": {"1st": 1}}, "'1st' is not a C\\+\\+ identifier"),
+            ({"grid": 4}, "grid must be a tuple"),
+            ({"grid": (0,)}, "grid must be a tuple of at most three positive ints"),
+            ({"block": (1, 2, 3, 4)}, "block must be"),
+            ({"cluster": (2.0,)}, "cluster must be"),
+            ({"shared_bytes": -1}, "shared_bytes must be"),
+            ({"args": (("i8", 300),)}, "300 does not fit i8"),
+            ({"args": (("float8", 1.0),)}, "cannot be of type float8"),
+        ],
+    )
+    def test_nonsense(self, fields: dict[str, object], message: str) -> None:
+        """Before anything is compiled."""
+        with pytest.raises(ValueError, match=message):
+            Build(**{"entry": "k", **fields})  # type: ignore[arg-type]
+
+    def test_defines_become_macros(self) -> None:
+        """True defines a name, False does not, all else is the macro's text."""
+        build = Build("f", defines={"ON": True, "OFF": False, "N": 4, "X": 0.5, "V": "FAST"})
+        assert build.macros == ("-DN=4", "-DON", "-DV=FAST", "-DX=0.5")
+
+
+def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch, compile_one: Compile) -> None:
+    """A missing compiler is the machine's fault, not the config's, and has its remedy."""
+
+    def missing() -> tuple[int, int]:
+        raise program.NoNvrtc("NVRTC cannot be loaded: no libnvrtc")
+
+    monkeypatch.setattr(program, "version", missing)
+    monkeypatch.setattr("ktuned_nvrtc.backend.torch_cuda_devices", lambda: (Device("cuda:0", "H200", TARGET),))
+    with pytest.raises(BackendError, match="no libnvrtc") as caught:
+        compile_one()
+    assert "pip install" in caught.value.hint
+    found = Nvrtc().devices()
+    assert isinstance(found, Absent)
+    assert found.reason is Absence.NO_COMPILER
+    assert Nvrtc().fingerprint()["nvrtc"] == "none"
+
+
+def test_the_fingerprint_has_nvrtcs_patch_version() -> None:
+    """Patches change code as well."""
+    major, minor = program.version()
+    assert Nvrtc().fingerprint()["nvrtc"].startswith(f"{major}.{minor}.")
+
+
+def test_another_architectures_artifact_is_unsupported(compile_one: Compile) -> None:
+    """Told from the description, before the driver is asked."""
+    _, artifact = compile_one()
+    unit = Unit("unit", entry(2), (SOURCE,), SOURCE, "scale", "sm_100a")
+    with pytest.raises(Unsupported, match=r"compiled for sm_90a, and cuda:0 is sm_100a"):
+        Nvrtc().load(artifact, unit, Device("cuda:0", "NVIDIA B200", "sm_100a"))
