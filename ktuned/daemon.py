@@ -163,7 +163,7 @@ class Daemon:
             await tasks.start(self._await_signals)
             await tasks.start(self._server.serve, listening)
             _log.info("ready", socket=self._settings.socket, pid=os.getpid())
-            for part in (self._jobs.run, self._lookups.run, self._watcher.run, self._look_around, self._keep_house):
+            for part in (self._lookups.run, self._watcher.run, self._keep_house, self._take_up):
                 tasks.start_soon(part)
             await self._stopping.wait()
             _log.info("stopping")
@@ -198,6 +198,14 @@ class Daemon:
         self._watcher.roots_changed()
         _log.info("config_reloaded", path=str(settings.config_path))
         await self._look_around([root for root in settings.roots if root.path not in known])
+
+    async def _take_up(self) -> None:
+        """Go on with the work that was left, once it is known what the machine is now."""
+        for root in self._catalog.roots:
+            await self._machine.probe(environment_of(root))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._jobs.run)
+            tasks.start_soon(self._look_around)
 
     async def _look_around(self, roots: Sequence[Root] | None = None) -> None:
         """Learn what happened while no daemon was there: what the machine can do now, what was saved."""

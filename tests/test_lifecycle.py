@@ -109,3 +109,13 @@ def test_a_damaged_artifact_is_made_anew() -> None:
     ):
         life.tell(event)
     assert life.tell(Event.TIMED) is Outcome.MEASURED
+
+
+def test_a_killed_trial_comes_round_again() -> None:
+    """A trial whose worker somebody killed, compiling or measuring, goes back to where it can be tried once more."""
+    life = Life()
+    for event in (Event.COMPILE_STARTED, Event.KILLED, Event.COMPILE_STARTED, Event.COMPILE_DONE):
+        life.tell(event)
+    for event in (Event.LANE_TAKEN, Event.KILLED, Event.LANE_TAKEN):
+        life.tell(event)
+    assert life.tell(Event.TIMED) is Outcome.MEASURED

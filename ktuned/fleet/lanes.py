@@ -39,19 +39,26 @@ class CannotOpen(WorkerError):
 class Lane:
     """One device; who measures on it holds :meth:`seat`.
 
-    After its worker was killed a lane is suspect: the next worker must pass a canary on the device first. If it does
-    not, or the killed one cannot be reaped because it sits in the driver, the lane is sick, and is tried again with
-    back-off. ``on_state`` is called when it becomes sick, and when it is well again.
+    After its worker was killed a lane is suspect: on a GPU the next worker must pass a canary first. If it does not, or
+    the killed one cannot be reaped because it sits in the driver, the lane is sick, and is tried again with back-off.
+    Lanes of one seat share its ``lock``; ``on_state`` is called when it becomes sick, and when it is well again.
     """
 
-    def __init__(self, device: Device, fleet: Fleet, *, on_state: Callable[[Lane], None] = lambda lane: None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        fleet: Fleet,
+        *,
+        lock: anyio.Lock | None = None,
+        on_state: Callable[[Lane], None] = lambda lane: None,
+    ) -> None:
         self.device = device
         self.busy_s = 0.0
         self.job: int | None = None
         self.health = Health()
         self._fleet = fleet
         self._on_state = on_state
-        self._lock = anyio.Lock()
+        self._lock = lock or anyio.Lock()
         self._worker: WorkerProcess | None = None
         self._bench: Bench | None = None
         self._killed: WorkerProcess | None = None

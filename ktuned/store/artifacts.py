@@ -27,6 +27,7 @@ TOUCH_EVERY_S = 60.0
 """How fine "recently served" is: a lookup's answer must not cost a write to the disk each time."""
 
 _STAGING = ".staging"
+_PROBE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,23 @@ class Artifacts:
         if self._size is not None:
             self._size += size
         return made
+
+    async def check_writable(self) -> None:
+        """Write and remove a small file.
+
+        Raises:
+            StoreError: nothing can be written now.
+        """
+
+        def write() -> None:
+            try:
+                with tempfile.NamedTemporaryFile(dir=self._staging()) as stream:
+                    stream.write(bytes(_PROBE_BYTES))
+                    stream.flush()
+            except OSError as error:
+                raise file_fault(error, f"{self.directory} cannot be written") from error
+
+        await anyio.to_thread.run_sync(write)
 
     def find(self, key: str) -> Path | None:
         """Return the directory of a sealed artifact; its files are yet to be verified by who loads them."""

@@ -88,8 +88,9 @@ class Compiling:
                 if attempt.key in items:
                     done.append((attempt, await self._take(attempt, items[attempt.key], into)))
         rest = [attempt for attempt in group if attempt.key not in items]
-        if failure is None or not rest:
-            return done
+        if failure is None:
+            silent = "the backend said nothing of this config"
+            return done + [(attempt, attempt.result(Event.COMPILE_FAILED, silent, phase="compile")) for attempt in rest]
         excused = [attempt for attempt in rest if attempt.excuse_kill(failure)]
         if excused:
             for attempt in excused:

@@ -61,7 +61,8 @@ class Jobs:
         self._queue = JobQueue()
         self._arriving = anyio.Lock()
         self._running: dict[str, _Running] = {}
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[tuple[str, str, str], Lane] = {}
+        self._seats: dict[str, anyio.Lock] = {}
         self._inspections: Counter[str] = Counter()
         self._kills: Counter[int] = Counter()
         self._news = anyio.Event()
@@ -89,6 +90,7 @@ class Jobs:
             await anyio.sleep(RETRY_S)
             with suppress(StoreError):
                 await self._store.check_writable()
+                await self._artifacts.check_writable()
                 self.paused = ""
         _log.info("tuning_resumed")
         self._publish("resumed")
@@ -223,12 +225,12 @@ class Jobs:
         tasks.start_soon(self._work, running)
 
     def _lane(self, device: Device) -> Lane:
-        lane = self._lanes.get(device.name)
-        if lane is None or lane.device != device:
-            if lane is not None:
-                lane.drop()
-            lane = self._lanes[device.name] = Lane(device, self._fleet, on_state=self._lane_changed)
-        return lane
+        """Return the lane of a device; two backends that see the same seat as two models share its lock."""
+        key = (device.name, device.model, device.target)
+        if key not in self._lanes:
+            lock = self._seats.setdefault(device.name, anyio.Lock())
+            self._lanes[key] = Lane(device, self._fleet, lock=lock, on_state=self._lane_changed)
+        return self._lanes[key]
 
     def _lane_changed(self, lane: Lane) -> None:
         log = _log.warning if lane.health.is_sick else _log.info

@@ -44,7 +44,7 @@ class Onslaught:
         self._listener = self._listen()
 
     def _listen(self) -> Listener:
-        listener = Listener(self.daemon)
+        listener = Listener(self.daemon, self._told)
         listener.start()
         return listener
 
@@ -83,6 +83,8 @@ class Onslaught:
 
     def _await_trials(self, count: int) -> None:
         deadline = monotonic() + PATIENCE_S
+        while self._listener.measured.acquire(blocking=False):
+            pass
         for _ in range(count):
             while not self._listener.measured.acquire(timeout=0.1):
                 assert monotonic() < deadline, f"no trial for {PATIENCE_S} s: {self.daemon.log.read_text()[-3000:]}"
@@ -99,13 +101,12 @@ class Onslaught:
 
     def check_told(self) -> None:
         """Nothing that was told is gone, and no figure is another one now, but that of a finalist."""
-        self._told |= self._listener.told
         known = {
             trial["id"]: trial
             for kernel in self.kernels
             for trial in self.daemon.client.call("results", kernel=kernel, limit=2000)["trials"]
         }
-        for number, told in self._told.items():
+        for number, told in list(self._told.items()):
             now = known[number]
             assert (now["config"], now["outcome"]) == (told["config"], told["outcome"])
             if now["latency_us"] != told["latency_us"]:

@@ -132,11 +132,14 @@ class Victim:
 
 
 class Listener(threading.Thread):
-    """Writes down every trial that the daemon tells of, until the daemon dies."""
+    """Writes down in ``told`` every trial that the daemon tells of, until the daemon dies.
 
-    def __init__(self, daemon: Daemon) -> None:
+    ``measured`` is released for each that was not told before and was on a lane.
+    """
+
+    def __init__(self, daemon: Daemon, told: dict[int, Mapping[str, Any]]) -> None:
         super().__init__(daemon=True)
-        self.told: dict[int, Mapping[str, Any]] = {}
+        self.told = told
         self.measured = threading.Semaphore(0)
         self._events = daemon.client.events(types=["trial_done"])
 

@@ -82,6 +82,8 @@ class FakeKernel(Kernel):
                     forever()
                 case "segfault":
                     os.kill(os.getpid(), signal.SIGSEGV)
+                case "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
                 case "abort":
                     os.abort()
                 case "exit":

@@ -187,7 +187,7 @@ def test_a_class_is_made_with_its_constants(compile_one: CompileOne) -> None:
         (replace(build(), options="--ptxas-options --no-such-flag"), "no-such-flag"),
         (replace(build(), layouts={**LAYOUTS, "x": ("complex64", (SIZE,), (1,))}), "'x' is of complex64"),
         (build(VECTOR=0), "cutedsl_scale.py"),
-        (build(FAULT="broken"), "cutedsl_scale.py:54: AssertionError: FAULT is broken"),
+        (build(FAULT="broken"), "cutedsl_scale.py:55: AssertionError: FAULT is broken"),
         (build(FAULT="name"), "'missing_name'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -302,15 +302,16 @@ class TestBuild:
         assert set(Build("f", ("a", 1, "c", "d")).given(lambda: known).layouts) == {"a", "c"}
 
 
+@pytest.fixture(scope="module")
+def rmsnorm() -> Kernel:
+    """Return the example's kernel."""
+    loaded = load_file(TUNE_RMSNORM, TUNE_RMSNORM.parent)
+    assert loaded.errors == ()
+    return loaded.kernels[0]
+
+
 class TestExample:
     """examples/cutedsl_rmsnorm: what it declares compiles, and on a GPU it is right."""
-
-    @pytest.fixture(scope="class")
-    def rmsnorm(self) -> Kernel:
-        """Return the declared kernel."""
-        loaded = load_file(TUNE_RMSNORM, TUNE_RMSNORM.parent)
-        assert loaded.errors == ()
-        return loaded.kernels[0]
 
     def configs(self, kernel: Kernel) -> list[dict[str, Any]]:
         """Return the default and some others, the extremes among them."""
@@ -394,17 +395,18 @@ class TestOnGpu:
         """Also on one that is chosen after binding, and into a graph that is being captured."""
         import torch
 
+        sleep: Any = torch.cuda._sleep
+        side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         x, y = torch.arange(float(SIZE), device="cuda"), torch.zeros(SIZE, device="cuda")
         run = launch(build(), x=x, y=y)
         run()
         torch.cuda.synchronize()
         assert torch.equal(y, 3 * x)
-        side = torch.cuda.Stream()
         y.zero_()
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             # The launch comes after this sleep only if it is on this stream.
-            torch.cuda._sleep(100_000_000)
+            sleep(100_000_000)
             run()
         assert not side.query()
         assert torch.equal(y, torch.zeros_like(y))
@@ -421,7 +423,7 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("constants", [dict(SHARED=227 * 1024 // 4), dict(CLUSTER=8), dict(CLUSTER=16)], ids=str)
     def test_what_is_not_refused_launches(
-        self, constants: dict[str, int], launch: Callable[..., Callable[[], None]]
+        self, constants: dict[str, Any], launch: Callable[..., Callable[[], None]]
     ) -> None:
         """Up to the limits that the architecture is said to have."""
         import torch

@@ -246,7 +246,11 @@ class TestGroups:
         (Build("scale<float, nothing>"), None, 'identifier "nothing" is undefined'),
         (entry(1, flags=("--no-such-flag",)), None, "unrecognized option --no-such-flag"),
         (Build("k"), '#include "gone.h"', 'cannot open source file "gone.h"'),
-        (entry(1, defines={"BROKEN": True}), None, 'scale.cu(5): error: #error directive: "BROKEN is defined"'),
+        (
+            entry(1, defines={"BROKEN": True}),
+            None,
+            'scale.cu(5): catastrophic error: #error directive: "BROKEN is defined"',
+        ),
     ],
 )
 def test_each_way_of_not_building_is_a_result(
@@ -295,9 +299,16 @@ def test_relative_flags_start_at_the_source(compile_one: Compile, tmp_path: Path
     source = tmp_path / "src" / "k.cu"
     source.write_text('#include "outer.cuh"\n__global__ void k(int* out) { *out = kAnswer; }\n')
     before = Path.cwd()
-    result, _ = compile_one(Build("k", flags=("-I../my include",)), source)
+    result, artifact = compile_one(Build("k", flags=("-I../my include",)), source)
     assert result.outcome is None, result.message
     assert Path.cwd() == before
+    kept = [path.relative_to(artifact / "sources") for path in (artifact / "sources").rglob("*.cu*")]
+    assert sorted(path.as_posix() for path in kept) == [
+        "my include/deep/beside.cuh",
+        "my include/deep/inner.cuh",
+        "my include/outer.cuh",
+        "src/k.cu",
+    ]
 
 
 def test_cudas_own_headers_are_found(compile_one: Compile, tmp_path: Path) -> None:
@@ -306,9 +317,9 @@ def test_cudas_own_headers_are_found(compile_one: Compile, tmp_path: Path) -> No
     source.write_text("""
         #include <cuda_bf16.h>
         #include <cuda_fp16.h>
+        #include <cuda/std/cstdint>
         #include <mma.h>
-        #include <cuda/std/utility>
-        __global__ void k(__half* out) { *out = __half(cuda::std::pair<float, int>(1.0f, 2).first); }
+        __global__ void k(__half* out, cuda::std::int64_t value) { *out = __half(float(value)); }
     """)
     result, _ = compile_one(Build("k"), source)
     assert result.outcome is None, result.message

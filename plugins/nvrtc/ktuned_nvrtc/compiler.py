@@ -92,11 +92,12 @@ class _Source:
         if number is None or int(number[1]) not in known:
             listed = ", ".join(f"sm_{architecture}" for architecture in known)
             raise Unsupported(f"NVRTC {program.full_version()} compiles for {listed}, not for {unit.target!r}")
+        build = cast(Build, unit.build)
+        own = [unit.sources[0].parent / flag.removeprefix("-I") for flag in build.flags if flag.startswith("-I")]
         try:
-            files = follow(unit.sources).contents
+            files = follow(unit.sources, own).contents
         except OSError as error:
             raise Refused(f"{error.filename}: error: {error.strerror}") from error
-        build = cast(Build, unit.build)
         found = headers.find(program.version())
         includes = (f"-I{directory}" for directory in found.directories) if found else ()
         options = (f"--gpu-architecture={unit.target}", *standard_options(), "-I.", *build.flags, *build.macros)

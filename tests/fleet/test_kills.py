@@ -1,0 +1,37 @@
+"""Who is not to blame when a worker was killed."""
+
+import signal
+
+import pytest
+
+from ktuned.errors import WorkerError
+from ktuned.fleet.kills import is_outside_kill
+from ktuned.fleet.lanes import CannotOpen
+from ktuned.fleet.process import Output, WorkerDied
+
+
+@pytest.mark.parametrize(
+    ("returncode", "stopped", "is_outside"),
+    [
+        (-signal.SIGKILL, "", True),
+        (-signal.SIGKILL, "out of memory", False),
+        (-signal.SIGSEGV, "", False),
+        (-signal.SIGTERM, "", False),
+        (1, "", False),
+        (0, "", False),
+    ],
+)
+def test_only_a_sigkill_that_is_not_ours_comes_from_outside(returncode: int, stopped: str, is_outside: bool) -> None:
+    """A config can crash, exit or be stopped for its memory; who sends SIGKILL unasked is somebody else."""
+    died = WorkerDied(returncode, "timing", Output(), stopped)
+    assert is_outside_kill(died) is is_outside
+
+
+def test_a_wrapped_kill_is_recognised() -> None:
+    """However many errors tell it in their own words, the cause stays what it was."""
+    wrapped = CannotOpen("a lane cannot be opened")
+    wrapped.__cause__ = WorkerError("cannot run a worker")
+    wrapped.__cause__.__cause__ = WorkerDied(-signal.SIGKILL, "spawn", Output())
+    assert is_outside_kill(wrapped)
+    assert not is_outside_kill(CannotOpen("the reference raised"))
+    assert not is_outside_kill(None)

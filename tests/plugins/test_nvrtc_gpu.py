@@ -1,0 +1,234 @@
+"""The nvrtc backend on a GPU: arguments arrive, launches go where they should, impossible ones are refused first."""
+
+import json
+import struct as packing
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.backends import Absent, Launch, Unit
+from ktuned.errors import Unsupported
+from ktuned.model import Device
+from ktuned_nvrtc import Build, Nvrtc, NvrtcKernel, bf16, f16, f32, i8, struct, u16
+from ktuned_nvrtc.launch import _parameter_sizes
+from tests.plugins import scale
+
+pytestmark = pytest.mark.gpu
+
+SOURCE = Path(__file__).with_name("launches.cu")
+
+Load = Callable[..., NvrtcKernel]
+
+
+def gpu() -> Device:
+    """Return the first GPU."""
+    devices = Nvrtc().devices()
+    assert not isinstance(devices, Absent), devices
+    return devices[0]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that gives an artifact of each kernel; all of them are one program."""
+    into = tmp_path_factory.mktemp("launches")
+    names = ("scalars", "last_of_shared", "cluster_sizes", "at_most_128_threads", "plain", "add_one")
+    units = [Unit(name, Build(name), (SOURCE,), SOURCE, name, gpu().target) for name in names]
+    for unit in units:
+        (into / unit.key).mkdir()
+    for result in Nvrtc().compile(units, into):
+        assert result.outcome is None, result.message
+    return lambda name: into / name
+
+
+@pytest.fixture
+def load(compiled: Callable[[str], Path]) -> Load:
+    """Return a function that loads a kernel to be launched as a Build says."""
+
+    def load(build: Build) -> NvrtcKernel:
+        return Nvrtc().load(compiled(build.entry), Unit("key", build, (SOURCE,), SOURCE, "k", gpu().target), gpu())
+
+    return load
+
+
+def zeros(count: int, dtype: str = "int32") -> Any:
+    """Return zeros on the GPU."""
+    import torch
+
+    return torch.zeros(count, dtype=getattr(torch, dtype), device=gpu().name)
+
+
+def test_scalars_of_every_type_arrive(load: Load) -> None:
+    """Bool, all integers, float, double, both halves and a structure, as the kernel reads them."""
+    import torch
+
+    pair = struct(packing.pack("<i4xd", 7, 0.125))
+    integers = (True, i8(-5), u16(60000), -70000, 4_000_000_000, -(1 << 40), 1 << 50)
+    args = ("out", *integers, f32(3), 0.1, f16(1.5), bf16(2.5), pair)
+    out = zeros(13, "float64")
+    load(Build("scalars", args)).bind({"out": out})()
+    halves = [torch.tensor(1.5, dtype=torch.float16), torch.tensor(2.5, dtype=torch.bfloat16)]
+    bits = [half.view(torch.int16).item() for half in halves]
+    expected = [1, -5, 60000, -70000, 4e9, -(2.0**40), 2.0**50, 3, 0.1, *bits, 7, 0.125]
+    assert out.tolist() == expected
+
+
+def test_the_parameters_sizes_are_the_kernels(load: Load) -> None:
+    """As the C compiler laid them out, the structure with its padding."""
+    sizes = _parameter_sizes(load(Build("scalars"))._function)
+    assert sizes == [8, 1, 1, 2, 4, 4, 8, 8, 4, 8, 2, 2, 16]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("out", 1), "args has 2 arguments; plain has 1 parameters"),
+        ((), "args has 0 arguments; plain has 1 parameters"),
+        ((f32(1.0),), "argument 1 of plain: f32 has 4 bytes, the parameter has 8"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(args: tuple[Any, ...], message: str, load: Load) -> None:
+    """Too many, too few, too small: a wrong launch would read what is not there."""
+    with pytest.raises(ValueError, match=message):
+        load(Build("plain", args)).bind({"out": zeros(1)})
+
+
+def test_a_missing_tensor_is_a_key_error(load: Load) -> None:
+    """With the names that there are."""
+    with pytest.raises(KeyError, match="'out'; inputs makes x"):
+        load(Build("plain", ("out",))).bind({"x": zeros(1)})
+
+
+@pytest.mark.parametrize("kib", [1, 48, 49, 100, 227])
+def test_dynamic_shared_memory_may_exceed_48_kib(kib: int, load: Load) -> None:
+    """The kernel writes to its very end."""
+    out = zeros(1)
+    build = Build("last_of_shared", ("out", kib * 1024), block=(32,), shared_bytes=kib * 1024)
+    load(build).bind({"out": out})()
+    assert out.item() == 7 + kib * 256 - 1
+
+
+@pytest.mark.parametrize("blocks", [2, 8, 16])
+def test_clusters_are_launched(blocks: int, load: Load) -> None:
+    """Portable sizes and larger ones; each block sees its cluster's size."""
+    out = zeros(32)
+    load(Build("cluster_sizes", ("out",), grid=(32,), cluster=(blocks,))).bind({"out": out})()
+    assert out.tolist() == [blocks] * 32
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (Build("plain", shared_bytes=300 * 1024), "\\d+ \\+ 307200 bytes of static and dynamic shared memory"),
+        (Build("at_most_128_threads", block=(256,)), "a block has 256 threads; .* allows 128"),
+        (Build("plain", block=(1024, 2)), "a block has 2048 threads"),
+        (Build("plain", block=(1, 1, 65)), "the block is 65 in z; .* allows 64"),
+        (Build("plain", grid=(1, 1 << 16)), "the grid is 65536 in y; .* allows 65535"),
+        (Build("plain", grid=(6,), cluster=(4,)), "cannot be cut into clusters"),
+        (Build("plain", grid=(64,), cluster=(64,)), "a cluster of 64 blocks does not fit"),
+    ],
+)
+def test_what_the_device_cannot_launch_is_unsupported_when_it_is_loaded(build: Build, message: str, load: Load) -> None:
+    """Nothing has run by then, and the context is as good as before."""
+    with pytest.raises(Unsupported, match=message):
+        load(build)
+    out = zeros(1)
+    load(Build("plain", ("out",))).bind({"out": out})()
+    assert out.item() == 3
+
+
+def test_launches_go_on_torchs_current_stream(load: Load) -> None:
+    """Behind what is queued there, and ahead of what comes next, with no synchronisation in between."""
+    import torch
+
+    out, stream = zeros(1), torch.cuda.Stream(gpu().name)  # type: ignore[no-untyped-call]
+    launch = load(Build("add_one", ("out",))).bind({"out": out})
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
+        launch()
+        assert not stream.query()
+        out.mul_(10)
+        launch()
+    stream.synchronize()
+    assert out.item() == 11
+
+
+def test_launches_can_be_captured_in_a_graph(load: Load) -> None:
+    """A graph's replays run the kernel, capturing does not."""
+    import torch
+
+    out = zeros(1)
+    launch = load(Build("add_one", ("out",))).bind({"out": out})
+    launch()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(5):
+            launch()
+    torch.cuda.synchronize()
+    assert out.item() == 1
+    for _ in range(4):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert out.item() == 21
+
+
+def test_many_kernels_come_and_go(load: Load) -> None:
+    """A module goes with the last launch that needs it, not before."""
+    out = zeros(1)
+    launches: list[Launch] = []
+    for _ in range(200):
+        launches = [*launches[-2:], load(Build("add_one", ("out",))).bind({"out": out})]
+        launches[0]()
+    assert out.item() == 200
+
+
+def test_a_launch_costs_the_host_little(load: Load) -> None:
+    """Some 2 us; 20 us leaves room for a slow machine, and fails when arguments are packed at each launch."""
+    import time
+
+    import torch
+
+    launch = load(Build("add_one", ("out",))).bind({"out": zeros(1)})
+    costs_us = []
+    for _ in range(50):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(20):
+            launch()
+        costs_us.append((time.perf_counter() - begin) / 20 * 1e6)
+    torch.cuda.synchronize()
+    assert sorted(costs_us)[len(costs_us) // 2] < 20, costs_us
+
+
+def test_an_application_of_twenty_lines_can_launch_an_artifact(tmp_path: Path) -> None:
+    """With the artifact's two files, torch and cuda-bindings, and no part of ktuned."""
+    unit = Unit("key", scale.EXAMPLE.good, (scale.SOURCE,), scale.SOURCE, "scale", gpu().target)
+    (tmp_path / "key").mkdir()
+    (result,) = Nvrtc().compile([unit], tmp_path)
+    assert result.outcome is None, result.message
+    code = """if True:
+        import ctypes, json, sys
+        from pathlib import Path
+        import torch
+        from cuda.bindings import driver
+        artifact = Path(sys.argv[1])
+        how = json.loads((artifact / "kernel.json").read_text())
+        x = torch.arange(1000.0, device="cuda")
+        y = torch.zeros_like(x)
+        _, module = driver.cuModuleLoadData((artifact / "kernel.cubin").read_bytes())
+        _, kernel = driver.cuModuleGetFunction(module, how["lowered"].encode())
+        values = (x.data_ptr(), y.data_ptr(), 3.0, 1000)
+        types = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_int)
+        stream = torch.cuda.current_stream().cuda_stream
+        sizes = (*how["grid"], *how["block"], how["shared_bytes"])
+        (error,) = driver.cuLaunchKernel(kernel, *sizes, stream, (values, types), 0)
+        assert error == driver.CUresult.CUDA_SUCCESS, error
+        assert torch.equal(y, 3 * x)
+    """
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "key")], check=True)
+    assert "ktuned" not in code
+    assert json.loads((tmp_path / "key" / "kernel.json").read_text())["grid"] == [2, 1, 1]

@@ -1,0 +1,64 @@
+"""Workers that somebody kills: the config is tried again, and believed to be the cause only when it always happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ktuned.fleet.kills import KILLS_EXCUSED
+from ktuned.model import Plan
+from tests.parts import Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+
+async def tune(parts: Parts, configs: str) -> None:
+    """Ask for the tuning of a space."""
+    await parts.inspect(kernel_text(configs=configs))
+    await parts.jobs.submit(
+        "project:it",
+        {"n": 64},
+        "Fake CPU",
+        priority=100,
+        reason="test",
+        plan=Plan(preset="fast", strategy="exhaustive"),
+    )
+
+
+@pytest.mark.parametrize("does", ["work", "gate_compile"])
+async def test_kill_from_outside_costs_a_config_nothing(parts: Parts, does: str) -> None:
+    """All workers killed while one compiles or measures: the job goes on, and its config is measured after all."""
+    await tune(parts, f"[dict(us=50.0, does={does!r}, gate='door')]")
+    async with parts.working():
+        await parts.reached("door")
+        parts.kill_workers()
+        parts.open_gate("door")
+        (ended,) = await parts.told.ended()
+    assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
+
+
+async def test_config_that_is_killed_each_time_is_the_cause(parts: Parts) -> None:
+    """What brings a SIGKILL upon its worker whenever it runs ends as crashed, and its neighbour is measured."""
+    await tune(parts, "[dict(us=50.0, does='kill', gate=''), dict(us=60.0, does='work', gate='')]")
+    async with parts.working():
+        (ended,) = await parts.told.ended()
+    assert (ended["state"], ended["outcomes"]) == ("done", {"crashed": 1, "measured": 1})
+    (crashed,) = [trial for trial in parts.store.trials() if trial.outcome == "crashed"]
+    detail: dict[str, Any] = dict(crashed.detail)
+    assert detail["signal"] == "SIGKILL"
+
+
+async def test_job_that_never_gets_on_is_given_up(parts: Parts) -> None:
+    """A kernel file upon which the explorer is killed each time fails its job, with the reason."""
+    await tune(parts, "lambda p: [dict(us=50.0)]")
+    text = kernel_text(configs="lambda p: __import__('os').kill(__import__('os').getpid(), 9) or [dict(us=50.0)]")
+    (parts.project / "tune_it.py").write_text(text)
+    kernel = parts.catalog.resolve("it")
+    stamp = {str(parts.project / "tune_it.py"): __import__("hashlib").sha256(text.encode()).hexdigest()}
+    assert kernel.stamps.keys() == stamp.keys()
+    kernel.stamps.update(stamp)  # type: ignore[attr-defined]
+    async with parts.working():
+        (ended,) = await parts.told.ended()
+    assert (ended["state"], len(parts.told.of("job_started"))) == ("failed", KILLS_EXCUSED + 1)
+    assert "killed by SIGKILL" in ended["message"]
