@@ -6,6 +6,7 @@ import fcntl
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
@@ -21,6 +22,7 @@ from ktuned.catalog import Catalog, Changes, check_problem, environment_of
 from ktuned.config import Settings
 from ktuned.errors import KtunedError, NotFound, StoreError
 from ktuned.fleet.pool import Fleet
+from ktuned.fleet.process import Environment
 from ktuned.intake import Intake
 from ktuned.machine import Machine
 from ktuned.model import PRESETS, Job, Root
@@ -201,11 +203,14 @@ class Daemon:
 
     async def _take_up(self) -> None:
         """Go on with the work that was left, once it is known what the machine is now."""
-        for root in self._catalog.roots:
-            await self._machine.probe(environment_of(root))
+        for environment in {environment_of(root): None for root in self._catalog.roots}:
+            await self._machine.probe(environment)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._jobs.run)
             tasks.start_soon(self._look_around)
+            if not self._catalog.roots:
+                # Who asks what there is, before there is any kernel, means the daemon's own interpreter.
+                tasks.start_soon(self._machine.probe, Environment(sys.executable, str(self._settings.state)))
 
     async def _look_around(self, roots: Sequence[Root] | None = None) -> None:
         """Learn what happened while no daemon was there: what the machine can do now, what was saved."""

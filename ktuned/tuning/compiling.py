@@ -42,6 +42,7 @@ class Compiling:
         self._work = work
         self._fleet = fleet
         self._artifacts = artifacts
+        self._staged_groups = 0
 
     async def compile(self, attempts: Sequence[Attempt]) -> list[Compiled]:
         """Bring each attempt to ``compiled``, or to its outcome.
@@ -140,7 +141,9 @@ class Compiling:
 
     @contextmanager
     def _staged(self) -> Iterator[Path]:
-        directory = self._artifacts.stage(f"job{self._work.job.id}")
+        # A directory for each group: several compile at once.
+        self._staged_groups += 1
+        directory = self._artifacts.stage(f"job{self._work.job.id}-{self._staged_groups}")
         try:
             yield directory
         finally:

@@ -32,3 +32,11 @@ def test_pipeline() -> None:
     assert 0 < row["lane_s"] <= row["wall_s"] * row["lanes"]
     assert 0 < row["compile_s"] <= row["wall_s"] * row["slots"]
     assert row["ratio"] >= 0.99
+
+
+def test_daemon_cost() -> None:
+    """A daemon's own CPU and memory are told per trial, for as many trials as are asked for."""
+    row = _run("daemon_cost.py", "--trials", "20")
+    assert row["trials"] == 20
+    assert 0 < row["cpu_ms_per_trial"] <= row["wall_ms_per_trial"] * 2
+    assert row["rss_growth_mib"] < row["rss_mib"]

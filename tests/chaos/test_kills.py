@@ -68,7 +68,7 @@ class Onslaught:
         what = self._deck.pop()
         # A daemon may be killed while it starts. Workers are killed after some progress: the config that is there
         # whenever one is killed would be taken for the cause, which is right.
-        wait_for = self._dice.choice([0, 0, 1, 2, 4, 8] if what == "daemon" else [1, 1, 2, 3, 5, 8])
+        wait_for = self._dice.choice([0, 0, 1, 1, 2, 4] if what == "daemon" else [1, 1, 1, 2, 3, 5])
         self._await_trials(wait_for)
         self.killed[what] += 1
         if what == "daemon":
@@ -82,10 +82,10 @@ class Onslaught:
         self.daemon.until(lambda: all(victim.is_gone() for victim in victims), "what the workers had to be gone")
 
     def _await_trials(self, count: int) -> None:
-        deadline = monotonic() + PATIENCE_S
         while self._listener.measured.acquire(blocking=False):
             pass
         for _ in range(count):
+            deadline = monotonic() + PATIENCE_S
             while not self._listener.measured.acquire(timeout=0.1):
                 assert monotonic() < deadline, f"no trial for {PATIENCE_S} s: {self.daemon.log.read_text()[-3000:]}"
                 self.keep_busy()

@@ -75,7 +75,7 @@ def test_two_hundred(tmp_path: Path, scale: Scale, row: Row) -> None:
 
     configs = _configs(scale)
     with ChaosDaemon(tmp_path / "chaos", config=MEMORY) as daemon:
-        daemon.tuned_once()
+        cold_s = daemon.tuned_once()
         before = Baseline(daemon)
         path = daemon.kernel_file(kernel_text(f"space({configs})", seed=str(scale.seed), **OPTIONS))
         _, (job,) = daemon.tune(path=str(path))
@@ -91,6 +91,7 @@ def test_two_hundred(tmp_path: Path, scale: Scale, row: Row) -> None:
             "right outcomes": sum(found.get(tag) == outcome for tag, outcome in expected.items()),
             "outcomes": dict(sorted(Counter(found.values()).items())),
             "lost per hang beyond its deadline": f"median {statistics.median(lost):.2f} s, worst {max(lost):.2f} s",
+            "a cold lane opens in": f"{cold_s:.2f} s",
             "job": {name: job["cost"].get(name) for name in ("wall_s", "lane_s", "open_s", "compile_s")},
             **leaks,
         }

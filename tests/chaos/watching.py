@@ -65,11 +65,12 @@ class ChaosDaemon(Daemon):
 
         self.until(is_alone, "the workers to be gone")
 
-    def tuned_once(self) -> None:
-        """Tune something small, so that what a daemon opens once is open."""
+    def tuned_once(self) -> float:
+        """Tune something small, so that what a daemon opens once is open; return how long a cold lane took to open."""
         path = self.kernel_file(kernel_text("space([dict(us=50.0, tag='warm')])", name="'warm'"), "tune_warm.py")
         _, (job,) = self.tune(path=str(path))
         assert job["state"] == "done", job
+        return float(job["cost"]["open_s"])
 
     def is_working(self) -> bool:
         """Tell whether a job waits or runs."""

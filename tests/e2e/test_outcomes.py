@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tests.e2e.harness import Daemon, kernel_text
@@ -47,7 +48,7 @@ def test_every_failure_has_its_outcome_and_the_healthy_best_wins(daemon: Daemon)
     assert (hit.status, hit.config["tag"] if hit.config else None) == ("fresh", "best")
     assert hit.latency_us is not None
     assert 300 <= hit.latency_us < 700
-    assert 700 <= job["default_us"]
+    assert job["default_us"] >= 700
     assert job["reference_us"] > 0
     _check_stories(daemon, trials)
     _check_told_after_commit(events)
@@ -132,3 +133,11 @@ def test_no_device_ends_with_the_reason(daemon: Daemon) -> None:
     assert "there is no fake device" in job["message"]
     assert "FAKE_DEVICES=1" in job["message"]
     assert events == [] or events[-1]["type"] == "job_done"
+
+
+def test_many_compile_at_once(tmp_path: Path) -> None:
+    """Several compile slots, each with its own staging: no config is disturbed by another's compile."""
+    entries = ", ".join(f"dict(us={100.0 + index}, does='work', tag='t{index}')" for index in range(40))
+    with Daemon(tmp_path, config="compile_slots = 6\n") as daemon:
+        _, (job,) = daemon.tune(path=str(daemon.kernel_file(kernel_text(f"space([{entries}])", early_stop="100.0"))))
+        assert (job["state"], job["outcomes"]) == ("done", {"measured": 40})

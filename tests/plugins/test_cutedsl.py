@@ -441,6 +441,24 @@ class TestOnGpu:
         with pytest.raises(ValueError, match=r"scale\(x: Tensor\("):
             launch(build(), x=x, y=y)()
 
+    def test_compiling_takes_nothing_of_the_gpu(self, tmp_path: Path) -> None:
+        """A compile worker makes no context on a device that a lane is measuring on."""
+        code = """if True:
+            import sys
+            from pathlib import Path
+            from cuda.bindings import driver
+            from ktuned_cutedsl import CuteDsl
+            from tests.plugins.cutedsl_scale import EXAMPLE
+            into = Path(sys.argv[1])
+            (into / "key").mkdir()
+            (result,) = CuteDsl().compile([EXAMPLE.unit("key", EXAMPLE.good, "sm_90a")], into)
+            assert result.outcome is None, result.message
+            driver.cuInit(0)
+            _, device = driver.cuDeviceGet(0)
+            print(driver.cuDevicePrimaryCtxGetState(device)[2])
+        """
+        assert run_python(code, tmp_path) == "0"
+
     def test_a_launch_costs_the_host_little(self, launch: Callable[..., Callable[[], None]]) -> None:
         """A few µs, printed; the bound is loose, for the machine may be busy."""
         import time

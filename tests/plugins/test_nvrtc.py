@@ -343,6 +343,13 @@ class TestHeaders:
         assert headers.find((99, 3)) == headers.Headers((first,), (99, 1))
         assert headers.find((98, 0)) is None
 
+    def test_all_places_of_the_chosen_version_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A wheel may hold but a part of what a toolkit holds."""
+        first, second = self.directory(tmp_path / "first", 99010), self.directory(tmp_path / "second", 99010)
+        monkeypatch.setenv("CUDA_HOME", str(first.parent))
+        monkeypatch.setenv("CUDA_PATH", str(second.parent))
+        assert headers.find((99, 1)) == headers.Headers((first, second), (99, 1))
+
     def test_libcudacxx_is_found_in_toolkits_and_in_wheels(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -410,6 +417,38 @@ class TestPrecompiledHeaders:
         )
         assert int(said.stdout) == 2
         assert list((tmp_path / "cache" / "nvrtc").iterdir()) == []
+
+    @pytest.mark.parametrize(("most", "made"), [(1 << 30, 1), (0, 0)])
+    def test_headers_that_need_more_memory_get_it_or_are_given_up(self, most: int, made: int, tmp_path: Path) -> None:
+        """NVRTC's heap grows once to what it asks for; beyond the limit it is not asked again and again."""
+        code = """if True:
+            import sys
+            from pathlib import Path
+            from cuda.bindings import nvrtc
+            from ktuned_nvrtc import Nvrtc, Build, precompiled
+            from ktuned.backends import Unit
+            precompiled.MAX_HEAP_BYTES = int(sys.argv[3])
+            nvrtc.nvrtcSetPCHHeapSize(1 << 20)
+            source, into = Path(sys.argv[1]), Path(sys.argv[2])
+            for number in range(4):
+                (into / str(number)).mkdir()
+                (result,) = Nvrtc().compile([Unit(str(number), Build("k"), (source,), source, "k", "sm_90a")], into)
+                assert result.outcome is None, result.message
+            kept = precompiled._of_this_process()
+            print(len(list(kept._directory.glob("*/*.pch"))), len(kept._given_up))
+        """
+        source = tmp_path / "k.cu"
+        source.write_text("#include <cuda_fp16.h>\n__global__ void k(__half* x) { *x = __hadd(*x, *x); }\n")
+        environment = {**os.environ, "KTUNED_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+        (tmp_path / "into").mkdir()
+        said = subprocess.run(
+            [sys.executable, "-c", code, str(source), str(tmp_path / "into"), str(most)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert said.stdout.split() == [str(made), str(1 - made)]
 
     def test_what_a_killed_process_left_goes(self, tmp_path: Path) -> None:
         """The next process removes it, and leaves a running one's alone."""

@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-import ktuned
 from ktuned.backends import Unit
 from ktuned.errors import BackendError, KernelFileError, Unsupported
 from ktuned.spec import functions
+from ktuned.spec.loading import is_ours
 from ktuned_cutedsl import limits, resources
 from ktuned_cutedsl.build import Build
 from ktuned_cutedsl.linking import Linker
@@ -29,6 +29,7 @@ MAX_MESSAGE_CHARS = 4000
 """How much of CuTe DSL's words is kept: its first lines say what is wrong and where."""
 
 _TARGET = re.compile(r"sm_\d+[af]?")
+_NOT_THEIRS = frozenset({"cutlass", "inspect"})
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -130,10 +131,8 @@ def _words(error: Exception) -> str:
 def _place(error: Exception) -> str:
     """Return ``file:line: `` of the deepest frame that is the user's, or ``""``."""
     place = ""
-    ours = (Path(__file__).parent, Path(ktuned.__file__).parent)
     for frame, line in traceback.walk_tb(error.__traceback__):
-        path = Path(frame.f_code.co_filename)
-        is_theirs = str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("cutlass", "inspect")
-        if path.is_file() and not is_theirs and not any(path.is_relative_to(directory) for directory in ours):
+        module, path = str(frame.f_globals.get("__name__", "")), Path(frame.f_code.co_filename)
+        if not (is_ours(module) or module.partition(".")[0] in _NOT_THEIRS) and path.is_file():
             place = f"{path.name}:{line}: "
     return place

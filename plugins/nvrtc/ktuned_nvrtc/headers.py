@@ -25,26 +25,29 @@ def find(wanted: tuple[int, int]) -> Headers | None:
     """Return the headers of exactly this CUDA version, else of the same major one, else nothing.
 
     Looked for in ``$CUDA_HOME`` and ``$CUDA_PATH``, in the wheels of this interpreter, beside the nvcc on the PATH and
-    in ``/usr/local/cuda``, in this order. Headers of another version than the compiler's often do not compile.
+    in ``/usr/local/cuda``, in this order. All places of the chosen version count, because wheels may hold a part of
+    them; none of another version does, because headers of two often do not compile together.
     """
     found = [headers for directory in _candidates() if (headers := _read(directory)) is not None]
-    for fits in (lambda headers: headers.version == wanted, lambda headers: headers.version[0] == wanted[0]):
-        if (chosen := next(filter(fits, found), None)) is not None:
-            return chosen
-    return None
+    versions = [headers.version for headers in found]
+    chosen = wanted if wanted in versions else next((version for version in versions if version[0] == wanted[0]), None)
+    if chosen is None:
+        return None
+    parts = [part for headers in found if headers.version == chosen for part in headers.directories]
+    return Headers(tuple(dict.fromkeys(parts)), chosen)
 
 
 def _candidates() -> Iterator[Path]:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
-            yield Path(os.environ[variable], "include")
+            yield Path(os.environ[variable], "include").resolve()
     wheels = importlib.util.find_spec("nvidia")
     for place in wheels.submodule_search_locations or () if wheels else ():
         yield from sorted(Path(place).glob("*/include"))
     nvcc = shutil.which("nvcc")
     if nvcc:
         yield Path(nvcc).resolve().parent.parent / "include"
-    yield Path("/usr/local/cuda/include")
+    yield Path("/usr/local/cuda/include").resolve()
 
 
 def _read(directory: Path) -> Headers | None:

@@ -100,10 +100,12 @@ def _enter(index: int) -> Any:
     """Make a device's primary context current and return the device's handle."""
     from cuda.bindings import driver
 
-    absent = cuda_devices()
-    if isinstance(absent, Absent):
-        raise BackendError(f"a kernel cannot be loaded: {absent.message}", hint=absent.hint)
-    checked(driver.cuInit(0), "starting the driver")
+    try:
+        checked(driver.cuInit(0), "starting the driver")
+    except RuntimeError as error:
+        absent = cuda_devices()
+        message, hint = (absent.message, absent.hint) if isinstance(absent, Absent) else (str(error), "")
+        raise BackendError(f"a kernel cannot be loaded: {message}", hint=hint) from error
     handle = checked(driver.cuDeviceGet(index), f"opening cuda:{index}")
     context = checked(driver.cuDevicePrimaryCtxRetain(handle), f"opening cuda:{index}")
     checked(driver.cuCtxSetCurrent(context), f"opening cuda:{index}")

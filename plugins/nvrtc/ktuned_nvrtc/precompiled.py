@@ -18,6 +18,9 @@ from pathlib import Path
 
 from ktuned_nvrtc import program
 
+MAX_HEAP_BYTES = 1 << 30
+"""What parsing headers may take for them to be precompiled: all of libcu++ and CUB takes a third of that."""
+
 MAX_KEPT = 2
 """How many of them a process keeps: workers compile one kernel for a long time; a second one may be mixed in."""
 
@@ -33,18 +36,27 @@ def options(key: str) -> tuple[str, ...]:
     return kept.options(key) if kept else ()
 
 
+def tell(key: str, heap_bytes_wanted: int) -> None:
+    """Take note of how a program with :func:`options` was compiled, see :class:`ktuned_nvrtc.program.Program`."""
+    if heap_bytes_wanted and (kept := _of_this_process()):
+        kept.failed(key, heap_bytes_wanted)
+
+
 class PrecompiledHeaders:
     """The precompiled headers of this process, in a directory that only this user can write."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._seen: set[str] = set()
+        self._given_up: set[str] = set()
         self._kept: OrderedDict[str, Path] = OrderedDict()
 
     def options(self, key: str) -> tuple[str, ...]:
         """Return none for a new key, and for one seen before those that make or use its precompiled header."""
         if key not in self._seen:
             self._seen.add(key)
+            return ()
+        if key in self._given_up:
             return ()
         if key not in self._kept:
             self._kept[key] = Path(tempfile.mkdtemp(dir=self._directory))
@@ -53,6 +65,11 @@ class PrecompiledHeaders:
                 shutil.rmtree(oldest, ignore_errors=True)
         self._kept.move_to_end(key)
         return ("-pch", f"-pch-dir={self._kept[key]}", "-pch-messages=false")
+
+    def failed(self, key: str, heap_bytes_wanted: int) -> None:
+        """Provide for the next time that one is made for ``key``, or give that up: trying costs as much as making."""
+        if heap_bytes_wanted > MAX_HEAP_BYTES or not program.grow_heap(heap_bytes_wanted):
+            self._given_up.add(key)
 
 
 @functools.cache

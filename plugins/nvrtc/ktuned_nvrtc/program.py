@@ -33,11 +33,20 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled program: its machine code, what the assembler said, the kernels' symbols by their name expressions."""
+    """A compiled program.
+
+    Attributes:
+        cubin: its machine code.
+        log: what the assembler said.
+        symbols: the kernels' symbols by their name expressions.
+        heap_bytes_wanted: the heap that making a precompiled header would have taken, when one was asked for and could
+            not be made; 0 otherwise.
+    """
 
     cubin: bytes
     log: str
     symbols: dict[str, str]
+    heap_bytes_wanted: int = 0
 
 
 @functools.cache
@@ -107,9 +116,20 @@ def compile_program(source: bytes, name: str, entries: Sequence[str], options: S
             raise BackendError(f"NVRTC failed with {result.name}: {first_error_first(log)}", hint=INSTALL_HINT)
         cubin = _text(handle, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
         symbols = {entry: _value(nvrtc.nvrtcGetLoweredName(handle, entry.encode())).decode() for entry in entries}
+        wanted = _heap_bytes_wanted(handle) if version() >= FIRST_WITH_PRECOMPILED_HEADERS else 0
     finally:
         nvrtc.nvrtcDestroyProgram(handle)
-    return Program(cubin, log, symbols)
+    return Program(cubin, log, symbols, wanted)
+
+
+def grow_heap(wanted_bytes: int) -> bool:
+    """Have NVRTC set more memory aside for precompiled headers, and tell whether that helps: it had less before."""
+    from cuda.bindings import nvrtc
+
+    if _value(nvrtc.nvrtcGetPCHHeapSize()) >= wanted_bytes:
+        return False
+    _value(nvrtc.nvrtcSetPCHHeapSize(wanted_bytes))
+    return True
 
 
 def first_error_first(said: str) -> str:
@@ -118,6 +138,16 @@ def first_error_first(said: str) -> str:
     first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), 0)
     text = "\n".join([*lines[first : first + 1], *lines[:first], *lines[first + 1 :]])
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+def _heap_bytes_wanted(handle: Any) -> int:
+    from cuda.bindings import nvrtc
+
+    (status,) = nvrtc.nvrtcGetPCHCreateStatus(handle)
+    if status in (nvrtc.nvrtcResult.NVRTC_SUCCESS, nvrtc.nvrtcResult.NVRTC_ERROR_NO_PCH_CREATE_ATTEMPTED):
+        return 0
+    wanted: int = _value(nvrtc.nvrtcGetPCHHeapSizeRequired(handle))
+    return wanted
 
 
 def _text(handle: Any, size_of: Any, read: Any) -> bytes:

@@ -1,0 +1,361 @@
+"""The torch backend: what every backend promises, and what this one promises besides."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from ktuned import cpu
+from ktuned.backends import Compiled, Registry, Unit
+from ktuned.cuda import torch_cuda_devices
+from ktuned.errors import Unsupported
+from ktuned.model import Device, Outcome
+from ktuned.spec.digest import describe
+from ktuned.spec.loading import forget_modules, load_file
+from ktuned.testing.backends import check_backend
+from ktuned.worker.compile import compile_units
+from ktuned_torch import Build, Torch, TorchKernel, inductor
+from ktuned_torch.backend import CODE_FILE, EAGER, KERNEL_FILE, NO_CODE, NO_LAYOUTS, ON_DEVICE
+from tests.plugins import torch_kernels
+from tests.plugins.torch_kernels import COMPILED, FILE, LAYOUTS
+
+pytestmark = [
+    # torch.compile starts with some ten seconds of imports and of trying the C++ compiler out.
+    pytest.mark.timeout(300),
+    # torch.compile calls parts of torch that torch itself has deprecated.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+Compile = Callable[..., tuple[Compiled, Path]]
+
+UNTRANSLATED = {"backend": "eager"}
+"""Options with which torch.compile traces, but compiles nothing."""
+
+
+@pytest.fixture
+def compile_one(tmp_path: Path) -> Compile:
+    """Return a function that compiles a Build into a new directory."""
+    numbers = itertools.count()
+
+    def compile_one(build: Build, target: str = "") -> tuple[Compiled, Path]:
+        key = f"unit{next(numbers)}"
+        (tmp_path / key).mkdir()
+        unit = Unit(key, build, (), FILE, "scale", target or cpu.target())
+        (result,) = Torch().compile([unit], tmp_path)
+        return result, tmp_path / key
+
+    return compile_one
+
+
+def load(build: Build, artifact: Path) -> TorchKernel:
+    """Load a Build's artifact on the CPU."""
+    return Torch().load(artifact, Unit("key", build, (), FILE, "scale", cpu.target()), cpu.device())
+
+
+def function(name: str) -> str:
+    """Return the name by which a function of the example travels."""
+    return f"{torch_kernels.__name__}:{name}"
+
+
+@pytest.mark.parametrize("example", [torch_kernels.EAGER, COMPILED], ids=["eager", "compiled"])
+def test_it_keeps_every_promise_of_a_backend(example: Any, tmp_path: Path) -> None:
+    """The public conformance suite passes, on whichever device comes first."""
+    check_backend(Registry().load("torch"), example, tmp_path)
+
+
+def test_describing_imports_no_torch() -> None:
+    """Devices and fingerprint cost what reading a few files costs; no context is made."""
+    code = """if True:
+        import sys
+        from ktuned_torch import Torch
+        Torch().fingerprint(), Torch().devices()
+        print(sorted({"torch", "numpy", "triton"} & sys.modules.keys()))
+    """
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+
+
+def test_the_cpu_is_the_one_that_every_backend_means() -> None:
+    """It comes after the GPUs, with the model and target of the other plugins, so that they share a lane."""
+    devices = cast("tuple[Device, ...]", Torch().devices())
+    assert devices[-1] == cpu.device()
+    assert all(device.kind == "cuda" for device in devices[:-1])
+
+
+class TestBuild:
+    """A function crosses as its name."""
+
+    def test_a_function_becomes_its_name(self) -> None:
+        """With the module where that is not a kernel file; the plain data rebuilds an equal Build."""
+        build = Build(torch_kernels.scale, ("x", "y", 3), {"options": {"sizes": (1, 2)}}, LAYOUTS)
+        assert build.function == function("scale")
+        assert Build.from_plain(json.loads(json.dumps(build.to_plain()))) == build
+
+    def test_a_lambda_is_an_error_at_once(self) -> None:
+        """Where the kernel function says it, not in a worker."""
+        with pytest.raises(ValueError, match="a lambda has no name"):
+            Build(lambda x: None, ("x",))
+
+    def test_compile_must_be_a_map(self) -> None:
+        """``compile=True`` looks right and is not."""
+        with pytest.raises(TypeError, match=r"compile= takes torch\.compile's arguments as a dict, or None; not True"):
+            Build("f", (), True)  # type: ignore[arg-type]
+
+    def test_it_notes_the_tensors_that_it_is_compiled_for(self) -> None:
+        """Those that ``args`` names; eager code has no need to know, and one artifact serves every problem."""
+        known = {**LAYOUTS, "z": ("int8", (1,), (1,))}
+        assert Build("f", ("x", 3), {}).given(lambda: known).layouts == {"x": LAYOUTS["x"]}
+        assert Build("f", ("x", 3)).given(lambda: known).layouts == {}
+
+
+class TestKeeping:
+    """What is kept of a unit, and what is said where nothing is."""
+
+    @pytest.mark.parametrize(
+        ("build", "target", "reason"),
+        [
+            (Build("scale", ("x", "y", 3)), "", EAGER),
+            (Build("scale", ("x", "y", 3), UNTRANSLATED, LAYOUTS), "", NO_CODE),
+            (Build("scale", ("x", "y", 3), {}), "", NO_LAYOUTS),
+            (Build("scale", ("x", "y", 3), {}, LAYOUTS), "sm_90a", ON_DEVICE),
+        ],
+    )
+    def test_what_cannot_be_kept_says_so(self, build: Build, target: str, reason: str, compile_one: Compile) -> None:
+        """In the facts, which results show, and in the artifact itself."""
+        result, artifact = compile_one(build, target)
+        assert result.outcome is None, result.message
+        assert result.facts == {"persisted": False, "reason": reason}
+        assert [path.name for path in artifact.iterdir()] == [KERNEL_FILE]
+        assert json.loads((artifact / KERNEL_FILE).read_text())["reason"] == reason
+
+    def test_kept_code_is_not_compiled_again(self, compile_one: Compile, tmp_path: Path) -> None:
+        """A new process with an empty cache takes Inductor's code from the artifact; also from a second equal unit."""
+        for _ in range(2):
+            result, artifact = compile_one(COMPILED.good)
+            assert result.facts == {"persisted": True}, result.message
+        code = """if True:
+            import sys; sys.path.append("/tmp/tplug"); import dbg; dbg.install("/tmp/tplug/child.txt")
+            from pathlib import Path
+            from ktuned import cpu
+            from ktuned.backends import Unit
+            from ktuned_torch import Torch
+            from tests.plugins.torch_kernels import COMPILED, FILE, inputs, verify
+            unit = Unit("key", COMPILED.good, (), FILE, "scale", cpu.target())
+            tensors = inputs("cpu")
+            Torch().load(Path(sys.argv[1]), unit, cpu.device()).bind(tensors)()
+            verify(tensors)
+            from torch._dynamo.utils import counters
+            print({k:dict(v) for k,v in counters.items()}); print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+        """
+        (tmp_path / "empty").mkdir()
+        environment = {**os.environ, "TMPDIR": str(tmp_path / "empty"), "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+        said = subprocess.run(
+            [sys.executable, "-c", code, str(artifact)], capture_output=True, text=True, check=True, env=environment
+        )
+        assert said.stdout.split() == ["1", "0"]
+
+    def test_artifacts_of_two_keys_differ(self, compile_one: Compile) -> None:
+        """Equal artifacts count as equal kernels, and an edit of the function shows nowhere but in the key."""
+        (_, first), (_, second) = (compile_one(Build("scale", ("x", "y", 3))) for _ in range(2))
+        assert (first / KERNEL_FILE).read_bytes() != (second / KERNEL_FILE).read_bytes()
+
+    def test_an_unknown_option_is_refused_without_a_device(self, compile_one: Compile) -> None:
+        """In torch's own words, also where the code is made on the device."""
+        result, _ = compile_one(Build("scale", ("x", "y", 3), {"mode": "fastest"}, LAYOUTS), "sm_90a")
+        assert result.outcome is Outcome.COMPILE_ERROR
+        assert "Unrecognized mode=fastest" in result.message
+
+    def test_another_cpus_target_is_unsupported(self, compile_one: Compile, tmp_path: Path) -> None:
+        """What is compiled here is never passed off as another machine's, nor loaded from there."""
+        result, _ = compile_one(COMPILED.good, "native-elsewhere")
+        assert result.outcome is Outcome.UNSUPPORTED
+        with pytest.raises(Unsupported, match="native-elsewhere"):
+            Torch().load(tmp_path, COMPILED.unit("key", COMPILED.good, "native-elsewhere"), cpu.device())
+
+    def test_what_the_cpu_lacks_is_unsupported_when_it_is_compiled(self, compile_one: Compile) -> None:
+        """Not a compile error: another device may have it."""
+        layouts = {"x": ("float32", (1, 1, 8, 8), (64, 64, 8, 1))}
+        result, _ = compile_one(Build("cudnn_attention", ("x",), UNTRANSLATED, layouts))
+        assert result.outcome is Outcome.UNSUPPORTED
+        assert "No viable backend" in result.message
+
+    @pytest.mark.parametrize(("shape", "strides"), [((4, 3), (1, 4)), ((4, 3), (1, 0)), ((0, 3), (3, 1)), ((), ())])
+    def test_what_it_is_compiled_on_is_laid_out_like_the_inputs(
+        self, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> None:
+        """Transposed, overlapping, empty and scalar tensors alike."""
+        made = inductor.zeros(("bfloat16", shape, strides))
+        assert (made.dtype, tuple(made.shape), made.stride()) == (torch.bfloat16, shape, strides)
+        assert not made.any()
+
+
+class TestCalling:
+    """Bound functions: compiled before they are launched, and what their failures mean."""
+
+    def test_the_tenth_config_is_compiled_like_the_first(self, compile_one: Compile) -> None:
+        """Dynamo gives a function up after eight versions, silently; each config starts anew."""
+        x = torch.zeros(3)
+        said = []
+        for size in range(2, 12):
+            build = Build("says_whether_compiled", ("x",), UNTRANSLATED)
+            x = torch.zeros(size)
+            load(build, compile_one(build)[1]).bind({"x": x})()
+            said.append(float(x[0]))
+        assert said == [1.0] * 10
+
+    def test_compiling_leaves_the_tensors_alone(self, compile_one: Compile) -> None:
+        """What must be called to be compiled is called on copies; one tensor that comes twice is one copy."""
+        build = Build("scale", ("x", "x", 3), UNTRANSLATED)
+        x = torch.ones(4)
+        launch = load(build, compile_one(build)[1]).bind({"x": x})
+        assert x.tolist() == [1.0] * 4
+        launch()
+        assert x.tolist() == [3.0] * 4
+
+    def test_a_result_that_nobody_takes_is_an_error(self, compile_one: Compile) -> None:
+        """It says how to write the function; returning a tensor that was given is what in-place functions do."""
+        artifact = compile_one(Build("returning", ("x",)))[1]
+        with pytest.raises(TypeError, match="returning returned a Tensor, which nobody takes: it must write into"):
+            load(Build("returning", ("x",)), artifact).bind({"x": torch.ones(4)})()
+        x = torch.ones(4)
+        load(Build("in_place", ("x",)), artifact).bind({"x": x})()
+        assert x.tolist() == [2.0] * 4
+
+    def test_what_the_cpu_lacks_is_unsupported(self, compile_one: Compile) -> None:
+        """torch's words, as the outcome that another device would not have."""
+        build = Build("cudnn_attention", ("x",))
+        launch = load(build, compile_one(build)[1]).bind({"x": torch.ones(1, 1, 8, 8)})
+        with pytest.raises(Unsupported, match="No viable backend"):
+            launch()
+
+    def test_other_errors_come_through(self, compile_one: Compile) -> None:
+        """A wrong call is not the device's fault."""
+        build = Build("scale", ("x", "y"))
+        with pytest.raises(TypeError, match="factor"):
+            load(build, compile_one(build)[1]).bind({"x": torch.ones(1), "y": torch.ones(1)})()
+
+
+KERNEL = """
+from ktuned import kernel, space, tensor
+from ktuned_torch import Build
+from scaling import scaled
+
+def double(x, y):
+    # {comment}
+    y.copy_({factor} * x)
+
+@kernel(backend="torch", space=space(FAST=[False, True]), inputs=lambda p: dict(x=tensor(4), y=tensor(4, output=True)),
+        reference=lambda x: dict(y=2 * x), problems=[dict(n=4)])
+def it(p, c):
+    return Build(function=scaled if c.FAST else double, args=("x", "y"))
+"""
+
+
+class TestEditing:
+    """A function's code is the kernel's source."""
+
+    def write(self, root: Path, factor: int = 2, comment: str = "", other: int = 2) -> Path:
+        """Write the kernel file and the module beside it."""
+        (root / "scaling.py").write_text(f"def scaled(x, y):\n    y.copy_({other} * x)\n")
+        path = root / "tune_it.py"
+        path.write_text(KERNEL.format(factor=factor, comment=comment))
+        return path
+
+    def digest(self, root: Path, **changes: Any) -> str:
+        """Return the kernel's source digest, which enters its artifacts' keys."""
+        path = self.write(root, **changes)
+        forget_modules(root)
+        (kernel,) = load_file(path, root).kernels
+        digest = describe(kernel, "project", root).source_digest
+        forget_modules(root)
+        return digest
+
+    def test_an_edit_of_the_function_changes_the_artifacts_keys(self, tmp_path: Path) -> None:
+        """Also of one that another module defines; a comment changes nothing."""
+        first = self.digest(tmp_path)
+        assert self.digest(tmp_path, comment="twice as much") == first
+        assert self.digest(tmp_path, factor=3) != first
+        assert self.digest(tmp_path, other=3) != first
+
+    def test_a_worker_that_compiled_the_old_one_compiles_the_new_one(self, tmp_path: Path) -> None:
+        """A compile worker lives longer than a save: it imports the file again for each request."""
+        items: list[Mapping[str, Any]] = []
+
+        class Reply:
+            def phase(self, name: str) -> None:
+                """Say nothing."""
+
+            def item(self, value: dict[str, Any]) -> None:
+                """Keep it."""
+                items.append(value)
+
+        path = self.write(tmp_path)
+        request = {
+            "root": str(tmp_path),
+            "file": str(path),
+            "kernel": "it",
+            "backend": "torch",
+            "sources": [],
+            "stamps": {},
+            "target": cpu.target(),
+            "into": str(tmp_path / "into"),
+            "units": [{"key": "key", "build": Build("double", ("x", "y")).to_plain()}],
+        }
+        compile_units(Registry(), request, cast(Any, Reply()))
+        path.write_text(path.read_text().replace("double", "twice"))
+        compile_units(Registry(), request, cast(Any, Reply()))
+        forget_modules(tmp_path)
+        assert [item["outcome"] for item in items] == [None, Outcome.COMPILE_ERROR]
+        assert items[1]["message"].startswith("tune_it.py: there is no function 'double'")
+
+
+@pytest.mark.gpu
+class TestOnCuda:
+    """What only a GPU shows."""
+
+    def device(self) -> Device:
+        """Return the first GPU."""
+        devices = torch_cuda_devices()
+        assert isinstance(devices, list), devices
+        return cast(Device, devices[0])
+
+    def load(self, build: Build, compile_one: Compile) -> TorchKernel:
+        """Compile and load a Build on the GPU."""
+        device = self.device()
+        result, artifact = compile_one(build, device.target)
+        assert result.outcome is None, result.message
+        return Torch().load(artifact, Unit("key", build, (), FILE, "scale", device.target), device)
+
+    @pytest.mark.parametrize("options", [None, {}, {"mode": "max-autotune-no-cudagraphs"}])
+    def test_it_computes(self, options: dict[str, Any] | None, compile_one: Compile) -> None:
+        """Eager and compiled."""
+        tensors = torch_kernels.inputs("cuda:0")
+        self.load(Build("scale", ("x", "y", 3), options, LAYOUTS), compile_one).bind(tensors)()
+        torch_kernels.verify(tensors)
+
+    def test_it_launches_on_torchs_current_stream(self, compile_one: Compile) -> None:
+        """A launch in another stream is captured there, as the timer's graphs need it."""
+        tensors = torch_kernels.inputs("cuda:0")
+        launch = self.load(Build("scale", ("x", "y", 3), {}, LAYOUTS), compile_one).bind(tensors)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch()
+        tensors["y"].zero_()
+        graph.replay()
+        torch_kernels.verify(tensors)
+
+    def test_what_the_gpu_lacks_is_unsupported_when_it_is_bound(self, compile_one: Compile) -> None:
+        """cuDNN's attention does not take float32."""
+        with pytest.raises(Unsupported, match="No available kernel"):
+            self.load(Build("cudnn_attention", ("x",)), compile_one).bind({"x": torch.ones(1, 1, 8, 8).cuda()})
