@@ -154,6 +154,7 @@ class Daemon:
             store=store,
             events=self.events,
             status=self.status,
+            probe=self._probe,
             stop=self._stopping.set,
         )
         self._server = Server(methods.table())
@@ -201,16 +202,19 @@ class Daemon:
         _log.info("config_reloaded", path=str(settings.config_path))
         await self._look_around([root for root in settings.roots if root.path not in known])
 
+    async def _probe(self) -> list[dict[str, Any]]:
+        """Ask every root's backends what they are; before there is a root, those of the daemon's own interpreter."""
+        environments = {environment_of(root): None for root in self._catalog.roots}
+        if not environments:
+            return [await self._machine.probe(Environment(sys.executable, str(self._settings.state)))]
+        return [await self._machine.probe(environment) for environment in environments]
+
     async def _take_up(self) -> None:
         """Go on with the work that was left, once it is known what the machine is now."""
-        for environment in {environment_of(root): None for root in self._catalog.roots}:
-            await self._machine.probe(environment)
+        await self._probe()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._jobs.run)
             tasks.start_soon(self._look_around)
-            if not self._catalog.roots:
-                # Who asks what there is, before there is any kernel, means the daemon's own interpreter.
-                tasks.start_soon(self._machine.probe, Environment(sys.executable, str(self._settings.state)))
 
     async def _look_around(self, roots: Sequence[Root] | None = None) -> None:
         """Learn what happened while no daemon was there: what the machine can do now, what was saved."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import EntryPoint
@@ -168,13 +168,14 @@ def check_lanes(status: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
-def check_backends(status: Mapping[str, Any]) -> list[Finding]:
+def check_backends(environments: Iterable[Mapping[str, Any]]) -> list[Finding]:
     """Judge each backend in each of the daemon's interpreters."""
     findings = []
-    for environment in status.get("environments", ()):
+    for environment in environments:
         if environment.get("error"):
-            mend = "check the python that the root's config names"
-            findings.append(Finding(Level.FAIL, environment["python"], text.first_line(environment["error"]), mend))
+            error = environment["error"]
+            mend = error["hint"] or "check the python that the root's config names"
+            findings.append(Finding(Level.FAIL, environment["python"], text.first_line(error["message"]), mend))
             continue
         for name, backend in environment["backends"].items():
             findings.append(_judge_backend(f"backend {name}", backend))
@@ -183,7 +184,9 @@ def check_backends(status: Mapping[str, Any]) -> list[Finding]:
 
 def _judge_backend(what: str, backend: Mapping[str, Any]) -> Finding:
     if backend.get("error"):
-        return Finding(Level.FAIL, what, text.first_line(backend["error"]), "reinstall its distribution")
+        error = backend["error"]
+        mend = error["hint"] or "reinstall its distribution"
+        return Finding(Level.FAIL, what, text.first_line(error["message"]), mend)
     absent = backend.get("absent")
     if absent:
         return Finding(Level.WARN, what, f"{absent['reason']}: {absent['message']}", absent.get("hint", ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
@@ -127,6 +127,7 @@ class Methods:
         store: Store,
         events: Events,
         status: Callable[[], dict[str, Any]],
+        probe: Callable[[], Awaitable[list[dict[str, Any]]]],
         stop: Callable[[], None],
     ) -> None:
         self._catalog = catalog
@@ -136,6 +137,7 @@ class Methods:
         self._store = store
         self._events = events
         self._status = status
+        self._probe = probe
         self._stop = stop
 
     def table(self) -> dict[str, Method]:
@@ -152,6 +154,7 @@ class Methods:
             "forget": self.forget,
             "subscribe": self.subscribe,
             "unsubscribe": self.unsubscribe,
+            "backends": self.backends,
             "status": lambda params, connection: self._status(),
             "shutdown": self.shutdown,
         }
@@ -317,6 +320,10 @@ class Methods:
         """Have no more events sent to this connection."""
         self._events.unsubscribe(connection)
         return {}
+
+    async def backends(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Say what every environment's backends are and can do, asking those that have not been asked yet."""
+        return {"environments": await self._probe()}
 
     def shutdown(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         """Stop the daemon; what is unfinished is taken up by the next one."""

@@ -116,14 +116,14 @@ def status_map(**changes: Any) -> dict[str, Any]:
         "environments": [
             {
                 "python": "/venv/bin/python",
-                "error": "",
+                "error": None,
                 "backends": {
                     "tvm_ffi": {
                         "version": "0.1.0",
                         "fingerprint": {},
                         "devices": [{"name": "cpu:0", "model": DEVICE, "target": "x86", "fingerprint": {}}],
                         "absent": None,
-                        "error": "",
+                        "error": None,
                     }
                 },
             }

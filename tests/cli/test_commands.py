@@ -159,7 +159,7 @@ def test_lookup_of_an_unknown_kernel_exits_1(run: Run, serve: Serve) -> None:
     [
         (("lookup", "gemm"), {"lookup": answer_map()}, answer_map()),
         (("status",), {"status": status_map()}, status_map()),
-        (("backends",), {"status": status_map()}, status_map()["environments"]),
+        (("backends",), {"backends": {"environments": status_map()["environments"]}}, status_map()["environments"]),
         (("jobs",), {"jobs": {"jobs": [job_map()]}}, [job_map()]),
         (("jobs",), {"jobs": {"jobs": []}}, []),
         (("cancel", "1"), {"cancel": {"jobs": [job_map()]}}, [job_map()]),
@@ -240,7 +240,8 @@ def test_kernels_of_a_path_asks_for_the_absolute_path(run: Run, serve: Serve, tm
 
 def test_status_and_backends_name_what_there_is(run: Run, serve: Serve) -> None:
     """The tables hold the lanes, workers, channels, roots, and the devices of each backend."""
-    serve(status=status_map(notices=["the disk is nearly full"]))
+    environments = status_map()["environments"]
+    serve(status=status_map(notices=["the disk is nearly full"]), backends={"environments": environments})
     ran = run("status")
     for words in ("pid 4242", "up 1 min 15 s", "cpu:0", "4243", "buffered=1 capacity=8", "/src"):
         assert words in ran.out
@@ -252,12 +253,12 @@ def test_status_and_backends_name_what_there_is(run: Run, serve: Serve) -> None:
 def test_backends_say_why_one_is_absent(run: Run, serve: Serve) -> None:
     """Absence is shown with its reason and the command that mends it."""
     absent = {"reason": "no_driver", "message": "libcuda.so is missing", "hint": "install a driver"}
-    backend = {"version": "", "fingerprint": {}, "devices": [], "absent": absent, "error": ""}
+    backend = {"version": "", "fingerprint": {}, "devices": [], "absent": absent, "error": None}
     environments = [
-        {"python": "p", "error": "", "backends": {"nvrtc": backend}},
-        {"python": "q", "error": "it is gone", "backends": {}},
+        {"python": "p", "error": None, "backends": {"nvrtc": backend}},
+        {"python": "q", "error": {"message": "it is gone", "hint": ""}, "backends": {}},
     ]
-    serve(status=status_map(environments=environments))
+    serve(backends={"environments": environments})
     ran = run("backends")
     assert "no_driver: libcuda.so is missing (install a driver)" in ran.out
     assert "it is gone" in ran.out

@@ -115,19 +115,19 @@ def test_lanes() -> None:
     assert (finding.level, finding.message) == (Level.FAIL, "the canary did not pass")
 
 
-BACKEND: dict[str, Any] = {"version": "1", "fingerprint": {}, "devices": [], "absent": None, "error": ""}
+BACKEND: dict[str, Any] = {"version": "1", "fingerprint": {}, "devices": [], "absent": None, "error": None}
 
 
 @pytest.mark.parametrize(
     ("environment", "level"),
     [
         (status_map()["environments"][0], Level.OK),
-        ({"python": "p", "error": "no such interpreter", "backends": {}}, Level.FAIL),
-        ({"python": "p", "error": "", "backends": {"x": {**BACKEND, "error": "ImportError: y"}}}, Level.FAIL),
+        ({"python": "p", "error": {"message": "no such interpreter", "hint": ""}, "backends": {}}, Level.FAIL),
+        ({"python": "p", "error": None, "backends": {"x": {**BACKEND, "error": {"message": "ImportError: y", "hint": "mend it"}}}}, Level.FAIL),
         (
             {
                 "python": "p",
-                "error": "",
+                "error": None,
                 "backends": {"x": {**BACKEND, "absent": {"reason": "no_driver", "message": "m", "hint": "h"}}},
             },
             Level.WARN,
@@ -136,7 +136,7 @@ BACKEND: dict[str, Any] = {"version": "1", "fingerprint": {}, "devices": [], "ab
 )
 def test_backends(environment: dict[str, Any], level: Level) -> None:
     """What cannot be imported fails; what has no device here warns; the rest is fine."""
-    assert [finding.level for finding in doctor.check_backends(status_map(environments=[environment]))] == [level]
+    assert [finding.level for finding in doctor.check_backends([environment])] == [level]
 
 
 def test_the_doctor_works_without_a_daemon(run: Run) -> None:
@@ -150,7 +150,8 @@ def test_the_doctor_works_without_a_daemon(run: Run) -> None:
 
 def test_one_failure_exits_1(run: Run, serve: Serve) -> None:
     """Any finding that fails is a result not reached; the line names the command that mends it."""
-    serve(status=status_map(environments=[{"python": "/gone/python", "error": "no such file", "backends": {}}]))
+    error = {"code": "worker", "message": "no such file", "hint": ""}
+    serve(status=status_map(), backends={"environments": [{"python": "/gone/python", "error": error, "backends": {}}]})
     ran = run("doctor")
     assert ran.code == 1
     assert "fail  /gone/python" in ran.out

@@ -21,6 +21,7 @@ PROJECTS = {
     "ktuned": (ROOT, "ktuned"),
     "ktuned-client": (ROOT / "client", "ktuned_client"),
     "ktuned-cutedsl": (ROOT / "plugins/cutedsl", "ktuned_cutedsl"),
+    "ktuned-nvrtc": (ROOT / "plugins/nvrtc", "ktuned_nvrtc"),
     "ktuned-torch": (ROOT / "plugins/torch", "ktuned_torch"),
     "ktuned-tvm-ffi": (ROOT / "plugins/tvm_ffi", "ktuned_tvm_ffi"),
 }
@@ -104,6 +105,7 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
         },
     }
     assert _entry_points(wheels["ktuned-cutedsl"]) == {"ktuned.backends": {"cutedsl": "ktuned_cutedsl:CuteDsl"}}
+    assert _entry_points(wheels["ktuned-nvrtc"]) == {"ktuned.backends": {"nvrtc": "ktuned_nvrtc:Nvrtc"}}
     assert _entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}
     assert _entry_points(wheels["ktuned-tvm-ffi"]) == {"ktuned.backends": {"tvm_ffi": "ktuned_tvm_ffi:TvmFfi"}}
     assert _entry_points(wheels["ktuned-client"]) == {}

@@ -181,6 +181,7 @@ def test_a_class_is_made_with_its_constants(compile_one: CompileOne) -> None:
         (build(args=("x", "y")), "scale takes 'factor', for which args and constants have nothing"),
         (build(args=("x", "y", 3.0, 128)), "args has 128 more"),
         (build(args=("x", "z", 3.0)), "args names the tensor 'z'; inputs makes no such tensor"),
+        (build(args=("x", "y"), factor=2.0), "factor of scale is a constant, but not annotated cutlass.Constexpr"),
         (build(THREAD=64), "scale has no constexpr parameter 'THREAD'"),
         (build("Scale", threads=64), "missing 1 required positional argument: 'tile'"),
         (replace(build(), options="--no-such-option"), "--no-such-option"),

@@ -28,7 +28,8 @@ from ktuned_torch.backend import CODE_FILE, EAGER, KERNEL_FILE, NO_CODE, NO_LAYO
 from tests.plugins import torch_kernels
 from tests.plugins.torch_kernels import COMPILED, FILE, LAYOUTS
 
-pytestmark = [
+import sys; sys.path.append("/tmp/tplug"); import dbg; dbg.install("/tmp/tplug/test.txt")
+pytestmark = [pytest.mark.filterwarnings("ignore"),
     # torch.compile starts with some ten seconds of imports and of trying the C++ compiler out.
     pytest.mark.timeout(300),
     # torch.compile calls parts of torch that torch itself has deprecated.
@@ -143,7 +144,7 @@ class TestKeeping:
             result, artifact = compile_one(COMPILED.good)
             assert result.facts == {"persisted": True}, result.message
         code = """if True:
-            import sys; sys.path.append("/tmp/tplug"); import dbg; dbg.install("/tmp/tplug/child.txt")
+            import sys
             from pathlib import Path
             from ktuned import cpu
             from ktuned.backends import Unit
@@ -154,7 +155,7 @@ class TestKeeping:
             Torch().load(Path(sys.argv[1]), unit, cpu.device()).bind(tensors)()
             verify(tensors)
             from torch._dynamo.utils import counters
-            print({k:dict(v) for k,v in counters.items()}); print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+            print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
         """
         (tmp_path / "empty").mkdir()
         environment = {**os.environ, "TMPDIR": str(tmp_path / "empty"), "PYTHONPATH": os.pathsep.join(sys.path)}

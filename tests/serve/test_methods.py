@@ -80,8 +80,12 @@ class Desk:
             store=parts.store,
             events=self.events,
             status=lambda: {"pid": 1},
+            probe=self._probe,
             stop=self.stopped.set,
         ).table()
+
+    async def _probe(self) -> list[dict[str, Any]]:
+        return [{"python": "p"}]
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return a method's result."""

@@ -11,6 +11,7 @@ import click
 from ktuned.backends import ENTRY_POINT_GROUP
 from ktuned.cli import Exit, output, version
 from ktuned.cli import doctor as checks
+from ktuned.cli.commands.status import PROBE_DEADLINE_S
 from ktuned.cli.doctor import Finding, Level
 from ktuned.cli.options import json_option
 from ktuned.cli.spawn import state_directory
@@ -38,7 +39,7 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _examine() -> list[Finding]:
-    status, absence = _ask_daemon()
+    status, environments, absence = _ask_daemon()
     home = state_directory()
     findings = [
         checks.check_python(),
@@ -51,14 +52,16 @@ def _examine() -> list[Finding]:
         checks.check_daemon(status, version(), absence),
     ]
     if status is not None:
-        findings += checks.check_lanes(status) + checks.check_backends(status)
+        findings += checks.check_lanes(status) + checks.check_backends(environments)
     return findings
 
 
-def _ask_daemon() -> tuple[Mapping[str, Any] | None, str]:
+def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], str]:
+    """Return the daemon's status and what its backends are, or why there is none."""
     try:
         with Client() as client:
             status: Mapping[str, Any] = client.call("status")
+            environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]
     except (DaemonUnavailable, DaemonError) as error:
-        return None, error.message
-    return status, ""
+        return None, [], error.message
+    return status, environments, ""

@@ -15,7 +15,10 @@ from ktuned_client import Client
 @click.option("--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only trials that ended so.")
 @json_option
 def forget(kernel: str, outcome: str | None, as_json: bool) -> int:
-    """Delete KERNEL's trials, so that the next tuning tries them again; `--outcome hung` lifts that quarantine."""
+    """Delete KERNEL's trials, so that they are tried again.
+
+    `--outcome hung` lifts the quarantine of the configs that hung, and leaves all others.
+    """
     with Client() as client:
         found = client.call("forget", **given(kernel=kernel, outcome=outcome))
     if as_json:

@@ -11,6 +11,9 @@ from ktuned.cli import Exit, output, text
 from ktuned.cli.options import json_option
 from ktuned_client import Client
 
+PROBE_DEADLINE_S = 60.0
+"""How long the daemon may take to ask every backend: each is imported in a worker."""
+
 
 @click.command()
 @json_option
@@ -38,13 +41,11 @@ def status(as_json: bool) -> int:
 def backends(as_json: bool) -> int:
     """Show backends and their devices."""
     with Client() as client:
-        environments = client.call("status")["environments"]
+        environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]
     if as_json:
         output.emit_json(environments)
-    elif environments:
-        output.table(["python", "backend", "version", "devices"], _backend_rows(environments))
     else:
-        output.say("no interpreter has been inspected yet; `ktuned tune PATH` does")
+        output.table(["python", "backend", "version", "devices"], _backend_rows(environments))
     return Exit.DONE
 
 
@@ -110,14 +111,14 @@ def _backend_rows(environments: Iterable[Mapping[str, Any]]) -> Iterator[list[st
     for environment in environments:
         python = environment["python"]
         if environment.get("error"):
-            yield [python, text.ABSENT, text.ABSENT, text.first_line(environment["error"])]
+            yield [python, text.ABSENT, text.ABSENT, text.first_line(environment["error"]["message"])]
         for name, backend in environment["backends"].items():
             yield [python, name, backend.get("version") or text.ABSENT, _devices(backend)]
 
 
 def _devices(backend: Mapping[str, Any]) -> str:
     if backend.get("error"):
-        return text.first_line(backend["error"])
+        return text.first_line(backend["error"]["message"])
     absent = backend.get("absent")
     if absent:
         hint = f" ({absent['hint']})" if absent.get("hint") else ""

@@ -53,10 +53,11 @@ def compile_unit(unit: Unit, artifact: Path, linker: Linker) -> dict[str, Any]:
     build = cast(Build, unit.build)
     try:
         function = functions.find(str(build.function), unit.kernel_file)
+    except (KernelFileError, LookupError) as error:
+        raise Refused(str(error)) from error
+    try:
         with tempfile.TemporaryDirectory(prefix="ktuned-cute-") as scratch:
             return _compile(function, build, unit.target, artifact, linker, Path(scratch))
-    except (KernelFileError, LookupError, Misfit) as error:
-        raise Refused(str(error.args[0] if error.args else error)) from error
     except OSError as error:
         if error.errno in _DISK_IS_FULL:
             raise BackendError(f"no room to compile in: {error}", hint="free some space") from error
@@ -90,9 +91,8 @@ def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) 
     """Return what ``cute.compile`` makes of a function.
 
     Raises:
-        Refused: it, or the function while it was traced, raised.
+        Refused: the Build does not fit the function; CuTe DSL, or the function while it was traced, raised.
         Unsupported: the function said so while it was traced.
-        Misfit: the Build does not fit the function.
     """
     from cutlass import cute
 
@@ -101,7 +101,9 @@ def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) 
     try:
         called, arguments = compile_arguments(function, build)
         return cute.compile(called, **arguments, options=options)
-    except (Misfit, MemoryError):
+    except Misfit as error:
+        raise Refused(str(error)) from error
+    except MemoryError:
         raise
     except Exception as error:
         for cause in _causes(error):

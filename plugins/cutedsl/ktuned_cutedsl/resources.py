@@ -100,8 +100,15 @@ def kernels(cubin: bytes) -> list[Kernel]:
 
 
 def launches(ir_module: Any) -> list[Launch]:
-    """Return the launches of a compiled function's host code, from its module in MLIR's LLVM dialect."""
-    ir: Any = import_module("cutlass._mlir.ir")
+    """Return the launches of a compiled function's host code, from its module in MLIR's LLVM dialect.
+
+    None where this CuTe DSL cannot be asked: its bindings of MLIR are its own.
+    """
+    try:
+        ir: Any = import_module("cutlass._mlir.ir")
+        advance = ir.WalkResult.ADVANCE
+    except (ImportError, AttributeError):
+        return []
     found: list[Launch] = []
     bases: dict[Any, Launch] = {}
     attribute: int | None = None
@@ -120,7 +127,7 @@ def launches(ir_module: Any) -> list[Launch]:
                 attribute = value
             elif kind == _DIMENSIONS and attribute == _CLUSTER_ATTRIBUTE and found:
                 found[-1].cluster[path[1]] = value
-        return ir.WalkResult.ADVANCE
+        return advance
 
     with ir_module.context:
         ir_module.operation.walk(visit)

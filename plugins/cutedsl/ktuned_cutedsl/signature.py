@@ -73,8 +73,10 @@ def _arguments(
             # The call takes torch's current stream by itself, so that none is passed.
             yield name, make_fake_stream(use_tvm_ffi_env_stream=True)
         elif name in constants:
+            if not _is_constexpr(parameter):
+                raise Misfit(f"{name} of {build.symbol} is a constant, but not annotated cutlass.Constexpr")
             yield name, constants[name]
-        elif "Constexpr" in str(parameter.annotation):
+        elif _is_constexpr(parameter):
             if parameter.default is parameter.empty:
                 raise Misfit(f"{name} of {build.symbol} is a Constexpr: give it in constants, not in args")
         elif rest:
@@ -86,6 +88,11 @@ def _arguments(
         raise Misfit(f"{build.symbol} takes {_listed(parameters)}; args has {_listed(map(repr, rest))} more")
     if not any(isinstance(arg, str) for arg in build.args):
         raise Misfit("args names no tensor, and so no device to run on")
+
+
+def _is_constexpr(parameter: inspect.Parameter) -> bool:
+    # Constexpr, Constexpr[int], and either of them as a string.
+    return "Constexpr" in str(parameter.annotation)
 
 
 def fake_tensor(name: str, layouts: Mapping[str, Layout]) -> Any:
