@@ -46,7 +46,7 @@ PLUGINS_MAY_IMPORT = {"errors", "model", "backends", "cpu", "cuda", "spec"}
 LIGHT = WORKER_MAY_IMPORT | {"__init__", "worker"}
 """What is imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 
-LAZILY_IN_WORKERS = {"torch", "safetensors", "numpy"}
+LAZILY_IN_WORKERS = {"torch", "safetensors", "numpy", "pynvml"}
 HEAVY = LAZILY_IN_WORKERS | {"tvm_ffi", "cuda", "cutlass", "triton"}
 """What the daemon must never have imported."""
 

@@ -38,6 +38,7 @@ class Onslaught:
         self.daemon = daemon
         self.kernels: dict[str, dict[str, str]] = {}
         self.killed: Counter[str] = Counter()
+        self.workers_killed = 0
         self._dice = random.Random(seed)
         self._deck: list[str] = []
         self._told: dict[int, Mapping[str, Any]] = {}
@@ -74,11 +75,15 @@ class Onslaught:
         if what == "daemon":
             self._kill_daemon()
             return
-        victims = Victim.all_of(self.daemon)
+        victims: list[Victim] = []
+        while not victims:
+            self.keep_busy()
+            victims = Victim.all_of(self.daemon)
         if what == "worker":
-            victims = self._dice.sample(victims, min(1, len(victims)))
+            victims = self._dice.sample(victims, 1)
         for victim in victims:
             victim.kill()
+        self.workers_killed += len(victims)
         self.daemon.until(lambda: all(victim.is_gone() for victim in victims), "what the workers had to be gone")
 
     def _await_trials(self, count: int) -> None:
@@ -137,6 +142,7 @@ def test_kills(tmp_path: Path, scale: Scale, row: Row) -> None:
             onslaught.keep_busy()
             onslaught.strike()
         row["kills"] = dict(onslaught.killed)
+        row["workers killed"] = onslaught.workers_killed
         ended = onslaught.finish()
         jobs = Counter(job["state"] for job in daemon.client.call("jobs")["jobs"])
         leaks = before.leaks(daemon)

@@ -253,7 +253,7 @@ def test_status_and_backends_name_what_there_is(run: Run, serve: Serve) -> None:
 def test_backends_say_why_one_is_absent(run: Run, serve: Serve) -> None:
     """Absence is shown with its reason and the command that mends it."""
     absent = {"reason": "no_driver", "message": "libcuda.so is missing", "hint": "install a driver"}
-    backend = {"version": "", "fingerprint": {}, "devices": [], "absent": absent, "error": None}
+    backend: dict[str, Any] = {"version": "", "fingerprint": {}, "devices": [], "absent": absent, "error": None}
     environments = [
         {"python": "p", "error": None, "backends": {"nvrtc": backend}},
         {"python": "q", "error": {"message": "it is gone", "hint": ""}, "backends": {}},

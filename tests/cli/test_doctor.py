@@ -115,6 +115,7 @@ def test_lanes() -> None:
     assert (finding.level, finding.message) == (Level.FAIL, "the canary did not pass")
 
 
+BROKEN = {"code": "backend", "message": "ImportError: y", "hint": "mend it"}
 BACKEND: dict[str, Any] = {"version": "1", "fingerprint": {}, "devices": [], "absent": None, "error": None}
 
 
@@ -123,7 +124,7 @@ BACKEND: dict[str, Any] = {"version": "1", "fingerprint": {}, "devices": [], "ab
     [
         (status_map()["environments"][0], Level.OK),
         ({"python": "p", "error": {"message": "no such interpreter", "hint": ""}, "backends": {}}, Level.FAIL),
-        ({"python": "p", "error": None, "backends": {"x": {**BACKEND, "error": {"message": "ImportError: y", "hint": "mend it"}}}}, Level.FAIL),
+        ({"python": "p", "error": None, "backends": {"x": {**BACKEND, "error": BROKEN}}}, Level.FAIL),
         (
             {
                 "python": "p",

@@ -41,7 +41,7 @@ class Daemon:
             **os.environ,
             "KTUNED_HOME": str(self.home),
             "KTUNED_SOCKET": str(self.socket),
-            "PYTHONPATH": str(FAKE_BACKEND),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(FAKE_BACKEND), os.environ.get("PYTHONPATH")])),
             "FAKE_GATE": str(self.gates),
             "FAKE_LOG": str(self.compiles),
             **(env or {}),
@@ -114,8 +114,8 @@ class Daemon:
 
     def tune(self, **request: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Tune to the end; return the events and the jobs as they ended."""
-        tuning = self.client.tune(**request)
-        events = list(tuning)
+        with self.client.tune(**request) as tuning:
+            events = list(tuning)
         jobs = [event["job_state"] for event in events if event.get("type") == "job_done"]
         return events, jobs
 

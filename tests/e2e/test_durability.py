@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from functools import partial
 from typing import Any
 
 import psutil
@@ -28,6 +29,10 @@ def _space() -> str:
 
 def _alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
+
+
+def _none_alive(pids: set[int]) -> bool:
+    return not _alive(pids)
 
 
 def _check_told(daemon: Daemon, told: dict[int, str], measured: dict[int, float]) -> None:
@@ -95,7 +100,7 @@ def test_killed_at_random_moments_loses_nothing_and_ends_the_same(tmp_path: Any)
             daemon.kill()
             listener.join(10)
             told |= listener.told
-            daemon.until(lambda workers=workers: not _alive(workers), "the workers to die with their daemon")
+            daemon.until(partial(_none_alive, workers), "the workers to die with their daemon")
         daemon.start()
         _check_told(daemon, told, measured)
         daemon.until(

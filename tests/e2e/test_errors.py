@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def test_malformed_kernel_file(daemon: Daemon) -> None:
 
 
 def test_missing_compiler(tmp_path: Path) -> None:
-    """Without a C++ compiler the job fails with what to install, and exits 1; nothing is stored as the config's fault."""
+    """Without a C++ compiler the job fails with what to install, and exits 1; no config is blamed for it."""
     bare = tmp_path / "bin"
     bare.mkdir()
     daemon = Daemon(tmp_path, env={"PATH": str(bare), "CXX": ""})
@@ -168,9 +169,9 @@ def test_full_disk(tmp_path: Path) -> None:
         inside = Path(f"/proc/{daemon.process.pid}/root{home}")
         ballast = inside / "ballast"
         descriptor = os.open(ballast, os.O_WRONLY | os.O_CREAT)
-        with pytest.raises(OSError, match="No space left"):
-            while True:
-                os.write(descriptor, b"\0" * 4096)
+        with suppress(OSError):
+            while os.write(descriptor, b"\0" * 4096):
+                pass
         os.close(descriptor)
         daemon.kernel_file(kernel_text(SPACE, rtol="0.01"))
         refused = daemon.ktuned("tune", "it")

@@ -24,7 +24,7 @@ from ktuned.spec.loading import forget_modules, load_file
 from ktuned.testing.backends import check_backend
 from ktuned.worker.compile import compile_units
 from ktuned_torch import Build, Torch, TorchKernel, inductor
-from ktuned_torch.backend import CODE_FILE, EAGER, KERNEL_FILE, NO_CODE, NO_LAYOUTS, ON_DEVICE
+from ktuned_torch.backend import EAGER, KERNEL_FILE, NO_CODE, NO_LAYOUTS, ON_DEVICE
 from tests.plugins import torch_kernels
 from tests.plugins.torch_kernels import COMPILED, FILE, LAYOUTS
 
@@ -232,7 +232,7 @@ class TestCalling:
         assert x.tolist() == [2.0] * 4
 
     def test_what_the_cpu_lacks_is_unsupported(self, compile_one: Compile) -> None:
-        """torch's words, as the outcome that another device would not have."""
+        """Torch's words, as the outcome that another device would not have."""
         build = Build("cudnn_attention", ("x",))
         launch = load(build, compile_one(build)[1]).bind({"x": torch.ones(1, 1, 8, 8)})
         with pytest.raises(Unsupported, match="No viable backend"):
@@ -356,6 +356,6 @@ class TestOnCuda:
         torch_kernels.verify(tensors)
 
     def test_what_the_gpu_lacks_is_unsupported_when_it_is_bound(self, compile_one: Compile) -> None:
-        """cuDNN's attention does not take float32."""
+        """CuDNN's attention does not take float32."""
         with pytest.raises(Unsupported, match="No available kernel"):
             self.load(Build("cudnn_attention", ("x",)), compile_one).bind({"x": torch.ones(1, 1, 8, 8).cuda()})

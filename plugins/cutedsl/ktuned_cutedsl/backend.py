@@ -7,6 +7,7 @@ import functools
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -77,16 +78,20 @@ class CuteDsl(backends.Backend):
         """Compile each unit in this process, and link it with the system's linker.
 
         Raises:
-            BackendError: there is no linker, or it fails; a library is missing; the disk is full.
+            BackendError: there is no linker, or it fails; CuTe DSL is not whole; the disk is full.
         """
         try:
             linker = Linker.find()
+            # Seconds, which are no unit's.
+            import_module("cutlass.cute")
             for unit in units:
                 yield _compiled(unit, into / unit.key, linker)
         except NoLinker as error:
             raise BackendError(str(error), hint=INSTALL_HINT) from error
         except NoRuntime as error:
             raise BackendError(str(error), hint=REINSTALL_HINT) from error
+        except ModuleNotFoundError as error:
+            raise BackendError(f"CuTe DSL cannot be imported: {error}", hint=REINSTALL_HINT) from error
         except LinkError as error:
             raise BackendError(str(error)) from error
 
