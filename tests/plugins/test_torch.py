@@ -138,7 +138,7 @@ class TestKeeping:
         assert json.loads((artifact / KERNEL_FILE).read_text())["reason"] == reason
 
     def test_kept_code_is_not_compiled_again(self, compile_one: Compile, tmp_path: Path) -> None:
-        """A new process with an empty cache takes Inductor's code from the artifact; also from a second equal unit."""
+        """A new process with an empty cache takes Inductor's code from the artifact, whoever imported torch first."""
         for _ in range(2):
             result, artifact = compile_one(COMPILED.good)
             assert result.facts == {"persisted": True}, result.message

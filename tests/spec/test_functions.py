@@ -115,7 +115,7 @@ def test_what_is_no_function_is_an_error() -> None:
 
 def test_a_name_that_leads_elsewhere_is_an_error(file: Path) -> None:
     """A wrapper that goes by the wrapped function's name would be left out without a word."""
-    with pytest.raises(ValueError, match="doubled in .* is not the function that was given"):
+    with pytest.raises(ValueError, match=r"doubled in .* is not the function that was given"):
         functions.name_of(kernel_module(file).doubled_again)
 
 

@@ -27,6 +27,7 @@ class Nvrtc(backends.Backend):
     api_version = 1
     build = Build
     required_files = (CUBIN_FILE, DESCRIPTION_FILE)
+    group_size = 4
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions of NVRTC, of CUDA's headers and of this plugin, and the standard options."""

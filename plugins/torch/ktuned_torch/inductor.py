@@ -8,6 +8,7 @@ finds its code by the graph's content.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ def compiled(function: Callable[..., Any], options: Mapping[str, Any]) -> Callab
         # Its pool of processes would live on beside the timing, and take cores that are others' lanes.
         torch._inductor.config.compile_threads = 1
     torch.compiler.reset()
+    _let_torch_come_first()
     return torch.compile(function, **options)
 
 
@@ -62,3 +64,20 @@ def zeros(layout: Layout) -> Any:
     dtype, shape, strides = layout
     length = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     return torch.zeros(length, dtype=getattr(torch, dtype)).as_strided(shape, strides)
+
+
+def _let_torch_come_first() -> None:
+    """Put modules that imported torch behind torch's own in ``sys.modules``.
+
+    The keys of Inductor's cache are hashes of pickles. In them a memory format, ``torch.contiguous_format``, belongs to
+    the first module there in which ``torch`` is a name: without this to whichever kernel file imported torch first,
+    and what one process keeps would not be found in the next.
+    """
+    import torch
+
+    for name, module in list(sys.modules.items()):
+        knows_torch = getattr(module, "__dict__", {}).get("torch") is torch
+        if knows_torch and name.startswith("torch."):
+            return
+        if knows_torch and name != "__main__":
+            sys.modules[name] = sys.modules.pop(name)

@@ -1,0 +1,159 @@
+"""The examples of the torch plugin: what the CPU has computes, what it lacks is unsupported, the rest needs a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from ktuned import cpu
+from ktuned.backends import Launch, Unit
+from ktuned.cuda import torch_cuda_devices
+from ktuned.errors import Unsupported
+from ktuned.model import PRESETS, Config, Device, Problem
+from ktuned.spec.kernel import Kernel
+from ktuned.spec.loading import load_file
+from ktuned.worker.cuda_timing import CudaTimer
+from ktuned.worker.problem import ProblemData
+from ktuned_torch import Build, Torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL: Problem = {"BATCH": 1, "HEADS": 2, "LENGTH": 96, "WIDTH": 16, "DTYPE": "bfloat16"}
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+def load_kernel(example: str, file: str) -> Kernel:
+    """Return an example as a worker reads it."""
+    loaded = load_file(EXAMPLES / example / file, EXAMPLES)
+    assert loaded.errors == ()
+    return loaded.kernels[0]
+
+
+class Trials:
+    """One problem of a kernel on one device."""
+
+    def __init__(self, kernel: Kernel, problem: Problem, device: Device, scratch: Path) -> None:
+        self.kernel, self.problem, self.device, self.scratch = kernel, problem, device, scratch
+        self.data = ProblemData(kernel, problem, device)
+        self.data.expect(scratch / "expected.safetensors")
+        self.tried = 0
+
+    def launch(self, config: Config) -> Launch:
+        """Bring a config to its launch, by way of plain data and an artifact."""
+        key = f"config{self.tried}"
+        self.tried += 1
+        (self.scratch / key).mkdir()
+        build = Build.from_plain(self.kernel.build(self.problem, config).to_plain())
+        unit = Unit(key, build, (), self.kernel.file, self.kernel.name, self.device.target)
+        (result,) = Torch().compile([unit], self.scratch)
+        assert result.outcome is None, result.message
+        return Torch().load(self.scratch / key, unit, self.device).bind(self.data.tensors)
+
+    def is_right(self, config: Config) -> bool:
+        """Launch a config once and compare it with the reference."""
+        launch = self.launch(config)
+        self.data.begin_trial()
+        launch()
+        return self.data.check().ok
+
+
+def gpu() -> Device:
+    """Return the first GPU."""
+    devices = torch_cuda_devices()
+    assert isinstance(devices, list), devices
+    return cast(Device, devices[0])
+
+
+class TestAttention:
+    """examples/attention_choice."""
+
+    def kernel(self) -> Kernel:
+        """Return it."""
+        return load_kernel("attention_choice", "tune_attention.py")
+
+    def test_its_space(self) -> None:
+        """Each implementation eagerly, and the one that can be fused in two compiled ways."""
+        kernel = self.kernel()
+        (problem,) = kernel.problem_list()
+        configs = list(kernel.bound_space(problem))
+        assert kernel.default in configs
+        assert [config["COMPILE"] for config in configs].count("eager") == 5
+        assert len(configs) == 7
+
+    def test_what_the_cpu_has_agrees_with_float32(self, tmp_path: Path) -> None:
+        """Three implementations eagerly; torch.compile's own tests are torch's."""
+        trials = Trials(self.kernel(), SMALL, cpu.device(), tmp_path)
+        for name in ("math", "flash", "composed"):
+            assert trials.is_right({"IMPLEMENTATION": name, "COMPILE": "eager"}), name
+
+    @pytest.mark.parametrize("name", ["efficient", "cudnn"])
+    def test_what_the_cpu_lacks_is_unsupported(self, name: str, tmp_path: Path) -> None:
+        """It is not an error of the config's."""
+        trials = Trials(self.kernel(), SMALL, cpu.device(), tmp_path)
+        launch = trials.launch({"IMPLEMENTATION": name, "COMPILE": "eager"})
+        with pytest.raises(Unsupported, match="No viable backend"):
+            launch()
+
+    def test_the_compiled_one_agrees_with_float32(self, tmp_path: Path) -> None:
+        """Inductor's code for the CPU, for the shapes that the problem says."""
+        trials = Trials(self.kernel(), SMALL, cpu.device(), tmp_path)
+        assert trials.is_right({"IMPLEMENTATION": "composed", "COMPILE": "default"})
+
+    @pytest.mark.gpu
+    def test_every_config_agrees_on_the_gpu_and_one_beats_the_default(self, tmp_path: Path) -> None:
+        """The declared problem, timed as jobs time it."""
+        kernel = self.kernel()
+        (problem,) = kernel.problem_list()
+        beats_the_default(Trials(kernel, problem, gpu(), tmp_path))
+
+
+class TestSoftmax:
+    """examples/triton_softmax."""
+
+    def test_without_triton_its_file_says_what_is_missing(self) -> None:
+        """One line, and nothing else is hindered."""
+        if importlib.util.find_spec("triton") is not None:
+            pytest.skip("Triton is installed")
+        file = EXAMPLES / "triton_softmax" / "tune_softmax.py"
+        (error,) = load_file(file, EXAMPLES).errors
+        assert error.message == f"{file}:4: ModuleNotFoundError: No module named 'triton'"
+
+    @pytest.mark.gpu
+    def test_every_config_agrees_on_the_gpu_and_one_beats_the_default(self, tmp_path: Path) -> None:
+        """All of them, also the blocks that are wider than a row."""
+        kernel = load_kernel("triton_softmax", "tune_softmax.py")
+        (problem,) = kernel.problem_list()
+        beats_the_default(Trials(kernel, problem, gpu(), tmp_path))
+
+    @pytest.mark.gpu
+    def test_more_shared_memory_than_there_is_is_unsupported(self, tmp_path: Path) -> None:
+        """Triton finds out when it loads the kernel, which binding does; nothing was launched."""
+        kernel = load_kernel("triton_softmax", "tune_softmax.py")
+        trials = Trials(kernel, {"ROWS": 8, "COLUMNS": 262144, "DTYPE": "float32"}, gpu(), tmp_path)
+        with pytest.raises(Unsupported, match="out of resource"):
+            trials.launch({"BLOCK": 32768, "WARPS": 16, "STAGES": 4})
+
+
+def beats_the_default(trials: Trials) -> None:
+    """Check every config that the device supports, and that the best is faster than the default."""
+    timer = CudaTimer(trials.device.name, "events")
+    latency_us: dict[str, float] = {}
+    for config in trials.kernel.bound_space(trials.problem):
+        try:
+            launch = trials.launch(config)
+        except Unsupported:
+            continue
+        trials.data.begin_trial()
+        launch()
+        verdict = trials.data.check()
+        assert verdict.ok, f"{config}: {verdict.message}"
+        latency_us[str(dict(config))] = timer.time(launch, PRESETS["fast"]).samples.median_us
+    default = latency_us[str(dict(trials.kernel.default or {}))]
+    best = min(latency_us, key=lambda name: latency_us[name])
+    print(
+        f"{len(latency_us)} configs of {trials.kernel.name}: default {default:.1f} µs, {best} {latency_us[best]:.1f} µs"
+    )
+    assert latency_us[best] < default
