@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ktuned.errors import StoreError
-from ktuned.fleet.process import Output, WorkerDied
+from ktuned.fleet.failures import Output, WorkerDied
 from ktuned.model import KernelInfo
 from ktuned.store import Store
 from ktuned.survey import Survey, find_kernel_files, is_kernel_file

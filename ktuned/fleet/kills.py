@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ktuned.fleet.process import WorkerDied
+from ktuned.fleet.failures import WorkerDied
 
 KILLS_EXCUSED = 2
 """How often what a worker did is done again because somebody killed it, before its own code is taken for the cause."""

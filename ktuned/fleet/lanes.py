@@ -11,9 +11,10 @@ from typing import Any
 import anyio
 
 from ktuned.errors import WorkerError
+from ktuned.fleet.failures import Output, RequestFailed
 from ktuned.fleet.health import Health
 from ktuned.fleet.pool import MAX_REQUESTS, Fleet
-from ktuned.fleet.process import Environment, Output, RequestFailed, WorkerProcess
+from ktuned.fleet.process import Environment, WorkerProcess
 from ktuned.model import Device
 
 REAP_S = 1.0

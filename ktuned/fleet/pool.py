@@ -23,9 +23,10 @@ import structlog
 
 from ktuned.errors import WorkerError
 from ktuned.fleet import memory, warden
+from ktuned.fleet.failures import WorkerDied
 from ktuned.fleet.health import Health
 from ktuned.fleet.kills import is_outside_kill
-from ktuned.fleet.process import DAEMON_MARK, Environment, WorkerDied, WorkerProcess, spawn
+from ktuned.fleet.process import DAEMON_MARK, Environment, WorkerProcess, spawn
 from ktuned.fleet.quiet import QuietGate
 
 _log = structlog.get_logger()
@@ -42,7 +43,7 @@ TOLERATED_FAILURES = 3
 """Starts of a worker that may fail in a row before there is a pause between them."""
 
 _REAP_S = 5.0
-_MEMORY_S = 0.1
+_MEMORY_S = 0.2
 
 BENCH_MODULES = ("torch", "safetensors.torch")
 """What a bench worker needs besides its backend; a spare has imported it."""

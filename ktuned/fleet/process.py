@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -24,6 +24,8 @@ import anyio
 from ktuned import frames
 from ktuned.errors import WorkerError
 from ktuned.fleet import warden
+from ktuned.fleet.expiry import Expiry
+from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
 
 DAEMON_MARK = "KTUNED_DAEMON"
 WORKER_MARK = "KTUNED_WORKER"
@@ -43,83 +45,6 @@ class Environment:
     python: str
     cwd: str
     env: tuple[tuple[str, str], ...] = ()
-
-
-class WorkerDied(WorkerError):
-    """The process ended while it was asked something."""
-
-    code = "worker_died"
-
-    def __init__(self, returncode: int, phase: str, output: Output, stopped: str = "") -> None:
-        self.returncode = returncode
-        self.phase = phase
-        self.output = output
-        self.stopped = stopped
-        if stopped:
-            super().__init__(f"{stopped} during {phase}")
-            return
-        # After a signal the last line is that of a stack dump, which says nothing by itself.
-        words = output.last_line() if returncode >= 0 else ""
-        super().__init__(f"the worker {describe_exit(returncode)} during {phase}{words}")
-
-    @property
-    def signal(self) -> str | None:
-        """The name of the signal that killed it, if one did."""
-        return signal_name(-self.returncode) if self.returncode < 0 else None
-
-    @property
-    def is_outside_kill(self) -> bool:
-        """Whether a SIGKILL ended it that ktuned did not send: a person's, or the system's for want of memory."""
-        return self.returncode == -signal.SIGKILL and not self.stopped
-
-
-class DeadlineExpired(WorkerError):
-    """A phase took longer than its deadline; the worker's whole group was killed."""
-
-    code = "deadline"
-
-    def __init__(self, phase: str, deadline_s: float, output: Output) -> None:
-        self.phase = phase
-        self.deadline_s = deadline_s
-        self.output = output
-        super().__init__(f"{phase} was not over after {deadline_s:.3g} s{output.last_line()}")
-
-
-class RequestFailed(WorkerError):
-    """The worker could not do what it was asked, and said why; it lives on."""
-
-    def __init__(self, failure: Mapping[str, Any], phase: str, output: Output) -> None:
-        super().__init__(failure["message"], hint=failure.get("hint", ""))
-        self.code = failure["code"]
-        self.failure = failure
-        self.phase = phase
-        self.output = output
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """The last lines that a worker's code printed during one request."""
-
-    stdout: str = ""
-    stderr: str = ""
-
-    def last_line(self) -> str:
-        """Return the last line of stderr as the end of a sentence, or nothing."""
-        lines = self.stderr.strip().splitlines()
-        return f": {lines[-1][:200]}" if lines else ""
-
-
-def signal_name(number: int) -> str:
-    """Return ``SIGSEGV`` for 11."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def describe_exit(returncode: int) -> str:
-    """Say how a process ended: ``was killed by SIGSEGV`` or ``exited with code 3``."""
-    return f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
 
 
 @dataclass
@@ -261,31 +186,42 @@ class WorkerProcess:
     async def _answer(
         self, deadlines: Mapping[str, float], on_item: Callable[[dict[str, Any]], None] | None
     ) -> dict[str, Any]:
-        began = monotonic()
-        while True:
-            deadline_s = deadlines[self._phase]
-            message = await self._receive(began + deadline_s - monotonic(), deadline_s)
-            if "phase" in message:
-                self._phase = message["phase"]
-                began = monotonic()
-            elif "item" in message:
-                if on_item is not None:
-                    on_item(message["item"])
-            elif "done" in message:
-                answer: dict[str, Any] = message["done"]
-                return answer
-            else:
-                raise RequestFailed(message["failed"], self._phase, self._output())
+        with self._deadline(deadlines[self._phase]) as expiry:
+            while True:
+                message = await self._receive(expiry)
+                if "phase" in message:
+                    self._phase = message["phase"]
+                    expiry.begin(deadlines[self._phase])
+                elif "item" in message:
+                    if on_item is not None:
+                        on_item(message["item"])
+                elif "done" in message:
+                    answer: dict[str, Any] = message["done"]
+                    return answer
+                else:
+                    raise RequestFailed(message["failed"], self._phase, self._output())
 
-    async def _receive(self, within_s: float, deadline_s: float) -> dict[str, Any]:
-        with anyio.move_on_after(max(0.0, within_s)) as scope:
-            while not self._inbox:
-                if self._returncode is not None:
-                    raise WorkerDied(self._returncode, self._phase, self._output(), self._stopped)
-                self._news = anyio.Event()
-                await self._news.wait()
-        if scope.cancelled_caught:
-            raise DeadlineExpired(self._phase, deadline_s, self._output())
+    @contextlib.contextmanager
+    def _deadline(self, deadline_s: float) -> Iterator[Expiry]:
+        # One timer for a phase, not a cancel scope for each message: a trial takes a dozen messages.
+        expiry = Expiry(self._loop, self._wake)
+        expiry.begin(deadline_s)
+        try:
+            yield expiry
+        finally:
+            expiry.end()
+
+    def _wake(self) -> None:
+        self._news.set()
+
+    async def _receive(self, expiry: Expiry) -> dict[str, Any]:
+        while not self._inbox:
+            if self._returncode is not None:
+                raise WorkerDied(self._returncode, self._phase, self._output(), self._stopped)
+            if expiry.is_over:
+                raise DeadlineExpired(self._phase, expiry.deadline_s, self._output())
+            self._news = anyio.Event()
+            await self._news.wait()
         message = self._inbox.popleft()
         if not self._reading and self._returncode is None:
             self._reading = True

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.errors import BackendError, WorkerError
+from ktuned.fleet.failures import DeadlineExpired, RequestFailed, WorkerDied
 from ktuned.fleet.kills import is_outside_kill
 from ktuned.fleet.pool import Fleet
-from ktuned.fleet.process import DeadlineExpired, RequestFailed, WorkerDied
 from ktuned.lifecycle import Event
 from ktuned.model import Outcome, TrialResult
 from ktuned.store import Artifacts
@@ -42,7 +42,8 @@ class Compiling:
         self._work = work
         self._fleet = fleet
         self._artifacts = artifacts
-        self._staged_groups = 0
+        self._directories: list[Path] = []
+        self._made = 0
 
     async def compile(self, attempts: Sequence[Attempt]) -> list[Compiled]:
         """Bring each attempt to ``compiled``, or to its outcome.
@@ -141,12 +142,20 @@ class Compiling:
 
     @contextmanager
     def _staged(self) -> Iterator[Path]:
-        # A directory for each group: several compile at once.
-        self._staged_groups += 1
-        directory = self._artifacts.stage(f"job{self._work.job.id}-{self._staged_groups}")
+        """Lend a directory to one group; the next group uses it again, several at once have one each."""
+        if self._directories:
+            directory = self._directories.pop()
+        else:
+            self._made += 1
+            directory = self._artifacts.stage(f"job{self._work.job.id}-{self._made}")
         try:
             yield directory
         finally:
+            self._directories.append(directory)
+
+    def close(self) -> None:
+        """Remove the directories; the job is over."""
+        for directory in self._directories:
             shutil.rmtree(directory, ignore_errors=True)
 
 

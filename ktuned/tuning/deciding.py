@@ -7,9 +7,9 @@ from time import monotonic
 from typing import Any
 
 from ktuned.errors import WorkerError
+from ktuned.fleet.failures import DeadlineExpired, WorkerDied
 from ktuned.fleet.lanes import Lane
 from ktuned.fleet.pool import Fleet
-from ktuned.fleet.process import DeadlineExpired, WorkerDied
 from ktuned.lifecycle import Event, Life
 from ktuned.model import Outcome, Trial, TrialResult
 from ktuned.store import Store

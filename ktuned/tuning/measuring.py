@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
+from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
 from ktuned.fleet.lanes import Bench, Lane
-from ktuned.fleet.process import DeadlineExpired, Output, RequestFailed, WorkerDied
 from ktuned.lifecycle import Event
 from ktuned.model import Outcome, TrialResult, canonical
 from ktuned.store import Artifacts

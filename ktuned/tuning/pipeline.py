@@ -7,7 +7,7 @@ compiled config is measured while the rest still compile. A result is committed 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 import anyio
@@ -79,6 +79,7 @@ class Pipeline:
             ).run()
         finally:
             self.progress.spend("wall_s", monotonic() - began)
+            self._compiling.close()
             await self._abandon_rest()
 
     async def _try_all(self) -> None:
@@ -161,7 +162,7 @@ class Pipeline:
                 fresh.append(proposal)
             else:
                 self.progress.reused += 1
-                self._tell(known.id, known.config, known.outcome, known.latency_us)
+                self._tell(known)
         if not fresh:
             return
         configs = [proposal["config"] for proposal in fresh]
@@ -227,13 +228,36 @@ class Pipeline:
             _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
         if winner is not None:
             publish_winner(self._publish, self.work, winner)
-        self._tell(attempt.trial, attempt.config, result.outcome, result.latency_us)
+        self._tell(self._trial(attempt, result))
 
-    def _tell(self, trial: int, config: Config, outcome: Outcome, latency_us: float | None) -> None:
-        self.progress.count(outcome, latency_us, is_default=config == self.work.kernel.default)
-        self._told.append({"config": dict(config), "outcome": outcome.value, "latency_us": latency_us})
+    def _trial(self, attempt: Attempt, result: TrialResult) -> Trial:
+        """Return a trial as it was just recorded."""
+        work = self.work
+        return Trial(
+            id=attempt.trial,
+            job=work.job.id,
+            kernel=work.job.kernel,
+            problem=work.specialized,
+            device=work.context.device,
+            config=attempt.config,
+            outcome=result.outcome,
+            latency_us=result.latency_us,
+            spread_us=result.spread_us,
+            compile_s=result.compile_s,
+            lane_s=result.lane_s,
+            message=result.message,
+            artifact=result.artifact,
+            digest=work.context.digest,
+            updated=time(),
+        )
+
+    def _tell(self, trial: Trial) -> None:
+        assert trial.outcome is not None
+        config, outcome = trial.config, trial.outcome
+        self.progress.count(outcome, trial.latency_us, is_default=config == self.work.kernel.default)
+        self._told.append({"config": dict(config), "outcome": outcome.value, "latency_us": trial.latency_us})
         self._news.set()
-        publish_trial(self._publish, self.work, self.progress, self._store.trial(trial))
+        publish_trial(self._publish, self.work, self.progress, trial)
 
     async def _abandon_rest(self) -> None:
         """Say of what was under way that it was stopped: it says nothing about those configs."""

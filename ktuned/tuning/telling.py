@@ -15,11 +15,10 @@ class Publish(Protocol):
         """Publish one event."""
 
 
-def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial | None) -> None:
+def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial) -> None:
     """Tell of a trial's outcome, and where its job stands; the trial's detail stays in the store."""
-    public = None if trial is None else trial.to_wire()
-    if public is not None:
-        del public["detail"]
+    public = trial.to_wire()
+    del public["detail"]
     publish("trial_done", kernel=work.job.kernel, job=work.job.id, trial=public, **progress.to_wire())
 
 

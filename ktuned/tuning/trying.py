@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ktuned.fleet.failures import Output
 from ktuned.fleet.kills import KILLS_EXCUSED, is_outside_kill
-from ktuned.fleet.process import Environment, Output
+from ktuned.fleet.process import Environment
 from ktuned.lifecycle import Event, Life
 from ktuned.model import (
     Config,

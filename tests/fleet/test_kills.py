@@ -5,9 +5,9 @@ import signal
 import pytest
 
 from ktuned.errors import WorkerError
+from ktuned.fleet.failures import Output, WorkerDied
 from ktuned.fleet.kills import is_outside_kill
 from ktuned.fleet.lanes import CannotOpen
-from ktuned.fleet.process import Output, WorkerDied
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import pytest
 
 from ktuned.errors import WorkerError
 from ktuned.fleet import pool
+from ktuned.fleet.failures import DeadlineExpired
 from ktuned.fleet.pool import COMPILE_NICENESS, Fleet
-from ktuned.fleet.process import DeadlineExpired, Environment
+from ktuned.fleet.process import Environment
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import BRIEF_S, CHILDREN, DEADLINE_S, DEADLINES, Playground, gone, is_running, until
 

@@ -12,18 +12,8 @@ import pytest
 
 from ktuned.errors import WorkerError
 from ktuned.fleet import process
-from ktuned.fleet.process import (
-    TAIL_BYTES,
-    DeadlineExpired,
-    Environment,
-    Output,
-    RequestFailed,
-    WorkerDied,
-    WorkerProcess,
-    describe_exit,
-    signal_name,
-    spawn,
-)
+from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied, describe_exit, signal_name
+from ktuned.fleet.process import TAIL_BYTES, Environment, WorkerProcess, spawn
 from tests.fleet.conftest import StartWorker
 from tests.fleet.playing import BRIEF_S, CHILDREN, DEADLINE_S, DEADLINES, HANG, Playground, gone, is_running
 

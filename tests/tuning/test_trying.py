@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ktuned.errors import IllegalMove
-from ktuned.fleet.process import Environment, Output
+from ktuned.fleet.failures import Output
+from ktuned.fleet.process import Environment
 from ktuned.lifecycle import Event
 from ktuned.model import PRESETS, Context, Device, Job, JobState, KernelInfo, Outcome, Plan
 from ktuned.tuning.trying import Attempt, Progress, Work

@@ -1,0 +1,87 @@
+"""What can befall a request to a worker: it dies, it takes too long, it says that it cannot. No IO."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ktuned.errors import WorkerError
+
+
+class WorkerDied(WorkerError):
+    """The process ended while it was asked something."""
+
+    code = "worker_died"
+
+    def __init__(self, returncode: int, phase: str, output: Output, stopped: str = "") -> None:
+        self.returncode = returncode
+        self.phase = phase
+        self.output = output
+        self.stopped = stopped
+        if stopped:
+            super().__init__(f"{stopped} during {phase}")
+            return
+        # After a signal the last line is that of a stack dump, which says nothing by itself.
+        words = output.last_line() if returncode >= 0 else ""
+        super().__init__(f"the worker {describe_exit(returncode)} during {phase}{words}")
+
+    @property
+    def signal(self) -> str | None:
+        """The name of the signal that killed it, if one did."""
+        return signal_name(-self.returncode) if self.returncode < 0 else None
+
+    @property
+    def is_outside_kill(self) -> bool:
+        """Whether a SIGKILL ended it that ktuned did not send: a person's, or the system's for want of memory."""
+        return self.returncode == -signal.SIGKILL and not self.stopped
+
+
+class DeadlineExpired(WorkerError):
+    """A phase took longer than its deadline; the worker's whole group was killed."""
+
+    code = "deadline"
+
+    def __init__(self, phase: str, deadline_s: float, output: Output) -> None:
+        self.phase = phase
+        self.deadline_s = deadline_s
+        self.output = output
+        super().__init__(f"{phase} was not over after {deadline_s:.3g} s{output.last_line()}")
+
+
+class RequestFailed(WorkerError):
+    """The worker could not do what it was asked, and said why; it lives on."""
+
+    def __init__(self, failure: Mapping[str, Any], phase: str, output: Output) -> None:
+        super().__init__(failure["message"], hint=failure.get("hint", ""))
+        self.code = failure["code"]
+        self.failure = failure
+        self.phase = phase
+        self.output = output
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The last lines that a worker's code printed during one request."""
+
+    stdout: str = ""
+    stderr: str = ""
+
+    def last_line(self) -> str:
+        """Return the last line of stderr as the end of a sentence, or nothing."""
+        lines = self.stderr.strip().splitlines()
+        return f": {lines[-1][:200]}" if lines else ""
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGSEGV`` for 11."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_exit(returncode: int) -> str:
+    """Say how a process ended: ``was killed by SIGSEGV`` or ``exited with code 3``."""
+    return f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
