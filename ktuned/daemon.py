@@ -206,8 +206,11 @@ class Daemon:
         """Ask every root's backends what they are; before there is a root, those of the daemon's own interpreter."""
         environments = {environment_of(root): None for root in self._catalog.roots}
         if not environments:
-            return [await self._machine.probe(Environment(sys.executable, str(self._settings.state)))]
-        return [await self._machine.probe(environment) for environment in environments]
+            environments = {Environment(sys.executable, str(self._settings.state)): None}
+        # Roots that share an interpreter share its report.
+        return list(
+            {id(report): report for report in [await self._machine.probe(one) for one in environments]}.values()
+        )
 
     async def _take_up(self) -> None:
         """Go on with the work that was left, once it is known what the machine is now."""

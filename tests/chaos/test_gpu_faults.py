@@ -102,6 +102,7 @@ def test_gpu_faults(tmp_path: Path, row: Row) -> None:
     calm, trials, job = _tune(tmp_path / "clean", HEALTHY)
     winner = calm.client.lookup("it", dict(n=1 << 24)).config
     calm.stop()
+    calm.client.close()
     assert job["outcomes"] == {"measured": len(HEALTHY)}, [trial["message"] for trial in trials]
     clean_us = {trial["config"]["tag"]: trial["latency_us"] for trial in trials}
 
@@ -135,3 +136,4 @@ def test_gpu_faults(tmp_path: Path, row: Row) -> None:
             assert hung["lane_s"] + back_s["ENDLESS"] <= hung["detail"]["after_s"] + TAKE_OVER_S
     finally:
         assert daemon.stop() == os.EX_OK
+        daemon.client.close()
