@@ -36,7 +36,7 @@ lint: install  ## ruff and mypy
 	$(BIN)/mypy
 
 test: lint  ## lint, then the whole suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 chaos: install  ## everything that can go wrong at once, seeded (SEED=3), for up to ten minutes
 	$(BIN)/python -m pytest tests/chaos -m 'not gpu' -o faulthandler_timeout=0 --chaos=full --chaos-seed=$(or $(SEED),3)
