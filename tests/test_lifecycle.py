@@ -82,7 +82,7 @@ def test_an_outcome_is_final() -> None:
     assert MOVES[Outcome.MEASURED] == {Event.CHOSEN: State.REFINING}
 
 
-@pytest.mark.parametrize("event", [Event.DISTURBED, *STOPS], ids=str)
+@pytest.mark.parametrize("event", [Event.DISTURBED, *sorted(STOPS)], ids=str)
 def test_a_disturbed_finalist_keeps_its_figure(event: Event) -> None:
     """What was measured once stays measured when the second measuring was only stopped or disturbed."""
     assert MOVES[State.REFINING][event] is Outcome.MEASURED

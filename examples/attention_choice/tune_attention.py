@@ -76,7 +76,7 @@ def qkv(p):
     rtol=2e-2,
     atol=2e-2,
     default=dict(IMPLEMENTATION="math", COMPILE="eager"),
-    # On CUDA what torch.compile makes is made on the lane, while the kernel is loaded.
+    # On CUDA, and where it chooses by timing, torch.compile does its work on the lane, while the kernel is loaded.
     deadlines=dict(load=180.0),
 )
 def attention(p, c):

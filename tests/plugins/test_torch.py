@@ -24,7 +24,7 @@ from ktuned.spec.loading import forget_modules, load_file
 from ktuned.testing.backends import check_backend
 from ktuned.worker.compile import compile_units
 from ktuned_torch import Build, Torch, TorchKernel, inductor
-from ktuned_torch.backend import EAGER, KERNEL_FILE, NO_CODE, NO_LAYOUTS, ON_DEVICE
+from ktuned_torch.backend import CODE_FILE, EAGER, KERNEL_FILE, NO_CODE, NO_LAYOUTS, ON_DEVICE, ON_LANE
 from tests.plugins import torch_kernels
 from tests.plugins.torch_kernels import COMPILED, FILE, LAYOUTS
 
@@ -126,6 +126,8 @@ class TestKeeping:
             (Build("scale", ("x", "y", 3)), "", EAGER),
             (Build("scale", ("x", "y", 3), UNTRANSLATED, LAYOUTS), "", NO_CODE),
             (Build("scale", ("x", "y", 3), {}), "", NO_LAYOUTS),
+            (Build("scale", ("x", "y", 3), {"mode": "max-autotune"}, LAYOUTS), "", ON_LANE),
+            (Build("scale", ("x", "y", 3), {"options": {"max-autotune-gemm": True}}, LAYOUTS), "", ON_LANE),
             (Build("scale", ("x", "y", 3), {}, LAYOUTS), "sm_90a", ON_DEVICE),
         ],
     )
@@ -137,32 +139,53 @@ class TestKeeping:
         assert [path.name for path in artifact.iterdir()] == [KERNEL_FILE]
         assert json.loads((artifact / KERNEL_FILE).read_text())["reason"] == reason
 
-    def test_kept_code_is_not_compiled_again(self, compile_one: Compile, tmp_path: Path) -> None:
-        """A new process with an empty cache takes Inductor's code from the artifact, whoever imported torch first."""
-        for _ in range(2):
-            result, artifact = compile_one(COMPILED.good)
-            assert result.facts == {"persisted": True}, result.message
+    def test_kept_code_is_not_compiled_again(self, tmp_path: Path) -> None:
+        """A new process finds it: with an empty cache, more cores, and torch imported first by somebody else."""
         code = """if True:
-            import sys
+            import os, sys
             from pathlib import Path
+            if sys.argv[1] == "compile":
+                # As the daemon does, so that the lanes keep a core each.
+                os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+                import tests.plugins.torch_kernels
             from ktuned import cpu
-            from ktuned.backends import Unit
             from ktuned_torch import Torch
-            from tests.plugins.torch_kernels import COMPILED, FILE, inputs, verify
-            unit = Unit("key", COMPILED.good, (), FILE, "scale", cpu.target())
+            into = Path(sys.argv[2])
+            import torch
+            from tests.plugins.torch_kernels import COMPILED, inputs, verify
+            unit = COMPILED.unit("key", COMPILED.good, cpu.target())
+            if sys.argv[1] == "compile":
+                (result,) = Torch().compile([unit], into)
+                sys.exit(result.message or result.facts.get("reason"))
             tensors = inputs("cpu")
-            Torch().load(Path(sys.argv[1]), unit, cpu.device()).bind(tensors)()
+            Torch().load(into / "key", unit, cpu.device()).bind(tensors)()
             verify(tensors)
             from torch._dynamo.utils import counters
             print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
         """
-        (tmp_path / "empty").mkdir()
-        environment = {**os.environ, "TMPDIR": str(tmp_path / "empty"), "PYTHONPATH": os.pathsep.join(sys.path)}
+        (tmp_path / "key").mkdir()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-        said = subprocess.run(
-            [sys.executable, "-c", code, str(artifact)], capture_output=True, text=True, check=True, env=environment
-        )
+        for role in ("compile", "load"):
+            (tmp_path / role).mkdir()
+            said = subprocess.run(
+                [sys.executable, "-c", code, role, str(tmp_path)],
+                capture_output=True,
+                text=True,
+                check=False,
+                env={**environment, "TMPDIR": str(tmp_path / role)},
+            )
+            assert said.returncode == 0, said.stderr
         assert said.stdout.split() == ["1", "0"]
+
+    def test_every_unit_keeps_its_own_code(self, compile_one: Compile) -> None:
+        """Also one whose code the process has at hand already, from an equal unit before."""
+        sizes = []
+        for _ in range(2):
+            result, artifact = compile_one(COMPILED.good)
+            assert result.facts == {"persisted": True}, result.message
+            sizes.append((artifact / CODE_FILE).stat().st_size)
+        assert sizes[0] == sizes[1]
 
     def test_artifacts_of_two_keys_differ(self, compile_one: Compile) -> None:
         """Equal artifacts count as equal kernels, and an edit of the function shows nowhere but in the key."""

@@ -31,6 +31,7 @@ MAX_MESSAGE_CHARS = 4000
 
 EAGER = "an eager function is only imported; not persistable: re-made on load"
 ON_DEVICE = "Inductor compiles for CUDA on the device itself, which lanes own; not persistable: re-made on load"
+ON_LANE = "Inductor chooses by timing, which only a lane does undisturbed; not persistable: re-made on load"
 NO_LAYOUTS = "the shapes that it is compiled for are not known before it is bound; not persistable: re-made on load"
 NO_CODE = "the backend of torch.compile keeps no code; not persistable: re-made on load"
 
@@ -146,8 +147,11 @@ def _compile(unit: Unit, artifact: Path) -> dict[str, Any]:
     code, reason = b"", EAGER
     if build.compile is not None:
         function = inductor.compiled(function, build.compile)
-        reason = ON_DEVICE
-        if is_for_cpu:
+        if not is_for_cpu:
+            reason = ON_DEVICE
+        elif inductor.times_candidates(build.compile):
+            reason = ON_LANE
+        else:
             code = _code(function, build)
             reason = NO_CODE if build.layouts else NO_LAYOUTS
     facts = {"persisted": True} if code else {"persisted": False, "reason": reason}

@@ -7,7 +7,9 @@ finds its code by the graph's content.
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,14 +37,24 @@ def compiled(function: Callable[..., Any], options: Mapping[str, Any]) -> Callab
     return torch.compile(function, **options)
 
 
+def times_candidates(options: Mapping[str, Any]) -> bool:
+    """Tell whether Inductor is to choose by measuring, which only a lane does undisturbed."""
+    wanted = {name.replace("-", "_") for name, value in dict(options.get("options") or {}).items() if value}
+    return str(options.get("mode")).startswith("max-autotune") or any(
+        name.startswith(("max_autotune", "coordinate_descent_tuning")) for name in wanted
+    )
+
+
 def code_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
     """Call a compiled function once and return the code that this made, as bytes for :func:`provide`.
 
-    Empty when the compile backend keeps none.
+    Empty when the compile backend keeps none. The code is for as many threads as a lane has: Inductor writes their
+    number into it, and compile workers are kept to the cores that lanes leave them.
     """
     import torch
     from torch.compiler._cache import CacheArtifactManager
 
+    torch.set_num_threads(_threads())
     # torch collects what the whole process made; this keeps each unit's apart.
     with CacheArtifactManager.with_fresh_cache():
         function(*arguments)
@@ -64,6 +76,17 @@ def zeros(layout: Layout) -> Any:
     dtype, shape, strides = layout
     length = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     return torch.zeros(length, dtype=getattr(torch, dtype)).as_strided(shape, strides)
+
+
+@functools.cache
+def _threads() -> int:
+    """Return how many threads torch takes in a process that may use every CPU.
+
+    torch alone knows: by its build it counts cores or hardware threads, and obeys several variables.
+    """
+    code = "import os; os.sched_setaffinity(0, range(os.cpu_count())); import torch; print(torch.get_num_threads())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(said.stdout)
 
 
 def _let_torch_come_first() -> None:
