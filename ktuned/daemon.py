@@ -214,7 +214,8 @@ class Daemon:
 
     async def _take_up(self) -> None:
         """Go on with the work that was left, once it is known what the machine is now."""
-        await self._probe()
+        if self._catalog.roots:
+            await self._probe()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._jobs.run)
             tasks.start_soon(self._look_around)
