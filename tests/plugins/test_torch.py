@@ -343,6 +343,7 @@ class TestEditing:
 
 
 @pytest.mark.gpu
+@pytest.mark.allow_leaks(reason="Inductor keeps its compile workers until the process ends")
 class TestOnCuda:
     """What only a GPU shows."""
 

@@ -103,6 +103,7 @@ class TestAttention:
         assert trials.is_right({"IMPLEMENTATION": "composed", "COMPILE": "default"})
 
     @pytest.mark.gpu
+    @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # torch 2.11's own autotuning
     def test_every_config_agrees_on_the_gpu_and_one_beats_the_default(self, tmp_path: Path) -> None:
         """The declared problem, timed as jobs time it."""
         kernel = self.kernel()
