@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import signal
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ _FAILED = pytest.StashKey[bool]()
 def pytest_configure() -> None:
     """Mark this run's processes before the first one starts."""
     leaks.mark_environment()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell that starts us in the background has it ignored, and so would what the tests start and interrupt.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
