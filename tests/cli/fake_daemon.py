@@ -87,9 +87,13 @@ class FakeDaemon:
         if not data:
             self._drop(connection)
             return
-        for message in self._decoders[connection].feed(data):
-            assert isinstance(message, wire.Request)
-            self._answer(connection, message)
+        try:
+            for message in self._decoders[connection].feed(data):
+                assert isinstance(message, wire.Request)
+                self._answer(connection, message)
+        except ConnectionError:
+            # A command that was interrupted went away between its question and the answer.
+            self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
