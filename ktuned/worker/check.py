@@ -10,7 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``ok``, or what is wrong: a sentence, the largest absolute error, the share of elements out of tolerance."""
+    """``ok``, or what is wrong: a sentence, the largest absolute error of an element
+    that is out of tolerance, and the share of such elements.
+    """
 
     ok: bool
     message: str = ""
