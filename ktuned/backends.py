@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -28,6 +29,8 @@ ENTRY_POINT_GROUP = "ktuned.backends"
 
 Layout = tuple[str, tuple[int, ...], tuple[int, ...]]
 """A tensor without its content: its dtype's name, its shape, its strides in elements."""
+
+_INCLUDE_OPTIONS = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path=")
 
 Launch = Callable[[], None]
 """Runs the kernel once, on the arguments it was bound to; on a GPU it may return before the kernel ends."""
@@ -51,6 +54,14 @@ class Build:
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
         """Rebuild a ``Build`` from :meth:`to_plain`'s data; lists become tuples again."""
         return cls(**{key: _frozen(value) for key, value in data.items()})
+
+    @property
+    def include_dirs(self) -> tuple[str, ...]:
+        """The directories that ``flags``, where a Build has them, add to the search for includes, as written there."""
+        flags = [str(flag) for flag in getattr(self, "flags", ())]
+        joined = [flag.removeprefix(option) for flag in flags for option in _INCLUDE_OPTIONS if flag.startswith(option)]
+        apart = [name for option, name in pairwise(flags) if option in _INCLUDE_OPTIONS]
+        return tuple(name for name in (*joined, *apart) if name)
 
     def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
         """Return this Build with what it must say of its problem's tensors (by their names in ``inputs``).
@@ -148,6 +159,7 @@ class Backend(ABC):
     Attributes:
         name: the backend's name, as kernel files write it.
         group_size: how many units it gains from compiling at once; the pipeline hands it groups of up to so many.
+        default_target: what it compiles for where it has no device and nobody says for what; empty if it then cannot.
         api_version: the major version of this contract that the plugin was written for.
         build: the plugin's :class:`Build`.
         required_files: the files an artifact of this backend must hold, checked before save and after load.
@@ -155,6 +167,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     group_size: ClassVar[int] = 1
+    default_target: ClassVar[str] = ""
     api_version: ClassVar[int] = API_VERSION
     build: ClassVar[type[Build]]
     required_files: ClassVar[tuple[str, ...]]

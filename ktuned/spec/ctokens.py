@@ -7,16 +7,23 @@ taken for formatting, as everywhere else.
 
 from __future__ import annotations
 
+import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ktuned.spec.stamps import lexical
 
 SUFFIXES = frozenset(
     {".c", ".cc", ".cpp", ".cxx", ".c++", ".cu", ".h", ".hh", ".hpp", ".hxx", ".h++", ".cuh"}
     | {".inl", ".inc", ".ipp", ".tpp", ".cl", ".metal", ".hip", ".m", ".mm"}
 )
 """Files that are read as C-family sources."""
+
+MAX_ROUTES = 8
+"""Paths over which links may lead to one file: directories that link to each other make endless ones."""
 
 _TOKEN = re.compile(
     r"""
@@ -37,10 +44,14 @@ _SPLICE = re.compile(r"\\\r?\n")
 
 @dataclass(frozen=True, slots=True)
 class Normalised:
-    """A source's meaning as text, one directive or run of tokens a line, and its quoted includes in order."""
+    """A source's meaning as text, one directive or run of tokens a line, and its includes in order.
+
+    ``includes`` are those in quotes, also of ``__has_include``; ``angled`` those in angle brackets.
+    """
 
     text: str
     includes: tuple[str, ...]
+    angled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +70,6 @@ class Followed:
 def normalise(source: str) -> Normalised:
     """Return what a source means, whatever its comments and formatting."""
     lines: list[list[str]] = [[]]
-    includes: list[str] = []
     in_directive, at_line_start = False, True
     previous_end = -1
     for match in _TOKEN.finditer(_fold(source)):
@@ -82,43 +92,62 @@ def normalise(source: str) -> Normalised:
             line[-1] += token
         else:
             line.append(token)
-        if in_directive and line[1:2] == ["include"] and len(line) == 3 and token.startswith('"'):
-            includes.append(token[1:-1])
         previous_end = match.end()
-    return Normalised("\n".join(" ".join(line) for line in lines if line), tuple(includes))
+    quoted = [name for line in lines for name in _quoted(line)]
+    angled = ["".join(line[3:-1]) for line in lines if line[:3] == ["#", "include", "<"] and line[-1] == ">"]
+    return Normalised("\n".join(" ".join(line) for line in lines if line), tuple(quoted), tuple(angled))
+
+
+def _quoted(line: Sequence[str]) -> list[str]:
+    """Return the files that a directive names in quotes: to include one, or to ask whether it is there."""
+    if line[:1] != ["#"]:
+        return []
+    if line[1:2] in (["include"], ["include_next"], ["import"]):
+        return [line[2][1:-1]] if len(line) > 2 and line[2].startswith('"') else []
+    asked = zip(line, line[1:], line[2:], strict=False)
+    return [name[1:-1] for word, sign, name in asked if (word, sign) == ("__has_include", "(") and name[0] == '"']
 
 
 def follow(sources: Iterable[Path], include_dirs: Sequence[Path] = ()) -> Followed:
-    """Read sources and, transitively, the quoted includes that can be found.
+    """Read sources and, transitively, the includes that can be found.
 
-    A name is looked up beside the including file, then in the sources' directories, then in ``include_dirs``.
+    A quoted name is looked up beside the including file, then in the sources' directories, then in ``include_dirs``;
+    a name in angle brackets in ``include_dirs`` alone, and where it is not found it is the toolchain's. Links are kept:
+    as for a compiler, what a linked file includes lies beside the link.
 
     Raises:
         OSError: one of ``sources`` themselves cannot be read.
     """
-    queue = [source.resolve() for source in sources]
+    queue = [lexical(source) for source in sources]
     search = [*dict.fromkeys(source.parent for source in queue), *include_dirs]
     contents: dict[Path, bytes] = {source: source.read_bytes() for source in queue}
+    routes = Counter(map(os.path.realpath, contents))
     unresolved: list[tuple[Path, str]] = []
     absent: set[Path] = set()
     while queue:
         file = queue.pop(0)
         if file.suffix.lower() not in SUFFIXES:
             continue
-        for name in normalise(decode(contents[file])).includes:
-            for directory in dict.fromkeys([file.parent, *search]):
-                candidate = (directory / name).resolve()
-                if candidate in contents:
+        found = normalise(decode(contents[file]))
+        wanted = [(name, list(dict.fromkeys([file.parent, *search])), True) for name in found.includes]
+        wanted += [(name, list(include_dirs), False) for name in found.angled]
+        for name, directories, is_own in wanted:
+            for directory in directories:
+                candidate = lexical(directory / name)
+                real = os.path.realpath(candidate)
+                if candidate in contents or routes[real] >= MAX_ROUTES:
                     break
                 try:
                     contents[candidate] = candidate.read_bytes()
                 except OSError:
                     absent.add(candidate)
                     continue
+                routes[real] += 1
                 queue.append(candidate)
                 break
             else:
-                unresolved.append((file, name))
+                if is_own:
+                    unresolved.append((file, name))
     return Followed(contents, tuple(unresolved), frozenset(absent))
 
 

@@ -21,6 +21,7 @@ from ktuned.spec.kernel import Kernel
 from ktuned.spec.kernel import kernel as declare
 from ktuned.spec.pyreach import Reach
 from ktuned.spec.pysource import meaning, parse
+from ktuned.spec.stamps import stamps
 
 DIGEST_VERSION = 1
 """Raised whenever the texts below change, because every digest then does."""
@@ -29,15 +30,17 @@ DIGEST_VERSION = 1
 def describe(kernel: Kernel, project: str, root: Path, include_dirs: Sequence[Path] = ()) -> KernelInfo:
     """Return all that the daemon may know of a kernel, right after its file was loaded.
 
-    ``include_dirs`` are searched for quoted includes after the sources' own directories. ``extra`` holds ``knobs``
-    (their names; none for a callable's space) and, for telling what changed, ``definitions`` and ``files``: the
-    digests of each Python definition and each source file by their labels.
+    ``include_dirs`` are searched for includes after the sources' own directories. ``extra`` holds ``knobs`` (their
+    names; none for a callable's space), ``missing`` (quoted includes that are not there), ``data_digest`` (over what
+    decides data and checks alone) and, for telling what changed, ``files``, ``definitions`` and ``plan``: the short
+    digests of each source file, each Python definition and each part of the plan by their labels.
 
     Raises:
         KernelFileError: a source cannot be read, or ``problems`` is at fault.
     """
     root = root.resolve()
     sources = _sources(kernel, include_dirs)
+    home = kernel.file.parent
     texts = _source_texts(kernel, sources)
     function, measured, plan = (Reach(kernel.file.parent, root, _is_declaration) for _ in range(3))
     try:
@@ -47,9 +50,7 @@ def describe(kernel: Kernel, project: str, root: Path, include_dirs: Sequence[Pa
     problems = kernel.problem_list()
     plan.add("problems", problems)
     source_digest = _digest(texts if kernel.sources else function.parts)
-    stamps = {str(path): hashlib.sha256(content).hexdigest() for path, content in sources.contents.items()}
-    stamps |= {str(path): "" for path in sources.absent}
-    stamps |= {str(path): _stamp(path) for path in {kernel.file, *function.files, *measured.files, *plan.files}}
+    read = {kernel.file, *sources.contents, *sources.absent, *function.files, *measured.files, *plan.files}
     return KernelInfo(
         project=project,
         kernel=kernel.name,
@@ -60,7 +61,7 @@ def describe(kernel: Kernel, project: str, root: Path, include_dirs: Sequence[Pa
         source_digest=source_digest,
         plan_digest=_digest(plan.parts),
         sources=tuple(map(str, kernel.source_paths)),
-        stamps=stamps,
+        stamps=stamps(sorted(read)),
         problems=problems,
         default=None if kernel.default is None else dict(kernel.default),
         specialize=kernel.specialize,
@@ -68,8 +69,11 @@ def describe(kernel: Kernel, project: str, root: Path, include_dirs: Sequence[Pa
         plan=kernel.plan,
         extra={
             "knobs": list(kernel.space.knobs or ()),
-            "definitions": _each(function.parts | measured.parts | plan.parts),
             "files": _each(texts),
+            "definitions": _each(function.parts | measured.parts),
+            "plan": _each(plan.parts),
+            "missing": [f"{_relative(path, home)} includes {name}" for path, name in sources.unresolved],
+            "data_digest": _digest(measured.parts),
         },
     )
 
@@ -121,13 +125,6 @@ def _source_meaning(path: Path, content: bytes) -> str:
 
 def _relative(path: Path, home: Path) -> str:
     return Path(os.path.relpath(path, home)).as_posix()
-
-
-def _stamp(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def _each(texts: Mapping[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ktuned.errors import KernelFileError, Unsupported
 from ktuned.model import DEFAULT_TRIALS, PRESETS, Config, Plan, Problem, Scalar, canonical
 from ktuned.spec.space import BoundSpace, Space
+from ktuned.spec.stamps import lexical
 from ktuned.spec.tensors import TensorSpec, layout
 from ktuned.spec.values import Site, Values, listed, mapping_fault
 
@@ -78,7 +79,7 @@ class Kernel:
     @property
     def source_paths(self) -> tuple[Path, ...]:
         """The sources' absolute paths; they are written relative to the kernel file."""
-        return tuple((self.file.parent / source).resolve() for source in self.sources)
+        return tuple(lexical(self.file.parent / source) for source in self.sources)
 
     def problem_list(self) -> tuple[dict[str, Scalar], ...]:
         """Return the declared problems, calling ``problems`` if it is a callable.

@@ -19,6 +19,7 @@ from types import ModuleType
 from ktuned.backends import ENTRY_POINT_GROUP as BACKENDS_GROUP
 from ktuned.errors import KernelFileError
 from ktuned.spec.kernel import Collector, Kernel, collecting
+from ktuned.spec.stamps import lexical
 from ktuned.spec.values import listed, one_line
 
 FOREIGN_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
@@ -50,7 +51,7 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
     A kernel that is declared wrongly is an error of its own and the file's others go on; a file that cannot be
     imported has no kernels. Where ``backends`` is given, a kernel for another backend is an error.
     """
-    path, root = path.resolve(), root.resolve()
+    path, root = lexical(path), root.resolve()
     with collecting(path) as collector, importing_from(path.parent):
         try:
             _execute(path)
@@ -65,7 +66,8 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
 
 def forget_modules(root: Path) -> None:
     """Drop the project's modules from ``sys.modules``, so that the next load sees their new code."""
-    for name in _local_modules(root.resolve()).values():
+    root = root.resolve()
+    for name in (*_local_modules(root).values(), *_local_namespaces(root)):
         del sys.modules[name]
 
 
@@ -89,7 +91,7 @@ def kernel_module(path: Path) -> ModuleType:
     Raises:
         KernelFileError: it cannot be imported.
     """
-    path = path.resolve()
+    path = lexical(path)
     name = _module_name(path)
     if name not in sys.modules:
         loaded = load_file(path, path.parent)
@@ -104,9 +106,9 @@ def is_kernel_module(name: str) -> bool:
 
 
 def module_file(module: ModuleType) -> Path | None:
-    """Return the resolved path of a module's source, or ``None`` for one without."""
+    """Return the path of a module's source, or ``None`` for one without."""
     file = getattr(module, "__file__", None)
-    return Path(file).resolve() if isinstance(file, str) else None
+    return lexical(Path(file)) if isinstance(file, str) else None
 
 
 def _execute(path: Path) -> None:
@@ -180,6 +182,18 @@ def _local_modules(root: Path) -> dict[Path, str]:
             if is_local(path, root):
                 found[path] = name
     return found
+
+
+def _local_namespaces(root: Path) -> list[str]:
+    """Return the packages without ``__init__.py``, which have no file: one that is kept holds on to its old modules."""
+    below = f"{root}{os.sep}"
+    return [
+        name
+        for name, module in list(sys.modules.items())
+        if getattr(module, "__file__", None) is None
+        and any(str(place).startswith(below) for place in getattr(module, "__path__", ()))
+        and not is_ours(name)
+    ]
 
 
 @cache

@@ -23,6 +23,7 @@ from typing import Any
 
 from ktuned.spec.loading import is_local, is_ours, module_file
 from ktuned.spec.pysource import Source, free_names, meaning, parse
+from ktuned.spec.stamps import lexical
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _ABSENT = object()
@@ -91,7 +92,7 @@ class Reach:
 
     def _add_function(self, label: str, function: FunctionType) -> None:
         code = function.__code__
-        path = Path(code.co_filename).resolve()
+        path = lexical(Path(code.co_filename))
         if is_ours(function.__module__) or not (path.is_file() and is_local(path, self._root)):
             self.parts[label] = f"{function.__module__}.{function.__qualname__}"
             return

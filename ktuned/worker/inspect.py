@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned import strategies
 from ktuned.backends import Registry
-from ktuned.errors import KernelFileError, NotFound, Unsupported, UsageError
-from ktuned.manifest import file_digest
+from ktuned.errors import KernelFileError, KtunedError, NotFound, Unsupported, UsageError
 from ktuned.model import Config, Outcome, Plan, Problem, canonical
 from ktuned.spec.digest import describe
 from ktuned.spec.loading import forget_modules, load_file
+from ktuned.spec.stamps import lexical, stamp, stamps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,14 +32,9 @@ def check_stamps(stamps: Mapping[str, str]) -> None:
     Raises:
         SourceChanged: one does not; what was made of it must not be recorded under the old digest.
     """
-    for name, stamp in stamps.items():
-        path = Path(name)
-        if _stamp(path) != stamp:
+    for name, held in stamps.items():
+        if stamp(Path(name)) != held:
             raise SourceChanged(f"{name} changed after it was inspected")
-
-
-def _stamp(path: Path) -> str:
-    return file_digest(path) if path.is_file() else ""
 
 
 def load_kernel(request: Mapping[str, Any]) -> Kernel:
@@ -86,7 +81,7 @@ class Inspector:
         for kernel in loaded.kernels:
             try:
                 _check_spaces(kernel)
-                kernels.append(describe(kernel, project, root).to_wire())
+                kernels.append(describe(kernel, project, root, include_dirs(kernel)).to_wire())
             except KernelFileError as error:
                 errors.append(error)
                 # Perhaps one of these is missing, and its appearance mends the kernel.
@@ -94,7 +89,7 @@ class Inspector:
         return {
             "kernels": kernels,
             "errors": [{**error.to_wire(), "path": error.path, "line": error.line} for error in errors],
-            "stamps": {str(file): _stamp(file) for file in sorted(files)},
+            "stamps": stamps(sorted(files)),
         }
 
     def explore(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
@@ -117,6 +112,26 @@ class Inspector:
         reply.phase("inspect")
         space = load_kernel(request).bound_space(request["problem"])
         return {"admitted": [config in space for config in request["configs"]]}
+
+
+def include_dirs(kernel: Kernel) -> list[Path]:
+    """Return the directories that the flags of a kernel's Builds have searched for includes.
+
+    They are asked of the default, or else of the first config, for each problem: a flag that only another config adds
+    leads to includes that are taken for missing.
+    """
+    if not kernel.sources:
+        return []
+    found: dict[Path, None] = {}
+    for problem in kernel.problem_list():
+        config = kernel.default or next(iter(kernel.bound_space(problem)), None)
+        try:
+            flagged = () if config is None else kernel.build(problem, config).include_dirs
+        except (KtunedError, TypeError):
+            # What is wrong with this config is told when it is tried.
+            continue
+        found |= dict.fromkeys(lexical(kernel.source_paths[0].parent / name) for name in flagged)
+    return list(found)
 
 
 COUNTED_SPACE = 20_000

@@ -101,7 +101,7 @@ class _Source:
         found = headers.find(program.version())
         includes = (f"-I{directory}" for directory in found.directories) if found else ()
         options = (f"--gpu-architecture={unit.target}", *standard_options(), "-I.", *build.flags, *build.macros)
-        return cls(unit.sources[0].resolve(), files, (*options, *includes))
+        return cls(next(iter(files)), files, (*options, *includes))
 
     def compile(self, entries: Sequence[str]) -> Program:
         """Compile the program for some of its kernels.

@@ -1,0 +1,57 @@
+"""What files held when they were read: their paths with the SHA-256 of their bytes, behind every link.
+
+A file that is reached through a link is stamped under each path on the way: that of the link, whose target may be
+changed, and that of the file itself, which may be edited where it lies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+MAX_LINKS = 40
+"""Links that are followed for one file, as many as Linux follows; more are a circle."""
+
+ABSENT = ""
+"""The stamp of a file that is not there."""
+
+
+def lexical(path: Path) -> Path:
+    """Return an absolute path without ``.`` and ``..`` that keeps its links, where these do not forbid it."""
+    plain = Path(os.path.abspath(path))
+    # Behind a linked directory, `..` is its target's parent.
+    return plain if ".." not in path.parts or plain.resolve() == path.resolve() else path.resolve()
+
+
+def stamp(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, or :data:`ABSENT` when there is none that can be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ABSENT
+
+
+def stamps(paths: Iterable[Path]) -> dict[str, str]:
+    """Stamp files by their paths, and by those that links lead to."""
+    found: dict[str, str] = {}
+    for path in paths:
+        held = stamp(path)
+        found |= {str(place): held for place in trail(path)}
+    return found
+
+
+def trail(path: Path) -> Iterator[Path]:
+    """Yield a path, and every other that its links lead over to the file."""
+    yield path
+    place = path
+    for _ in range(MAX_LINKS):
+        try:
+            place = lexical(place.parent / os.readlink(place))
+        except OSError:
+            break
+        yield place
+    real = Path(os.path.realpath(path))
+    if real not in (path, place):
+        yield real

@@ -1,0 +1,158 @@
+"""Files that are reached through links, over ``-I`` directories and in angle brackets, and what is missing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ktuned.model import KernelInfo
+from ktuned.spec.ctokens import follow, normalise
+from ktuned.spec.stamps import stamps, trail
+from ktuned.worker.inspect import Inspector
+from ktuned.worker.main import Reply
+from tests.spec.conftest import Project
+
+FLAGGED = """
+@dataclass(frozen=True)
+class Flagged(Build):
+    backend = "fake"
+    flags: tuple = ()
+
+@kernel(backend="fake", sources=["one.cc"], space=space(BM=[1, 2]), problems=[dict(M=4)],
+        inputs=lambda p: dict(A=tensor(3)), check=None)
+def one(p, c):
+    return Flagged(("-O3", "-Iinclude", "-isystem", "vendor"))
+"""
+
+
+class Items(Reply):
+    """Keeps what a worker would send."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, object]] = []
+
+    def send(self, message: dict[str, object]) -> None:
+        """Keep an item."""
+        self.sent.append(message)
+
+
+class Fakes:
+    """The registry of an interpreter with one backend."""
+
+    names = ("fake",)
+
+
+def inspected(project: Project, name: str = "tune_it.py") -> KernelInfo:
+    """Inspect a file as a worker does and return its only kernel."""
+    reply = Items()
+    request = {"root": str(project.root), "project": "project", "files": [str(project.root / name)]}
+    Inspector(Fakes()).inspect(request, reply)  # type: ignore[arg-type]
+    (item,) = [message["item"] for message in reply.sent if "item" in message]
+    assert isinstance(item, dict)
+    assert item["errors"] == []
+    return KernelInfo.from_wire(item["kernels"][0])
+
+
+def test_flags_say_where_includes_lie(project: Project) -> None:
+    """A header in a ``-I`` directory counts, in quotes or in angle brackets; the toolchain's own does not."""
+    project.write("tune_it.py", FLAGGED)
+    project.write("one.cc", '#include "near.h"\n#include <far.h>\n#include <vector>\n#include "lost.h"\nint f();\n')
+    near, far = project.write("include/near.h", "#define A 1\n"), project.write("vendor/far.h", "#define B 1\n")
+    first = inspected(project)
+    assert set(first.extra["files"]) >= {"one.cc", "include/near.h", "vendor/far.h"}
+    assert first.extra["missing"] == ["one.cc includes lost.h"]
+    for header in (near, far):
+        before = inspected(project).source_digest
+        header.write_text(f"{header.read_text()}// no change\n")
+        assert inspected(project).source_digest == before
+        header.write_text(f"{header.read_text()}#define C 2\n")
+        assert inspected(project).source_digest != before
+    before = inspected(project).source_digest
+    project.write("include/lost.h", "")
+    assert inspected(project).source_digest != before
+    assert inspected(project).extra["missing"] == []
+
+
+def test_asking_for_a_file_depends_on_it(tmp_path: Path) -> None:
+    """``__has_include`` is a use of the file: its appearance is a change."""
+    found = normalise('#if __has_include("fast.h") && defined(X)\n#  include "fast.h"\n#endif\n#include <a/b.h>\n')
+    assert found.includes == ("fast.h", "fast.h")
+    assert found.angled == ("a/b.h",)
+    source = tmp_path / "k.c"
+    source.write_text('#if __has_include("fast.h")\n#endif\n')
+    assert tmp_path / "fast.h" in follow([source]).absent
+
+
+def test_linked_source_is_stamped_at_both_ends(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A source behind links counts by its text, and a change of the link or of the file behind it is seen."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere").resolve()
+    (elsewhere / "real.cc").write_text("int f();\n")
+    (elsewhere / "middle.cc").symlink_to("real.cc")
+    link = project.root / "one.cc"
+    link.symlink_to(elsewhere / "middle.cc")
+    project.write("tune_it.py", FLAGGED)
+    before = inspected(project)
+    assert {str(link), str(elsewhere / "middle.cc"), str(elsewhere / "real.cc")} <= set(before.stamps)
+    (elsewhere / "real.cc").write_text("long f();\n")
+    edited = inspected(project)
+    assert edited.source_digest != before.source_digest
+    link.unlink()
+    link.write_text("int f();\n")
+    assert inspected(project).source_digest == before.source_digest
+
+
+def test_linked_kernel_file_and_directory_are_the_project_s(
+    project: Project, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A kernel file, and a module in a linked directory, that lie outside are followed like those inside."""
+    elsewhere = Project(tmp_path_factory.mktemp("elsewhere").resolve())
+    elsewhere.write("lib/deep.py", "def rows(p):\n    return p.M\n")
+    declared = "@kernel(backend='fake', space=space(A=[1]), problems=[dict(M=1)], check=None,\n"
+    declared += "        inputs=lambda p: dict(A=tensor(rows(p))))\ndef it(p, c):\n    return Fake(c.A)\n"
+    elsewhere.write("tune_far.py", f"from lib.deep import rows\n{declared}")
+    (project.root / "lib").symlink_to(elsewhere.root / "lib")
+    (project.root / "tune_far.py").symlink_to(elsewhere.root / "tune_far.py")
+    before = inspected(project, "tune_far.py")
+    assert before.file == str(project.root / "tune_far.py")
+    assert "lib/deep.py:rows" in before.extra["definitions"]
+    elsewhere.write("lib/deep.py", "def rows(p):\n    return p.M + 1\n")
+    after = inspected(project, "tune_far.py")
+    assert after.digest != before.digest
+    elsewhere.write("tune_far.py", f"from lib.deep import rows\n{declared.replace('c.A', 'c.A + 1')}")
+    assert inspected(project, "tune_far.py").source_digest != after.source_digest
+
+
+def test_circles_of_links_end(tmp_path: Path) -> None:
+    """Links that lead to each other, and directories that hold themselves, are followed a bounded number of times."""
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    assert len(list(trail(tmp_path / "a"))) < 50
+    assert set(stamps([tmp_path / "a"]).values()) == {""}
+    (tmp_path / "in").symlink_to(".")
+    (tmp_path / "x.h").write_text('#include "in/x.h"\n')
+    assert len(follow([tmp_path / "x.h"]).contents) < 20
+
+
+def test_parent_of_a_linked_directory_is_where_the_link_leads(tmp_path: Path) -> None:
+    """As for a compiler, ``link/../x.h`` lies beside the link's target."""
+    (tmp_path / "v1" / "inner").mkdir(parents=True)
+    (tmp_path / "v1" / "x.h").write_text("int one;\n")
+    (tmp_path / "x.h").write_text("int other;\n")
+    (tmp_path / "link").symlink_to("v1/inner")
+    (tmp_path / "k.c").write_text('#include "link/../x.h"\n')
+    found = follow([tmp_path / "k.c"]).contents
+    assert found[tmp_path / "v1" / "x.h"] == b"int one;\n"
+    assert os.fspath(tmp_path / "x.h") not in map(os.fspath, found)
+
+
+def test_module_that_went_is_missed(project: Project) -> None:
+    """A module of a package without ``__init__.py`` is gone when its file is."""
+    module = project.write("lib/deep.py", "def rows(p):\n    return p.M\n")
+    project.write("tune_it.py", "from lib import deep\n" + FLAGGED.replace("tensor(3)", "tensor(deep.rows(p))"))
+    project.write("one.cc", "int f();\n")
+    assert project.load().errors == ()
+    module.unlink()
+    (error,) = project.load().errors
+    assert "deep" in error.message
