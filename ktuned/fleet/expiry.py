@@ -7,29 +7,48 @@ from collections.abc import Callable
 
 
 class Expiry:
-    """One phase's deadline at a time, on the loop's clock; ``wake`` is called when it is over."""
+    """One phase's deadline at a time, on the loop's clock; ``wake`` is called when it is over.
 
-    __slots__ = ("_loop", "_timer", "_wake", "deadline_s", "is_over")
+    A trial has half a dozen phases, which end in milliseconds and have seconds: the timer is left to run, and looks
+    when it fires whether a later deadline holds by now. Only a nearer one needs another timer.
+    """
+
+    __slots__ = ("_ends_at", "_loop", "_timer", "_wake", "deadline_s", "is_over")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         self._loop = loop
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
+        self._ends_at: float | None = None
         self.deadline_s = 0.0
         self.is_over = False
 
     def begin(self, deadline_s: float) -> None:
         """Begin a phase, and end the one before it."""
-        self.end()
         self.deadline_s = deadline_s
         self.is_over = False
-        self._timer = self._loop.call_later(deadline_s, self._expire)
+        self._ends_at = self._loop.time() + deadline_s
+        if self._timer is None or self._timer.when() > self._ends_at:
+            self.close()
+            self._timer = self._loop.call_at(self._ends_at, self._fire)
 
     def end(self) -> None:
         """Watch no deadline any more."""
+        self._ends_at = None
+
+    def close(self) -> None:
+        """Leave no timer behind."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
-    def _expire(self) -> None:
+    def _fire(self) -> None:
+        fired, self._timer = self._timer, None
+        if self._ends_at is None:
+            return
+        assert fired is not None
+        if self._ends_at > fired.when():
+            self._timer = self._loop.call_at(self._ends_at, self._fire)
+            return
         self.is_over = True
         self._wake()

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -101,7 +101,9 @@ class WorkerProcess:
         self._pidfd = os.pidfd_open(process.pid)
         self._decoder = frames.Decoder()
         self._inbox: deque[dict[str, Any]] = deque()
-        self._news = anyio.Event()
+        self._news: asyncio.Future[None] | None = None
+        self._expiry = Expiry(self._loop, self._wake)
+        self._deadlines: Mapping[str, float] = {}
         self._reading = True
         self._phase = "spawn"
         self._returncode: int | None = None
@@ -138,12 +140,13 @@ class WorkerProcess:
         """
         self.requests += 1
         self._phase = first_phase
+        self._deadlines = deadlines
         for tail in self._tails:
             tail.take()
         done = False
         try:
             await self._send(frames.encode(dict(request)), deadlines[first_phase])
-            answer = await self._answer(deadlines, on_item)
+            answer = await self._answer(on_item)
             done = True
             return answer, self._output()
         except RequestFailed:
@@ -159,9 +162,10 @@ class WorkerProcess:
         Raises:
             WorkerDied, DeadlineExpired: it never does; it is killed.
         """
+        self._deadlines = {"spawn": deadline_s}
         done = False
         try:
-            await self._answer({"spawn": deadline_s}, None)
+            await self._answer(None)
             done = True
         finally:
             if not done:
@@ -169,6 +173,12 @@ class WorkerProcess:
 
     async def _send(self, data: bytes, deadline_s: float) -> None:
         view = memoryview(data)
+        # The pipe of a worker that waits for a request is empty, and most requests fit: no deadline need be watched.
+        if self._returncode is None:
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                view = view[os.write(self._write_fd, view) :]
+        if not view:
+            return
         with anyio.move_on_after(deadline_s) as scope:
             while view:
                 if self._returncode is not None:
@@ -183,16 +193,12 @@ class WorkerProcess:
         if scope.cancelled_caught:
             raise DeadlineExpired(self._phase, deadline_s, self._output())
 
-    async def _answer(
-        self, deadlines: Mapping[str, float], on_item: Callable[[dict[str, Any]], None] | None
-    ) -> dict[str, Any]:
-        with self._deadline(deadlines[self._phase]) as expiry:
+    async def _answer(self, on_item: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
+        self._expiry.begin(self._deadlines[self._phase])
+        try:
             while True:
-                message = await self._receive(expiry)
-                if "phase" in message:
-                    self._phase = message["phase"]
-                    expiry.begin(deadlines[self._phase])
-                elif "item" in message:
+                message = await self._receive()
+                if "item" in message:
                     if on_item is not None:
                         on_item(message["item"])
                 elif "done" in message:
@@ -200,28 +206,22 @@ class WorkerProcess:
                     return answer
                 else:
                     raise RequestFailed(message["failed"], self._phase, self._output())
-
-    @contextlib.contextmanager
-    def _deadline(self, deadline_s: float) -> Iterator[Expiry]:
-        # One timer for a phase, not a cancel scope for each message: a trial takes a dozen messages.
-        expiry = Expiry(self._loop, self._wake)
-        expiry.begin(deadline_s)
-        try:
-            yield expiry
         finally:
-            expiry.end()
+            self._expiry.end()
+            self._deadlines = {}
 
     def _wake(self) -> None:
-        self._news.set()
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
-    async def _receive(self, expiry: Expiry) -> dict[str, Any]:
+    async def _receive(self) -> dict[str, Any]:
         while not self._inbox:
             if self._returncode is not None:
                 raise WorkerDied(self._returncode, self._phase, self._output(), self._stopped)
-            if expiry.is_over:
-                raise DeadlineExpired(self._phase, expiry.deadline_s, self._output())
-            self._news = anyio.Event()
-            await self._news.wait()
+            if self._expiry.is_over:
+                raise DeadlineExpired(self._phase, self._expiry.deadline_s, self._output())
+            self._news = self._loop.create_future()
+            await self._news
         message = self._inbox.popleft()
         if not self._reading and self._returncode is None:
             self._reading = True
@@ -241,14 +241,26 @@ class WorkerProcess:
         except BlockingIOError:
             return
         try:
-            self._inbox.extend(self._decoder.feed(data))
+            for message in self._decoder.feed(data):
+                self._take_in(message)
         except frames.FrameError:
             self.kill()
             data = b""
         if not data or len(self._inbox) > _INBOX_LIMIT:
             self._loop.remove_reader(self._read_fd)
             self._reading = False
-        self._news.set()
+            self._wake()
+
+    def _take_in(self, message: dict[str, Any]) -> None:
+        """Follow a phase at once, without waking who waits for the answer; keep anything else for them."""
+        if "phase" not in message:
+            self._inbox.append(message)
+            self._wake()
+        elif message["phase"] in self._deadlines:
+            self._phase = message["phase"]
+            self._expiry.begin(self._deadlines[self._phase])
+        else:
+            raise frames.FrameError(f"a phase {message['phase']!r} that has no deadline")
 
     def _on_output(self, tail: _Tail) -> None:
         if not tail.read_some():
@@ -270,13 +282,15 @@ class WorkerProcess:
         assert self._process.stderr is not None
         self._process.stdout.close()
         self._process.stderr.close()
-        self._news.set()
+        self._expiry.close()
+        self._wake()
         self.gone.set()
 
     def _decode_rest(self) -> bool:
         try:
             data = os.read(self._read_fd, _READ_BYTES)
-            self._inbox.extend(self._decoder.feed(data))
+            for message in self._decoder.feed(data):
+                self._take_in(message)
         except (BlockingIOError, frames.FrameError):
             return False
         return bool(data)

@@ -12,7 +12,7 @@ class QuietGate:
     """Any number may compile at once, or one may have quiet; who waits for quiet lets no new compile begin."""
 
     def __init__(self) -> None:
-        self._changed = anyio.Condition()
+        self._changed = anyio.Event()
         self._compiling = 0
         self._waiting_for_quiet = 0
         self._is_quiet = False
@@ -25,38 +25,34 @@ class QuietGate:
     @asynccontextmanager
     async def compiling(self) -> AsyncIterator[None]:
         """Hold the gate for one compile."""
-        async with self._changed:
-            while self._is_quiet or self._waiting_for_quiet:
-                await self._changed.wait()
-            self._compiling += 1
+        while self._is_quiet or self._waiting_for_quiet:
+            await self._changed.wait()
+        self._compiling += 1
         try:
             yield
         finally:
-            with anyio.CancelScope(shield=True):
-                async with self._changed:
-                    self._compiling -= 1
-                    self._changed.notify_all()
+            self._compiling -= 1
+            self._tell()
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[None]:
         """Hold the gate alone, once the compiles that run now are over."""
         self._waiting_for_quiet += 1
         try:
-            async with self._changed:
-                while self._is_quiet or self._compiling:
-                    await self._changed.wait()
-                self._is_quiet = True
+            while self._is_quiet or self._compiling:
+                await self._changed.wait()
+            self._is_quiet = True
         finally:
             self._waiting_for_quiet -= 1
-            if not self._is_quiet:
-                # Cancelled: compiles that waited for this one may be woken by nobody else.
-                with anyio.CancelScope(shield=True):
-                    async with self._changed:
-                        self._changed.notify_all()
+            # Cancelled: compiles that waited for this one may be woken by nobody else.
+            self._tell()
         try:
             yield
         finally:
-            with anyio.CancelScope(shield=True):
-                async with self._changed:
-                    self._is_quiet = False
-                    self._changed.notify_all()
+            self._is_quiet = False
+            self._tell()
+
+    def _tell(self) -> None:
+        """Have all who wait look again."""
+        self._changed.set()
+        self._changed = anyio.Event()

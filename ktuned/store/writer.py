@@ -115,7 +115,7 @@ class Writer:
                 write.future.set_exception(error)
             return
         try:
-            results = [self._attempt(write) for write in group]
+            results = self._attempt_all(group)
             self._connection.execute("COMMIT")
         except Exception as error:
             if self._connection.in_transaction:
@@ -133,6 +133,12 @@ class Writer:
                 write.future.set_result(result)
             else:
                 write.future.set_exception(failure)
+
+    def _attempt_all(self, group: list[_Write]) -> list[tuple[Any, Exception | None]]:
+        """Run each write so that it can fail alone; one that has the transaction to itself needs no savepoint."""
+        if len(group) == 1:
+            return [(group[0].operation(self._connection), None)]
+        return [self._attempt(write) for write in group]
 
     def _attempt(self, write: _Write) -> tuple[Any, Exception | None]:
         """Run one write in its savepoint; raise only when SQLite has undone the whole transaction."""

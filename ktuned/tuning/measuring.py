@@ -37,6 +37,8 @@ class Measuring:
         self._work = work
         self._compiling = compiling
         self._artifacts = artifacts
+        self._preset = dataclasses.asdict(work.preset)
+        self._benches: dict[str, Bench] = {}
 
     async def measure(self, lane: Lane, attempt: Attempt, best_us: float | None) -> TrialResult:
         """Measure a compiled attempt; ``best_us`` is what early stop and the deadlines are told by.
@@ -97,6 +99,11 @@ class Measuring:
 
     def bench(self, lane: Lane) -> Bench:
         """Return what a worker must have opened before it can measure this job's trials on ``lane``."""
+        if lane.device.name not in self._benches:
+            self._benches[lane.device.name] = self._bench(lane)
+        return self._benches[lane.device.name]
+
+    def _bench(self, lane: Lane) -> Bench:
         work = self._work
         data = {
             "digest": work.kernel.digest,
@@ -121,7 +128,7 @@ class Measuring:
             **work.kernel_request(),
             "unit": attempt.unit(),
             "artifact": str(self._artifacts.place(attempt.key)),
-            "preset": dataclasses.asdict(work.preset),
+            "preset": self._preset,
             "judge_contention": work.judge_contention,
             **more,
         }

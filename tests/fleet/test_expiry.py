@@ -1,0 +1,122 @@
+"""A phase's deadline: told when it is over, not before, and with few timers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from ktuned.fleet.expiry import Expiry
+
+
+class _Timer:
+    def __init__(self, when: float, call: Callable[[], None]) -> None:
+        self._when = when
+        self.call = call
+        self.is_cancelled = False
+
+    def when(self) -> float:
+        return self._when
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class _Loop:
+    """A loop whose clock the test turns."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.timers: list[_Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, call: Callable[[], None]) -> _Timer:
+        self.timers.append(_Timer(when, call))
+        return self.timers[-1]
+
+    def pending(self) -> list[_Timer]:
+        return [timer for timer in self.timers if not timer.is_cancelled]
+
+    def turn_to(self, now: float) -> None:
+        """Let time pass, and fire what is due on the way."""
+        while due := [timer for timer in self.pending() if timer.when() <= now]:
+            first = min(due, key=_Timer.when)
+            self.now = first.when()
+            self.timers.remove(first)
+            first.call()
+        self.now = now
+
+
+class _Watched:
+    def __init__(self) -> None:
+        self.loop = _Loop()
+        self.woken_at: list[float] = []
+        self.expiry = Expiry(
+            cast(asyncio.AbstractEventLoop, self.loop), lambda: self.woken_at.append(self.loop.now - 100.0)
+        )
+
+
+@pytest.fixture
+def watched() -> _Watched:
+    """Return a deadline on a clock that stands still."""
+    return _Watched()
+
+
+def test_a_phase_expires_at_its_deadline(watched: _Watched) -> None:
+    """Not over before, over then, and told once."""
+    watched.expiry.begin(2.0)
+    watched.loop.turn_to(101.9)
+    assert not watched.expiry.is_over
+    watched.loop.turn_to(110.0)
+    assert watched.expiry.is_over
+    assert watched.woken_at == [2.0]
+
+
+@pytest.mark.parametrize(("first", "second"), [(2.0, 60.0), (60.0, 2.0), (2.0, 2.0)])
+def test_the_next_phase_has_its_own_deadline(watched: _Watched, first: float, second: float) -> None:
+    """A longer one is not cut short by the first one's timer; a shorter one does not wait for it."""
+    watched.expiry.begin(first)
+    watched.loop.turn_to(101.0)
+    watched.expiry.begin(second)
+    watched.loop.turn_to(300.0)
+    assert watched.woken_at == [1.0 + second]
+    assert watched.expiry.deadline_s == second
+
+
+def test_an_ended_phase_never_expires(watched: _Watched) -> None:
+    """What came in time is not told to be late, and a later phase is watched anew."""
+    watched.expiry.begin(2.0)
+    watched.expiry.end()
+    watched.loop.turn_to(150.0)
+    assert not watched.expiry.is_over
+    watched.expiry.begin(3.0)
+    watched.loop.turn_to(200.0)
+    assert watched.woken_at == [53.0]
+
+
+def test_a_new_phase_forgets_that_the_last_one_expired(watched: _Watched) -> None:
+    """The one is over, the next one is not."""
+    watched.expiry.begin(2.0)
+    watched.loop.turn_to(110.0)
+    watched.expiry.begin(2.0)
+    assert not watched.expiry.is_over
+
+
+def test_a_thousand_short_phases_share_a_timer(watched: _Watched) -> None:
+    """Phases that end in milliseconds do not each cost a timer."""
+    for step in range(1000):
+        watched.loop.turn_to(100.0 + step / 1000)
+        watched.expiry.begin(2.0 if step % 2 else 60.0)
+        watched.expiry.end()
+    assert len(watched.loop.timers) <= 2
+
+
+def test_closing_leaves_no_timer(watched: _Watched) -> None:
+    """A dead worker is not kept in memory by its last deadline."""
+    watched.expiry.begin(60.0)
+    watched.expiry.close()
+    assert not watched.loop.pending()
