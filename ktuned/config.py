@@ -37,6 +37,8 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compile_slots: int | None = None
     artifacts_gib: float = DEFAULT_ARTIFACTS_GIB
     contention: bool = True
+    arch: str = ""
+    devices: tuple[str, ...] = ()
     bench_memory_gib: float | None = None
     compile_memory_gib: float | None = None
 
@@ -54,6 +56,8 @@ class Settings(msgspec.Struct, frozen=True):
     compile_cores: frozenset[int]
     artifacts_bytes: int
     judges_contention: bool
+    arch: str
+    devices: tuple[str, ...]
     bench_bytes: int
     compile_bytes: int
     asked: tuple[str | None, str | None, str | None] = (None, None, None)
@@ -111,6 +115,8 @@ def load_settings(
         compile_cores=compile_cores,
         artifacts_bytes=int(file.artifacts_gib * 2**30),
         judges_contention=file.contention,
+        arch=file.arch,
+        devices=file.devices,
         bench_bytes=_bytes(file.bench_memory_gib, bench_bytes),
         compile_bytes=_bytes(file.compile_memory_gib, compile_bytes),
         asked=asked,
@@ -132,6 +138,8 @@ def _read(path: Path, *, must_exist: bool) -> File:
         raise SettingsError(f"{path}: {error}", hint="see the README's config.toml") from error
     if file.compile_slots is not None and file.compile_slots < 1:
         raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
+    if not all(name.strip() for name in file.devices):
+        raise SettingsError(f"{path}: devices holds an empty name", hint="name devices (cuda:0) or models (H200)")
     for field in ("artifacts_gib", "bench_memory_gib", "compile_memory_gib"):
         value = getattr(file, field)
         if value is not None and not 0 < value < math.inf:

@@ -19,6 +19,9 @@ from ktuned.model import Device
 
 DRIVER_HINT = "install NVIDIA's driver (in a container: start it with --gpus all); nvidia-smi must work"
 
+DEFAULT_TARGET = "sm_90a"
+"""What CUDA kernels are compiled for where there is no GPU, unless somebody says: H100, H200."""
+
 _SUCCESS = 0
 _NO_DEVICE = 100
 _CAPABILITY_MAJOR = 75

@@ -122,7 +122,9 @@ class Daemon:
         configured = {root.path for root in settings.roots}
         roots = [*settings.roots, *(root for root in store.roots() if root.path not in configured)]
         self._catalog = Catalog(roots, store.kernels())
-        self._machine = Machine(fleet, store, deadline_s=settings.deadlines["inspect"])
+        self._machine = Machine(
+            fleet, store, deadline_s=settings.deadlines["inspect"], arch=settings.arch, chosen=settings.devices
+        )
         self._survey = Survey(self._catalog, fleet, store, self._deadlines)
         self._jobs = Jobs(
             fleet=fleet, store=store, artifacts=self._artifacts, prepare=self._prepare, publish=self._publish
@@ -194,6 +196,7 @@ class Daemon:
         self._deadlines.update(settings.deadlines)
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         self._artifacts.cap_bytes = settings.artifacts_bytes
+        self._machine.arch, self._machine.chosen = settings.arch, settings.devices
         self._job_ended.set()
         known = {root.path for root in self._catalog.roots}
         for root in settings.roots:
@@ -266,19 +269,16 @@ class Daemon:
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root")
         environment = environment_of(root)
-        device = self._machine.device(environment, kernel.backend, job.device)
-        alike = [
-            other
-            for other in self._machine.devices(environment, kernel.backend)
-            if (other.model, other.target, other.fingerprint) == (device.model, device.target, device.fingerprint)
-        ]
+        aim = self._machine.aim(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
         return Work(
             job=job,
             kernel=kernel,
             root=root.path,
             problem=job.problem,
-            devices=tuple(alike),
-            context=self._machine.context(kernel, environment, job.problem, device),
+            devices=aim.devices,
+            target=aim.target,
+            absence=aim.absence,
+            context=self._machine.context(kernel, environment, job.problem, aim.model),
             environment=environment,
             preset=PRESETS[job.plan.preset],
             deadlines=merged(self._deadlines, kernel.plan.deadlines),
@@ -321,6 +321,7 @@ class Daemon:
                 *(notice for notice in (self._store.notice, self._watcher.notice, self._config_notice) if notice),
                 *([f"tuning is paused: {self._jobs.paused}"] if self._jobs.paused else []),
                 *self._fleet.notices,
+                *self._machine.notices,
             ],
         }
 

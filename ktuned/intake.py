@@ -37,6 +37,8 @@ class Wish:
     seed: int | None = None
     priority: int = Priority.WAITED_FOR
     reason: str = "asked for"
+    compile_only: bool = False
+    arch: str | None = None
 
     def plan(self, declared: Plan) -> Plan:
         """Return the declared plan with what was wished for.
@@ -51,7 +53,8 @@ class Wish:
         if self.seconds is not None and not self.seconds > 0:
             raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
         names = ("preset", "trials", "seconds", "strategy", "seed")
-        return replace(declared, **{name: getattr(self, name) for name in names if getattr(self, name) is not None})
+        wished = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return replace(declared, **wished, compile_only=self.compile_only)
 
 
 class Intake:
@@ -131,7 +134,7 @@ class Intake:
         return f"{'-'.join(parts)}-{len(taken)}"
 
     async def tune_kernel(self, kernel: KernelInfo, wish: Wish) -> list[Job]:
-        """Tune one kernel for the wished problem, or for all that it declares.
+        """Tune one kernel, or only compile it, for the wished problem or for all that it declares.
 
         Raises:
             UsageError: it declares none and none was given, or the wish cannot be followed.
@@ -150,18 +153,32 @@ class Intake:
         jobs = []
         for problem in problems:
             try:
-                device = self._machine.device(environment, kernel.backend, wish.device)
+                device = self._seat(kernel, wish)
             except BackendError as error:
                 job = await self._jobs.fail(
                     kernel.name, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
                 )
             else:
                 arrival = await self._jobs.submit(
-                    kernel.name, problem, device.model, priority=wish.priority, reason=wish.reason, plan=plan
+                    kernel.name, problem, device, priority=wish.priority, reason=wish.reason, plan=plan
                 )
                 job = arrival.job
             jobs.append(job)
         return jobs
+
+    def _seat(self, kernel: KernelInfo, wish: Wish) -> str:
+        """Return the model of the device that a wish means; where none is used, the target that is compiled for.
+
+        Raises:
+            BackendError: there is neither.
+            NotFound: there are devices, but not that one.
+        """
+        environment = self._catalog.environment(kernel)
+        if wish.compile_only and wish.arch is not None:
+            return wish.arch
+        if wish.compile_only or not self._machine.devices(environment, kernel.backend):
+            return self._machine.target(environment, kernel.backend)
+        return self._machine.device(environment, kernel.backend, wish.device).model
 
     async def react(self, changes: Changes, *, saved: bool) -> None:
         """Tell of changes, stop what they outdate, and have the kernels tuned anew that anybody cares for.

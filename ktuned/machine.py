@@ -7,12 +7,14 @@ before the first worker is up.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
 import structlog
 
+from ktuned.backends import Absence
 from ktuned.errors import BackendError, NotFound, StoreError, WorkerError
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import Environment
@@ -27,10 +29,37 @@ def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(fingerprint).encode()).hexdigest()[:16]
 
 
-class Machine:
-    """Knows backends and devices per environment; asks a worker for what it does not know yet."""
+def is_named(device: Device, name: str) -> bool:
+    """Tell whether a name of config.toml's ``devices`` means a device: its seat, its kind, or a part of its model."""
+    return name in (device.name, device.kind) or name.casefold() in device.model.casefold()
 
-    def __init__(self, fleet: Fleet, store: Store, *, deadline_s: float) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a job's configs are compiled for, and where they are measured; without devices ``absence`` may say why."""
+
+    target: str
+    devices: tuple[Device, ...] = ()
+    absence: str = ""
+
+    @property
+    def model(self) -> Device:
+        """The device that stands for all of them; where there is none, one that has the target for its model."""
+        return self.devices[0] if self.devices else Device("", self.target, self.target)
+
+
+class Machine:
+    """Knows backends and devices per environment; asks a worker for what it does not know yet.
+
+    ``arch`` is what is compiled for where a backend has no device (the backend's own default if empty); ``chosen``
+    names the devices that may be used (all if empty).
+    """
+
+    def __init__(
+        self, fleet: Fleet, store: Store, *, deadline_s: float, arch: str = "", chosen: Sequence[str] = ()
+    ) -> None:
+        self.arch = arch
+        self.chosen = tuple(chosen)
         self._fleet = fleet
         self._store = store
         self._deadline_s = deadline_s
@@ -54,6 +83,8 @@ class Machine:
                 async with self._fleet.lend("inspect", environment) as worker:
                     answer, _ = await worker.call({"op": "probe"}, {"inspect": self._deadline_s}, first_phase="inspect")
                 report["backends"] = answer["backends"]
+                report["version"] = answer["version"]
+                report["nvml"] = answer["nvml"]
                 self._probed.add(key)
             except WorkerError as error:
                 report["error"] = error.to_wire()
@@ -71,14 +102,57 @@ class Machine:
         return self._reports.get(_key(environment))
 
     def devices(self, environment: Environment, backend: str) -> list[Device]:
-        """Return the devices that a backend is known to run on; none when it cannot, or nobody asked yet."""
-        found = (self.report(environment) or {}).get("backends", {}).get(backend, {})
-        return [Device.from_wire(entry) for entry in found.get("devices", ())]
+        """Return the devices that a backend may use; none when it has none, or nobody asked yet."""
+        return [device for device in self._found(environment, backend) if self._is_chosen(device)]
+
+    def _found(self, environment: Environment, backend: str) -> list[Device]:
+        return [Device.from_wire(entry) for entry in self._said(environment, backend).get("devices", ())]
+
+    def _is_chosen(self, device: Device) -> bool:
+        return not self.chosen or any(is_named(device, name) for name in self.chosen)
+
+    def _said(self, environment: Environment, backend: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = (self.report(environment) or {}).get("backends", {}).get(backend, {})
+        return found
 
     def group_size(self, environment: Environment, backend: str) -> int:
         """Return how many units a backend gains from compiling at once."""
-        found = (self.report(environment) or {}).get("backends", {}).get(backend, {})
-        return int(found.get("group_size", 1))
+        return int(self._said(environment, backend).get("group_size", 1))
+
+    def target(self, environment: Environment, backend: str) -> str:
+        """Return what a backend compiles for here: its first device's target, else ``arch``, else its own default.
+
+        Raises:
+            BackendError: it cannot compile here, or has no device and nobody says for what.
+        """
+        found = self.devices(environment, backend) or self._found(environment, backend)
+        if found:
+            return found[0].target
+        absence = self._why_none(environment, backend)
+        said = self._said(environment, backend)
+        # Who neither has a device nor says what to compile for cannot compile without one.
+        is_able = said and not said["error"] and said["absent"]["reason"] != Absence.NO_COMPILER
+        if not is_able or not said.get("target"):
+            raise absence
+        return self.arch or str(said["target"])
+
+    def aim(self, environment: Environment, backend: str, wanted: str, *, compile_only: bool = False) -> Aim:
+        """Return where the configs of a job for the device ``wanted`` are measured, on all devices that are alike.
+
+        With ``compile_only`` they are compiled for the target ``wanted``, without any device for :meth:`target`.
+
+        Raises:
+            BackendError: the backend has no device here and cannot compile without one.
+            NotFound: it has devices, but not that one.
+        """
+        if compile_only:
+            return Aim(wanted)
+        devices = self.devices(environment, backend)
+        if not devices:
+            absence = self._why_none(environment, backend)
+            return Aim(self.target(environment, backend), (), absence.message)
+        first = self.device(environment, backend, wanted)
+        return Aim(first.target, tuple(other for other in devices if _is_like(other, first)))
 
     def device(self, environment: Environment, backend: str, wanted: str | None) -> Device:
         """Return the device that a request means: by name (``cpu:0``), by model, or the backend's first.
@@ -109,6 +183,12 @@ class Machine:
                 hint=f"pip install 'ktuned[{backend.replace('_', '-')}]' into it",
             )
         reason = found["error"] or found["absent"]
+        if reason is None:
+            there = ", ".join(f"{device.name} ({device.model})" for device in self._found(environment, backend))
+            return BackendError(
+                f"config.toml's devices leave backend {backend!r} none of {there or 'no devices'}",
+                hint="name one of them there, or leave out `devices`",
+            )
         return BackendError(f"backend {backend!r} cannot run here: {reason['message']}", hint=reason["hint"])
 
     def context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
@@ -126,6 +206,31 @@ class Machine:
     def describe(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""
         return list(self._reports.values())
+
+    @property
+    def notices(self) -> list[str]:
+        """What is not as config.toml wants it, or keeps figures from being judged, one line each."""
+        return [*self._unknown_names(), *_unjudged(self._reports[key] for key in sorted(self._probed))]
+
+    def _unknown_names(self) -> Iterator[str]:
+        backends = [said for key in self._probed for said in self._reports[key]["backends"].values()]
+        entries = (entry for said in backends for entry in said["devices"])
+        there = list({device.name: device for device in map(Device.from_wire, entries)}.values())
+        for name in self.chosen if backends else ():
+            if not any(is_named(device, name) for device in there):
+                listed = ", ".join(f"{device.name} ({device.model})" for device in there) or "none"
+                yield f"config.toml: devices names {name!r}, which no backend finds here (there are {listed})"
+
+
+def _unjudged(reports: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for report in reports:
+        if reason := report.get("nvml"):
+            yield f"who else uses the GPUs is not known to {report['python']}, so no timing is judged by it: {reason}"
+
+
+def _is_like(one: Device, other: Device) -> bool:
+    """Tell whether two devices may share a job's work and each other's winners."""
+    return (one.model, one.target, one.fingerprint) == (other.model, other.target, other.fingerprint)
 
 
 def _key(environment: Environment) -> str:

@@ -138,7 +138,7 @@ DEFAULT_TRIALS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a job goes about a space: which strategy, with which seed, how thoroughly, how far."""
+    """How a job goes about a space: which strategy, with which seed, how thoroughly, how far; or only to compile it."""
 
     strategy: str = "random"
     seed: int = 0
@@ -147,6 +147,7 @@ class Plan:
     seconds: float | None = None
     early_stop: float = 3.0
     deadlines: Mapping[str, float] = field(default_factory=dict)
+    compile_only: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data; ``Plan(**data)`` rebuilds it."""
@@ -272,7 +273,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The tuning of one kernel and one problem on one device model.
+    """The tuning of one kernel and one problem on one device model, or only its compiling for one target.
 
     ``done`` counts configs whose outcome is known, ``total`` how many there will be (``None`` when the space
     cannot be counted), ``outcomes`` them by outcome. ``default_us`` and ``reference_us`` are what the declared

@@ -159,14 +159,16 @@ class Parts:
     def work(self, job: Job) -> Work:
         """Prepare a job as a daemon does."""
         kernel = self.catalog.resolve(job.kernel)
-        device = self.machine.device(self.environment, kernel.backend, job.device)
+        aim = self.machine.aim(self.environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
         return Work(
             job=job,
             kernel=kernel,
             root=self.root.path,
             problem=job.problem,
-            devices=(device,),
-            context=self.machine.context(kernel, self.environment, job.problem, device),
+            devices=aim.devices,
+            target=aim.target,
+            absence=aim.absence,
+            context=self.machine.context(kernel, self.environment, job.problem, aim.model),
             environment=self.environment,
             preset=PRESETS[job.plan.preset],
             deadlines=merged(self.deadlines, kernel.plan.deadlines),

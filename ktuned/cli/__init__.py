@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": "serve",
     "tune": "tune",
     "watch": "watch",
+    "compile": "compile",
     "lookup": "lookup",
     "status": "status",
     "jobs": "jobs",

@@ -24,6 +24,9 @@ from ktuned_client.wire import PROTOCOL_VERSION
 CAPABILITIES = ("lookup", "tune", "subscribe")
 """What a client may rely on besides the protocol's version."""
 
+COMPILE_PRIORITY = Priority.WAITED_FOR - 1
+"""Somebody waits for what is only compiled too, but a tuning that is waited for goes first."""
+
 MAX_ROWS = 2_000
 """Trials or jobs in one answer, which must stay below the limit of a message."""
 
@@ -59,6 +62,20 @@ class TuneParams(msgspec.Struct, frozen=True):
     seed: int | None = None
     python: str | None = None
     priority: int = Priority.WAITED_FOR
+
+
+class CompileParams(msgspec.Struct, frozen=True):
+    """``compile``: as ``tune``, but nothing is measured; ``arch`` is what to compile for, e.g. ``sm_90a``."""
+
+    kernel: str | None = None
+    path: str | None = None
+    problem: dict[str, Scalar] | None = None
+    arch: str | None = None
+    trials: int | None = None
+    seconds: float | None = None
+    strategy: str | None = None
+    seed: int | None = None
+    python: str | None = None
 
 
 class WhichParams(msgspec.Struct, frozen=True):
@@ -147,6 +164,7 @@ class Methods:
             "lookup": self.lookup,
             "lookup_many": self.lookup_many,
             "tune": self.tune,
+            "compile": self.compile,
             "cancel": self.cancel,
             "jobs": self.jobs,
             "kernels": self.kernels,
@@ -183,7 +201,6 @@ class Methods:
     async def tune(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
         wanted = _read(params, TuneParams)
-        place = {"epoch": self._events.epoch, "seq": self._events.seq}
         wish = Wish(
             problem=wanted.problem,
             device=wanted.device,
@@ -194,13 +211,36 @@ class Methods:
             seed=wanted.seed,
             priority=wanted.priority,
         )
+        return await self._take_in(wanted, wish)
+
+    async def compile(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Ask for a space's artifacts alone; each config is told by the event ``config_compiled``."""
+        wanted = _read(params, CompileParams)
+        if wanted.arch is not None and not wanted.arch.strip():
+            raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
+        wish = Wish(
+            problem=wanted.problem,
+            trials=wanted.trials,
+            seconds=wanted.seconds,
+            strategy=wanted.strategy,
+            seed=wanted.seed,
+            priority=COMPILE_PRIORITY,
+            reason="compile",
+            compile_only=True,
+            arch=wanted.arch,
+        )
+        return await self._take_in(wanted, wish)
+
+    async def _take_in(self, wanted: TuneParams | CompileParams, wish: Wish) -> dict[str, Any]:
+        """Make jobs of a wish, and tell the place since which their events come."""
+        place = {"epoch": self._events.epoch, "seq": self._events.seq}
         errors: list[FileError] = []
         if wanted.path is not None:
             jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish)
         elif wanted.kernel is not None:
             jobs = await self._intake.tune_kernel(self._catalog.resolve(wanted.kernel), wish)
         else:
-            raise UsageError("tune needs a kernel or a path")
+            raise UsageError("there is neither a kernel nor a path", hint="name one of them")
         return {"jobs": [job.to_wire() for job in jobs], "errors": [error.to_wire() for error in errors], **place}
 
     async def cancel(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:

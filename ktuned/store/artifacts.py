@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
+import structlog
 
 from ktuned import manifest
 from ktuned.errors import BackendError
 from ktuned.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
 from ktuned.store.faults import file_fault
+
+_log = structlog.get_logger()
 
 TOUCH_EVERY_S = 60.0
 """How fine "recently served" is: a lookup's answer must not cost a write to the disk each time."""
@@ -121,6 +124,22 @@ class Artifacts:
         """Return the directory of a sealed artifact; its files are yet to be verified by who loads them."""
         path = self.place(key)
         return path if (path / MANIFEST_NAME).exists() else None
+
+    async def verified(self, key: str) -> Manifest | None:
+        """Return an artifact's manifest after reading all its files; a damaged one is removed, and is a miss like none.
+
+        Raises:
+            StoreError: a damaged one cannot be removed.
+        """
+        path = self.find(key)
+        if path is None:
+            return None
+        try:
+            return await anyio.to_thread.run_sync(lambda: manifest.verify(path, required=()))
+        except DamagedArtifact as error:
+            _log.debug("artifact_damaged", artifact=key, reason=str(error))
+            self.discard(key)
+            return None
 
     def discard(self, key: str) -> None:
         """Remove an artifact, at once for whoever looks; harmless when it is gone.

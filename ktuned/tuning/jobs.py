@@ -19,6 +19,7 @@ from ktuned.fleet.pool import Fleet
 from ktuned.model import Device, Job, JobState, Plan, Problem, canonical
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.pipeline import Pipeline
+from ktuned.tuning.precompiling import Precompiling
 from ktuned.tuning.queue import Arrival, JobQueue, identity
 from ktuned.tuning.telling import Publish, publish_job
 from ktuned.tuning.trying import Work
@@ -41,7 +42,7 @@ MAX_WAITING = 10_000
 @dataclass
 class _Running:
     job: Job
-    pipeline: Pipeline
+    pipeline: Pipeline | Precompiling
     inspections: int
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     stopped: JobState | None = None
@@ -213,16 +214,21 @@ class Jobs:
             self._news.set()
             return
         job = replace(job, state=JobState.RUNNING, started=time(), message="")
-        pipeline = Pipeline(
-            replace(work, job=job),
+        pipeline = self._pipeline(replace(work, job=job))
+        running = self._running[job.device] = _Running(job, pipeline, self._inspections[job.kernel])
+        tasks.start_soon(self._work, running)
+
+    def _pipeline(self, work: Work) -> Pipeline | Precompiling:
+        if not work.devices:
+            return Precompiling(work, fleet=self._fleet, artifacts=self._artifacts, publish=self._publish)
+        return Pipeline(
+            work,
             fleet=self._fleet,
             lanes=[self._lane(device) for device in work.devices],
             store=self._store,
             artifacts=self._artifacts,
             publish=self._publish,
         )
-        running = self._running[job.device] = _Running(job, pipeline, self._inspections[job.kernel])
-        tasks.start_soon(self._work, running)
 
     def _lane(self, device: Device) -> Lane:
         """Return the lane of a device; two backends that see the same seat as two models share its lock."""
@@ -239,7 +245,8 @@ class Jobs:
 
     async def _work(self, running: _Running) -> None:
         log = _log.bind(job=running.job.id, kernel=running.job.kernel)
-        state, message = JobState.DONE, ""
+        state: JobState | None = None
+        message = ""
         try:
             with running.scope:
                 try:
@@ -258,8 +265,8 @@ class Jobs:
                         self.paused = message
             if running.stopped is not None:
                 state, message = running.stopped, running.message
-            if state is JobState.DONE and running.pipeline.progress.best_us is None:
-                state, message = JobState.FAILED, "no config could be measured"
+            if state is None:
+                state, message = running.pipeline.verdict
             await self._close(running, state, message)
         finally:
             del self._running[running.job.device]

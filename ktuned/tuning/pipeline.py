@@ -19,7 +19,7 @@ from ktuned.fleet.lanes import Lane
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import WorkerProcess
 from ktuned.lifecycle import Event
-from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Trial, TrialResult, canonical
+from ktuned.model import RETRIED_BY_NEXT_JOB, Config, JobState, Outcome, Trial, TrialResult, canonical
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.compiling import Compiling, GroupSize
 from ktuned.tuning.deciding import Deciding
@@ -62,6 +62,13 @@ class Pipeline:
             now = stream.statistics()
             found[name] = {"used": now.current_buffer_used, "size": int(now.max_buffer_size)}
         return found
+
+    @property
+    def verdict(self) -> tuple[JobState, str]:
+        """How the job ends that ran to its end, and what is said of it."""
+        if self.progress.best_us is None:
+            return JobState.FAILED, "no config could be measured"
+        return JobState.DONE, ""
 
     async def run(self) -> None:
         """Try configs until the space or the budget is exhausted, then let the finalists decide.

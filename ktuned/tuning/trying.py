@@ -30,13 +30,18 @@ from ktuned.model import (
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """All that a job needs to know before it begins; nothing of it changes while it runs."""
+    """All that a job needs to know before it begins; nothing of it changes while it runs.
+
+    Without ``devices`` its configs are only compiled, for ``target``; ``absence`` then says why nothing is measured, if
+    anybody wanted that.
+    """
 
     job: Job
     kernel: KernelInfo
     root: str
     problem: Problem
     devices: tuple[Device, ...]
+    target: str
     context: Context
     environment: Environment
     preset: Preset
@@ -44,6 +49,7 @@ class Work:
     judge_contention: bool
     scratch: Path
     group_size: int = 1
+    absence: str = ""
 
     @property
     def specialized(self) -> dict[str, Scalar]:
@@ -60,7 +66,7 @@ class Work:
             "sources": list(self.kernel.sources),
             "stamps": dict(self.kernel.stamps),
             "problem": dict(self.problem),
-            "target": self.devices[0].target,
+            "target": self.target,
         }
 
     def artifact_key(self, build: Mapping[str, Any]) -> str:
@@ -68,7 +74,7 @@ class Work:
         parts = {
             "backend": self.kernel.backend,
             "toolchain": self.context.toolchain,
-            "target": self.devices[0].target,
+            "target": self.target,
             "source": self.kernel.source_digest,
             "build": build,
         }
@@ -138,10 +144,14 @@ class Attempt:
 
 @dataclass(slots=True)
 class Progress:
-    """What a job has found so far; ``stamp`` puts it into the job's public value."""
+    """What a job has found so far; ``stamp`` puts it into the job's public value.
+
+    ``compiled`` counts the configs of a job that only compiles which have their artifact: an end, but no outcome.
+    """
 
     total: int | None = None
     outcomes: Counter[Outcome] = field(default_factory=Counter)
+    compiled: int = 0
     best_us: float | None = None
     default_us: float | None = None
     reference_us: float | None = None
@@ -150,8 +160,8 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """How many configs have their outcome."""
-        return sum(self.outcomes.values())
+        """How many configs have their outcome, or all that they were to have."""
+        return self.compiled + sum(self.outcomes.values())
 
     def count(self, outcome: Outcome, latency_us: float | None, *, is_default: bool) -> None:
         """Take one config's outcome into account."""
@@ -167,10 +177,11 @@ class Progress:
 
     def to_wire(self) -> dict[str, Any]:
         """Return the fields that a ``trial_done`` event carries."""
+        outcomes = {str(outcome): count for outcome, count in self.outcomes.items()}
         return {
             "done": self.done,
             "total": self.total,
-            "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
+            "outcomes": {"compiled": self.compiled, **outcomes} if self.compiled else outcomes,
             "best_us": self.best_us,
             "default_us": self.default_us,
             "reference_us": self.reference_us,

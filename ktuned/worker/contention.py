@@ -62,20 +62,46 @@ class CpuWatch:
         return is_contended(self._before, CpuTimes.now())
 
 
+NOT_INSTALLED = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+FOREIGN_PIDS = "NVML names processes of another PID namespace (run the container with --pid=host)"
+
+
+def nvml_absence() -> str:
+    """Return why NVML cannot be asked here who uses the GPUs, or nothing if it can."""
+    try:
+        import pynvml
+    except ImportError:
+        return NOT_INSTALLED
+    try:
+        pynvml.nvmlInit()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return f"NVML: {error}"
+    return ""
+
+
 class GpuWatch:
-    """Watches one GPU from its making on; without NVML nothing is judged, and :attr:`absence` says why."""
+    """Watches one GPU, on which this process has a context, from its making on.
+
+    Without NVML nothing is judged, and :attr:`absence` says why.
+    """
 
     def __init__(self, uuid: str) -> None:
         self.absence = ""
         try:
             import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-            self._since = max((sample.timeStamp for sample in self._samples(0)), default=0)
         except ImportError:
-            self.absence = "nvidia-ml-py is not installed"
+            self.absence = NOT_INSTALLED
+            return
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+            users = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
+            if os.getpid() not in users:
+                # Own work would be taken for somebody else's.
+                self.absence = FOREIGN_PIDS
+            self._since = max((sample.timeStamp for sample in self._samples(0)), default=0)
         except pynvml.NVMLError as error:
             self.absence = f"NVML: {error}"
 

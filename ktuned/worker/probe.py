@@ -7,14 +7,22 @@ from typing import Any
 
 from ktuned.backends import Absent, Registry
 from ktuned.errors import BackendError
+from ktuned.worker.contention import nvml_absence
 
 
 def probe(registry: Registry) -> dict[str, Any]:
-    """Return ``python``, and per installed backend its ``version``, ``fingerprint``, ``devices`` or why it has none.
+    """Return ``version``, and per installed backend its ``version``, ``fingerprint``, ``devices`` or why it has none.
 
-    A backend that cannot be imported or asked is reported with ``error``; it never hides the others.
+    A backend that cannot be imported or asked is reported with ``error``; it never hides the others. ``nvml`` says why
+    it cannot be told who else uses the GPUs; empty if it can, or if there are none.
     """
-    return {"python": sys.version.split()[0], "backends": {name: _probe(registry, name) for name in registry.names}}
+    backends = {name: _probe(registry, name) for name in registry.names}
+    has_gpu = any(device["name"].startswith("cuda:") for report in backends.values() for device in report["devices"])
+    return {
+        "version": sys.version.split()[0],
+        "backends": backends,
+        "nvml": nvml_absence() if has_gpu else "",
+    }
 
 
 def _probe(registry: Registry, name: str) -> dict[str, Any]:
@@ -22,6 +30,7 @@ def _probe(registry: Registry, name: str) -> dict[str, Any]:
         "version": registry.version(name),
         "fingerprint": {},
         "group_size": 1,
+        "target": "",
         "devices": [],
         "absent": None,
         "error": None,
@@ -29,6 +38,7 @@ def _probe(registry: Registry, name: str) -> dict[str, Any]:
     try:
         backend = registry.load(name)
         report["group_size"] = backend.group_size
+        report["target"] = backend.default_target
         found = backend.devices()
         if isinstance(found, Absent):
             report["absent"] = {"reason": str(found.reason), "message": found.message, "hint": found.hint}

@@ -119,17 +119,19 @@ class Fake(Backend):
     name = "fake"
     build = Build
     required_files = ("kernel.json",)
+    default_target = os.environ.get("FAKE_TARGET", "")
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return a version that a test can change."""
         return {"fake": os.environ.get("FAKE_VERSION", "1")}
 
     def devices(self) -> Sequence[Device] | Absent:
-        """Return one device, or as many as ``FAKE_DEVICES`` says."""
-        count = int(os.environ.get("FAKE_DEVICES", "1"))
-        if not count:
+        """Return one device, or as many as ``FAKE_DEVICES`` says, or those that it names (``cpu:0 cuda:1``)."""
+        said = os.environ.get("FAKE_DEVICES", "1")
+        names = [f"cpu:{index}" for index in range(int(said))] if said.isdigit() else said.split()
+        if not names:
             return Absent(Absence.NO_HARDWARE, "there is no fake device", "set FAKE_DEVICES=1")
-        return [Device(f"cpu:{index}", "Fake CPU", "fake", {"driver": "1"}) for index in range(count)]
+        return [Device(name, "Fake CPU", "fake", {"driver": "1"}) for name in names]
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Write each Build down; count the compiles in ``FAKE_LOG``."""
@@ -159,7 +161,7 @@ class Fake(Backend):
                     yield Compiled(unit.key, Outcome.UNSUPPORTED, "needs another device", 0.001)
                     continue
             (into / unit.key / "kernel.json").write_text(json.dumps(build.to_plain()))
-            yield Compiled(unit.key, seconds=0.001)
+            yield Compiled(unit.key, seconds=0.001, facts={"registers": 32, "target": unit.target})
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
         """Read the Build back."""

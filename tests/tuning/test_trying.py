@@ -23,6 +23,7 @@ WORK = Work(
     "/p",
     JOB.problem,
     (Device("cpu:0", "x", "native"),),
+    "native",
     Context("p:k", '{"M":1}', "x", "d", "gcc", "driver"),
     Environment("python", "/p"),
     PRESETS["fast"],
@@ -43,7 +44,8 @@ WORK = Work(
         ({"kernel": replace(KERNEL, source_digest="other")}, False),
         ({"kernel": replace(KERNEL, backend="other")}, False),
         ({"context": replace(WORK.context, toolchain="other")}, False),
-        ({"devices": (Device("cpu:0", "x", "other"),)}, False),
+        ({"devices": ()}, True),
+        ({"target": "other"}, False),
     ],
 )
 def test_artifact_key_is_what_decides_the_bytes(change: dict[str, Any], is_same: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from ktuned import backends
 from ktuned.backends import Absence, Absent, Compiled, Launch, Unit
-from ktuned.cuda import runs_on, torch_cuda_devices
+from ktuned.cuda import DEFAULT_TARGET, runs_on, torch_cuda_devices
 from ktuned.errors import BackendError, Unsupported
 from ktuned.model import Device, Outcome, Scalar
 from ktuned_cutedsl.build import Build
@@ -48,6 +48,7 @@ class CuteDsl(backends.Backend):
     api_version = 1
     build = Build
     required_files = (LIBRARY_FILE,)
+    default_target = DEFAULT_TARGET
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions of CuTe DSL, tvm-ffi and this plugin, CuTe DSL's environment, and the linker's flags."""

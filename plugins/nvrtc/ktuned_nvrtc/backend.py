@@ -10,7 +10,7 @@ from typing import cast
 
 from ktuned import backends
 from ktuned.backends import Absence, Absent, Compiled, Unit
-from ktuned.cuda import runs_on, torch_cuda_devices
+from ktuned.cuda import DEFAULT_TARGET, runs_on, torch_cuda_devices
 from ktuned.errors import BackendError, Unsupported
 from ktuned.model import Device
 from ktuned_nvrtc import headers, program
@@ -28,6 +28,7 @@ class Nvrtc(backends.Backend):
     build = Build
     required_files = (CUBIN_FILE, DESCRIPTION_FILE)
     group_size = 4
+    default_target = DEFAULT_TARGET
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions of NVRTC, of CUDA's headers and of this plugin, and the standard options."""

@@ -1,0 +1,124 @@
+"""``ktuned compile``: a space's artifacts, made without measuring and without a device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ktuned.cli import Exit, output, spawn, text
+from ktuned.cli.commands.tune import announce, complain_of
+from ktuned.cli.options import as_path, given, is_path, json_option, no_spawn_option, problem_option
+from ktuned_client import Client, DaemonError
+from ktuned_client.answers import TUNE_DEADLINE_S
+from ktuned_client.client import Tuning
+
+COMPILED = "ok"
+"""What a config that has its artifact shows in the place of an outcome."""
+
+_WIDTH = len("compile_timeout")
+_MESSAGE_CHARS = 160
+
+
+@click.command()
+@click.argument("target", metavar="PATH|KERNEL")
+@problem_option
+@click.option("--arch", metavar="ARCH", help="What to compile for (sm_90a); what a device here needs, if not given.")
+@click.option("--trials", type=click.IntRange(min=1), help="Compile at most so many configs.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Stop taking up configs after so long.")
+@click.option("--strategy", help="Which configs, and in which order (random, exhaustive, …).")
+@click.option("--seed", type=int, help="The strategy's seed.")
+@no_spawn_option
+@json_option
+def compile(  # noqa: A001 - the command's name
+    target: str,
+    problem: dict[str, Any],
+    arch: str | None,
+    trials: int | None,
+    seconds: float | None,
+    strategy: str | None,
+    seed: int | None,
+    no_spawn: bool,
+    as_json: bool,
+) -> int:
+    """Compile a kernel file's configs, with no device, for later jobs.
+
+    Says of every config what became of it. Ctrl-C cancels. Exits with 1 if nothing could be compiled.
+    """
+    kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
+    wanted = given(kernel=kernel, path=path, problem=problem, arch=arch, trials=trials, seconds=seconds)
+    wanted |= given(strategy=strategy, seed=seed)
+    if not no_spawn:
+        announce(spawn.ensure())
+    with Client() as client, Tuning(client, _ask(client, wanted)) as compiling:
+        complain_of(compiling.errors)
+        try:
+            told = _follow(compiling, as_json)
+        except KeyboardInterrupt:
+            _cancel(client, compiling)
+            return Exit.INTERRUPTED
+        jobs = compiling.jobs
+    if as_json:
+        output.emit_json(jobs)
+    _sum_up(jobs, told)
+    ready = sum(job["outcomes"].get("compiled", 0) for job in jobs)
+    return Exit.DONE if ready and not compiling.errors else Exit.NOT_REACHED
+
+
+def _ask(client: Client, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    accepted: dict[str, Any] = client.call("compile", deadline_s=TUNE_DEADLINE_S, **wanted)
+    return accepted
+
+
+def _follow(compiling: Tuning, as_json: bool) -> int:
+    """Print every config as it is ready; return how many."""
+    several = len(compiling.jobs) > 1
+    told = 0
+    for event in compiling:
+        if event.get("type") != "config_compiled":
+            continue
+        told += 1
+        if as_json:
+            output.emit_json(event)
+        else:
+            output.emit(line(event, several=several))
+    return told
+
+
+def line(event: Mapping[str, Any], *, several: bool) -> str:
+    """Return what became of one config, on one line; with its kernel and problem where there are ``several``."""
+    config = text.flat(event["config"])
+    if several:
+        config = f"{event['kernel']} [{text.flat(event['problem'])}] {config}"
+    said = f"{event['outcome'] or COMPILED:<{_WIDTH}}  {event['compile_s']:>7.2f} s  {config}"
+    if event["outcome"] is not None:
+        return f"{said}  {text.first_line(event['message'], _MESSAGE_CHARS)}"
+    facts = " ".join(f"{name}={value}" for name, value in event["facts"].items() if isinstance(value, int | float))
+    return "  ".join(filter(None, (said, facts, "(was there)" if event["reused"] else "")))
+
+
+def _sum_up(jobs: list[dict[str, Any]], told: int) -> None:
+    """Say on stderr how each job ended, and how many configs were compiled too fast to be told of."""
+    for job in jobs:
+        counts = text.counts(Counter(job["outcomes"]))
+        cost = (
+            f"{text.duration(job['cost'].get('compile_s'))} of compiling in {text.duration(job['cost'].get('wall_s'))}"
+        )
+        problem = f" [{text.flat(job['problem'])}]" if job["problem"] else ""
+        output.say(f"{job['kernel']}{problem}: {job['message'] or job['state']} ({counts}; {cost})")
+    missed = sum(job["done"] for job in jobs) - told
+    if missed > 0:
+        output.say(f"{missed} configs are not listed: they came faster than they were read")
+
+
+def _cancel(client: Client, compiling: Tuning) -> None:
+    for job in compiling.jobs:
+        if job["state"] in ("queued", "running"):
+            try:
+                client.call("cancel", job=job["id"])
+            except DaemonError:
+                # It ended by itself meanwhile.
+                continue
+    output.say("cancelled; what was compiled stays")
