@@ -41,6 +41,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: tuple[str, ...] = ()
     bench_memory_gib: float | None = None
     compile_memory_gib: float | None = None
+    idle_exit_s: float | None = None
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -60,7 +61,8 @@ class Settings(msgspec.Struct, frozen=True):
     devices: tuple[str, ...]
     bench_bytes: int
     compile_bytes: int
-    asked: tuple[str | None, str | None, str | None] = (None, None, None)
+    idle_exit_s: float | None
+    asked: tuple[str | None, str | None, str | None, float | None] = (None, None, None, None)
 
     def again(self) -> Settings:
         """Return the settings as ``config.toml`` says them now.
@@ -80,6 +82,7 @@ def load_settings(
     home: str | Path | None = None,
     socket: str | Path | None = None,
     config: str | Path | None = None,
+    idle_exit_s: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
     """Return the settings that arguments, environment and ``config.toml`` give, in that order of precedence.
@@ -87,7 +90,7 @@ def load_settings(
     Raises:
         SettingsError: one of them cannot be followed; names the file and the field.
     """
-    asked = (_text(home), _text(socket), _text(config))
+    asked = (_text(home), _text(socket), _text(config), idle_exit_s)
     env = os.environ if environment is None else environment
     home = home or env.get("KTUNED_HOME")
     if home:
@@ -119,6 +122,7 @@ def load_settings(
         devices=file.devices,
         bench_bytes=_bytes(file.bench_memory_gib, bench_bytes),
         compile_bytes=_bytes(file.compile_memory_gib, compile_bytes),
+        idle_exit_s=file.idle_exit_s if idle_exit_s is None else idle_exit_s,
         asked=asked,
     )
 
@@ -144,6 +148,8 @@ def _read(path: Path, *, must_exist: bool) -> File:
         value = getattr(file, field)
         if value is not None and not 0 < value < math.inf:
             raise SettingsError(f"{path}: {field} is {value}", hint="give GiB above 0")
+    if file.idle_exit_s is not None and not 0 <= file.idle_exit_s < math.inf:
+        raise SettingsError(f"{path}: idle_exit_s is {file.idle_exit_s}", hint="give seconds, or 0 for never")
     return file
 
 

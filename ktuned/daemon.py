@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
-import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
 from typing import Any
 
 import anyio
 import anyio.abc
 import anyio.to_thread
+import msgspec
 import structlog
 
-import ktuned
 from ktuned.catalog import Catalog, Changes, check_problem, environment_of
 from ktuned.config import Settings
 from ktuned.errors import KtunedError, NotFound, StoreError
@@ -27,17 +25,19 @@ from ktuned.intake import Intake
 from ktuned.machine import Machine
 from ktuned.model import PRESETS, Job, Root
 from ktuned.serve.events import Events
-from ktuned.serve.listening import bind_socket
+from ktuned.serve.life import AUTO_IDLE_EXIT_S, Life
+from ktuned.serve.listening import bind_socket, inherit_socket
 from ktuned.serve.lookups import Lookups
 from ktuned.serve.methods import Methods
+from ktuned.serve.overview import Overview
 from ktuned.serve.server import Server
+from ktuned.serve.systemd import Handover, Notifier
 from ktuned.store import Artifacts, Store
 from ktuned.survey import Survey
 from ktuned.tuning.deadlines import merged
 from ktuned.tuning.jobs import Jobs
 from ktuned.tuning.trying import Work
 from ktuned.watch import Watcher
-from ktuned_client.wire import PROTOCOL_VERSION
 
 _log = structlog.get_logger()
 
@@ -45,22 +45,30 @@ _STORE_NAME = "ktuned.sqlite"
 _PRIVATE = 0o700
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
     """Run a daemon until it is told to stop; return the exit code.
+
+    One that ``starts_by_itself`` when it is needed ends when it is idle, unless the settings say otherwise; so does
+    one whose socket a service manager holds.
 
     Raises:
         KtunedError: it cannot start, or cannot go on; says what mends it.
     """
+    handover = Handover.take(os.environ, os.getpid())
     try:
-        anyio.run(serve, settings)
+        anyio.run(serve, settings, handover, starts_by_itself)
     except* KtunedError as group:
         raise _first(group) from None
     return 0
 
 
-async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM, SIGINT or a ``shutdown`` request."""
-    with _home(settings), bind_socket(settings.socket) as listening:
+async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) -> None:
+    """Serve until SIGTERM, SIGINT or a ``shutdown`` request, or until it has been idle for long enough."""
+    descriptor = handover.descriptor
+    socket_of = bind_socket(settings.socket) if descriptor is None else inherit_socket(descriptor)
+    idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0
+    with Notifier(handover.notify_path) as notifier, _home(settings), socket_of as listening:
+        settings = msgspec.structs.replace(settings, socket=listening.getsockname())
         async with Store.open(settings.state / _STORE_NAME) as store:
             fleet = Fleet(
                 scratch=settings.cache / "tmp",
@@ -72,7 +80,9 @@ async def serve(settings: Settings) -> None:
                 memory_limits=(settings.bench_bytes, settings.compile_bytes),
             )
             async with fleet.running():
-                daemon = Daemon(settings, store, fleet)
+                daemon = Daemon(
+                    settings, store, fleet, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s
+                )
                 await daemon.run(listening)
 
 
@@ -107,11 +117,21 @@ def _home(settings: Settings) -> Iterator[None]:
 class Daemon:
     """All parts of a running daemon."""
 
-    def __init__(self, settings: Settings, store: Store, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        fleet: Fleet,
+        notifier: Notifier,
+        *,
+        watchdog_s: float,
+        idle_exit_s: float,
+    ) -> None:
         self._settings = settings
         self._store = store
         self._fleet = fleet
-        self._started = monotonic()
+        self._notifier = notifier
+        self._default_idle_exit_s = idle_exit_s
         self._stopping = anyio.Event()
         self._job_ended = anyio.Event()
         self._config_notice = ""
@@ -155,11 +175,33 @@ class Daemon:
             jobs=self._jobs,
             store=store,
             events=self.events,
-            status=self.status,
+            status=lambda: self._overview.status(self._life),
             probe=self._probe,
             stop=self._stopping.set,
         )
         self._server = Server(methods.table())
+        self._overview = Overview(
+            settings,
+            catalog=self._catalog,
+            machine=self._machine,
+            fleet=fleet,
+            store=store,
+            artifacts=self._artifacts,
+            jobs=self._jobs,
+            lookups=self._lookups,
+            events=self.events,
+            server=self._server,
+            notices=self._notices,
+        )
+        self._life = Life(
+            notifier,
+            watchdog_s=watchdog_s,
+            idle_exit_s=self._idle_exit_s(),
+            busy=self._overview.busy,
+            counters=self._overview.counters,
+            describe=self._overview.line,
+            stop=self._stopping.set,
+        )
 
     async def run(self, listening: Any) -> None:
         """Run every part until told to stop, then take them down."""
@@ -167,11 +209,14 @@ class Daemon:
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._await_signals)
             await tasks.start(self._server.serve, listening)
+            self._notifier.ready(self._overview.line())
             _log.info("ready", socket=self._settings.socket, pid=os.getpid())
-            for part in (self._lookups.run, self._watcher.run, self._keep_house, self._take_up):
+            for part in (self._lookups.run, self._watcher.run, self._keep_house, self._take_up, self._life.run):
                 tasks.start_soon(part)
             await self._stopping.wait()
+            self._notifier.stopping()
             _log.info("stopping")
+            await self._server.drain()
             tasks.cancel_scope.cancel()
 
     async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -179,7 +224,9 @@ class Daemon:
             task_status.started()
             async for number in signals:
                 if number == signal.SIGHUP:
+                    self._notifier.reloading()
                     await self._reload()
+                    self._notifier.ready(self._overview.line())
                 else:
                     self._stopping.set()
 
@@ -192,7 +239,9 @@ class Daemon:
             _log.error("config_wrong", reason=error.message, hint=error.hint)
             return
         self._config_notice = ""
-        self._settings = settings
+        # The socket stays where it is, whoever made it.
+        self._settings = self._overview.settings = msgspec.structs.replace(settings, socket=self._settings.socket)
+        self._life.idle_exit_s = self._idle_exit_s()
         self._deadlines.update(settings.deadlines)
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         self._artifacts.cap_bytes = settings.artifacts_bytes
@@ -204,6 +253,18 @@ class Daemon:
         self._watcher.roots_changed()
         _log.info("config_reloaded", path=str(settings.config_path))
         await self._look_around([root for root in settings.roots if root.path not in known])
+
+    def _idle_exit_s(self) -> float:
+        chosen = self._settings.idle_exit_s
+        return self._default_idle_exit_s if chosen is None else chosen
+
+    def _notices(self) -> list[str]:
+        return [
+            *(notice for notice in (self._store.notice, self._watcher.notice, self._config_notice) if notice),
+            *([f"tuning is paused: {self._jobs.paused}"] if self._jobs.paused else []),
+            *self._fleet.notices,
+            *self._machine.notices,
+        ]
 
     async def _probe(self) -> list[dict[str, Any]]:
         """Ask every root's backends what they are; before there is a root, those of the daemon's own interpreter."""
@@ -255,6 +316,8 @@ class Daemon:
         kernel = fields.get("kernel")
         if kernel is not None and type in ("winner", "stale", "job_done"):
             self._lookups.changed(kernel)
+        if type == "trial_done" and fields.get("trial") is not None:
+            self._overview.trials += 1
         if type == "job_done":
             self._job_ended.set()
         for what in ("added", "changed", "replanned", "removed") if type == "reloaded" else ():
@@ -286,49 +349,6 @@ class Daemon:
             scratch=self._fleet.scratch,
             group_size=self._machine.group_size(environment, kernel.backend),
         )
-
-    def status(self) -> dict[str, Any]:
-        """Return everything that ``ktuned status`` shows."""
-        counts = self._store.counts()
-        live = self._jobs.live()
-        return {
-            "pid": os.getpid(),
-            "version": ktuned.__version__,
-            "protocol": PROTOCOL_VERSION,
-            "socket": self._settings.socket,
-            "home": str(self._settings.state),
-            "uptime_s": round(monotonic() - self._started, 3),
-            "rss_bytes": _rss_bytes(),
-            "cpu_s": round(sum(os.times()[:2]), 3),
-            "epoch": self.events.epoch,
-            "seq": self.events.seq,
-            "lanes": [lane.describe() for lane in self._jobs.lanes()],
-            "workers": self._fleet.describe(),
-            "gate": self._fleet.gate.state,
-            "compile_slots": self._settings.compile_slots,
-            "channels": self._jobs.channels(),
-            "server": self._server.statistics(),
-            "events": self.events.statistics(),
-            "jobs": {
-                "queued": sum(job.state == "queued" for job in live),
-                "running": sum(job.state == "running" for job in live),
-            },
-            "store": {**counts, "notice": self._store.notice},
-            "artifacts": {"bytes": self._artifacts.size, "cap_bytes": self._artifacts.cap_bytes},
-            "environments": self._machine.describe(),
-            "roots": [{"path": root.path, "name": root.name, "python": root.python} for root in self._catalog.roots],
-            "notices": [
-                *(notice for notice in (self._store.notice, self._watcher.notice, self._config_notice) if notice),
-                *([f"tuning is paused: {self._jobs.paused}"] if self._jobs.paused else []),
-                *self._fleet.notices,
-                *self._machine.notices,
-            ],
-        }
-
-
-def _rss_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as stream:
-        return int(stream.read().split()[1]) * resource.getpagesize()
 
 
 def _first(group: BaseExceptionGroup[KtunedError]) -> KtunedError:

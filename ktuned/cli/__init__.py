@@ -29,6 +29,8 @@ COMMANDS = {
     "kernels": "kernels",
     "backends": "status",
     "doctor": "doctor",
+    "service": "service",
+    "metrics": "metrics",
     "stop": "serve",
 }
 """Every command, in the order of ``--help``, and the module below ``commands`` that holds it."""

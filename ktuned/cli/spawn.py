@@ -70,7 +70,7 @@ def start(socket_path: str, state_directory: Path, deadline_s: float = START_DEA
         with log_path.open("ab") as log:
             offset = log.tell()
             process = subprocess.Popen(
-                [sys.executable, "-m", "ktuned", "serve"],
+                [sys.executable, "-m", "ktuned", "serve", "--auto-started"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

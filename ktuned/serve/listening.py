@@ -1,4 +1,4 @@
-"""The listening socket: one daemon per path, decided by a held lock and not by the file."""
+"""The listening socket, bound or handed over: one daemon per path, decided by a held lock and not by the file."""
 
 from __future__ import annotations
 
@@ -47,6 +47,32 @@ def bind_socket(path: str) -> Iterator[socket.socket]:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+
+
+@contextlib.contextmanager
+def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
+    """Hold the lock beside a listening socket that a service manager made, and yield it.
+
+    Its file is the manager's: nothing is bound, and nothing removed at the end, so that who connects while the
+    daemon is away waits in the manager's queue.
+
+    Raises:
+        CannotListen: another daemon holds the lock, or the socket is not ours alone.
+    """
+    with socket.socket(fileno=descriptor) as listening:
+        path = listening.getsockname()
+        if not isinstance(path, str) or not os.path.isabs(path):
+            raise CannotListen(
+                "the socket that was handed over has no file, so nothing keeps others away from it",
+                hint="ktuned.socket needs ListenStream= with an absolute path",
+            )
+        try:
+            paths.check_socket(path)
+            os.chmod(path, paths.SOCKET_MODE)
+        except OSError as error:
+            raise _cannot(path, error) from error
+        with _held_lock(path):
+            yield listening
 
 
 @contextlib.contextmanager

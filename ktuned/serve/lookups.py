@@ -88,6 +88,7 @@ class Lookups:
         self._admitted: dict[tuple[str, str, str], bool] = {}
         self._sent: set[tuple[str, ...]] = set()
         self._memo: dict[tuple[Any, ...], _Served] = {}
+        self.answered = 0
         self._errands, self._arriving = anyio.create_memory_object_stream[_Errand](MAX_ERRANDS)
 
     def changed(self, kernel: str) -> None:
@@ -96,6 +97,18 @@ class Lookups:
         self._winners.pop(kernel, None)
         self._generations[kernel] = self._generations.get(kernel, 0) + 1
 
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Return how full the queue of ``errands`` is, and how much each of the ``caches`` holds."""
+        errands = self._errands.statistics()
+        return {
+            "errands": {"used": errands.current_buffer_used, "size": int(errands.max_buffer_size)},
+            "caches": {
+                "answers": len(self._memo),
+                "winners": sum(map(len, self._winners.values())),
+                "admitted": len(self._admitted),
+            },
+        }
+
     def lookup(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> dict[str, Any]:
         """Return the protocol's answer for one problem.
 
@@ -103,6 +116,7 @@ class Lookups:
             AmbiguousName: the short name is several kernels'.
             UsageError: the problem is none of this kernel's.
         """
+        self.answered += 1
         # The types, because 1, 1.0 and True are equal keys and three problems.
         key = (name, device, tune, *problem.items(), *map(type, problem.values()))
         now = time()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import socket
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -34,8 +35,20 @@ WRITE_BUFFER_BYTES: Final = 256 * 1024
 READ_BYTES: Final = 64 * 1024
 """How much is read from one connection before it is the next one's turn."""
 
+DRAINING_S: Final = 5.0
+"""How long a stopping server waits for the requests that it has taken: an inspection takes a second or two."""
+
 CLOSING_S: Final = 1.0
 """How long a stopping server waits for its last answers to be read."""
+
+_STOPPING: Final = {
+    "code": "stopping",
+    "message": "the daemon is stopping",
+    "hint": "ask again: `ktuned tune` starts another one",
+}
+
+_KEEP_THE_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+"""From Python 3.13 on a server would remove the socket's file, which is its binder's to remove."""
 
 log = structlog.get_logger()
 
@@ -64,6 +77,9 @@ class Server:
         self._connections: set[Connection] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._is_empty = anyio.Event()
+        self._settled = anyio.Event()
+        self._acceptor: asyncio.Server | None = None
+        self._is_draining = False
         self._answered = 0
         self._refused = 0
         self.read_buffer = memoryview(bytearray(READ_BYTES))
@@ -74,15 +90,25 @@ class Server:
         """Serve until cancelled; then stop accepting, cancel what waits, and let the last answers be read."""
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as self._tasks:
-            acceptor = await loop.create_unix_server(
-                lambda: Connection(self), sock=listening, backlog=self.limits.connections
+            self._acceptor = await loop.create_unix_server(
+                lambda: Connection(self), sock=listening, backlog=self.limits.connections, **_KEEP_THE_FILE
             )
             task_status.started()
             try:
                 await anyio.sleep_forever()
             finally:
-                acceptor.close()
+                self._acceptor.close()
                 await self._close_all()
+
+    async def drain(self) -> None:
+        """Take no more connections, and no more requests that wait; let those end that wait already, for a while."""
+        self._is_draining = True
+        if self._acceptor is not None:
+            self._acceptor.close()
+        with anyio.move_on_after(DRAINING_S):
+            while any(connection.pending for connection in self._connections):
+                self._settled = anyio.Event()
+                await self._settled.wait()
 
     def statistics(self) -> dict[str, int]:
         """Return how many connections there are, what waits, and what was answered and refused since the start."""
@@ -118,6 +144,10 @@ class Server:
         if not self._connections:
             self._is_empty.set()
 
+    def settled(self) -> None:
+        """Note that a waiting method has ended."""
+        self._settled.set()
+
     def refuse(self, what: str, why: str) -> None:
         """Note that a connection is closed for what its peer did."""
         self._refused += 1
@@ -128,6 +158,8 @@ class Server:
         method, waits = self._methods.get(message.method, (None, False))
         if method is None or message.params is None:
             return self._respond(message, self._complaint(message), None)
+        if waits and self._is_draining:
+            return self._respond(message, _STOPPING, None)
         if waits:
             assert self._tasks is not None
             connection.pending += 1
@@ -226,6 +258,7 @@ class Connection(asyncio.BufferedProtocol):
     def finished(self) -> None:
         """Note that one of the waiting methods has ended."""
         self.pending -= 1
+        self._server.settled()
         if self._transport is None and not self.pending:
             self._server.release(self)
 

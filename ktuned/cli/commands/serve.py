@@ -30,16 +30,37 @@ STOP_DEADLINE_S = 10.0
     show_default=True,
     help="The least that is worth logging.",
 )
+@click.option(
+    "--idle-exit",
+    "idle_exit_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="End after so long without clients, jobs and watched directories; 0 is never.",
+)
+@click.option("--auto-started", is_flag=True, hidden=True, help="Nobody will stop it: end when idle by default.")
 @click.option("--json", "as_json", is_flag=True, help="Log as JSON, one event a line, on stderr.")
-def serve(socket: Path | None, home: Path | None, config: Path | None, log_level: str, as_json: bool) -> int:
-    """Run the daemon in the foreground until it is stopped."""
+def serve(
+    socket: Path | None,
+    home: Path | None,
+    config: Path | None,
+    log_level: str,
+    idle_exit_s: float | None,
+    auto_started: bool,
+    as_json: bool,
+) -> int:
+    """Run the daemon in the foreground until it is stopped.
+
+    Under systemd it takes the socket that a socket unit hands over, and says when it is ready and that it lives.
+    """
     with _without_rich():
         from ktuned.cli import logs
         from ktuned.config import load_settings
         from ktuned.daemon import run
 
     logs.configure(log_level, as_json=as_json)
-    return run(load_settings(home=home, socket=None if socket is None else socket.absolute(), config=config))
+    listen_at = None if socket is None else socket.absolute()
+    settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s)
+    return run(settings, starts_by_itself=auto_started)
 
 
 @contextmanager

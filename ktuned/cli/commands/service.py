@@ -1,0 +1,168 @@
+"""``ktuned service``: have systemd start the daemon when somebody needs it, and watch over it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ktuned.cli import Exit, output, spawn, units
+from ktuned.cli.options import json_option
+from ktuned.errors import KtunedError
+from ktuned_client.paths import socket_path
+
+SYSTEMCTL_DEADLINE_S = 30.0
+"""How long systemd may take for an order: it waits for the daemon's start or end."""
+
+
+class ServiceError(KtunedError):
+    """The units cannot be written or removed, or systemd refuses them."""
+
+    code = "service"
+
+
+@click.group()
+def service() -> None:
+    """Run the daemon as a systemd user service."""
+
+
+@service.command()
+@click.option("--no-start", is_flag=True, help="Write the units, and leave it to you to enable them.")
+@click.option("--force", is_flag=True, help="Replace units that were written by hand.")
+@json_option
+def install(no_start: bool, force: bool, as_json: bool) -> int:
+    """Write the user units for this installation, and have the socket listened at from now on."""
+    wanted = units.for_this_installation(sys.executable, os.environ)
+    place = units.directory(os.environ)
+    foreign = [name for name in wanted if (text := _read(place / name)) and not text.startswith(units.MARK)]
+    if foreign and not force:
+        raise ServiceError(f"{place / foreign[0]} was written by hand", hint="move it away, or give --force")
+    starts = not no_start and _manager_answers()
+    if starts and _systemctl("is-active", units.SOCKET).returncode != 0 and spawn.is_serving(socket_path()):
+        raise ServiceError(
+            f"a daemon that systemd does not know serves {socket_path()}", hint="stop it first with `ktuned stop`"
+        )
+    for name, text in wanted.items():
+        _write(place / name, text)
+    if starts:
+        _order("daemon-reload")
+        _order("enable", "--now", units.SOCKET)
+    _tell({"directory": str(place), "units": list(wanted), "started": starts}, as_json)
+    if not as_json:
+        output.emit(f"wrote {' and '.join(wanted)} to {place}")
+        if starts:
+            output.emit("systemd listens at the socket now, and starts the daemon when somebody connects")
+    if not starts:
+        why = "not asked to start them" if no_start else "no user manager of systemd answers here"
+        output.say(f"{why}; later: systemctl --user daemon-reload && systemctl --user enable --now {units.SOCKET}")
+    return Exit.DONE
+
+
+@service.command()
+@json_option
+def uninstall(as_json: bool) -> int:
+    """Stop the service and remove its units; state and artifacts stay."""
+    place = units.directory(os.environ)
+    ours = [name for name in (units.SERVICE, units.SOCKET) if (_read(place / name) or "").startswith(units.MARK)]
+    answers = _manager_answers()
+    if ours and answers:
+        _order("disable", "--now", *ours)
+    for name in ours:
+        (place / name).unlink(missing_ok=True)
+    if ours and answers:
+        _order("daemon-reload")
+    _tell({"directory": str(place), "removed": ours}, as_json)
+    if not as_json:
+        output.emit(f"removed {' and '.join(ours)} from {place}" if ours else f"there are no units of ours in {place}")
+    return Exit.DONE
+
+
+@service.command()
+@json_option
+def status(as_json: bool) -> int:
+    """Show whether the units are installed, are this installation's, and run. Exits with 1 if they do not."""
+    place = units.directory(os.environ)
+    wanted = units.for_this_installation(sys.executable, os.environ)
+    answers = _manager_answers()
+    found = {name: _state(place / name, text, answers) for name, text in wanted.items()}
+    _tell({"directory": str(place), "units": found}, as_json)
+    if not as_json:
+        columns = ["unit", "file", "enabled", "active"]
+        output.table(columns, ([name, one["file"], one["enabled"], one["active"]] for name, one in found.items()))
+        if not answers:
+            output.say("notice: no user manager of systemd answers here")
+        elif any(one["file"] == "differs" for one in found.values()):
+            output.say("notice: a unit is not as this installation would write it; `ktuned service install` mends it")
+    return Exit.DONE if found[units.SOCKET]["active"] == "active" else Exit.NOT_REACHED
+
+
+def _state(path: Path, wanted: str, answers: bool) -> dict[str, str]:
+    text = _read(path)
+    if text is None:
+        file = "absent"
+    elif not text.startswith(units.MARK):
+        file = "written by hand"
+    else:
+        file = "current" if text == wanted else "differs"
+    enabled, active = ("unknown", "unknown") if not answers else (_word("is-enabled", path), _word("is-active", path))
+    return {"file": file, "enabled": enabled, "active": active}
+
+
+def _word(verb: str, path: Path) -> str:
+    done = _systemctl(verb, path.name)
+    return done.stdout.strip() or "not-found"
+
+
+def _tell(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.emit_json(found)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ServiceError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file at once, so that systemd never reads half of it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(stream.name, 0o644)
+        os.replace(stream.name, path)
+    except OSError as error:
+        raise ServiceError(f"{path} cannot be written: {error.strerror}", hint="mend its directory's mode") from error
+
+
+def _manager_answers() -> bool:
+    return shutil.which("systemctl") is not None and _systemctl("show", "--property=Version").returncode == 0
+
+
+def _order(*words: str) -> None:
+    done = _systemctl(*words)
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split()) or f"status {done.returncode}"
+        raise ServiceError(
+            f"systemctl --user {' '.join(words)} failed: {said}", hint="see `journalctl --user -u ktuned`"
+        )
+
+
+def _systemctl(*words: str) -> subprocess.CompletedProcess[str]:
+    command = ["systemctl", "--user", *words]
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SYSTEMCTL_DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"no answer within {SYSTEMCTL_DEADLINE_S:g} s")
