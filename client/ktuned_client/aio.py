@@ -1,54 +1,69 @@
-"""The client for asyncio (and anyio on it): :class:`ktuned_client.client.Client`, awaited."""
+"""The client for asyncio (and anyio on it); the one for threads, ``client.py``, is made of this file."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any, Final, Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
 
-from ktuned_client import paths, wire
+from ktuned_client import paths
 from ktuned_client.answers import (
     CALL_DEADLINE_S,
     LOOKUP_DEADLINE_S,
+    PIN_DEADLINE_S,
     TUNE_DEADLINE_S,
     Backoff,
     DaemonError,
     DaemonUnavailable,
     Hit,
+    completed,
     explained,
     given,
     hit_from,
-    next_id,
-    question,
-    result_of,
     unavailable,
 )
+from ktuned_client.memo import Memo, key_of, pack
 from ktuned_client.progress import Event, Progress
+from ktuned_client.transport_aio import AsyncSubscription, AsyncTransport
+from ktuned_client.wire import MAX_LOOKUPS, ProtocolError, encode_lookup, encode_question
 
-MAX_UNREAD_EVENTS: Final = 1000
-"""Beyond these the connection is not read until the caller has caught up, and the daemon holds the rest."""
-
-
-_READ_BYTES: Final = 64 * 1024
+if TYPE_CHECKING:
+    from ktuned_client.winners import Winners
 
 
 class AsyncClient:
     """Looks winners up, and asks the daemon for everything else.
 
-    Arguments as of :class:`~ktuned_client.client.Client`. All tasks of a loop share one connection, made when it is
-    first needed; responses are matched by id, so that a cancelled request leaves the others as they are. Another
-    loop, and with it a forked child, gets a connection of its own.
+    ``socket`` is the path of the daemon's socket (default: :func:`ktuned_client.paths.socket_path`), ``deadline_s`` how
+    long a lookup may take. Who gives the same ``pin`` sees the same winners for good: the first lookup of a problem
+    under it decides for all that follow. ``winners`` is an exported file, or a directory of them, to serve from with no
+    daemon at all. Answers are kept, and given again as long as the daemon's generation table says that they hold.
+
+    All tasks of a loop share a connection, made when it is first needed. Another loop, and with it a forked child, gets
+    one of its own.
+
+    Raises:
+        WinnersError: ``winners`` cannot be read.
     """
 
-    def __init__(self, socket: str | os.PathLike[str] | None = None, *, deadline_s: float = LOOKUP_DEADLINE_S) -> None:
+    def __init__(
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        deadline_s: float | None = None,
+        pin: str | None = None,
+        winners: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.socket = paths.socket_path() if socket is None else os.fspath(socket)
-        self.deadline_s = deadline_s
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._connecting = asyncio.Lock()
-        self._connection: _Connection | None = None
+        self.pin = pin
+        self.deadline_s = (LOOKUP_DEADLINE_S if pin is None else PIN_DEADLINE_S) if deadline_s is None else deadline_s
+        self._winners = None if winners is None else _read_winners(winners)
+        self._memo = Memo()
+        self._transport = AsyncTransport(self.socket, self._memo.greet)
         self._backoff = Backoff()
+        self._questions: dict[Any, bytes] = {}
 
     async def lookup(
         self,
@@ -57,22 +72,72 @@ class AsyncClient:
         default: Mapping[str, Any] | None = None,
         device: str | None = None,
     ) -> Hit:
-        """Return the best config known now, or ``default``; as :meth:`ktuned_client.client.Client.lookup`."""
-        if self._backoff.is_waiting:
-            return unavailable(kernel, problem, device, default, self._backoff.message)
+        """Return the best config known now, or ``default``; never raises for want of a daemon, nor waits for one.
+
+        Past the deadline, without a daemon, or when it refuses the question, the answer is the last that was known, or
+        else ``default`` with the status ``unavailable`` and a ``message`` that says why. ``device`` is a seat
+        (``cuda:1``) or a model; ``None`` is the kernel's first.
+        """
+        memo = self._memo
         try:
-            response = await self._ask("lookup", question(kernel, problem, device), self.deadline_s)
-            self._backoff.succeeded()
-            return hit_from(result_of(response), default)
-        except DaemonUnavailable as error:
-            self._backoff.failed(str(error))
-            return unavailable(kernel, problem, device, default, str(error))
-        except (DaemonError, TypeError, ValueError) as error:
-            return unavailable(kernel, problem, device, default, str(error))
+            slot, generation, until, hit = memo.answers[kernel if device is None else (kernel, device)][pack(problem)]
+            if memo.words[slot] == generation and monotonic() < until:
+                return hit
+        except (KeyError, TypeError, ValueError, OverflowError):
+            pass
+        return await self._look_up(kernel, problem, default, device)
+
+    def bind(
+        self, kernel: str, default: Mapping[str, Any] | None = None, device: str | None = None
+    ) -> Callable[[Mapping[str, Any]], Awaitable[Hit]]:
+        """Return :meth:`lookup` of one kernel, as a function of the problem alone: for hot loops."""
+        memo = self._memo
+        name = kernel if device is None else (kernel, device)
+
+        async def bound(problem: Mapping[str, Any]) -> Hit:
+            try:
+                slot, generation, until, hit = memo.answers[name][pack(problem)]
+                if memo.words[slot] == generation and monotonic() < until:
+                    return hit
+            except (KeyError, TypeError, ValueError, OverflowError):
+                pass
+            return await self._look_up(kernel, problem, default, device)
+
+        return bound
+
+    async def lookup_many(
+        self,
+        questions: Iterable[tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], Mapping[str, Any] | None]],
+        device: str | None = None,
+    ) -> list[Hit]:
+        """Look up several (kernel, problem) or (kernel, problem, default) at once; return their hits, in their order.
+
+        What is not known already is asked for in one request; more than 250 take several, each with its own deadline.
+        """
+        asked = [(question[0], question[1], question[2] if len(question) > 2 else None) for question in questions]
+        hits: list[Hit | None] = [None] * len(asked)
+        open_ones: list[tuple[int, bytes]] = []
+        for place, (kernel, problem, default) in enumerate(asked):
+            found = self._known(kernel, problem, default, device)
+            if isinstance(found, bytes):
+                open_ones.append((place, found))
+            else:
+                hits[place] = found
+        for start in range(0, len(open_ones), MAX_LOOKUPS):
+            part = open_ones[start : start + MAX_LOOKUPS]
+            answers = await self._answers([(*asked[place], key) for place, key in part], device)
+            for (place, _), hit in zip(part, answers, strict=True):
+                hits[place] = hit
+        return [hit for hit in hits if hit is not None]
 
     async def call(self, method: str, *, deadline_s: float = CALL_DEADLINE_S, **params: Any) -> Any:
-        """Send one request and return its result; raises as :meth:`ktuned_client.client.Client.call`."""
-        return result_of(await self._ask(method, params, deadline_s))
+        """Send one request and return its result.
+
+        Raises:
+            DaemonError: the daemon refused it.
+            DaemonUnavailable: no daemon answered within ``deadline_s``.
+        """
+        return await self._transport.request(method, params, deadline_s)
 
     async def events(
         self,
@@ -83,14 +148,21 @@ class AsyncClient:
         types: Iterable[str] | None = None,
         deadline_s: float = CALL_DEADLINE_S,
     ) -> AsyncEventStream:
-        """Subscribe, over a connection of its own; as :meth:`ktuned_client.client.Client.events`."""
+        """Subscribe, and return an iterator of event maps that ends only with the daemon or with ``aclose``.
+
+        ``since`` is an (epoch, seq) from which to replay; an event ``{"fresh": True, …}`` stands for a gap.
+
+        Raises:
+            DaemonError: the daemon refused the filter.
+            DaemonUnavailable: no daemon answered within ``deadline_s``.
+        """
         params = given(
             since=list(since) if since else None,
             kernels=list(kernels) if kernels is not None else None,
             jobs=list(jobs) if jobs is not None else None,
             types=list(types) if types is not None else None,
         )
-        return await AsyncEventStream.open(self.socket, params, deadline_s)
+        return AsyncEventStream(self.socket, await self._transport.subscribe(params, deadline_s), deadline_s)
 
     async def tune(
         self,
@@ -100,16 +172,50 @@ class AsyncClient:
         deadline_s: float = TUNE_DEADLINE_S,
         **options: Any,
     ) -> AsyncTuning:
-        """Ask for a tuning, and return the iterator of its events; as :meth:`ktuned_client.client.Client.tune`."""
+        """Ask for a tuning, and return the iterator of its events, which ends when all its jobs have.
+
+        Give ``kernel`` or ``path`` (a kernel file or a directory). ``options``: ``problem``, ``device``, ``preset``,
+        ``trials``, ``seconds``, ``strategy``, ``seed``, ``python``, ``priority``; ``None`` leaves one out.
+
+        Raises:
+            DaemonError: the daemon refused it.
+            DaemonUnavailable: no daemon accepted it within ``deadline_s``.
+        """
         where = None if path is None else os.path.abspath(path)
         accepted = await self.call("tune", deadline_s=deadline_s, **given(kernel=kernel, path=where, **options))
         return AsyncTuning(self, accepted)
 
+    async def capture(
+        self,
+        kernel: str,
+        problem: Mapping[str, Any],
+        tensors: Mapping[str, Any],
+        *,
+        deadline_s: float = CALL_DEADLINE_S,
+    ) -> str:
+        """Store real inputs, which the tuning of ``problem`` measures with from then on; return their digest.
+
+        ``tensors`` maps the kernel's input names to tensors (of torch, NumPy, or anything with the buffer protocol) and
+        numbers.
+
+        Raises:
+            DaemonError: the daemon refused them: there is no such kernel or problem.
+            DaemonUnavailable: no daemon answered within ``deadline_s``.
+            TypeError: a value is neither a tensor nor a number.
+        ValueError: they are too large.
+        OSError: the disk is full.
+        """
+        from ktuned_client import capturing
+
+        place = await self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem))
+        digest, _ = capturing.write(tensors, place["directory"], place["max_bytes"])
+        await self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem), digest=digest)
+        return digest
+
     async def aclose(self) -> None:
-        """Close the shared connection; requests under way fail, the next one opens another."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Close the shared connection and forget what was answered; the next request opens another."""
+        await self._transport.close()
+        self._memo.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,63 +223,117 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    async def _ask(self, method: str, params: Mapping[str, Any], deadline_s: float) -> wire.Response:
+    def _known(
+        self, kernel: str, problem: Mapping[str, Any], default: Mapping[str, Any] | None, device: str | None
+    ) -> Hit | bytes:
+        """Return the hit that needs no daemon, or else the problem's bytes to ask it with."""
+        name = kernel if device is None else (kernel, device)
         try:
-            async with asyncio.timeout(deadline_s):
-                connection = await self._connected()
-                return await connection.request(method, params)
-        except (OSError, wire.ProtocolError) as error:
-            raise explained(error, self.socket, deadline_s) from error
+            key = key_of(problem)
+        except (TypeError, ValueError) as error:
+            return unavailable(kernel, problem, device, default, str(error))
+        hit = self._memo.recall(name, key, default)
+        if hit is not None:
+            return hit
+        if self._winners is not None:
+            hit = self._winners.lookup(kernel, problem, device)
+            self._memo.remember_for_good(name, key, hit)
+            return completed(hit, default)
+        if self._backoff.is_waiting:
+            return self._last_word(kernel, problem, default, device, key, self._backoff.message)
+        return key
 
-    async def _connected(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._loop = loop
-            self._connecting = asyncio.Lock()
-            self._connection = None
-        if self._connection is not None and self._connection.is_open:
-            return self._connection
-        async with self._connecting:
-            if self._connection is None or not self._connection.is_open:
-                self._connection = await _open(self.socket)
-            return self._connection
+    async def _look_up(
+        self, kernel: str, problem: Mapping[str, Any], default: Mapping[str, Any] | None, device: str | None
+    ) -> Hit:
+        key = self._known(kernel, problem, default, device)
+        if not isinstance(key, bytes):
+            return key
+        name = kernel if device is None else (kernel, device)
+        try:
+            question = self._questions.get(name)
+            if question is None:
+                question = self._questions[name] = encode_lookup(kernel, device, self.pin)
+            hit = hit_from(await self._transport.look_up(question + key, self.deadline_s))
+        except DaemonUnavailable as error:
+            self._backoff.failed(str(error))
+            return self._last_word(kernel, problem, default, device, key, str(error))
+        except (DaemonError, TypeError, ValueError) as error:
+            return unavailable(kernel, problem, device, default, str(error))
+        self._backoff.succeeded()
+        self._memo.remember(name, key, hit)
+        return completed(hit, default)
+
+    async def _answers(
+        self, asked: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, bytes]], device: str | None
+    ) -> list[Hit]:
+        """Ask one ``lookup_many``; each question has its problem's bytes with it."""
+        try:
+            lookups = [
+                given(kernel=kernel, problem=problem, device=device, pin=self.pin) for kernel, problem, *_ in asked
+            ]
+            question = encode_question("lookup_many", {"lookups": lookups})
+            answers = (await self._transport.look_up(question, self.deadline_s))["answers"]
+        except DaemonUnavailable as error:
+            self._backoff.failed(str(error))
+            return [
+                self._last_word(kernel, problem, default, device, key, str(error))
+                for kernel, problem, default, key in asked
+            ]
+        except (DaemonError, TypeError, ValueError, KeyError) as error:
+            return [unavailable(kernel, problem, device, default, str(error)) for kernel, problem, default, _ in asked]
+        self._backoff.succeeded()
+        hits = []
+        for (kernel, problem, default, key), answer in zip(asked, answers, strict=True):
+            try:
+                hit = hit_from(answer)
+            except (DaemonError, ValueError) as error:
+                hits.append(unavailable(kernel, problem, device, default, str(error)))
+                continue
+            self._memo.remember(kernel if device is None else (kernel, device), key, hit)
+            hits.append(completed(hit, default))
+        return hits
+
+    def _last_word(
+        self,
+        kernel: str,
+        problem: Mapping[str, Any],
+        default: Mapping[str, Any] | None,
+        device: str | None,
+        key: bytes,
+        why: str,
+    ) -> Hit:
+        known = self._memo.last_word(kernel if device is None else (kernel, device), key, default, why)
+        return unavailable(kernel, problem, device, default, why) if known is None else known
 
 
 class AsyncEventStream(AsyncIterator[Event]):
-    """The events of one subscription, over a connection of its own; ``epoch`` and ``seq`` are where it stands."""
+    """The events of one subscription, over a connection of its own; not for several readers at once.
 
-    def __init__(self, path: str, connection: _Connection, start: Mapping[str, Any]) -> None:
-        self.epoch: int = start["epoch"]
-        self.seq: int = start["seq"]
+    ``epoch`` and ``seq`` are where the stream stands: the ``since`` of a later subscription.
+    """
+
+    def __init__(self, path: str, subscription: AsyncSubscription, deadline_s: float) -> None:
+        self.epoch: int = subscription.start["epoch"]
+        self.seq: int = subscription.start["seq"]
         self._path = path
-        self._connection = connection
-
-    @classmethod
-    async def open(cls, path: str, params: Mapping[str, Any], deadline_s: float) -> Self:
-        """Subscribe; raises as :meth:`AsyncClient.events`."""
-        connection: _Connection | None = None
-        try:
-            async with asyncio.timeout(deadline_s):
-                connection = await _open(path)
-                return cls(path, connection, result_of(await connection.request("subscribe", params)))
-        except BaseException as error:
-            if connection is not None:
-                connection.close()
-            if isinstance(error, OSError | wire.ProtocolError):
-                raise explained(error, path, deadline_s) from error
-            raise
+        self._deadline_s = deadline_s
+        self._subscription = subscription
 
     async def __anext__(self) -> Event:
         try:
-            event = await self._connection.next_event()
-        except (OSError, wire.ProtocolError) as error:
-            raise explained(error, self._path, 0.0) from error
+            event = await self._subscription.next_event()
+        except (OSError, ProtocolError) as error:
+            await self.aclose()
+            raise explained(error, self._path, self._deadline_s) from error
+        if event is None:
+            raise StopAsyncIteration
         self.epoch, self.seq = event["epoch"], event["seq"]
         return event
 
     async def aclose(self) -> None:
         """End the subscription."""
-        self._connection.close()
+        await self._subscription.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -183,7 +343,10 @@ class AsyncEventStream(AsyncIterator[Event]):
 
 
 class AsyncTuning(AsyncIterator[Event]):
-    """The events of one tuning's jobs; as :class:`ktuned_client.client.Tuning`."""
+    """The events of one tuning's jobs; ``errors`` are the kernel files that could not be read.
+
+    Closing it, or never iterating it, leaves the jobs running.
+    """
 
     def __init__(self, client: AsyncClient, accepted: Mapping[str, Any]) -> None:
         self.errors: list[dict[str, Any]] = accepted.get("errors", [])
@@ -229,110 +392,8 @@ class AsyncTuning(AsyncIterator[Event]):
         return self._stream
 
 
-class _Connection(asyncio.BufferedProtocol):
-    """One connection: requests matched to responses by id, and events in the order in which they came."""
+def _read_winners(path: str | os.PathLike[str]) -> Winners:
+    # Few programs have such files, and reading them takes what no other lookup needs.
+    from ktuned_client.winners import Winners
 
-    def __init__(self) -> None:
-        self._decoder = wire.Decoder()
-        # A plain protocol has 256 KiB allocated for each read, which costs more than the read.
-        self._read_buffer = memoryview(bytearray(_READ_BYTES))
-        self._id = 0
-        self._waiting: dict[int, asyncio.Future[wire.Response]] = {}
-        self._events: deque[Event] = deque()
-        self._event_came = asyncio.Event()
-        self._transport: asyncio.Transport | None = None
-        self._error: Exception | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._error is None and self._transport is not None and not self._transport.is_closing()
-
-    async def request(self, method: str, params: Mapping[str, Any]) -> wire.Response:
-        request_id = self._id = next_id(self._id)
-        data = wire.encode_request(request_id, method, params)
-        if self._error is not None or self._transport is None:
-            raise self._error or ConnectionResetError("the connection was closed")
-        answer: asyncio.Future[wire.Response] = asyncio.get_running_loop().create_future()
-        self._waiting[request_id] = answer
-        self._transport.write(data)
-        try:
-            return await answer
-        finally:
-            self._waiting.pop(request_id, None)
-
-    async def next_event(self) -> Event:
-        """Return the next event.
-
-        Raises:
-            StopAsyncIteration: this side closed the connection.
-            OSError, ProtocolError: it was lost.
-        """
-        while not self._events:
-            if self._transport is None:
-                raise StopAsyncIteration
-            if self._error is not None:
-                raise self._error
-            self._event_came.clear()
-            await self._event_came.wait()
-        event = self._events.popleft()
-        if not self._events and self._transport is not None:
-            self._transport.resume_reading()
-        return event
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-            self._transport = None
-        self._fail(ConnectionResetError("the connection was closed"))
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._read_buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            messages = self._decoder.feed(bytes(self._read_buffer[:nbytes]))
-        except wire.ProtocolError as error:
-            self._fail(error)
-            if self._transport is not None:
-                self._transport.abort()
-            return
-        for message in messages:
-            if type(message) is wire.Response:
-                # One that nobody waits for any more answers a request that was cancelled.
-                answer = self._waiting.pop(message.id, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
-            elif type(message) is wire.Notification and message.method == "event" and message.params is not None:
-                self._note(message.params)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._fail(error or ConnectionResetError("the daemon closed the connection"))
-
-    def _note(self, event: Event) -> None:
-        self._events.append(event)
-        self._event_came.set()
-        if len(self._events) >= MAX_UNREAD_EVENTS and self._transport is not None:
-            self._transport.pause_reading()
-
-    def _fail(self, error: Exception) -> None:
-        self._error = self._error or error
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(self._error)
-        self._waiting.clear()
-        self._event_came.set()
-
-
-async def _open(path: str) -> _Connection:
-    """Connect, with every check; on a Unix socket that is done at once or not at all."""
-    connection = paths.connect(path, 0.0)
-    try:
-        _, protocol = await asyncio.get_running_loop().create_unix_connection(_Connection, sock=connection)
-    except BaseException:
-        connection.close()
-        raise
-    return protocol
+    return Winners.read(path)

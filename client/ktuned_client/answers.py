@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from ktuned_client.paths import UntrustedSocket
-from ktuned_client.wire import MAX_ID, Response
+from ktuned_client.wire import MAX_ID, PROTOCOL_VERSION, Response
 
 LOOKUP_DEADLINE_S: Final = 0.005
 """How long a lookup may take: a hundred times what it usually takes, and too short to be noticed."""
+
+PIN_DEADLINE_S: Final = 10.0
+"""How long a lookup under a pin may take: the first one waits for the disk, and processes that see different winners
+cost more than a wait."""
 
 CALL_DEADLINE_S: Final = 10.0
 """How long any other request may take."""
@@ -62,8 +66,8 @@ class Hit(NamedTuple):
 
     ``status`` is ``fresh``, ``stale``, ``near``, ``default`` or ``unknown`` as the daemon says it, else
     ``unavailable``, and then ``message`` says why. ``config`` is the best config known now; the caller's own default
-    when the daemon has none. ``latency_us`` and ``age_s`` (since it was measured) are ``None`` when nothing was;
-    ``artifact`` is the path of the compiled winner; ``generation`` changes when the answer does.
+    when the daemon has none. ``latency_us`` and ``decided`` (when, in Unix seconds, it was) are ``None`` when nothing
+    was measured; ``artifact`` is the path of the compiled winner; ``generation`` changes when the answer may have.
     """
 
     kernel: str
@@ -73,39 +77,43 @@ class Hit(NamedTuple):
     config: Mapping[str, Any] | None
     latency_us: float | None = None
     artifact: str | None = None
-    age_s: float | None = None
+    decided: float | None = None
     generation: int | None = None
     message: str = ""
 
-
-def question(kernel: str, problem: Mapping[str, Any], device: str | None) -> dict[str, Any]:
-    """Return the params of a lookup."""
-    params: dict[str, Any] = {"kernel": kernel, "problem": problem}
-    if device is not None:
-        params["device"] = device
-    return params
+    @property
+    def age_s(self) -> float | None:
+        """How old the winner is now; ``None`` when nothing was measured."""
+        return None if self.decided is None else max(0.0, time.time() - self.decided)
 
 
-def hit_from(answer: Mapping[str, Any], default: Mapping[str, Any] | None) -> Hit:
+def hit_from(answer: Mapping[str, Any]) -> Hit:
     """Return the hit that a daemon's answer makes; fields of newer daemons are passed over.
 
     Raises:
+        DaemonError: it is an ``error`` in the place of one answer of several.
         ValueError: it is no answer.
     """
+    if type(answer) is dict and type(answer.get("error")) is dict:
+        raise DaemonError.from_wire(answer["error"])
     if type(answer) is not dict or not answer.keys() >= ANSWERED:
         raise ValueError("the daemon's answer is not a lookup's")
-    config = answer["config"]
     return Hit(
         answer["kernel"],
         answer["problem"],
         answer["device"],
         answer["status"],
-        default if config is None else config,
+        answer["config"],
         answer.get("latency_us"),
         answer.get("artifact"),
-        answer.get("age_s"),
+        answer.get("decided"),
         answer.get("generation"),
     )
+
+
+def completed(hit: Hit, default: Mapping[str, Any] | None) -> Hit:
+    """Return the hit with the caller's default, if it has no config."""
+    return hit if hit.config is not None else hit._replace(config=default)
 
 
 def unavailable(
@@ -124,6 +132,25 @@ def result_of(response: Response) -> Any:
     if response.error is not None:
         raise DaemonError.from_wire(response.error)
     return response.result
+
+
+def check_hello(response: Response) -> Mapping[str, Any]:
+    """Return what the daemon says of itself; nothing, where it is too old to.
+
+    Raises:
+        DaemonUnavailable: it speaks another protocol.
+    """
+    said: dict[str, Any] = {}
+    if response.error is None and type(response.result) is dict:
+        said = response.result
+    spoken = said.get("protocol", PROTOCOL_VERSION)
+    if spoken != PROTOCOL_VERSION:
+        raise DaemonUnavailable(
+            f"the daemon ({said.get('build', 'of an unknown version')}) speaks protocol {spoken}, "
+            f"this client protocol {PROTOCOL_VERSION}",
+            "upgrade the older of the two",
+        )
+    return said
 
 
 def given(**params: Any) -> dict[str, Any]:

@@ -1,52 +1,69 @@
-"""The client for threads: lookups that never raise and never wait long, and calls that do."""
+"""The client for threads. Made of ``aio.py`` by ``client/unasync.py``: change that one."""
 
 from __future__ import annotations
 
 import os
-import threading
-import time
-import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
 
-from ktuned_client import paths, wire
+from ktuned_client import paths
 from ktuned_client.answers import (
     CALL_DEADLINE_S,
     LOOKUP_DEADLINE_S,
+    PIN_DEADLINE_S,
     TUNE_DEADLINE_S,
     Backoff,
     DaemonError,
     DaemonUnavailable,
     Hit,
+    completed,
     explained,
     given,
     hit_from,
-    next_id,
-    question,
-    result_of,
     unavailable,
 )
+from ktuned_client.memo import Memo, key_of, pack
 from ktuned_client.progress import Event, Progress
+from ktuned_client.transport import Subscription, Transport
+from ktuned_client.wire import MAX_LOOKUPS, ProtocolError, encode_lookup, encode_question
 
-_READ_BYTES: Final = 64 * 1024
+if TYPE_CHECKING:
+    from ktuned_client.winners import Winners
 
 
 class Client:
     """Looks winners up, and asks the daemon for everything else.
 
-    ``socket`` is the path of the daemon's socket (default: :func:`ktuned_client.paths.socket_path`), ``deadline_s``
-    how long a lookup may take. Threads may share a client; a forked child gets a connection of its own. Lookups share
-    one connection, which is made when it is first needed; every other request has its own.
+    ``socket`` is the path of the daemon's socket (default: :func:`ktuned_client.paths.socket_path`), ``deadline_s`` how
+    long a lookup may take. Who gives the same ``pin`` sees the same winners for good: the first lookup of a problem
+    under it decides for all that follow. ``winners`` is an exported file, or a directory of them, to serve from with no
+    daemon at all. Answers are kept, and given again as long as the daemon's generation table says that they hold.
+
+    Threads may share a client; a forked child gets connections of its own. Lookups share one, made when it is first
+    needed; every other request has its own.
+
+    Raises:
+        WinnersError: ``winners`` cannot be read.
     """
 
-    def __init__(self, socket: str | os.PathLike[str] | None = None, *, deadline_s: float = LOOKUP_DEADLINE_S) -> None:
+    def __init__(
+        self,
+        socket: str | os.PathLike[str] | None = None,
+        *,
+        deadline_s: float | None = None,
+        pin: str | None = None,
+        winners: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.socket = paths.socket_path() if socket is None else os.fspath(socket)
-        self.deadline_s = deadline_s
-        self._lock = threading.Lock()
-        self._channel: _Channel | None = None
+        self.pin = pin
+        self.deadline_s = (LOOKUP_DEADLINE_S if pin is None else PIN_DEADLINE_S) if deadline_s is None else deadline_s
+        self._winners = None if winners is None else _read_winners(winners)
+        self._memo = Memo()
+        self._transport = Transport(self.socket, self._memo.greet)
         self._backoff = Backoff()
-        _clients.add(self)
+        self._questions: dict[Any, bytes] = {}
 
     def lookup(
         self,
@@ -57,20 +74,61 @@ class Client:
     ) -> Hit:
         """Return the best config known now, or ``default``; never raises for want of a daemon, nor waits for one.
 
-        Past the deadline, without a daemon, or when it refuses the question, the hit's status is ``unavailable``
-        and its ``message`` says why. ``device`` is a seat (``cuda:1``) or a model; ``None`` is the kernel's first.
+        Past the deadline, without a daemon, or when it refuses the question, the answer is the last that was known, or
+        else ``default`` with the status ``unavailable`` and a ``message`` that says why. ``device`` is a seat
+        (``cuda:1``) or a model; ``None`` is the kernel's first.
         """
-        if self._backoff.is_waiting:
-            return unavailable(kernel, problem, device, default, self._backoff.message)
+        memo = self._memo
         try:
-            response = self._ask("lookup", question(kernel, problem, device))
-            self._backoff.succeeded()
-            return hit_from(result_of(response), default)
-        except DaemonUnavailable as error:
-            self._backoff.failed(str(error))
-            return unavailable(kernel, problem, device, default, str(error))
-        except (DaemonError, TypeError, ValueError) as error:
-            return unavailable(kernel, problem, device, default, str(error))
+            slot, generation, until, hit = memo.answers[kernel if device is None else (kernel, device)][pack(problem)]
+            if memo.words[slot] == generation and monotonic() < until:
+                return hit
+        except (KeyError, TypeError, ValueError, OverflowError):
+            pass
+        return self._look_up(kernel, problem, default, device)
+
+    def bind(
+        self, kernel: str, default: Mapping[str, Any] | None = None, device: str | None = None
+    ) -> Callable[[Mapping[str, Any]], Hit]:
+        """Return :meth:`lookup` of one kernel, as a function of the problem alone: for hot loops."""
+        memo = self._memo
+        name = kernel if device is None else (kernel, device)
+
+        def bound(problem: Mapping[str, Any]) -> Hit:
+            try:
+                slot, generation, until, hit = memo.answers[name][pack(problem)]
+                if memo.words[slot] == generation and monotonic() < until:
+                    return hit
+            except (KeyError, TypeError, ValueError, OverflowError):
+                pass
+            return self._look_up(kernel, problem, default, device)
+
+        return bound
+
+    def lookup_many(
+        self,
+        questions: Iterable[tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], Mapping[str, Any] | None]],
+        device: str | None = None,
+    ) -> list[Hit]:
+        """Look up several (kernel, problem) or (kernel, problem, default) at once; return their hits, in their order.
+
+        What is not known already is asked for in one request; more than 250 take several, each with its own deadline.
+        """
+        asked = [(question[0], question[1], question[2] if len(question) > 2 else None) for question in questions]
+        hits: list[Hit | None] = [None] * len(asked)
+        open_ones: list[tuple[int, bytes]] = []
+        for place, (kernel, problem, default) in enumerate(asked):
+            found = self._known(kernel, problem, default, device)
+            if isinstance(found, bytes):
+                open_ones.append((place, found))
+            else:
+                hits[place] = found
+        for start in range(0, len(open_ones), MAX_LOOKUPS):
+            part = open_ones[start : start + MAX_LOOKUPS]
+            answers = self._answers([(*asked[place], key) for place, key in part], device)
+            for (place, _), hit in zip(part, answers, strict=True):
+                hits[place] = hit
+        return [hit for hit in hits if hit is not None]
 
     def call(self, method: str, *, deadline_s: float = CALL_DEADLINE_S, **params: Any) -> Any:
         """Send one request and return its result.
@@ -79,11 +137,7 @@ class Client:
             DaemonError: the daemon refused it.
             DaemonUnavailable: no daemon answered within ``deadline_s``.
         """
-        try:
-            with _Channel(self.socket, deadline_s) as channel:
-                return result_of(channel.request(method, params, time.monotonic() + deadline_s))
-        except (OSError, wire.ProtocolError) as error:
-            raise explained(error, self.socket, deadline_s) from error
+        return self._transport.request(method, params, deadline_s)
 
     def events(
         self,
@@ -108,7 +162,7 @@ class Client:
             jobs=list(jobs) if jobs is not None else None,
             types=list(types) if types is not None else None,
         )
-        return EventStream(self.socket, params, deadline_s)
+        return EventStream(self.socket, self._transport.subscribe(params, deadline_s), deadline_s)
 
     def tune(
         self,
@@ -131,10 +185,37 @@ class Client:
         accepted = self.call("tune", deadline_s=deadline_s, **given(kernel=kernel, path=where, **options))
         return Tuning(self, accepted)
 
+    def capture(
+        self,
+        kernel: str,
+        problem: Mapping[str, Any],
+        tensors: Mapping[str, Any],
+        *,
+        deadline_s: float = CALL_DEADLINE_S,
+    ) -> str:
+        """Store real inputs, which the tuning of ``problem`` measures with from then on; return their digest.
+
+        ``tensors`` maps the kernel's input names to tensors (of torch, NumPy, or anything with the buffer protocol) and
+        numbers.
+
+        Raises:
+            DaemonError: the daemon refused them: there is no such kernel or problem.
+            DaemonUnavailable: no daemon answered within ``deadline_s``.
+            TypeError: a value is neither a tensor nor a number.
+        ValueError: they are too large.
+        OSError: the disk is full.
+        """
+        from ktuned_client import capturing
+
+        place = self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem))
+        digest, _ = capturing.write(tensors, place["directory"], place["max_bytes"])
+        self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem), digest=digest)
+        return digest
+
     def close(self) -> None:
-        """Close the lookups' connection; the next lookup opens another."""
-        with self._lock:
-            self._drop()
+        """Close the shared connection and forget what was answered; the next request opens another."""
+        self._transport.close()
+        self._memo.close()
 
     def __enter__(self) -> Self:
         return self
@@ -142,82 +223,117 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, method: str, params: Mapping[str, Any]) -> wire.Response:
-        """Send a request over the shared connection, once more if the connection turns out to be a dead one."""
-        deadline = time.monotonic() + self.deadline_s
-        if not self._lock.acquire(timeout=self.deadline_s):
-            raise DaemonUnavailable("other threads' lookups took the whole deadline")
+    def _known(
+        self, kernel: str, problem: Mapping[str, Any], default: Mapping[str, Any] | None, device: str | None
+    ) -> Hit | bytes:
+        """Return the hit that needs no daemon, or else the problem's bytes to ask it with."""
+        name = kernel if device is None else (kernel, device)
         try:
-            channel = self._channel
-            if channel is not None:
-                try:
-                    return channel.request(method, params, deadline)
-                except ConnectionError:
-                    self._drop()
-            channel = self._channel = _Channel(self.socket, deadline - time.monotonic())
-            return channel.request(method, params, deadline)
-        except (OSError, wire.ProtocolError) as error:
-            self._drop()
-            raise explained(error, self.socket, self.deadline_s) from error
-        except (TypeError, ValueError):
-            raise
-        except BaseException:
-            # Interrupted between question and answer: the connection's state is unknown.
-            self._drop()
-            raise
-        finally:
-            self._lock.release()
+            key = key_of(problem)
+        except (TypeError, ValueError) as error:
+            return unavailable(kernel, problem, device, default, str(error))
+        hit = self._memo.recall(name, key, default)
+        if hit is not None:
+            return hit
+        if self._winners is not None:
+            hit = self._winners.lookup(kernel, problem, device)
+            self._memo.remember_for_good(name, key, hit)
+            return completed(hit, default)
+        if self._backoff.is_waiting:
+            return self._last_word(kernel, problem, default, device, key, self._backoff.message)
+        return key
 
-    def _drop(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+    def _look_up(
+        self, kernel: str, problem: Mapping[str, Any], default: Mapping[str, Any] | None, device: str | None
+    ) -> Hit:
+        key = self._known(kernel, problem, default, device)
+        if not isinstance(key, bytes):
+            return key
+        name = kernel if device is None else (kernel, device)
+        try:
+            question = self._questions.get(name)
+            if question is None:
+                question = self._questions[name] = encode_lookup(kernel, device, self.pin)
+            hit = hit_from(self._transport.look_up(question + key, self.deadline_s))
+        except DaemonUnavailable as error:
+            self._backoff.failed(str(error))
+            return self._last_word(kernel, problem, default, device, key, str(error))
+        except (DaemonError, TypeError, ValueError) as error:
+            return unavailable(kernel, problem, device, default, str(error))
+        self._backoff.succeeded()
+        self._memo.remember(name, key, hit)
+        return completed(hit, default)
 
-    def _forget_parent(self) -> None:
-        # The lock may have been held by a thread that does not exist here.
-        self._lock = threading.Lock()
-        self._drop()
-        self._backoff = Backoff()
+    def _answers(
+        self, asked: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, bytes]], device: str | None
+    ) -> list[Hit]:
+        """Ask one ``lookup_many``; each question has its problem's bytes with it."""
+        try:
+            lookups = [
+                given(kernel=kernel, problem=problem, device=device, pin=self.pin) for kernel, problem, *_ in asked
+            ]
+            question = encode_question("lookup_many", {"lookups": lookups})
+            answers = (self._transport.look_up(question, self.deadline_s))["answers"]
+        except DaemonUnavailable as error:
+            self._backoff.failed(str(error))
+            return [
+                self._last_word(kernel, problem, default, device, key, str(error))
+                for kernel, problem, default, key in asked
+            ]
+        except (DaemonError, TypeError, ValueError, KeyError) as error:
+            return [unavailable(kernel, problem, device, default, str(error)) for kernel, problem, default, _ in asked]
+        self._backoff.succeeded()
+        hits = []
+        for (kernel, problem, default, key), answer in zip(asked, answers, strict=True):
+            try:
+                hit = hit_from(answer)
+            except (DaemonError, ValueError) as error:
+                hits.append(unavailable(kernel, problem, device, default, str(error)))
+                continue
+            self._memo.remember(kernel if device is None else (kernel, device), key, hit)
+            hits.append(completed(hit, default))
+        return hits
+
+    def _last_word(
+        self,
+        kernel: str,
+        problem: Mapping[str, Any],
+        default: Mapping[str, Any] | None,
+        device: str | None,
+        key: bytes,
+        why: str,
+    ) -> Hit:
+        known = self._memo.last_word(kernel if device is None else (kernel, device), key, default, why)
+        return unavailable(kernel, problem, device, default, why) if known is None else known
 
 
 class EventStream(Iterator[Event]):
-    """The events of one subscription, over a connection of its own; not for several threads at once.
+    """The events of one subscription, over a connection of its own; not for several readers at once.
 
     ``epoch`` and ``seq`` are where the stream stands: the ``since`` of a later subscription.
     """
 
-    def __init__(self, path: str, params: Mapping[str, Any], deadline_s: float) -> None:
+    def __init__(self, path: str, subscription: Subscription, deadline_s: float) -> None:
+        self.epoch: int = subscription.start["epoch"]
+        self.seq: int = subscription.start["seq"]
         self._path = path
         self._deadline_s = deadline_s
-        self._channel: _Channel | None = None
-        try:
-            self._channel = _Channel(path, deadline_s)
-            start = result_of(self._channel.request("subscribe", params, time.monotonic() + deadline_s))
-        except (OSError, wire.ProtocolError) as error:
-            self.close()
-            raise explained(error, path, deadline_s) from error
-        except BaseException:
-            self.close()
-            raise
-        self.epoch: int = start["epoch"]
-        self.seq: int = start["seq"]
+        self._subscription = subscription
 
     def __next__(self) -> Event:
-        if self._channel is None:
-            raise StopIteration
         try:
-            event = self._channel.next_event()
-        except (OSError, wire.ProtocolError) as error:
+            event = self._subscription.next_event()
+        except (OSError, ProtocolError) as error:
             self.close()
             raise explained(error, self._path, self._deadline_s) from error
+        if event is None:
+            raise StopIteration
         self.epoch, self.seq = event["epoch"], event["seq"]
         return event
 
     def close(self) -> None:
         """End the subscription."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        self._subscription.close()
 
     def __enter__(self) -> Self:
         return self
@@ -276,82 +392,8 @@ class Tuning(Iterator[Event]):
         return self._stream
 
 
-class _Channel:
-    """One connection, one request at a time; what it raises leaves it useless, except for params that do not pack."""
+def _read_winners(path: str | os.PathLike[str]) -> Winners:
+    # Few programs have such files, and reading them takes what no other lookup needs.
+    from ktuned_client.winners import Winners
 
-    def __init__(self, path: str, timeout_s: float) -> None:
-        if timeout_s <= 0:
-            raise TimeoutError
-        self._socket = paths.connect(path, timeout_s)
-        self._timeout_s: float | None = timeout_s
-        self._decoder = wire.Decoder()
-        self._id = 0
-        self._events: deque[Event] = deque()
-
-    def request(self, method: str, params: Mapping[str, Any], deadline: float) -> wire.Response:
-        """Return the response; ``deadline`` is in ``time.monotonic``'s seconds."""
-        request_id = self._id = next_id(self._id)
-        data = wire.encode_request(request_id, method, params)
-        self._wait_until(deadline)
-        self._socket.sendall(data)
-        while True:
-            answer: wire.Response | None = None
-            # To the end: events may follow the answer in the same bytes.
-            for message in self._receive():
-                if type(message) is wire.Response and message.id == request_id:
-                    answer = message
-                else:
-                    self._note(message)
-            if answer is not None:
-                return answer
-            self._wait_until(deadline)
-
-    def next_event(self) -> Event:
-        """Return the next notification ``event``, however long it takes."""
-        while not self._events:
-            self._set_timeout(None)
-            for message in self._receive():
-                self._note(message)
-        return self._events.popleft()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _receive(self) -> list[wire.Message]:
-        data = self._socket.recv(_READ_BYTES)
-        if not data:
-            raise ConnectionResetError("the daemon closed the connection")
-        return self._decoder.feed(data)
-
-    def _note(self, message: wire.Message) -> None:
-        if type(message) is wire.Notification and message.method == "event" and message.params is not None:
-            self._events.append(message.params)
-
-    def _wait_until(self, deadline: float) -> None:
-        remaining_s = deadline - time.monotonic()
-        if remaining_s <= 0:
-            raise TimeoutError
-        self._set_timeout(remaining_s)
-
-    def _set_timeout(self, timeout_s: float | None) -> None:
-        # The kernel waits in whole milliseconds, so less of a difference is not worth the system call.
-        if timeout_s is None or self._timeout_s is None or not 0 <= self._timeout_s - timeout_s < 0.001:
-            self._timeout_s = timeout_s
-            self._socket.settimeout(timeout_s)
-
-
-_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-
-
-def _forget_parents() -> None:
-    for client in list(_clients):
-        client._forget_parent()
-
-
-os.register_at_fork(after_in_child=_forget_parents)
+    return Winners.read(path)

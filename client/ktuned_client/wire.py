@@ -37,6 +37,9 @@ MAX_NESTING: Final = 32
 MAX_ID: Final = 2**32 - 1
 """Request ids are 32 bits wide, as the specification says."""
 
+MAX_LOOKUPS: Final = 250
+"""Lookups that a client asks for in one request: some ms of the daemon's time in the worst case."""
+
 _PIECE_BYTES: Final = 256 * 1024
 """How much the parser is given at once: what asyncio reads in one go."""
 
@@ -98,7 +101,30 @@ def encode_notification(method: str, params: Mapping[str, Any]) -> bytes:
     return _pack([_NOTIFICATION, method, [params]])
 
 
-def _pack(message: list[Any]) -> bytes:
+def encode_question(method: str, params: Mapping[str, Any]) -> bytes:
+    """Return a request's bytes from its method on, without :func:`request_head`; raises as :func:`encode_request`."""
+    return _pack(method) + b"\x91" + _pack(params)
+
+
+def encode_lookup(kernel: str, device: str | None, pin: str | None) -> bytes:
+    """Return the bytes of a ``lookup`` that stand between its id and its problem, which comes last."""
+    params: dict[str, Any] = {"kernel": kernel}
+    if device is not None:
+        params["device"] = device
+    if pin is not None:
+        params["pin"] = pin
+    fields = b"".join(_pack(part) for pair in params.items() for part in pair)
+    return b"\xa6lookup\x91" + bytes((0x81 + len(params),)) + fields + b"\xa7problem"
+
+
+def request_head(request_id: int) -> bytes:
+    """Return what a request begins with, up to its method."""
+    if request_id < 0x80:
+        return bytes((0x94, _REQUEST, request_id))
+    return b"\x94\x00\xce" + request_id.to_bytes(4, "big")
+
+
+def _pack(message: Any) -> bytes:
     # To make a packer costs more than to use it; one at a time, because threads must not share one.
     try:
         packer = _idle_packers.pop()

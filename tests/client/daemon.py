@@ -58,6 +58,7 @@ class Daemon:
             "latency_us": 1.5,
             "artifact": None,
             "age_s": 2.0,
+            "decided": 1.0,
             "generation": 3,
             "a_newer_field": True,
         }

@@ -63,9 +63,9 @@ async def test_tasks_share_one_connection(path: str) -> None:
     async with AsyncClient(path, deadline_s=PATIENT_S) as client:
         hits = await asyncio.gather(*(client.lookup("gemm", {"M": number}) for number in range(100)))
         assert [hit.config for hit in hits] == [{"BM": number} for number in range(100)]
-        connection = client._connection
+        connection = client._transport._shared
         assert (await client.lookup("gemm", {"M": 1})).status == "fresh"
-        assert client._connection is connection
+        assert client._transport._shared is connection
 
 
 @pytest.mark.usefixtures("served")

@@ -44,7 +44,7 @@ def test_a_lookup_gives_the_daemons_answer(path: str) -> None:
     with Client(path, deadline_s=PATIENT_S) as client:
         hit = client.lookup("gemm", {"M": 4096}, DEFAULT, device="cpu:0")
     assert (hit.kernel, hit.problem, hit.device, hit.status) == ("gemm", {"M": 4096}, "cpu:0", "fresh")
-    assert (hit.config, hit.latency_us, hit.artifact, hit.age_s, hit.generation) == ({"BM": 4096}, 1.5, None, 2.0, 3)
+    assert (hit.config, hit.latency_us, hit.artifact, hit.decided, hit.generation) == ({"BM": 4096}, 1.5, None, 1.0, 3)
     assert hit.message == ""
 
 
@@ -197,12 +197,12 @@ def test_a_forked_child_has_its_own_connection(path: str) -> None:
     """Parent and child look up at once, with a lock that was held at the fork, and get their own answers."""
     with Client(path, deadline_s=PATIENT_S) as client:
         assert client.lookup("gemm", {"M": 0}).status == "fresh"
-        client._lock.acquire()
+        client._transport._lock.acquire()
         child = os.fork()
         if child == 0:
             correct = all(client.lookup("gemm", {"M": -i}).config == {"BM": -i} for i in range(1, 200))
             os._exit(0 if correct else 1)
-        client._lock.release()
+        client._transport._lock.release()
         assert all(client.lookup("gemm", {"M": i}).config == {"BM": i} for i in range(200))
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0

@@ -1,0 +1,73 @@
+"""The generation table: a file of 64-bit words that the daemon writes and clients map, to know whether a memo holds.
+
+::
+
+    word 0        the bytes ``ktunedG`` and the layout's version
+    word 1        how many words there are
+    word 2        the epoch of the daemon that wrote last
+    words 3 … 7   zero
+    words 8 …     one generation per slot; a kernel's slot is 8 + CRC-32 of its full name, modulo the slots
+
+A daemon adds one to a kernel's slot after each commit that may change what is answered for it, and one to all slots
+when it starts. Kernels that share a slot cost each other a question too many, and never a wrong answer. Words are in
+the machine's own byte order and lie on 8-byte boundaries: both sides load and store them by one move of 8 bytes, which
+is atomic on x86-64 and on AArch64, so that a reader sees a generation from before or from after, nothing in between.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from typing import Final
+from zlib import crc32
+
+MAGIC: Final = b"ktunedG\x01"
+"""What the file begins with; another version's is not read."""
+
+WORDS: Final = 4096
+"""32 KiB: eight pages, in which a few hundred kernels rarely meet."""
+
+COUNT_WORD: Final = 1
+EPOCH_WORD: Final = 2
+FIRST_SLOT: Final = 8
+
+
+def slot_of(kernel: str) -> int:
+    """Return which word is a kernel's, by its full name."""
+    return FIRST_SLOT + crc32(kernel.encode()) % (WORDS - FIRST_SLOT)
+
+
+NOTHING: Final = memoryview(bytes(8 * WORDS)).cast("Q")
+"""The words of a table that never changes: what holds by it, holds for good."""
+
+
+class Table:
+    """A daemon's table, mapped for reading, until :meth:`close`; ``words`` are its words.
+
+    Raises:
+        OSError: it cannot be opened, or is not ours.
+        ValueError: it is no table of this layout.
+    """
+
+    def __init__(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size != 8 * WORDS:
+                raise ValueError(f"{path} is no generation table of ours")
+            self._map = mmap.mmap(descriptor, 8 * WORDS, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+        self.identity = (found.st_dev, found.st_ino)
+        self._bytes = memoryview(self._map)
+        self.words = self._bytes.cast("Q")
+        if bytes(self._bytes[: len(MAGIC)]) != MAGIC or self.words[COUNT_WORD] != WORDS:
+            self.close()
+            raise ValueError(f"{path} is a generation table of another version")
+
+    def close(self) -> None:
+        """Unmap it; who still reads ``words`` gets a ``ValueError``."""
+        self.words.release()
+        self._bytes.release()
+        self._map.close()

@@ -1,0 +1,137 @@
+"""What lookups were answered, and whether that still holds: the generation table says so, without a system call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any, Final
+
+import msgpack
+
+from ktuned_client.answers import Hit, completed
+from ktuned_client.generations import NOTHING, Table, slot_of
+
+HOLDS_S: Final = 10.0
+"""After this long a question is asked again, whatever the table says: the one that is mapped may be nobody's any more
+(its file was removed, and the next daemon made another)."""
+
+MAX_ANSWERS: Final = 10_000
+"""Answers that are kept; with more than these, all are forgotten, and asked for again."""
+
+LAST_WORD_S: Final = 1.0
+"""How long the last that is known holds by itself while no daemon answers, before one is looked for again."""
+
+Entry = tuple[int, int, float, Hit]
+"""The kernel's slot and its generation when it was answered, until when (``monotonic``) it holds, the answer."""
+
+pack = msgpack.Packer(strict_types=True).pack
+"""Makes a problem's key: its bytes on the wire, so that ``1``, ``1.0`` and ``True`` are three. One for all threads,
+because with exact types alone it runs no Python code and thus keeps the interpreter to itself."""
+
+
+class Memo:
+    """The answers by kernel (as it was named; with a device, a pair of both) and by the problem's bytes.
+
+    A hot loop reads ``answers`` and ``words`` itself: an entry holds while the word of its slot is its generation, and
+    its time is not over. An answer without a config, which each caller completes by a default of its own, is only found
+    by :meth:`recall`.
+    """
+
+    __slots__ = ("_count", "_table", "answers", "incomplete", "words")
+
+    def __init__(self) -> None:
+        self.answers: dict[Any, dict[bytes, Entry]] = {}
+        self.incomplete: dict[tuple[Any, bytes], Entry] = {}
+        self.words = NOTHING
+        self._table: Table | None = None
+        self._count = 0
+
+    def greet(self, hello: Mapping[str, Any]) -> None:
+        """Map the table that a daemon tells of in its ``hello``; without one that can be read, nothing is kept."""
+        path = hello.get("generations")
+        try:
+            if not isinstance(path, str):
+                raise ValueError("the daemon has no table")
+            found = os.lstat(path)
+            if self._table is not None and self._table.identity == (found.st_dev, found.st_ino):
+                return
+            table: Table | None = Table(path)
+        except (OSError, ValueError):
+            table = None
+        before, self._table = self._table, table
+        # No two tables have a generation in common, so what was answered by the old one does not hold by this one.
+        self.words = NOTHING if table is None else table.words
+        if before is not None:
+            before.close()
+
+    def remember(self, name: Any, problem: bytes, hit: Hit) -> None:
+        """Keep an answer of the daemon whose table is mapped."""
+        if self._table is not None and type(hit.generation) is int:
+            self._keep(name, problem, (slot_of(hit.kernel), hit.generation, monotonic() + HOLDS_S, hit))
+
+    def remember_for_good(self, name: Any, problem: bytes, hit: Hit) -> None:
+        """Keep an answer that no daemon can change."""
+        self._keep(name, problem, (0, 0, float("inf"), hit))
+
+    def recall(self, name: Any, problem: bytes, default: Mapping[str, Any] | None) -> Hit | None:
+        """Return the answer that holds now, if there is one."""
+        entry = self._entry(name, problem)
+        if entry is None or self.words[entry[0]] != entry[1] or monotonic() >= entry[2]:
+            return None
+        return completed(entry[3], default)
+
+    def last_word(self, name: Any, problem: bytes, default: Mapping[str, Any] | None, why: str) -> Hit | None:
+        """Return what was last known, while no daemon answers: as it is if the table still says so, else marked."""
+        entry = self._entry(name, problem)
+        if entry is None:
+            return None
+        slot, generation, _, hit = entry
+        if self._table is None or self.words[slot] != generation:
+            return completed(hit, default)._replace(status="unavailable", message=f"{why}; this was known before")
+        self._keep(name, problem, (slot, generation, monotonic() + LAST_WORD_S, hit))
+        return completed(hit, default)
+
+    def close(self) -> None:
+        """Unmap the table, and forget."""
+        self.words = NOTHING
+        self.answers.clear()
+        self.incomplete.clear()
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+
+    def _entry(self, name: Any, problem: bytes) -> Entry | None:
+        return self.answers.get(name, _NO_ANSWERS).get(problem) or self.incomplete.get((name, problem))
+
+    def _keep(self, name: Any, problem: bytes, entry: Entry) -> None:
+        self._count += 1
+        if self._count > MAX_ANSWERS:
+            self._count = 1
+            self.answers.clear()
+            self.incomplete.clear()
+        if entry[3].config is None:
+            self.incomplete[name, problem] = entry
+            self.answers.get(name, {}).pop(problem, None)
+        else:
+            self.incomplete.pop((name, problem), None)
+            self.answers.setdefault(name, {})[problem] = entry
+
+
+_NO_ANSWERS: Final[dict[bytes, Entry]] = {}
+
+
+def key_of(problem: Mapping[str, Any]) -> bytes:
+    """Return a problem's bytes, whatever mapping it is and whatever its numbers and texts derive from.
+
+    Raises:
+        TypeError: it holds what MessagePack cannot carry.
+        ValueError: it holds a number beyond 64 bits.
+    """
+    try:
+        try:
+            return bytes(pack(dict(problem)))
+        except TypeError:
+            return bytes(msgpack.Packer().pack(dict(problem)))
+    except OverflowError as error:
+        raise ValueError(f"a number beyond 64 bits: {error}") from error

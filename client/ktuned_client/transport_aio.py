@@ -1,0 +1,258 @@
+"""Connections of the client for asyncio: one that all requests of a loop share, and one for each subscription."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ktuned_client import paths, wire
+from ktuned_client.answers import check_hello, explained, next_id, result_of
+from ktuned_client.progress import Event
+
+MAX_UNREAD_EVENTS: Final = 1000
+"""Beyond these the connection is not read until the caller has caught up, and the daemon holds the rest."""
+
+_READ_BYTES: Final = 64 * 1024
+
+
+class AsyncTransport:
+    """Speaks with the daemon at ``path``; as :class:`ktuned_client.transport.Transport`, awaited.
+
+    Responses are matched by id, so that a cancelled request leaves the others as they are. Another loop gets a
+    connection of its own, and so does a forked child.
+    """
+
+    def __init__(self, path: str, greet: Callable[[Mapping[str, Any]], None]) -> None:
+        self.path = path
+        self._greet = greet
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connecting = asyncio.Lock()
+        self._shared: _Connection | None = None
+        _transports.add(self)
+
+    async def look_up(self, question: bytes, deadline_s: float) -> Any:
+        """Send a request, from its method on, and return its result; once more if the connection turns out to be dead.
+
+        Raises:
+            DaemonError: the daemon refused it.
+            DaemonUnavailable: no daemon answered within ``deadline_s``.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                known = self._shared
+                connection = await self._connected()
+                try:
+                    response = await connection.exchange(question)
+                except ConnectionError:
+                    if connection is not known:
+                        raise
+                    response = await (await self._connected()).exchange(question)
+        except (OSError, wire.ProtocolError) as error:
+            raise explained(error, self.path, deadline_s) from error
+        return result_of(response)
+
+    async def request(self, method: str, params: Mapping[str, Any], deadline_s: float) -> Any:
+        """Send a request and return its result; raises as :meth:`look_up`, and is sent once."""
+        question = wire.encode_question(method, params)
+        try:
+            async with asyncio.timeout(deadline_s):
+                response = await (await self._connected()).exchange(question)
+        except (OSError, wire.ProtocolError) as error:
+            raise explained(error, self.path, deadline_s) from error
+        return result_of(response)
+
+    async def subscribe(self, params: Mapping[str, Any], deadline_s: float) -> AsyncSubscription:
+        """Subscribe, over a connection of its own; raises as :meth:`look_up`."""
+        connection: _Connection | None = None
+        try:
+            async with asyncio.timeout(deadline_s):
+                connection = await _open(self.path)
+                question = wire.encode_question("subscribe", params)
+                return AsyncSubscription(connection, result_of(await connection.exchange(question)))
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, OSError | wire.ProtocolError):
+                raise explained(error, self.path, deadline_s) from error
+            raise
+
+    async def close(self) -> None:
+        """Close the shared connection; requests under way fail, the next one opens another."""
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+
+    async def _connected(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            self._connecting = asyncio.Lock()
+            self._shared = None
+        if self._shared is not None and self._shared.is_open:
+            return self._shared
+        async with self._connecting:
+            if self._shared is None or not self._shared.is_open:
+                connection = await _open(self.path)
+                try:
+                    self._greet(check_hello(await connection.exchange(wire.encode_question("hello", {}))))
+                except BaseException:
+                    connection.close()
+                    raise
+                self._shared = connection
+            return self._shared
+
+    def _forget_parent(self) -> None:
+        # Only let go of: to close it would take it out of the parent's epoll, which parent and child have in common.
+        if self._shared is not None:
+            self._shared.let_go()
+            self._shared = None
+        self._loop = None
+
+
+class AsyncSubscription:
+    """The notifications of one subscription; ``start`` is where the stream stood."""
+
+    def __init__(self, connection: _Connection, start: Mapping[str, Any]) -> None:
+        self.start = start
+        self._connection = connection
+
+    async def next_event(self) -> Event | None:
+        """Return the next event; ``None`` once closed.
+
+        Raises:
+            OSError, ProtocolError: the connection was lost.
+        """
+        return await self._connection.next_event()
+
+    async def close(self) -> None:
+        """End the subscription."""
+        self._connection.close()
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One connection: requests matched to responses by id, and events in the order in which they came."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._decoder = wire.Decoder()
+        # A plain protocol has 256 KiB allocated for each read, which costs more than the read.
+        self._read_buffer = memoryview(bytearray(_READ_BYTES))
+        self._id = 0
+        self._waiting: dict[int, asyncio.Future[wire.Response]] = {}
+        self._events: deque[Event] = deque()
+        self._event_came = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+        self._error: Exception | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._error is None and self._transport is not None and not self._transport.is_closing()
+
+    async def exchange(self, question: bytes) -> wire.Response:
+        """Send a request, from its method on, and return the response."""
+        request_id = self._id = next_id(self._id)
+        if self._error is not None or self._transport is None:
+            raise self._error or ConnectionResetError("the connection was closed")
+        answer: asyncio.Future[wire.Response] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = answer
+        self._transport.write(wire.request_head(request_id) + question)
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(request_id, None)
+
+    async def next_event(self) -> Event | None:
+        """Return the next event; ``None`` when this side closed the connection."""
+        while not self._events:
+            if self._transport is None:
+                return None
+            if self._error is not None:
+                raise self._error
+            self._event_came.clear()
+            await self._event_came.wait()
+        event = self._events.popleft()
+        if not self._events and self._transport is not None:
+            self._transport.resume_reading()
+        return event
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+        self._fail(ConnectionResetError("the connection was closed"))
+
+    def let_go(self) -> None:
+        """Close this process's descriptor, and nothing that a parent has in common with it."""
+        descriptor = self._socket.detach()
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            messages = self._decoder.feed(bytes(self._read_buffer[:nbytes]))
+        except wire.ProtocolError as error:
+            self._fail(error)
+            if self._transport is not None:
+                self._transport.abort()
+            return
+        for message in messages:
+            if type(message) is wire.Response:
+                # One that nobody waits for any more answers a request that was cancelled.
+                answer = self._waiting.pop(message.id, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+            elif type(message) is wire.Notification and message.method == "event" and message.params is not None:
+                self._note(message.params)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fail(error or ConnectionResetError("the daemon closed the connection"))
+
+    def _note(self, event: Event) -> None:
+        self._events.append(event)
+        self._event_came.set()
+        if len(self._events) >= MAX_UNREAD_EVENTS and self._transport is not None:
+            self._transport.pause_reading()
+
+    def _fail(self, error: Exception) -> None:
+        self._error = self._error or error
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(self._error)
+        self._waiting.clear()
+        self._event_came.set()
+
+
+async def _open(path: str) -> _Connection:
+    """Connect, with every check; on a Unix socket that is done at once or not at all."""
+    connection = paths.connect(path, 0.0)
+    try:
+        _, protocol = await asyncio.get_running_loop().create_unix_connection(
+            lambda: _Connection(connection), sock=connection
+        )
+    except BaseException:
+        connection.close()
+        raise
+    return protocol
+
+
+_transports: weakref.WeakSet[AsyncTransport] = weakref.WeakSet()
+
+
+def _forget_parents() -> None:
+    for transport in list(_transports):
+        transport._forget_parent()
+
+
+os.register_at_fork(after_in_child=_forget_parents)

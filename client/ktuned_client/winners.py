@@ -1,0 +1,203 @@
+"""Winners that were exported: reading the files, and answering lookups from them with no daemon.
+
+A file holds the winners of one kernel on one device model (docs/sharing.md has every field). Nothing here can tell
+whether the sources, the toolchain and the driver are still those that a winner was measured with, so it is served as
+``stale``, never as ``fresh``; nor whether a config is valid for another problem than its own, so nothing is ``near``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ktuned_client.answers import Hit, unavailable
+
+FORMAT: Final = 1
+"""What ``ktuned_winners`` says; raised when a field changes its meaning or goes."""
+
+MAX_FILE_BYTES: Final = 64 * 1024 * 1024
+"""The largest file that is read: some 100,000 winners."""
+
+_SCALARS: Final = (bool, int, float, str)
+_FIELDS: Final = {"kernel": str, "device": str, "winners": list}
+_WINNER_FIELDS: Final = {
+    "problem": dict,
+    "config": dict,
+    "latency_us": (int, float),
+    "decided": (int, float),
+    "digest": str,
+    "toolchain": str,
+    "device_fingerprint": str,
+    "measuring_version": int,
+}
+
+
+class WinnersError(Exception):
+    """A file of winners cannot be read, or is none; the message names it and says what mends it."""
+
+
+def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return one file's document, checked.
+
+    Raises:
+        WinnersError: it cannot be read, is none, is a newer version's, or holds something wrong.
+    """
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise WinnersError(f"{path} has more than {MAX_FILE_BYTES} bytes")
+        document = json.loads(data)
+    except OSError as error:
+        raise WinnersError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise WinnersError(f"{path} is not JSON: {error}") from error
+    try:
+        check_document(document)
+    except ValueError as error:
+        raise WinnersError(f"{path} {error}") from error
+    return document  # type: ignore[no-any-return]
+
+
+def check_document(document: Any) -> None:
+    """Check a file's content.
+
+    Raises:
+        ValueError: what is wrong with it, as the rest of a sentence that begins with its name.
+    """
+    if not isinstance(document, dict) or type(document.get("ktuned_winners")) is not int:
+        raise ValueError("holds no winners that `ktuned export` wrote")
+    version = document["ktuned_winners"]
+    if version > FORMAT:
+        raise ValueError(f"is of format {version}, and this version reads up to {FORMAT}: upgrade ktuned")
+    _check_fields(document, _FIELDS, "")
+    if document.get("default") is not None:
+        _check_flat(document["default"], "its default")
+    specialize = document.get("specialize")
+    if specialize is not None and not (
+        isinstance(specialize, list) and all(isinstance(key, str) for key in specialize)
+    ):
+        raise ValueError("says something wrong: `specialize` is no list of names")
+    for number, winner in enumerate(document["winners"], start=1):
+        if not isinstance(winner, dict):
+            raise ValueError(f"says something wrong: winner {number} is no map")
+        _check_fields(winner, _WINNER_FIELDS, f"winner {number}: ")
+        _check_flat(winner["problem"], f"winner {number}: its problem")
+        _check_flat(winner["config"], f"winner {number}: its config")
+        if not 0 < winner["latency_us"] < float("inf"):
+            raise ValueError(f"says something wrong: winner {number}: a latency of {winner['latency_us']} µs")
+
+
+def paths_of(path: str | os.PathLike[str]) -> list[str]:
+    """Return the files that a path means: itself, or a directory's ``*.json``, by name.
+
+    Raises:
+        WinnersError: there are none.
+    """
+    if not os.path.isdir(path):
+        return [os.fspath(path)]
+    found = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(".json"))
+    if not found:
+        raise WinnersError(f"there is no file of winners (*.json) in {path}")
+    return found
+
+
+class Winners:
+    """What one or several files hold; see the module for what is served of it."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[str, dict[str, _Shared]] = {}
+        self._short: dict[str, set[str]] = {}
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Winners:
+        """Read a file, or a directory of them; raises as :func:`read_file`."""
+        winners = cls()
+        for file in paths_of(path):
+            winners._add(file, read_file(file))
+        return winners
+
+    def lookup(self, kernel: str, problem: Mapping[str, Any], device: str | None) -> Hit:
+        """Return the answer to a lookup: ``stale``, ``default``, ``unknown``, or ``unavailable`` with the reason."""
+        names = {kernel} if kernel in self._kernels else self._short.get(kernel, set())
+        if len(names) > 1:
+            listed = ", ".join(sorted(names))
+            return unavailable(kernel, problem, device, None, f"{kernel!r} is several kernels: {listed}")
+        if not names:
+            return Hit(kernel, problem, device, "unknown", None)
+        (name,) = names
+        models = self._kernels[name]
+        if device is None and len(models) > 1:
+            listed = ", ".join(sorted(models))
+            return unavailable(name, problem, None, None, f"there are winners for {listed}: name one of them as device")
+        shared = models.get(device) if device is not None else next(iter(models.values()))
+        if shared is None:
+            default = next(iter(models.values())).default
+            return Hit(name, problem, device, "default", default, message=f"there are no winners for {device!r}")
+        return shared.answer(problem)
+
+    def _add(self, path: str, document: Mapping[str, Any]) -> None:
+        name, device = document["kernel"], document["device"]
+        models = self._kernels.setdefault(name, {})
+        if device in models:
+            raise WinnersError(f"{path} and {models[device].path} both hold {name} on {device}: keep one of them")
+        models[device] = _Shared(path, document)
+        self._short.setdefault(name.rpartition(":")[2], set()).add(name)
+
+
+class _Shared:
+    """One file."""
+
+    def __init__(self, path: str, document: Mapping[str, Any]) -> None:
+        self.path = path
+        self.default: Mapping[str, Any] | None = document.get("default")
+        self._kernel: str = document["kernel"]
+        self._device: str = document["device"]
+        self._specialize: list[str] | None = document.get("specialize")
+        self._winners = {_canonical(winner["problem"]): winner for winner in document["winners"]}
+        artifacts = document.get("artifacts")
+        self._artifacts = os.path.join(os.path.dirname(path), artifacts) if isinstance(artifacts, str) else None
+
+    def answer(self, problem: Mapping[str, Any]) -> Hit:
+        try:
+            kept = problem if self._specialize is None else {key: problem[key] for key in self._specialize}
+        except KeyError as error:
+            return unavailable(self._kernel, problem, self._device, None, f"the problem lacks {error}")
+        winner = self._winners.get(_canonical(kept))
+        if winner is None:
+            return Hit(self._kernel, problem, self._device, "default", self.default)
+        return Hit(
+            self._kernel,
+            problem,
+            self._device,
+            "stale",
+            winner["config"],
+            winner["latency_us"],
+            self._artifact(winner),
+            winner["decided"],
+            message=f"from {self.path}: not checked against this machine's sources, toolchain and driver",
+        )
+
+    def _artifact(self, winner: Mapping[str, Any]) -> str | None:
+        key = winner.get("artifact")
+        if self._artifacts is None or not isinstance(key, str) or os.path.basename(key) != key:
+            return None
+        path = os.path.join(self._artifacts, key)
+        return os.path.abspath(path) if os.path.isdir(path) else None
+
+
+def _canonical(values: Mapping[str, Any]) -> str:
+    return json.dumps(dict(values), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _check_fields(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(values.get(name), kind) or isinstance(values.get(name), bool):
+            raise ValueError(f"says something wrong: {where}`{name}` is missing or of a wrong type")
+
+
+def _check_flat(values: Any, what: str) -> None:
+    if not isinstance(values, dict) or not all(isinstance(value, _SCALARS) for value in values.values()):
+        raise ValueError(f"says something wrong: {what} is no flat map of numbers and texts")

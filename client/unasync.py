@@ -1,0 +1,84 @@
+"""Make the client for threads, ``client.py``, of the one for asyncio, ``aio.py``: the same source, less the awaiting.
+
+``python client/unasync.py`` writes it, ``--check`` says by the exit status whether it is what it would be.
+"""
+
+import io
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent / "ktuned_client"
+SOURCE = PACKAGE / "aio.py"
+MADE = PACKAGE / "client.py"
+
+NAMES = {
+    "AsyncClient": "Client",
+    "AsyncEventStream": "EventStream",
+    "AsyncIterator": "Iterator",
+    "AsyncSubscription": "Subscription",
+    "AsyncTransport": "Transport",
+    "AsyncTuning": "Tuning",
+    "StopAsyncIteration": "StopIteration",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
+    "__anext__": "__next__",
+    "aclose": "close",
+    "transport_aio": "transport",
+    "anext": "next",
+}
+"""What is called otherwise. ``async`` and ``await`` go, and so does ``Awaitable[…]`` around a type."""
+
+TEXTS = {
+    '"""The client for asyncio (and anyio on it); the one for threads, ``client.py``, is made of this file."""': (
+        '"""The client for threads. Made of ``aio.py`` by ``client/unasync.py``: change that one."""'
+    ),
+    "All tasks of a loop share a connection, made when it is first needed. "
+    "Another loop, and with it a forked child, gets\n    one of its own.": (
+        "Threads may share a client; a forked child gets connections of its own. "
+        "Lookups share one, made when it is first\n    needed; every other request has its own."
+    ),
+    "``aclose``": "``close``",
+}
+
+
+def derive(source: str) -> str:
+    """Return the source of the client for threads."""
+    for told, instead in TEXTS.items():
+        if told not in source:
+            raise ValueError(f"{SOURCE.name} no longer says {told!r}")
+        source = source.replace(told, instead)
+    source = source.replace("Awaitable[Hit]", "Hit").replace(
+        "AsyncIterator, Awaitable, Callable, Iterable", "Callable, Iterable, Iterator"
+    )
+    lines = source.splitlines(keepends=True)
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    # From the end, so that the columns before stay what they are.
+    for token in reversed(tokens):
+        if token.type != tokenize.NAME:
+            continue
+        (row, start), (_, end) = token.start, token.end
+        line = lines[row - 1]
+        if token.string in ("async", "await"):
+            lines[row - 1] = line[:start] + line[end:].removeprefix(" ")
+        elif token.string in NAMES:
+            lines[row - 1] = line[:start] + NAMES[token.string] + line[end:]
+    # Less is on a line than was, so that some fit into one.
+    formatter = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(MADE), "-"]
+    return subprocess.run(formatter, input="".join(lines), text=True, capture_output=True, check=True).stdout
+
+
+def main() -> int:
+    """Write the module, or check it."""
+    made = derive(SOURCE.read_text())
+    if "--check" not in sys.argv[1:]:
+        MADE.write_text(made)
+    elif MADE.read_text() != made:
+        sys.stderr.write(f"{MADE} is not what {SOURCE.name} makes: run `python client/unasync.py`\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
