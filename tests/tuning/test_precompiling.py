@@ -70,19 +70,14 @@ async def test_every_config_is_told(parts: Parts) -> None:
     assert not parts.store.trials(kernel="project:it")
 
 
-async def test_artifacts_serve_the_tuning_that_follows(parts: Parts, tmp_path: Path) -> None:
-    """A job on a device of that target finds them under its own keys, and compiles nothing again."""
+async def test_what_is_there_is_not_compiled_again(parts: Parts, tmp_path: Path) -> None:
+    """The artifacts of one job are the next one's, with their facts."""
     log = tmp_path / "compiles"
     await parts.inspect(kernel_text())
     parts.root = replace(parts.root, env={"FAKE_LOG": str(log)})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
-    compiled = await ended(parts, replace(COMPILE, arch="fake"))
-    assert (compiled["state"], len(log.read_text().splitlines())) == ("done", 2)
-    tuned = await ended(parts, Wish())
-    assert (tuned["state"], tuned["outcomes"]) == ("done", {"measured": 2})
-    assert len(log.read_text().splitlines()) == 2
-    again = await ended(parts, COMPILE)
+    again = await ended(parts, replace(COMPILE, arch="fake"), COMPILE)
     assert [event["reused"] for event in told(parts, again).values()] == [True, True]
     assert [event["facts"]["registers"] for event in told(parts, again).values()] == [32, 32]
     assert len(log.read_text().splitlines()) == 2

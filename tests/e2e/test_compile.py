@@ -1,0 +1,75 @@
+"""Compiling alone, by real commands against a real daemon."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.harness import PATIENCE_S, kernel_text, running
+
+SOURCE = """\
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/function.h>
+
+void twice(tvm::ffi::TensorView x, tvm::ffi::TensorView y) {
+  auto from = static_cast<const float*>(x.data_ptr());
+  auto to = static_cast<float*>(y.data_ptr());
+  for (int64_t i = 0; i < x.numel(); i += STEP)
+    for (int64_t j = i; j < i + STEP; ++j) to[j] = 2 * from[j];
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(twice, twice);
+"""
+KERNEL = """\
+from ktuned import kernel, space, tensor
+from ktuned_tvm_ffi import Build
+
+@kernel(
+    backend="tvm_ffi", sources=["twice.cc"], problems=[dict(n=64)], preset="fast",
+    space=space(STEP=[4, "no_number"]),
+    inputs=lambda p: dict(x=tensor((p.n,)), y=tensor((p.n,), output=True)),
+    reference=lambda x, y: dict(y=2 * x),
+)
+def twice(p, c):
+    return Build(function="twice", args=("x", "y"), defines=dict(STEP=c.STEP))
+"""
+
+
+def test_tuning_after_compiling_compiles_nothing(tmp_path: Path) -> None:
+    """By the C++ compiler, for what this machine needs: each config is told, and the next job finds its artifact."""
+    with running(tmp_path) as daemon:
+        path = daemon.kernel_file(KERNEL, "tune_twice.py")
+        path.with_name("twice.cc").write_text(SOURCE)
+        compiled = daemon.ktuned("compile", str(path), "--json")
+        assert compiled.returncode == 0, compiled.stderr
+        *told, jobs = map(json.loads, compiled.stdout.splitlines())
+        outcomes = {entry["config"]["STEP"]: entry["outcome"] for entry in told}
+        assert outcomes == {4: None, "no_number": "compile_error"}
+        artifacts = {entry["artifact"] for entry in told if entry["outcome"] is None}
+        assert all(Path(artifact, "kernel.so").is_file() for artifact in artifacts)
+        (job,) = jobs
+        assert (job["state"], job["outcomes"]) == ("done", {"compiled": 1, "compile_error": 1})
+        daemon.tune(path=str(path), trials=2)
+        trials = daemon.client.call("results", kernel="twice")["trials"]
+        measured = [trial for trial in trials if trial["outcome"] == "measured"]
+        assert [trial["compile_s"] for trial in measured] == [0.0]
+        places = daemon.home / "cache" / "artifacts"
+        assert {str(places / trial["artifact"][:2] / trial["artifact"]) for trial in measured} == artifacts
+
+
+def test_interrupting_cancels(tmp_path: Path) -> None:
+    """Ctrl-C ends the command and its job; what was compiled stays."""
+    with running(tmp_path) as daemon:
+        path = daemon.kernel_file(kernel_text("space([dict(does='gate_compile', gate='door')])"))
+        command = subprocess.Popen(
+            [sys.executable, "-m", "ktuned", "compile", str(path)], env=daemon.env, stderr=subprocess.PIPE, text=True
+        )
+        daemon.gate("door").wait_reached()
+        command.send_signal(signal.SIGINT)
+        _, said = command.communicate(timeout=PATIENCE_S)
+        assert (command.returncode, said) == (130, "cancelled; what was compiled stays\n")
+        daemon.until(lambda: not daemon.client.call("status")["jobs"]["running"], "the job to end")
+        (job,) = daemon.client.call("jobs")["jobs"]
+        assert job["state"] == "cancelled"
