@@ -60,9 +60,10 @@ class Status(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job stands; ``queued`` and ``running`` ones are taken up again by the next daemon."""
+    """Where a job stands; ``queued`` and ``running`` ones are taken up again by the next daemon, ``paused`` ones wait."""
 
     QUEUED = "queued"
+    PAUSED = "paused"
     RUNNING = "running"
     DONE = "done"
     CANCELLED = "cancelled"
@@ -70,12 +71,22 @@ class JobState(StrEnum):
 
 
 class Priority(IntEnum):
-    """Which job goes first; the gaps leave room for finer steps."""
+    """Which job goes first; the gaps leave room for finer steps.
 
+    Measuring again what a new driver or toolchain may have changed; sweeps; lookups; a save; somebody who named what
+    to tune; somebody who waits for it.
+    """
+
+    VERIFY = 50
     BACKGROUND = 100
     ASKED = 200
     SAVED = 300
+    REQUESTED = 350
     WAITED_FOR = 400
+
+
+MAX_PRIORITY = 999
+"""The highest that anybody may ask for: ranks are bounded, so that what has waited long enough passes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +195,17 @@ class KernelInfo:
     def name(self) -> str:
         """The full name, ``project:kernel``."""
         return f"{self.project}:{self.kernel}"
+
+    @property
+    def data_digest(self) -> str:
+        """What decides the inputs, the reference and the checks: with it, measurements of equal artifacts are equal."""
+        return str(self.extra.get("data_digest", self.digest))
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What ``digest`` is made of: short digests by labels that begin with their group, ``source:`` or ``python:``."""
+        groups = (("source", self.extra.get("files", {})), ("python", self.extra.get("definitions", {})))
+        return {f"{group}:{label}": digest for group, found in groups for label, digest in found.items()}
 
     def specialized(self, problem: Problem) -> dict[str, Scalar]:
         """Return the part of a problem that enters the key."""

@@ -13,12 +13,20 @@ import anyio
 from ktuned.errors import WorkerError
 from ktuned.fleet.failures import Output, RequestFailed
 from ktuned.fleet.health import Health
-from ktuned.fleet.pool import MAX_REQUESTS, Fleet
+from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import Environment, WorkerProcess
+from ktuned.fleet.turns import Turns
 from ktuned.model import Device
 
 REAP_S = 1.0
 """How long a killed worker may take to end: a process in an endless GPU kernel was seen to take 0.15 s."""
+
+SPARES_IN_TROUBLE = 2
+"""Warm spares of a lane that has just lost a worker. Bad configs come in rows, being neighbours in the space: with one
+spare, whoever fails next waits for an interpreter that imports torch, which takes two seconds and more."""
+
+TROUBLE_S = 60.0
+"""How long after a loss the second spare is kept: it holds some 300 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class Lane:
 
     After its worker was killed a lane is suspect: on a GPU the next worker must pass a canary first. If it does not, or
     the killed one cannot be reaped because it sits in the driver, the lane is sick, and is tried again with back-off.
-    Lanes of one seat share its ``lock``; ``on_state`` is called when it becomes sick, and when it is well again.
+    Lanes of one ``seat`` take turns on it; ``on_state`` is called when it becomes sick, and when it is well again.
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class Lane:
         device: Device,
         fleet: Fleet,
         *,
-        lock: anyio.Lock | None = None,
+        seat: Turns | None = None,
         on_state: Callable[[Lane], None] = lambda lane: None,
     ) -> None:
         self.device = device
@@ -59,10 +67,11 @@ class Lane:
         self.health = Health()
         self._fleet = fleet
         self._on_state = on_state
-        self._lock = lock or anyio.Lock()
+        self._turns = seat or Turns()
         self._worker: WorkerProcess | None = None
         self._bench: Bench | None = None
         self._killed: WorkerProcess | None = None
+        self._killed_at = -TROUBLE_S
         self._is_suspect = False
 
     @property
@@ -70,7 +79,7 @@ class Lane:
         """``ready``, ``busy`` or ``sick``."""
         if self.health.is_sick:
             return "sick"
-        return "busy" if self._lock.locked() else "ready"
+        return "busy" if self._turns.is_full else "ready"
 
     @property
     def worker_pid(self) -> int | None:
@@ -80,7 +89,7 @@ class Lane:
     @asynccontextmanager
     async def seat(self, job: int) -> AsyncIterator[None]:
         """Hold the device for one job's next request."""
-        async with self._lock:
+        async with self._turns.hold(job):
             self.job = job
             began = monotonic()
             try:
@@ -96,7 +105,7 @@ class Lane:
             CannotOpen: the kernel file, its inputs or its reference fail, hang or crash.
         """
         if self._worker is not None and self._worker.is_alive and self._bench is not None:
-            if self._bench.environment != bench.environment or self._worker.requests >= MAX_REQUESTS:
+            if self._bench.environment != bench.environment or self._fleet.is_worn(self._worker):
                 self._let_go()
             elif self._bench.identity == bench.identity:
                 return
@@ -104,8 +113,10 @@ class Lane:
             if self._worker is None or not self._worker.is_alive:
                 self._bench = None
                 self._worker = await self._well_worker(bench, deadlines)
-            self._fleet.prepare_spare("bench", bench.environment, bench.backend)
+            self._fleet.prepare_spares("bench", bench.environment, bench.backend, self._spares_wanted)
             await self._worker.call(bench.request, deadlines, first_phase="inspect")
+            # The problem's data is its to keep; only what comes on top wears a worker out.
+            self._worker.settle()
             self._bench = bench
         except BaseException as error:
             self.drop()
@@ -132,6 +143,10 @@ class Lane:
                     self._well()
                     return worker
             self._sick(trouble)
+
+    @property
+    def _spares_wanted(self) -> int:
+        return SPARES_IN_TROUBLE if monotonic() - self._killed_at < TROUBLE_S else 1
 
     async def _unreaped(self) -> str:
         """Wait for the killed worker's end; return why the device cannot be used if it does not come."""
@@ -182,6 +197,7 @@ class Lane:
         """Kill the lane's worker: after a failure that may have left it, or its device, in an unknown state."""
         if self._worker is not None:
             self._killed = self._worker
+            self._killed_at = monotonic()
             self._is_suspect = True
         self._let_go()
 

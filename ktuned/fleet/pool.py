@@ -28,16 +28,22 @@ from ktuned.fleet.health import Health
 from ktuned.fleet.kills import is_outside_kill
 from ktuned.fleet.process import DAEMON_MARK, Environment, WorkerProcess, spawn
 from ktuned.fleet.quiet import QuietGate
+from ktuned.fleet.turns import Turns
 
 _log = structlog.get_logger()
 
 IDLE_S = 60.0
 """An idle worker is let go after this long: a bench worker holds torch, some 300 MiB."""
 
+IDLE_S_OF = {"inspect": 900.0}
+"""Who waits longer: what reads a save holds some 30 MiB, and an author thinks for minutes between two of them."""
+
 MAX_IDLE = 8
 COMPILE_NICENESS = 10
 MAX_REQUESTS = 500
-"""A worker is replaced after this many requests: what loaded code leaks must not add up."""
+WORN_SHARE = 0.25
+"""A worker is replaced after this many requests, or when it has grown by this part of what it may use since it had
+settled: what loaded code leaks must not add up until an innocent config is stopped for it."""
 
 TOLERATED_FAILURES = 3
 """Starts of a worker that may fail in a row before there is a pause between them."""
@@ -64,7 +70,7 @@ class Fleet:
         memory_limits: tuple[int, int] | None = None,
     ) -> None:
         self.gate = QuietGate()
-        self.compile_slots = anyio.CapacityLimiter(compile_slots)
+        self.compile_slots = Turns(compile_slots)
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.scratch = scratch / self._id
         self._compile_cores = compile_cores
@@ -72,10 +78,10 @@ class Fleet:
         self._base_env = {**base_env, DAEMON_MARK: self._id, "KTUNED_CACHE": str(cache)}
         self._workers: dict[int, WorkerProcess] = {}
         self._idle: dict[tuple[str, Environment], list[tuple[float, WorkerProcess]]] = {}
-        self._spares_under_way: dict[tuple[str, Environment], anyio.Event] = {}
+        self._spares_under_way: dict[tuple[str, Environment], list[anyio.Event]] = {}
         self._health: dict[tuple[str, Environment], Health] = {}
         bench_bytes, compile_bytes = memory_limits or memory.default_limits(compile_slots)
-        self._limits = {"bench": bench_bytes, "compile": compile_bytes, "inspect": bench_bytes}
+        self._limits = {"bench": bench_bytes, "compile": compile_bytes, "inspect": bench_bytes, "explore": bench_bytes}
         self._busy = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
         self._closing = False
@@ -113,7 +119,7 @@ class Fleet:
         """Follow new settings; what runs goes on, and counts under the new limits."""
         self.compile_slots.total_tokens = compile_slots
         self._limits["bench"], self._limits["compile"] = memory_limits
-        self._limits["inspect"] = memory_limits[0]
+        self._limits["inspect"] = self._limits["explore"] = memory_limits[0]
 
     @asynccontextmanager
     async def lend(self, role: str, environment: Environment) -> AsyncIterator[WorkerProcess]:
@@ -145,32 +151,40 @@ class Fleet:
                     self._busy.set()
                     return worker
             under_way = self._spares_under_way.get((role, environment))
-            if under_way is None:
+            if not under_way:
                 return await self._spawn(role, environment)
             # A spare that is half started is there sooner than a worker that is not begun.
             with anyio.move_on_after(self._spawn_s) as scope:
-                await under_way.wait()
+                await under_way[0].wait()
             if scope.cancelled_caught:
                 return await self._spawn(role, environment)
 
     def release(self, environment: Environment, worker: WorkerProcess) -> None:
         """Take a worker back; it idles until it is lent again or :data:`IDLE_S` have passed."""
         idle = self._idle.setdefault((worker.role, environment), [])
-        if not worker.is_alive or self._closing or len(idle) >= MAX_IDLE or worker.requests >= MAX_REQUESTS:
+        if not worker.settled_bytes:
+            worker.settle()
+        if not worker.is_alive or self._closing or len(idle) >= MAX_IDLE or self.is_worn(worker):
             worker.kill()
             return
         idle.append((monotonic(), worker))
 
-    def prepare_spare(self, role: str, environment: Environment, backend: str) -> None:
-        """Have one idle worker of that role ready in the background, with the backend imported."""
-        key = (role, environment)
-        is_there = any(worker.is_alive for _, worker in self._idle.get(key, ()))
-        if self._closing or is_there or key in self._spares_under_way:
-            return
-        self._spares_under_way[key] = anyio.Event()
-        self._tasks.start_soon(self._make_spare, role, environment, backend)
+    def is_worn(self, worker: WorkerProcess) -> bool:
+        """Tell whether a worker is due to be replaced, between two requests."""
+        grown = worker.memory_bytes - worker.settled_bytes
+        return worker.requests >= MAX_REQUESTS or grown > WORN_SHARE * self._limits[worker.role]
 
-    async def _make_spare(self, role: str, environment: Environment, backend: str) -> None:
+    def prepare_spares(self, role: str, environment: Environment, backend: str, count: int = 1) -> None:
+        """Have so many idle workers of that role ready, in the background, with the backend imported."""
+        key = (role, environment)
+        under_way = self._spares_under_way.setdefault(key, [])
+        there = sum(worker.is_alive for _, worker in self._idle.get(key, ()))
+        for _ in range(0 if self._closing else count - there - len(under_way)):
+            made = anyio.Event()
+            under_way.append(made)
+            self._tasks.start_soon(self._make_spare, role, environment, backend, made)
+
+    async def _make_spare(self, role: str, environment: Environment, backend: str, made: anyio.Event) -> None:
         try:
             # Not lent: whoever acquires one waits for the spare, which is this one.
             worker = await self._spawn(role, environment)
@@ -185,7 +199,8 @@ class Fleet:
             # The lane will meet the same error when it needs the worker, and tell it then.
             _log.info("spare_failed", role=role, reason=error.message)
         finally:
-            self._spares_under_way.pop((role, environment)).set()
+            self._spares_under_way[role, environment].remove(made)
+            made.set()
 
     async def _spawn(self, role: str, environment: Environment) -> WorkerProcess:
         health = self._health.setdefault((role, environment), Health(tolerated=TOLERATED_FAILURES))
@@ -219,6 +234,8 @@ class Fleet:
         self._tasks.start_soon(self._watch, worker)
         if role == "compile":
             self._put_aside(worker)
+        if role != "bench":
+            memory.cap(worker.pid, self._limits[role])
         try:
             await worker.ready(self._spawn_s)
         except WorkerDied as error:
@@ -252,7 +269,7 @@ class Fleet:
         while True:
             await anyio.sleep(IDLE_S / 4)
             for idle in self._idle.values():
-                while idle and monotonic() - idle[0][0] > IDLE_S:
+                while idle and monotonic() - idle[0][0] > IDLE_S_OF.get(idle[0][1].role, IDLE_S):
                     idle.pop(0)[1].kill()
 
     async def _watch_memory(self) -> None:

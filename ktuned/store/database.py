@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from ktuned.errors import NotFound, UsageError
+from ktuned.errors import UsageError
 from ktuned.model import (
     Config,
     Context,
@@ -30,7 +30,7 @@ from ktuned.model import (
     Winner,
     canonical,
 )
-from ktuned.store import opening, recording, rows
+from ktuned.store import jobs, meanings, opening, recording, rows, trials
 from ktuned.store.faults import database_fault, is_damage
 from ktuned.store.recording import Recovered
 from ktuned.store.writer import Writer, WriterStatistics
@@ -125,12 +125,26 @@ class Store:
         """Remember kernels as they were last inspected, and drop those whose full names are ``removed``."""
         now = time.time()
         entries = [(info.name, json.dumps(info.to_wire()), now) for info in infos]
+        parts = [(info.name, info.digest, json.dumps(info.parts)) for info in infos]
 
         def save(connection: sqlite3.Connection) -> None:
             connection.executemany("DELETE FROM kernels WHERE name = ?", [(name,) for name in removed])
             connection.executemany("INSERT OR REPLACE INTO kernels (name, info, updated) VALUES (?, ?, ?)", entries)
+            meanings.keep(connection, parts)
 
         await self._write(save)
+
+    def meaning(self, kernel: str, digest: str) -> dict[str, str] | None:
+        """Return the parts that a kernel's digest was made of, by their labels; ``None`` if nobody kept them."""
+        return meanings.of(self._read, kernel, digest)
+
+    def versions(self, fingerprint: str) -> dict[str, str] | None:
+        """Return the versions and flags that a fingerprint's digest stands for; ``None`` if nobody kept them."""
+        return meanings.versions(self._read, fingerprint)
+
+    async def save_versions(self, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
+        """Remember what fingerprints stand for, by their digests."""
+        await self._write(lambda connection: meanings.keep_versions(connection, fingerprints))
 
     def kernels(self) -> list[KernelInfo]:
         """Return all kernels as they were last inspected, by name."""
@@ -171,25 +185,24 @@ class Store:
     ) -> Job:
         """Enter a queued job and return it."""
         job = Job(0, kernel, dict(problem), device, JobState.QUEUED, priority, reason, plan, created=now)
-        values = (kernel, canonical(problem), device, job.state, priority, reason, canonical(plan.to_wire()), now)
-        number = await self._write(
-            lambda connection: (
-                connection.execute(
-                    """INSERT INTO jobs (kernel, problem, device, state, priority, reason, plan, created)
-                VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
-                    values,
-                ).lastrowid
-            )
-        )
-        return replace(job, id=number or 0)
+        number = await self._write(lambda connection: jobs.create(connection, job))
+        return replace(job, id=number)
+
+    async def save_pauses(self, devices: Collection[str]) -> None:
+        """Remember which device models are paused, and no others."""
+        await self._write(lambda connection: jobs.pause(connection, devices))
+
+    def pauses(self) -> set[str]:
+        """Return the device models that are paused."""
+        return {device for (device,) in self._read("SELECT device FROM pauses")}
 
     async def update_job(self, job: Job) -> None:
-        """Store all of a job but what it was created with (kernel, problem, device, plan, created).
+        """Store all of a job but what it was created with (kernel, problem, device, created).
 
         Raises:
             NotFound: there is no such job.
         """
-        await self._write(lambda connection: _update_job(connection, job))
+        await self._write(lambda connection: jobs.update(connection, job))
 
     def job(self, number: int) -> Job | None:
         """Return a job by its id."""
@@ -199,7 +212,7 @@ class Store:
         self, *, kernel: str | None = None, states: Sequence[JobState] | None = None, limit: int = 200
     ) -> list[Job]:
         """Return jobs, the newest first."""
-        where, values = _where({"kernel = ?": kernel})
+        where, values = trials.where({"kernel = ?": kernel})
         if states is not None:
             where += f" {'AND' if where else 'WHERE'} state IN ({', '.join('?' * len(states))})"
             values += tuple(states)
@@ -259,27 +272,26 @@ class Store:
 
     def trial(self, number: int) -> Trial | None:
         """Return a trial by its id."""
-        return next((rows.trial(row) for row in self._read(f"{rows.SELECT_TRIALS} WHERE trials.id = ?", number)), None)
+        return trials.by_id(self._read, number)
 
     def known_trial(self, context: Context, config: Config) -> Trial | None:
         """Return what is known of a config on this very context."""
-        found = self._read(
-            f"{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?) AND trials.config = ?",
-            *rows.context_values(context),
-            canonical(config),
-        )
-        return next(map(rows.trial, found), None)
+        return trials.of_config(self._read, context, config)
 
     def best_trials(self, context: Context, limit: int) -> list[Trial]:
         """Return the measured trials of a context, the fastest first."""
-        found = self._read(
-            f"""{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)
-            AND trials.outcome = ? ORDER BY trials.latency_us, trials.id LIMIT ?""",
-            *rows.context_values(context),
-            Outcome.MEASURED,
-            limit,
-        )
-        return [rows.trial(row) for row in found]
+        return trials.best(self._read, context, limit)
+
+    def twin(self, content: str) -> Trial | None:
+        """Return the newest measured trial of this very content (the detail ``content``), on whatever ground."""
+        return trials.twin(self._read, content)
+
+    def past(self, context: Context, grounds: int, limit: int) -> list[Trial]:
+        """Return how the latest ``grounds`` of a context's kernel, problem and device ended, its own before the others.
+
+        Of each ground the measured trials come first, the fastest of them at once.
+        """
+        return trials.past(self._read, context, grounds, limit)
 
     def trials(
         self,
@@ -290,31 +302,21 @@ class Store:
         outcome: Outcome | None = None,
         job: int | None = None,
         limit: int = 1000,
-        order: Literal["newest", "fastest"] = "newest",
+        order: trials.Order = "newest",
     ) -> list[Trial]:
         """Return trials; ``problem`` is a canonical text.
 
         ``newest`` begins with the latest entered (a retried one keeps its place). ``fastest`` leaves out trials
         without a latency and goes by kernel, problem and device, the fastest of each first.
         """
-        where, values = _where(
-            {
-                "contexts.kernel = ?": kernel,
-                "contexts.problem = ?": problem,
-                "contexts.device = ?": device,
-                "trials.outcome = ?": outcome,
-                "trials.job_id = ?": job,
-            }
-        )
-        if order == "newest":
-            tail = "ORDER BY trials.id DESC"
-        else:
-            where += f" {'AND' if where else 'WHERE'} trials.latency_us IS NOT NULL"
-            tail = "ORDER BY contexts.kernel, contexts.problem, contexts.device, trials.latency_us, trials.id"
-        # An index covers what chooses and orders; only the chosen rows are read whole, for sorting whole ones is slow.
-        chosen = f"SELECT trials.id {rows.FROM_TRIALS} {where} {tail} LIMIT ?"
-        found = self._read(f"{rows.SELECT_TRIALS} WHERE trials.id IN ({chosen}) {tail}", *values, limit)
-        return [rows.trial(row) for row in found]
+        wanted = {
+            "contexts.kernel = ?": kernel,
+            "contexts.problem = ?": problem,
+            "contexts.device = ?": device,
+            "trials.outcome = ?": outcome,
+            "trials.job_id = ?": job,
+        }
+        return trials.chosen(self._read, wanted, limit, order)
 
     def winner(self, kernel: str, problem: str, device: str) -> Winner | None:
         """Return the winner of a (kernel, problem's canonical text, device model)."""
@@ -328,7 +330,7 @@ class Store:
 
     def winners(self, kernel: str | None = None) -> list[Winner]:
         """Return all winners, of one kernel or of all, by kernel, problem and device."""
-        where, values = _where({"winners.kernel = ?": kernel})
+        where, values = trials.where({"winners.kernel = ?": kernel})
         tail = "ORDER BY winners.kernel, winners.problem, winners.device"
         return [rows.winner(row) for row in self._read(f"{rows.SELECT_WINNERS} {where} {tail}", *values)]
 
@@ -353,12 +355,6 @@ class Store:
         return database_fault(error, self.path)
 
 
-def _where(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    """Return the WHERE clause of those conditions that have a value, and the values."""
-    wanted = {condition: value for condition, value in conditions.items() if value is not None}
-    return ("WHERE " + " AND ".join(wanted) if wanted else ""), tuple(wanted.values())
-
-
 def _add_root(connection: sqlite3.Connection, root: Root) -> None:
     other = connection.execute("SELECT path FROM roots WHERE name = ? AND path <> ?", (root.name, root.path)).fetchone()
     if other:
@@ -369,28 +365,3 @@ def _add_root(connection: sqlite3.Connection, root: Root) -> None:
         "INSERT OR REPLACE INTO roots (path, name, python, env) VALUES (?, ?, ?, ?)",
         (root.path, root.name, root.python, json.dumps(dict(root.env))),
     )
-
-
-def _update_job(connection: sqlite3.Connection, job: Job) -> None:
-    updated = connection.execute(
-        """UPDATE jobs SET state = ?, priority = ?, reason = ?, started = ?, finished = ?, done = ?, total = ?,
-        best_us = ?, default_us = ?, reference_us = ?, outcomes = ?, message = ?, cost = ? WHERE id = ?""",
-        (
-            job.state,
-            job.priority,
-            job.reason,
-            job.started,
-            job.finished,
-            job.done,
-            job.total,
-            job.best_us,
-            job.default_us,
-            job.reference_us,
-            json.dumps(dict(job.outcomes)),
-            job.message,
-            json.dumps(dict(job.cost)),
-            job.id,
-        ),
-    ).rowcount
-    if not updated:
-        raise NotFound(f"there is no job {job.id}")

@@ -53,7 +53,8 @@ def begin(
             """INSERT INTO trials (context_id, job_id, config, updated) VALUES (?, ?, ?, ?)
             ON CONFLICT (context_id, config) DO UPDATE SET
                 job_id = excluded.job_id, updated = excluded.updated, outcome = NULL, latency_us = NULL,
-                spread_us = NULL, compile_s = 0, lane_s = 0, message = '', artifact = NULL, detail = '{}'
+                spread_us = NULL, compile_s = 0, lane_s = 0, message = '', artifact = NULL, detail = '{}',
+                content = NULL
             WHERE trials.outcome IS NOT ?""",
             (context_id, job, text, now, Outcome.MEASURED),
         )
@@ -76,7 +77,7 @@ def finish(connection: sqlite3.Connection, trial_id: int, result: TrialResult, n
         raise UsageError(f"trial {trial_id} cannot be measured with a latency of {result.latency_us}")
     connection.execute(
         """UPDATE trials SET outcome = ?, latency_us = ?, spread_us = ?, compile_s = ?, lane_s = ?, message = ?,
-        artifact = ?, detail = ?, updated = ? WHERE id = ?""",
+        artifact = ?, detail = ?, content = ?, updated = ? WHERE id = ?""",
         (
             result.outcome,
             result.latency_us,
@@ -86,13 +87,14 @@ def finish(connection: sqlite3.Connection, trial_id: int, result: TrialResult, n
             result.message,
             result.artifact,
             json.dumps(dict(result.detail)),
+            result.detail.get("content"),
             now,
             trial_id,
         ),
     )
-    ground, _ = _ground_of(connection, trial_id)
+    ground, seated = _ground_and_seat_of(connection, trial_id)
     told = Standing(trial_id, ground, result.latency_us if is_measured else None)
-    match judge(told, _seated(connection, trial_id)):
+    match judge(told, seated):
         case Verdict.KEEP:
             return None
         case Verdict.TAKE:
@@ -109,7 +111,10 @@ def decide(connection: sqlite3.Connection, trial_id: int, now: float) -> Winner:
         NotFound: there is no such trial.
         UsageError: it is not ``measured``.
     """
-    _, outcome = _ground_of(connection, trial_id)
+    row = connection.execute("SELECT outcome FROM trials WHERE id = ?", (trial_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no trial {trial_id}")
+    (outcome,) = row
     if outcome != Outcome.MEASURED:
         raise UsageError(f"trial {trial_id} cannot be the winner: it is {outcome or 'under way'}, not measured")
     return _seat(connection, trial_id, now)
@@ -139,34 +144,32 @@ def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None,
     )
     if outcome is None:
         connection.execute(
-            """DELETE FROM jobs WHERE kernel = ? AND state NOT IN (?, ?)
+            """DELETE FROM jobs WHERE kernel = ? AND state NOT IN (?, ?, ?)
             AND NOT EXISTS (SELECT 1 FROM trials WHERE job_id = jobs.id)""",
-            (kernel, JobState.QUEUED, JobState.RUNNING),
+            (kernel, JobState.QUEUED, JobState.PAUSED, JobState.RUNNING),
         )
     return deleted
 
 
-def _ground_of(connection: sqlite3.Connection, trial_id: int) -> tuple[int, str | None]:
-    row: tuple[int, str | None] | None = connection.execute(
-        "SELECT context_id, outcome FROM trials WHERE id = ?", (trial_id,)
-    ).fetchone()
-    if row is None:
-        raise NotFound(f"there is no trial {trial_id}")
-    return row
+def _ground_and_seat_of(connection: sqlite3.Connection, trial_id: int) -> tuple[int, Standing | None]:
+    """Return a trial's ground, and who sits on the seat that it competes for.
 
-
-def _seated(connection: sqlite3.Connection, trial_id: int) -> Standing | None:
-    """Return who sits on the seat that a trial competes for."""
+    Raises:
+        NotFound: there is no such trial.
+    """
     row = connection.execute(
-        """SELECT seated.id, seated.context_id, seated.latency_us
+        """SELECT trials.context_id, seated.id, seated.context_id, seated.latency_us
         FROM trials JOIN contexts ON contexts.id = trials.context_id
-        JOIN winners ON (winners.kernel, winners.problem, winners.device)
+        LEFT JOIN winners ON (winners.kernel, winners.problem, winners.device)
             = (contexts.kernel, contexts.problem, contexts.device)
-        JOIN trials AS seated ON seated.id = winners.trial_id
+        LEFT JOIN trials AS seated ON seated.id = winners.trial_id
         WHERE trials.id = ?""",
         (trial_id,),
     ).fetchone()
-    return Standing(*row) if row else None
+    if row is None:
+        raise NotFound(f"there is no trial {trial_id}")
+    ground, *seated = row
+    return ground, None if seated[0] is None else Standing(*seated)
 
 
 def _elect(connection: sqlite3.Connection, ground: int, now: float) -> Winner | None:

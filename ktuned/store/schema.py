@@ -6,7 +6,11 @@
                 ▲
              winners                    (derived: which trial is served for a kernel, problem, device)
 
+    pauses                              (devices on which nothing runs until somebody resumes it)
+
     roots   kernels   probes            (what the last daemon knew, so that the next one answers at once)
+
+    meanings   fingerprints             (what the digests in contexts were made of, to tell what has changed since)
 """
 
 from __future__ import annotations
@@ -69,6 +73,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX jobs_by_kernel ON jobs (kernel)",
         "CREATE INDEX jobs_by_state ON jobs (state)",
     ),
+    (
+        "ALTER TABLE trials ADD COLUMN content TEXT",
+        "CREATE INDEX trials_by_content ON trials (content) WHERE content IS NOT NULL AND outcome = 'measured'",
+        """CREATE TABLE meanings (
+            kernel TEXT NOT NULL, digest TEXT NOT NULL, parts TEXT NOT NULL, PRIMARY KEY (kernel, digest)
+        ) WITHOUT ROWID""",
+        "CREATE TABLE fingerprints (digest TEXT PRIMARY KEY, versions TEXT NOT NULL) WITHOUT ROWID",
+    ),
+    ("CREATE TABLE pauses (device TEXT PRIMARY KEY) WITHOUT ROWID",),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

@@ -62,7 +62,8 @@ class Compiling:
                 attempt.life.tell(Event.ARTIFACT_FOUND)
                 done.append((attempt, None))
         if missing:
-            async with self._fleet.gate.compiling(), self._fleet.compile_slots:
+            # The slot first: who waits for one does not compile, and keeps nobody from having quiet.
+            async with self._fleet.compile_slots.hold(self._work.job.id), self._fleet.gate.compiling():
                 for attempt in missing:
                     attempt.life.tell(Event.COMPILE_STARTED)
                 done += await self._compile_group(missing)
@@ -134,6 +135,7 @@ class Compiling:
                     backend=self._work.kernel.backend,
                     facts=item["facts"],
                     required=item["required"],
+                    decisive=item["decisive"],
                 )
             except BackendError as error:
                 return attempt.result(Event.COMPILE_FAILED, error.message, phase="compile")

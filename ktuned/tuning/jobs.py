@@ -3,135 +3,151 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from dataclasses import replace
 from time import time
+from typing import Any
 
 import anyio
-import anyio.abc
-import structlog
 
 from ktuned.errors import KtunedError, NotFound, StoreError
-from ktuned.fleet.kills import KILLS_EXCUSED, is_outside_kill
 from ktuned.fleet.lanes import Lane
 from ktuned.fleet.pool import Fleet
-from ktuned.model import Device, Job, JobState, Plan, Problem, canonical
+from ktuned.model import Job, JobState, Plan, Priority, Problem, canonical
 from ktuned.store import Artifacts, Store
-from ktuned.tuning.pipeline import Pipeline
-from ktuned.tuning.precompiling import Precompiling
-from ktuned.tuning.queue import Arrival, JobQueue, identity
+from ktuned.tuning.dispatch import MAX_WAITING, Dispatcher, Prepare
+from ktuned.tuning.manners import Manners, Reading
+from ktuned.tuning.queue import Arrival, Identity, extended
+from ktuned.tuning.running import sentence
 from ktuned.tuning.telling import Publish, publish_job
-from ktuned.tuning.trying import Work
-
-_log = structlog.get_logger()
-
-Prepare = Callable[[Job], Work]
-"""Turns a job into all that it needs, as its kernel stands now; raises a KtunedError that says why it cannot run."""
-
-RETRY_S = 2.0
-"""How often a store that could not be written is tried again while tuning is paused."""
-
-SOURCE_CHANGED = "source_changed"
-"""The code of a worker's refusal to work on files that are no longer those that were inspected."""
-
-MAX_WAITING = 10_000
-"""Jobs that may wait; a client that asks for more problems than that has an error in its loop."""
-
-
-@dataclass
-class _Running:
-    job: Job
-    pipeline: Pipeline | Precompiling
-    inspections: int
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    stopped: JobState | None = None
-    message: str = ""
-    is_outdated: bool = False
 
 
 class Jobs:
-    """The daemon's jobs. :meth:`run` works on them until it is cancelled; what is unfinished then stays queued."""
+    """The daemon's jobs. :meth:`run` works on them until it is cancelled; what is unfinished then stays queued.
 
-    def __init__(self, *, fleet: Fleet, store: Store, artifacts: Artifacts, prepare: Prepare, publish: Publish) -> None:
-        self._fleet = fleet
+    ``manners`` say when tuning yields to others, told by what ``read`` finds; without it nothing is read.
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        store: Store,
+        artifacts: Artifacts,
+        prepare: Prepare,
+        publish: Publish,
+        manners: Manners | None = None,
+        read: Callable[[], Awaitable[Reading]] | None = None,
+    ) -> None:
         self._store = store
-        self._artifacts = artifacts
-        self._prepare = prepare
         self._publish = publish
-        self._queue = JobQueue()
+        self._dispatcher = Dispatcher(
+            fleet=fleet,
+            store=store,
+            artifacts=artifacts,
+            prepare=prepare,
+            publish=publish,
+            manners=manners or Manners(),
+            read=read,
+        )
+        self._queue = self._dispatcher.queue
+        self._running = self._dispatcher.running
         self._arriving = anyio.Lock()
-        self._running: dict[str, _Running] = {}
-        self._lanes: dict[tuple[str, str, str], Lane] = {}
-        self._seats: dict[str, anyio.Lock] = {}
-        self._inspections: Counter[str] = Counter()
-        self._kills: Counter[int] = Counter()
-        self._news = anyio.Event()
-        self.paused = ""
 
     async def run(self) -> None:
         """Take up what the last daemon left, and work until cancelled."""
-        for job in self._store.jobs(states=[JobState.QUEUED], limit=MAX_WAITING):
-            # One that was asked for before this began waits already, perhaps with a higher priority by now.
-            if self._queue.get(job.id) is None:
-                self._queue.add(job)
-        async with anyio.create_task_group() as tasks:
-            while True:
-                self._news = anyio.Event()
-                if self.paused:
-                    await self._await_space()
-                self._dispatch(tasks)
-                await self._news.wait()
+        await self._dispatcher.run()
 
-    async def _await_space(self) -> None:
-        """Wait until what happened can be recorded again: a job must not measure what it cannot keep."""
-        _log.warning("tuning_paused", reason=self.paused)
-        self._publish("paused", reason=self.paused)
-        while self.paused:
-            await anyio.sleep(RETRY_S)
-            with suppress(StoreError):
-                await self._store.check_writable()
-                await self._artifacts.check_writable()
-                self.paused = ""
-        _log.info("tuning_resumed")
-        self._publish("resumed")
+    def review(self) -> None:
+        """Ask anew who should run: something that decides it has changed."""
+        self._dispatcher.review()
+
+    @property
+    def stalled(self) -> str:
+        """Why nothing can be recorded, and so nothing is tuned; nothing if all is well."""
+        return self._dispatcher.stalled
 
     async def submit(
-        self, kernel: str, problem: Problem, device: str, *, priority: int, reason: str, plan: Plan
+        self,
+        kernel: str,
+        problem: Problem,
+        device: str,
+        *,
+        priority: int,
+        reason: str,
+        plan: Plan,
+        any_plan: bool = False,
+        is_fixed: bool = False,
     ) -> Arrival:
         """Ask for a tuning; a request for work that waits or runs already joins it.
+
+        One with a larger budget extends a job that waits; beside one that runs with less, or one that goes about it
+        another way, a second job follows, which finds known what the first has measured. With ``any_plan`` it joins
+        whatever does the work. ``is_fixed`` keeps the priority as it is while somebody waits for the job.
 
         Raises:
             StoreError: it cannot be recorded.
         """
         wanted = (kernel, canonical(problem), device)
         async with self._arriving:
-            running = self._running.get(device)
-            if running is not None and identity(running.job) == wanted and running.stopped in (None, JobState.QUEUED):
-                if priority > running.job.priority:
-                    running.job = replace(running.job, priority=priority, reason=reason)
-                return Arrival(self._public(running), is_new=False)
-            waiting = self._queue.find(wanted)
-            if waiting is not None:
-                waiting = self._queue.raise_priority(waiting.id, priority, reason)
-                self._news.set()
-                return Arrival(waiting, is_new=False)
+            joined = await self._join(wanted, priority, reason, None if any_plan else plan, is_fixed=is_fixed)
+            if joined is not None:
+                return Arrival(joined, is_new=False)
             if len(self._queue) >= MAX_WAITING:
                 raise StoreError(f"{MAX_WAITING} jobs wait already", hint="cancel some: `ktuned cancel KERNEL`")
             job = await self._store.create_job(
                 kernel, problem, device, priority=priority, reason=reason, plan=plan, now=time()
             )
-            self._queue.add(job)
+            self._queue.add(job, is_fixed=is_fixed)
         publish_job(self._publish, "job_queued", job)
-        self._news.set()
+        self.review()
         return Arrival(job, is_new=True)
+
+    async def _join(
+        self, wanted: Identity, priority: int, reason: str, plan: Plan | None, *, is_fixed: bool
+    ) -> Job | None:
+        """Return the job that does the wanted work already, as it is now that one more wants it."""
+        running = self._running.get(wanted[2])
+        if running is not None and running.does(wanted, plan):
+            running.job = self._queue.want(running.job, priority, reason, is_fixed=is_fixed)
+            if running.stopped is JobState.PAUSED and priority >= Priority.REQUESTED:
+                running.stopped = JobState.QUEUED
+            return running.public
+        waiting = self._queue.find(wanted, plan)
+        if waiting is None:
+            return None
+        if waiting.state is JobState.PAUSED and priority >= Priority.REQUESTED:
+            # Who asks for it by name wants it now.
+            waiting = await self._resume_waiting(waiting.id)
+        waiting = self._queue.want(waiting, priority, reason, is_fixed=is_fixed)
+        larger = waiting.plan if plan is None else extended(waiting.plan, plan)
+        if larger is not None and larger != waiting.plan:
+            waiting = replace(waiting, plan=larger)
+            self._queue.change(waiting)
+            await self._store.update_job(waiting)
+        self.review()
+        return waiting
+
+    def ask(self, wanted: Identity, times: int = 1) -> None:
+        """Count lookups that a waiting job would serve: what is asked for more, and now, goes before its equals."""
+        self._queue.ask(wanted, times)
+
+    def attend(self, whom: Hashable, jobs: Collection[int]) -> None:
+        """Note that somebody waits for jobs; they go first until he leaves."""
+        self._queue.attend(whom, jobs)
+        self.review()
+
+    def leave(self, whom: Hashable) -> None:
+        """Note that somebody waits no longer."""
+        self._queue.leave(whom)
+        self.review()
 
     async def fail(
         self, kernel: str, problem: Problem, *, reason: str, plan: Plan, priority: int, error: KtunedError
     ) -> Job:
         """Record a job that cannot even wait for a device, because there is none."""
         job = await self._store.create_job(kernel, problem, "", priority=priority, reason=reason, plan=plan, now=time())
-        return await self._end(job, JobState.FAILED, _sentence(error))
+        return await self._dispatcher.end(job, JobState.FAILED, sentence(error))
 
     async def cancel(self, job_id: int) -> Job:
         """Stop a job, whatever it does; returns it as it ended.
@@ -141,16 +157,78 @@ class Jobs:
         """
         for running in self._running.values():
             if running.job.id == job_id:
-                self._stop(running, JobState.CANCELLED, "cancelled")
-                return replace(self._public(running), state=JobState.CANCELLED)
+                running.stop(JobState.CANCELLED, "cancelled")
+                return replace(running.public, state=JobState.CANCELLED)
         async with self._arriving:
             waiting = self._queue.remove(job_id)
         if waiting is not None:
-            return await self._end(waiting, JobState.CANCELLED, "cancelled")
+            return await self._dispatcher.end(waiting, JobState.CANCELLED, "cancelled")
+        raise self._no_live_job(job_id)
+
+    def _no_live_job(self, job_id: int) -> NotFound:
         known = self._store.job(job_id)
         if known is None:
-            raise NotFound(f"there is no job {job_id}", hint="`ktuned jobs` lists them")
-        raise NotFound(f"job {job_id} is {known.state} already")
+            return NotFound(f"there is no job {job_id}", hint="`ktuned jobs` lists them")
+        return NotFound(f"job {job_id} is {known.state} already")
+
+    async def pause(self, job_id: int) -> Job:
+        """Let a job wait until it is resumed, in the next daemon's life too; what it measured stays known.
+
+        Raises:
+            NotFound: there is no such job, or it has ended.
+            StoreError: it cannot be recorded.
+        """
+        for running in self._running.values():
+            if running.job.id == job_id and running.stopped is not JobState.CANCELLED:
+                running.stop(JobState.PAUSED, "")
+                return replace(running.public, state=JobState.PAUSED)
+        if self._queue.get(job_id) is None:
+            raise self._no_live_job(job_id)
+        paused = self._queue.pause(job_id)
+        await self._store.update_job(paused)
+        publish_job(self._publish, "job_paused", paused)
+        return paused
+
+    async def resume(self, job_id: int) -> Job:
+        """Let a paused job run again; one that is not paused stays as it is.
+
+        Raises:
+            NotFound: there is no such job, or it has ended.
+            StoreError: it cannot be recorded.
+        """
+        for running in self._running.values():
+            if running.job.id == job_id:
+                if running.stopped is JobState.PAUSED:
+                    running.stopped = JobState.QUEUED
+                return running.public
+        waiting = self._queue.get(job_id)
+        if waiting is None:
+            raise self._no_live_job(job_id)
+        return await self._resume_waiting(job_id) if waiting.state is JobState.PAUSED else waiting
+
+    async def _resume_waiting(self, job_id: int) -> Job:
+        resumed = self._queue.resume(job_id)
+        await self._store.update_job(resumed)
+        publish_job(self._publish, "job_queued", resumed)
+        self.review()
+        return resumed
+
+    async def pause_device(self, device: str, *, is_paused: bool) -> None:
+        """Let nothing run on a device model (``EVERYTHING``: on none) until that is taken back.
+
+        Raises:
+            StoreError: it cannot be recorded.
+        """
+        pauses = self._queue.pauses | {device} if is_paused else self._queue.pauses - {device}
+        await self._store.save_pauses(pauses)
+        self._queue.pauses = pauses
+        self._publish("paused" if is_paused else "resumed", device=device, reason="asked for")
+        self.review()
+
+    @property
+    def pauses(self) -> set[str]:
+        """The device models that are paused; ``EVERYTHING`` when all are."""
+        return set(self._queue.pauses)
 
     async def supersede(self, kernel: str) -> list[int]:
         """Cancel what works on an older state of a kernel; return the ids of those jobs."""
@@ -158,33 +236,50 @@ class Jobs:
         stopped = []
         for running in self._running.values():
             if running.job.kernel == kernel:
-                self._stop(running, JobState.CANCELLED, message)
+                running.stop(JobState.CANCELLED, message)
                 stopped.append(running.job.id)
         for job in [job for job in self._queue if job.kernel == kernel]:
             async with self._arriving:
                 waiting = self._queue.remove(job.id)
             if waiting is not None:
-                await self._end(waiting, JobState.CANCELLED, message)
+                await self._dispatcher.end(waiting, JobState.CANCELLED, message)
                 stopped.append(job.id)
         return stopped
 
     def inspected(self, kernel: str) -> None:
         """Note that the catalog knows a kernel's files as they are now; jobs that waited for that go on."""
-        self._inspections[kernel] += 1
+        self._dispatcher.inspections[kernel] += 1
         self._queue.release(kernel)
-        self._news.set()
+        self.review()
 
     def live(self) -> list[Job]:
         """Return what runs, then what waits in its order."""
-        return [self._public(running) for running in self._running.values()] + list(self._queue)
+        return [running.public for running in self._running.values()] + list(self._queue)
 
     def job(self, job_id: int) -> Job | None:
         """Return a job with its newest figures."""
         return next((job for job in self.live() if job.id == job_id), None) or self._store.job(job_id)
 
+    def describe(self, job: Job) -> dict[str, Any]:
+        """Return the protocol's job map, with how the job stands now: ``priority waiters left_s waits_for``."""
+        public = job.to_wire() | {"waiters": self._queue.waiters(job.id), "left_s": None, "waits_for": ""}
+        running = self._running.get(job.device)
+        if running is not None and running.job.id == job.id:
+            return public | {"priority": self._queue.level(job.id), "left_s": running.left_s}
+        if self._queue.get(job.id) is None:
+            return public
+        obstacle = self._queue.obstacle(job)
+        if not obstacle and running is not None:
+            obstacle = f"job {running.job.id} has the device"
+        return public | {"priority": self._queue.level(job.id), "waits_for": obstacle or self.stalled}
+
+    def obstacles(self) -> dict[str, int]:
+        """Return why jobs wait although their device may be free, and how many do for each reason."""
+        return dict(Counter(filter(None, map(self._queue.obstacle, self._queue))))
+
     def lanes(self) -> list[Lane]:
         """Return every lane that has been opened."""
-        return list(self._lanes.values())
+        return list(self._dispatcher.lanes.values())
 
     def channels(self) -> dict[str, Mapping[str, int]]:
         """Return how full the running jobs' channels are."""
@@ -193,156 +288,3 @@ class Jobs:
             for running in self._running.values()
             for name, figures in running.pipeline.statistics().items()
         }
-
-    def _dispatch(self, tasks: anyio.abc.TaskGroup) -> None:
-        for device in sorted(self._queue.devices):
-            running = self._running.get(device)
-            if running is None:
-                job = self._queue.next_for(device)
-                if job is not None:
-                    self._queue.remove(job.id)
-                    self._start(tasks, job)
-            elif running.stopped is None and self._queue.preempts(running.job):
-                self._stop(running, JobState.QUEUED, "made way for a more important job")
-
-    def _start(self, tasks: anyio.abc.TaskGroup, job: Job) -> None:
-        try:
-            work = self._prepare(job)
-        except Exception as error:
-            tasks.start_soon(self._end, job, *_verdict(_cause(error)))
-            # The device is still free: let the next job have it.
-            self._news.set()
-            return
-        job = replace(job, state=JobState.RUNNING, started=time(), message="")
-        pipeline = self._pipeline(replace(work, job=job))
-        running = self._running[job.device] = _Running(job, pipeline, self._inspections[job.kernel])
-        tasks.start_soon(self._work, running)
-
-    def _pipeline(self, work: Work) -> Pipeline | Precompiling:
-        if not work.devices:
-            return Precompiling(work, fleet=self._fleet, artifacts=self._artifacts, publish=self._publish)
-        return Pipeline(
-            work,
-            fleet=self._fleet,
-            lanes=[self._lane(device) for device in work.devices],
-            store=self._store,
-            artifacts=self._artifacts,
-            publish=self._publish,
-        )
-
-    def _lane(self, device: Device) -> Lane:
-        """Return the lane of a device; two backends that see the same seat as two models share its lock."""
-        key = (device.name, device.model, device.target)
-        if key not in self._lanes:
-            lock = self._seats.setdefault(device.name, anyio.Lock())
-            self._lanes[key] = Lane(device, self._fleet, lock=lock, on_state=self._lane_changed)
-        return self._lanes[key]
-
-    def _lane_changed(self, lane: Lane) -> None:
-        log = _log.warning if lane.health.is_sick else _log.info
-        log("lane_state", device=lane.device.name, state=lane.state, reason=lane.health.reason)
-        self._publish("lane", device=lane.device.name, state=lane.state, reason=lane.health.reason)
-
-    async def _work(self, running: _Running) -> None:
-        log = _log.bind(job=running.job.id, kernel=running.job.kernel)
-        state: JobState | None = None
-        message = ""
-        try:
-            with running.scope:
-                try:
-                    await self._store.update_job(running.job)
-                    publish_job(self._publish, "job_started", running.job)
-                    log.info("job_started", reason=running.job.reason)
-                    await running.pipeline.run()
-                except Exception as error:
-                    cause = _cause(error)
-                    state, message = _verdict(cause)
-                    if is_outside_kill(cause) and self._begins_anew(running):
-                        state, message = JobState.QUEUED, f"taken up again: {message}"
-                    log.warning("job_stopped", state=state, reason=message)
-                    running.is_outdated = getattr(cause, "code", "") == SOURCE_CHANGED
-                    if isinstance(cause, StoreError):
-                        self.paused = message
-            if running.stopped is not None:
-                state, message = running.stopped, running.message
-            if state is None:
-                state, message = running.pipeline.verdict
-            await self._close(running, state, message)
-        finally:
-            del self._running[running.job.device]
-            self._news.set()
-
-    def _begins_anew(self, running: _Running) -> bool:
-        """Tell whether a job whose worker was killed from outside is taken up again: while it gets on between kills."""
-        progress = running.pipeline.progress
-        gets_on = progress.done > progress.reused
-        self._kills[running.job.id] = 1 if gets_on else self._kills[running.job.id] + 1
-        return self._kills[running.job.id] <= KILLS_EXCUSED
-
-    async def _close(self, running: _Running, state: JobState, message: str) -> None:
-        for lane in self._lanes.values():
-            if lane.state == "ready" and lane.device.model == running.job.device:
-                lane.rest()
-        job = self._public(running)
-        if state is JobState.QUEUED:
-            job = replace(job, state=state, message=message)
-            try:
-                await self._store.update_job(job)
-            except StoreError as error:
-                _log.warning("job_not_recorded", job=job.id, reason=error.message)
-            if running.stopped in (None, JobState.QUEUED):
-                # Whoever asked for it meanwhile may have raised its priority.
-                job = replace(job, priority=running.job.priority, reason=running.job.reason)
-                self._queue.add(job)
-                if running.is_outdated and self._inspections[job.kernel] == running.inspections:
-                    # Its files are not what was inspected, and their inspection is still to come.
-                    self._queue.hold(job.id)
-                publish_job(self._publish, "job_queued", job)
-                return
-            state, message = running.stopped, running.message
-        await self._end(job, state, message)
-
-    async def _end(self, job: Job, state: JobState, message: str) -> Job:
-        ended = replace(job, state=state, message=message, finished=time())
-        self._kills.pop(job.id, None)
-        try:
-            await self._store.update_job(ended)
-        except StoreError as error:
-            # Told all the same: somebody may wait for it. The row still says `running`, and the next daemon resumes it.
-            ended = replace(ended, state=JobState.FAILED, message=_sentence(error))
-        _log.info("job_done", job=job.id, kernel=job.kernel, state=ended.state, best_us=job.best_us)
-        publish_job(self._publish, "job_done", ended)
-        return ended
-
-    def _stop(self, running: _Running, state: JobState, message: str) -> None:
-        makes_way = running.stopped is JobState.QUEUED and state is not JobState.QUEUED
-        if running.stopped is None or makes_way:
-            running.stopped, running.message = state, message
-            running.scope.cancel()
-
-    def _public(self, running: _Running) -> Job:
-        return running.pipeline.progress.stamp(running.job)
-
-
-def _sentence(error: KtunedError) -> str:
-    return f"{error.message}; {error.hint}" if error.hint else error.message
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the exception itself, or a group's first KtunedError, or its first at all."""
-    while isinstance(error, BaseExceptionGroup):
-        known = error.subgroup(KtunedError)
-        error = (known or error).exceptions[0]
-    return error
-
-
-def _verdict(error: BaseException) -> tuple[JobState, str]:
-    """Return how a job ends that an exception stopped."""
-    if not isinstance(error, KtunedError):
-        _log.error("job_broke", exc_info=error)
-        return JobState.FAILED, f"an error in ktuned itself: {type(error).__name__}: {error}"
-    if error.code == SOURCE_CHANGED:
-        return JobState.QUEUED, f"waits for a new inspection: {error.message}"
-    if isinstance(error, StoreError):
-        return JobState.QUEUED, _sentence(error)
-    return JobState.FAILED, _sentence(error)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 GATED = "[dict(us=1.0, does='gate_compile_error', gate='door')]"
 """A space whose one config stands at a gate while it compiles, and then fails, so that nothing is measured."""
 
-NOTHING_MEASURED = "no config could be measured"
+NOTHING_MEASURED = "no config could be measured; compile_error: fake.c:1: error: no"
 OTHER: Problem = {"n": 32}
 
 
@@ -224,7 +224,7 @@ class FullDisk(Store):
 
 async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that cannot record a result waits, with the disk's reason, and goes on once there is room again."""
-    monkeypatch.setattr("ktuned.tuning.jobs.RETRY_S", 0.02)
+    monkeypatch.setattr("ktuned.tuning.dispatch.RETRY_S", 0.02)
     async with assembled(tmp_path, store_type=FullDisk) as parts:
         assert isinstance(parts.store, FullDisk)
         await parts.inspect(kernel_text(configs=GATED))

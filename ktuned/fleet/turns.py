@@ -1,0 +1,113 @@
+"""Who goes next where only so many can: the most important job first, and whoever waits longer rises.
+
+Compile slots and a device's seat are handed out here. Ranks come from whoever knows the jobs; without anybody
+they are all equal, and the first come is the first served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+
+import anyio
+from anyio.lowlevel import checkpoint_if_cancelled
+
+LEVEL = 100
+"""How far two levels of importance are apart (:class:`~ktuned.model.Priority`), and how much one step of age lifts."""
+
+TURN_AGE_S = 20.0
+"""How long a turn is waited for until that counts as a level: some compiles of more important jobs."""
+
+
+def aged(level: int, waited_s: float, step_s: float) -> int:
+    """Return the rank of something that has waited so long: a level more for each ``step_s``, without an end.
+
+    Levels are bounded and ranks are not, so that nothing waits forever behind what is more important.
+    """
+    return level + LEVEL * int(max(0.0, waited_s) // step_s)
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    job: int
+    number: int
+    since: float
+    turn: anyio.Event = field(default_factory=anyio.Event)
+
+
+class Turns:
+    """Lets ``total_tokens`` hold a turn at once; the next one goes to the highest rank, then to the first come.
+
+    ``rank_of`` gives a job's level, and is asked at the moment of the choice: it may have changed since it waits.
+    """
+
+    def __init__(self, total_tokens: int = 1, *, clock: Callable[[], float] = monotonic) -> None:
+        self.rank_of: Callable[[int], int] = lambda job: 0
+        self.borrowed_tokens = 0
+        self._total = total_tokens
+        self._clock = clock
+        self._waiting: list[_Waiting] = []
+        self._count = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """How many may hold a turn at once; fewer than do so now takes no turn away."""
+        return self._total
+
+    @total_tokens.setter
+    def total_tokens(self, total: int) -> None:
+        self._total = total
+        self._hand_out()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether somebody who comes now has to wait."""
+        return self.borrowed_tokens >= self._total
+
+    @property
+    def waiting(self) -> list[int]:
+        """The jobs that wait, in the order in which they would be served now."""
+        return [waiting.job for waiting in sorted(self._waiting, key=self._order)]
+
+    @asynccontextmanager
+    async def hold(self, job: int) -> AsyncIterator[None]:
+        """Wait for a turn, and hold it for the length of the block."""
+        await checkpoint_if_cancelled()
+        await self._take(job)
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    async def _take(self, job: int) -> None:
+        if not self.is_full and not self._waiting:
+            self.borrowed_tokens += 1
+            return
+        self._count += 1
+        waiting = _Waiting(job, self._count, self._clock())
+        self._waiting.append(waiting)
+        try:
+            await waiting.turn.wait()
+        except BaseException:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            else:
+                # The turn came together with the cancellation: it is the next one's.
+                self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        self.borrowed_tokens -= 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._waiting and not self.is_full:
+            first = min(self._waiting, key=self._order)
+            self._waiting.remove(first)
+            self.borrowed_tokens += 1
+            first.turn.set()
+
+    def _order(self, waiting: _Waiting) -> tuple[int, int]:
+        return -aged(self.rank_of(waiting.job), self._clock() - waiting.since, TURN_AGE_S), waiting.number

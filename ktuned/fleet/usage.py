@@ -1,0 +1,107 @@
+"""What others do with this machine, read from /proc and /sys: CPU time that is not ours, pressure, the power supply."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_BUSY_FIELDS = (0, 1, 2, 5, 6, 7)
+"""``user nice system irq softirq steal`` of /proc/stat (proc(5)); idle and iowait are neither, guests are in user."""
+
+_COUNTED_FIELDS = 8
+_TIME_FIELDS = slice(11, 15)
+"""``utime stime cutime cstime`` of /proc/PID/stat, counted behind the name in parentheses."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """CPU time since boot, in ticks of all CPUs together: ``total``, ``busy``, and our processes' ``own``.
+
+    ``stalled_us`` is for how long something had to wait for a CPU; ``None`` where the kernel does not tell.
+    """
+
+    total: int
+    busy: int
+    own: int
+    stalled_us: int | None
+    at_us: int
+
+    def others_since(self, earlier: CpuUse) -> float:
+        """Return the share of all CPUs that others used since ``earlier``, 0 … 1."""
+        total = self.total - earlier.total
+        others = (self.busy - earlier.busy) - (self.own - earlier.own)
+        return min(1.0, max(0.0, others / total)) if total > 0 else 0.0
+
+    def pressure_since(self, earlier: CpuUse) -> float | None:
+        """Return the share of the time since ``earlier`` in which something waited for a CPU."""
+        passed_us = self.at_us - earlier.at_us
+        if self.stalled_us is None or earlier.stalled_us is None or passed_us <= 0:
+            return None
+        return min(1.0, max(0.0, (self.stalled_us - earlier.stalled_us) / passed_us))
+
+
+class Usage:
+    """Reads what a machine does; ``root`` is where its /proc and /sys are, ``pid`` the first of our processes."""
+
+    def __init__(self, root: Path = Path("/"), pid: int | None = None) -> None:
+        self._root = root
+        self._pid = os.getpid() if pid is None else pid
+
+    def cpu(self, at_us: int) -> CpuUse | None:
+        """Return the CPUs' use at a time (µs of a clock that does not jump); ``None`` where /proc does not tell."""
+        try:
+            words = (self._root / "proc/stat").read_text().partition("\n")[0].split()
+            ticks = [int(word) for word in words[1 : 1 + _COUNTED_FIELDS]]
+        except (OSError, ValueError):
+            return None
+        if len(ticks) < _COUNTED_FIELDS:
+            return None
+        busy = sum(ticks[index] for index in _BUSY_FIELDS)
+        return CpuUse(sum(ticks), busy, self._own(), self._stalled_us(), at_us)
+
+    def on_battery(self) -> bool:
+        """Tell whether a battery of the machine's own feeds it; that of a mouse (scope ``Device``) does not."""
+        for supply in (self._root / "sys/class/power_supply").glob("*"):
+            kind, scope, status = (_word(supply / name) for name in ("type", "scope", "status"))
+            if kind == "Battery" and scope != "Device" and status == "Discharging":
+                return True
+        return False
+
+    def pids(self) -> set[int]:
+        """Return our processes: the daemon, its workers, whatever they started."""
+        found: set[int] = set()
+        waiting = [self._pid]
+        while waiting:
+            pid = waiting.pop()
+            if pid in found:
+                continue
+            found.add(pid)
+            for thread in (self._root / f"proc/{pid}/task").glob("*"):
+                waiting += map(int, _word(thread / "children").split())
+        return found
+
+    def _own(self) -> int:
+        """Return our processes' ticks, those that have ended included: who waits for a child inherits its times."""
+        ticks = 0
+        for pid in self.pids():
+            _, _, behind = _word(self._root / f"proc/{pid}/stat").rpartition(")")
+            ticks += sum(map(int, behind.split()[_TIME_FIELDS]))
+        return ticks
+
+    def _stalled_us(self) -> int | None:
+        """Return the kernel's ``some`` total (Documentation/accounting/psi.rst)."""
+        for line in _word(self._root / "proc/pressure/cpu").splitlines():
+            kind, *pairs = line.split()
+            values = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+            if kind == "some" and values.get("total", "").isdigit():
+                return int(values["total"])
+        return None
+
+
+def _word(path: Path) -> str:
+    """Return a small file's text; nothing for one that is gone or that we may not read."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ktuned.fleet.usage import Usage
+
+SPIN = "import time\nwhile time.process_time() < {seconds}: pass\n"
+
+
+def process(root: Path, pid: int, times: str = "0 0 0 0", children: str = "", name: str = "x") -> None:
+    """Write a process into a made-up /proc."""
+    task = root / f"proc/{pid}/task/{pid}"
+    task.mkdir(parents=True)
+    (task / "children").write_text(children)
+    fields = " ".join(["S", *["0"] * 10, times, *["0"] * 5])
+    (root / f"proc/{pid}/stat").write_text(f"{pid} ({name}) {fields}\n")
+
+
+def machine(root: Path, ticks: str, stalled_us: int | None = None) -> None:
+    """Write the whole machine's figures into a made-up /proc."""
+    (root / "proc/pressure").mkdir(parents=True, exist_ok=True)
+    (root / "proc/stat").write_text(f"cpu  {ticks} 7 7\ncpu0 1 1 1 1 1 1 1 1\n")
+    if stalled_us is not None:
+        some = f"some avg10=0.00 avg60=0.00 avg300=0.00 total={stalled_us}\n"
+        (root / "proc/pressure/cpu").write_text(f"{some}full avg10=0.00 avg60=0.00 avg300=0.00 total=5\n")
+
+
+def test_others_are_what_is_busy_and_not_ours(tmp_path: Path) -> None:
+    """Niced time counts as any; ours are the daemon, its descendants and those that have ended."""
+    process(tmp_path, 10, "10 5 3 2", children="11 12 ", name="a daemon) (")
+    process(tmp_path, 11, "100 0 0 0", children="13")
+    process(tmp_path, 12, "0 0 0 50")
+    process(tmp_path, 13, "30 0 0 0")
+    process(tmp_path, 99, "1000 0 0 0")
+    usage = Usage(tmp_path, 10)
+    machine(tmp_path, "1000 100 200 5000 100 10 10 10", stalled_us=1_000_000)
+    before = usage.cpu(0)
+    assert before is not None
+    assert (before.own, before.busy, before.total) == (200, 1330, 6430)
+    assert usage.pids() == {10, 11, 12, 13}
+
+    machine(tmp_path, "1200 400 200 5500 100 10 10 10", stalled_us=1_500_000)
+    (tmp_path / "proc/11/stat").write_text((tmp_path / "proc/11/stat").read_text().replace("100", "400"))
+    after = usage.cpu(2_000_000)
+    assert after is not None
+    assert after.others_since(before) == pytest.approx(200 / 1000)
+    assert after.pressure_since(before) == pytest.approx(0.25)
+    assert after.others_since(after) == 0.0
+    assert after.pressure_since(after) is None
+
+
+def test_what_the_kernel_does_not_tell(tmp_path: Path) -> None:
+    """Without pressure it is unknown; without /proc there is no reading at all; neither is an error."""
+    usage = Usage(tmp_path, 10)
+    assert usage.cpu(0) is None
+    machine(tmp_path, "1 2 3")
+    assert usage.cpu(0) is None
+    machine(tmp_path, "1 2 3 4 5 6 7 8")
+    found = usage.cpu(0)
+    assert found is not None
+    assert (found.stalled_us, found.own, found.pressure_since(found)) == (None, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("supplies", "expected"),
+    [
+        ({}, False),
+        ({"AC": "type=Mains online=0"}, False),
+        ({"BAT0": "type=Battery status=Discharging"}, True),
+        ({"BAT0": "type=Battery status=Charging", "BAT1": "type=Battery status=Discharging"}, True),
+        ({"BAT0": "type=Battery status=Full", "AC": "type=Mains online=1"}, False),
+        ({"mouse": "type=Battery scope=Device status=Discharging"}, False),
+    ],
+)
+def test_battery(tmp_path: Path, supplies: dict[str, str], expected: bool) -> None:
+    """The machine runs on battery while one of its own discharges."""
+    for name, facts in supplies.items():
+        directory = tmp_path / "sys/class/power_supply" / name
+        directory.mkdir(parents=True)
+        for fact in facts.split():
+            key, _, value = fact.partition("=")
+            (directory / key).write_text(f"{value}\n")
+    assert Usage(tmp_path).on_battery() is expected
+
+
+def test_this_machine_tells_ours_from_others() -> None:
+    """A child's work is ours while it runs and after it has ended; another tree's is not."""
+    ours, others = Usage(), Usage(pid=1 if os.getpid() != 1 else 2)
+    before = ours.cpu(0)
+    subprocess.run([sys.executable, "-c", SPIN.format(seconds=0.5)], check=True)
+    after = ours.cpu(1_000_000)
+    assert before is not None
+    assert after is not None
+    tick = os.sysconf("SC_CLK_TCK")
+    assert after.own - before.own >= 0.4 * tick
+    assert os.getpid() in ours.pids()
+    assert isinstance(others.pids(), set)
