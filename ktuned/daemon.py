@@ -261,7 +261,7 @@ class Daemon:
     def _notices(self) -> list[str]:
         return [
             *(notice for notice in (self._store.notice, self._watcher.notice, self._config_notice) if notice),
-            *([f"tuning is paused: {self._jobs.paused}"] if self._jobs.paused else []),
+            *([f"tuning is paused: {self._jobs.stalled}"] if self._jobs.stalled else []),
             *self._fleet.notices,
             *self._machine.notices,
         ]

@@ -101,7 +101,7 @@ def texts(command: Sequence[str], *, listen: str, environment: Mapping[str, str]
     """Return each unit's text by its file's name; ``command`` and ``listen`` may hold systemd's ``%`` specifiers."""
     lines = "".join(f'Environment="{name}={quoted(value)}"\n' for name, value in environment.items())
     return {
-        SERVICE: _SERVICE_TEXT.format(socket=SOCKET, command=" ".join(map(_word, command)), environment=lines),
+        SERVICE: _SERVICE_TEXT.format(socket=SOCKET, command=_command_line(command), environment=lines),
         SOCKET: _SOCKET_TEXT.format(listen=listen),
     }
 
@@ -127,8 +127,13 @@ def _verbatim(value: str) -> str:
     return value.replace("%", "%%")
 
 
+def _command_line(words: Sequence[str]) -> str:
+    """Return words as a command line (systemd.service(5), "Command lines")."""
+    program, *arguments = words
+    # In all words but the program a dollar begins a variable, quoted or not.
+    return " ".join([_word(program), *(_word(word.replace("$", "$$")) for word in arguments)])
+
+
 def _word(word: str) -> str:
-    """Return one word of a command line (systemd.service(5), "Command lines")."""
-    # A dollar begins a variable there, quoted or not.
-    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    word = word.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{word}"' if any(letter in word for letter in " \t;'\\\"") else word
