@@ -10,6 +10,7 @@ between backends lives in the subclass: which files an artifact holds, how they 
 from __future__ import annotations
 
 import dataclasses
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -161,8 +162,10 @@ class Backend(ABC):
         group_size: how many units it gains from compiling at once; the pipeline hands it groups of up to so many.
         default_target: what it compiles for where it has no device and nobody says for what; empty if it then cannot.
         api_version: the major version of this contract that the plugin was written for.
-        build: the plugin's :class:`Build`.
+        build: the plugin's :class:`Build`; backends of one family share it, and are called by its name and a suffix.
         required_files: the files an artifact of this backend must hold, checked before save and after load.
+        decisive_files: those of them that, with the Build, decide all that runs: a measurement of one artifact then
+            holds for every other with the same bytes. None, where code from elsewhere runs, too (a Python function).
     """
 
     name: ClassVar[str]
@@ -171,6 +174,12 @@ class Backend(ABC):
     api_version: ClassVar[int] = API_VERSION
     build: ClassVar[type[Build]]
     required_files: ClassVar[tuple[str, ...]]
+    decisive_files: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def for_sources(cls, sources: Sequence[Path]) -> str:
+        """Return the name of the backend that builds a kernel of these sources: this one's, or one of its family."""
+        return cls.name
 
     @abstractmethod
     def fingerprint(self) -> Mapping[str, str]:
@@ -196,6 +205,35 @@ class Backend(ABC):
             Unsupported: this device cannot run it.
             BackendError: the device cannot be reached from this process.
         """
+
+
+def compile_together(
+    units: Sequence[Unit],
+    compile: Callable[[Sequence[Unit]], Mapping[str, Mapping[str, Any]]],  # noqa: A002 - what it does
+    refusal: type[Exception],
+    spent_s: float = 0.0,
+) -> Iterator[Compiled]:
+    """Compile units as one, and yield one result for each; for backends that gain from that.
+
+    ``compile`` makes the artifacts of all the units that it is given, and returns their facts by key. When it raises
+    ``refusal``, its halves are compiled apart, until the units at fault are alone with the compiler's words. Units
+    share the time of what was done for them together; ``spent_s`` is each one's share of what failed before.
+    """
+    started = time.perf_counter()
+    try:
+        facts = compile(units)
+    except refusal as error:
+        spent_s += (time.perf_counter() - started) / len(units)
+        if len(units) == 1:
+            yield Compiled(units[0].key, Outcome.COMPILE_ERROR, str(error), spent_s)
+            return
+        middle = len(units) // 2
+        yield from compile_together(units[:middle], compile, refusal, spent_s)
+        yield from compile_together(units[middle:], compile, refusal, spent_s)
+    else:
+        each_s = spent_s + (time.perf_counter() - started) / len(units)
+        for unit in units:
+            yield Compiled(unit.key, seconds=each_s, facts=facts[unit.key])
 
 
 class Registry:

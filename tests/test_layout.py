@@ -18,9 +18,9 @@ SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 LAYERS = (
     {"errors"},
     {"model"},
-    {"lifecycle", "frames", "manifest", "backends", "cpu", "cuda", "spec", "strategies"},
+    {"lifecycle", "frames", "manifest", "backends", "cpu", "cuda", "ptxas", "spec", "strategies"},
     {"fleet", "store"},
-    {"tuning", "catalog", "machine", "survey", "intake", "config"},
+    {"tuning", "catalog", "staleness", "machine", "survey", "intake", "reverifying", "observing", "config"},
     {"serve", "watch"},
     {"daemon"},
     {"cli"},
@@ -39,10 +39,11 @@ WORKER_MAY_IMPORT = {
     "backends",
     "cpu",
     "cuda",
+    "ptxas",
     "spec",
     "strategies",
 }
-PLUGINS_MAY_IMPORT = {"errors", "model", "backends", "cpu", "cuda", "spec"}
+PLUGINS_MAY_IMPORT = {"errors", "model", "backends", "cpu", "cuda", "ptxas", "spec"}
 LIGHT = WORKER_MAY_IMPORT | {"__init__", "worker"}
 """What is imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 

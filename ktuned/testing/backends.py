@@ -93,9 +93,14 @@ def check_identity(backend: Backend, example: BackendExample) -> None:
     _require(
         1 <= backend.api_version <= API_VERSION, f"api_version {backend.api_version} is not within 1 to {API_VERSION}"
     )
+    family = backend.build.backend
     _require(
-        backend.build.backend == backend.name,
-        f"build.backend is {backend.build.backend!r}, the backend is {backend.name!r}",
+        backend.name == family or backend.name.startswith(f"{family}_"),
+        f"build.backend is {family!r}, the backend is {backend.name!r}",
+    )
+    chosen = backend.for_sources(example.sources)
+    _require(
+        chosen == backend.name, f"for_sources() gives the example's sources to {chosen!r}, not to {backend.name!r}"
     )
     _require(isinstance(example.good, backend.build), f"the example's good Build is no {backend.build.__qualname__}")
     _require(len(backend.required_files) > 0, "required_files is empty: an empty artifact would count as whole")

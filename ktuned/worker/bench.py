@@ -35,7 +35,7 @@ class Bench:
         reply.phase("inspect")
         kernel = load_kernel(request)
         reply.phase("load")
-        self._backend: Backend = self._registry.load(kernel.backend)
+        self._backend: Backend = self._registry.load(request["backend"])
         self._device = Device.from_wire(request["device"])
         self._bound = None
         reply.phase("reference")
@@ -180,4 +180,6 @@ def _ended(outcome: Outcome, message: str, **detail: Any) -> dict[str, Any]:
 
 
 def _raised(error: Exception, *, phase: str) -> dict[str, Any]:
+    if isinstance(error, MemoryError):
+        raise error
     return _ended(Outcome.LAUNCH_ERROR, f"{type(error).__name__}: {error}", phase=phase)

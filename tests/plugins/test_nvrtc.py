@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from ktuned import ptxas
 from ktuned.backends import Absence, Absent, Compiled, Registry, Unit
 from ktuned.errors import BackendError, Unsupported
 from ktuned.manifest import file_digest
 from ktuned.model import Device, Outcome
 from ktuned.testing.backends import check_backend
-from ktuned_nvrtc import Build, Nvrtc, headers, precompiled, program, resources
+from ktuned_nvrtc import Build, Nvrtc, headers, precompiled, program
 from tests.plugins.scale import EXAMPLE, SOURCE
 
 TARGET = "sm_90a"
@@ -155,9 +156,9 @@ ptxas info    : Function properties for second
 ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 8 registers, used 0 barriers
 """
-        assert resources.parse(log) == {
-            "first": resources.Resources(77, 8, 4, 12, 4096),
-            "second": resources.Resources(registers=8),
+        assert ptxas.parse(log) == {
+            "first": ptxas.Resources(77, 8, 4, 12, 4096),
+            "second": ptxas.Resources(registers=8),
         }
 
 

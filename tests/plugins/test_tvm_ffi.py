@@ -115,7 +115,7 @@ def test_equal_sources_give_equal_bytes_wherever_they_are(
     elsewhere.mkdir(parents=True)
     for name in ("axpy.cc", "axpy.h"):
         shutil.copy(SOURCE.with_name(name), elsewhere)
-    monkeypatch.setattr("ktuned_tvm_ffi.backend.precompiled", lambda *_: None)
+    monkeypatch.setattr("ktuned_tvm_ffi.units.precompiled", lambda *_: None)
     _, second = compile_one(Build("axpy", ("x", "y", 3), {"B": 2, "A": 1}), elsewhere / "axpy.cc")
     assert file_digest(first / "kernel.so") == file_digest(second / "kernel.so")
 

@@ -48,6 +48,7 @@ class CuteDsl(backends.Backend):
     api_version = 1
     build = Build
     required_files = (LIBRARY_FILE,)
+    decisive_files = (LIBRARY_FILE,)
     default_target = DEFAULT_TARGET
 
     def fingerprint(self) -> Mapping[str, str]:

@@ -27,6 +27,7 @@ class Nvrtc(backends.Backend):
     api_version = 1
     build = Build
     required_files = (CUBIN_FILE, DESCRIPTION_FILE)
+    decisive_files = (CUBIN_FILE, DESCRIPTION_FILE)
     group_size = 4
     default_target = DEFAULT_TARGET
 

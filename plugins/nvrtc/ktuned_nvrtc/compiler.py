@@ -7,20 +7,21 @@ import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Compiled, Unit
+from ktuned import ptxas
+from ktuned.backends import Compiled, Unit, compile_together
 from ktuned.errors import Unsupported
 from ktuned.model import Outcome
+from ktuned.ptxas import Resources
 from ktuned.spec.ctokens import follow
-from ktuned_nvrtc import headers, precompiled, program, resources
+from ktuned_nvrtc import headers, precompiled, program
 from ktuned_nvrtc.build import Build, three
 from ktuned_nvrtc.program import Program, Refused
-from ktuned_nvrtc.resources import Resources
 
 CUBIN_FILE = "kernel.cubin"
 DESCRIPTION_FILE = "kernel.json"
@@ -52,7 +53,7 @@ def compile_units(units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         except Refused as error:
             yield from (Compiled(unit.key, Outcome.COMPILE_ERROR, str(error)) for unit in group)
         else:
-            yield from _compile_group(source, group, into, spent_s=0.0)
+            yield from compile_together(group, partial(_compile, source, into=into), Refused)
 
 
 def standard_options() -> tuple[str, ...]:
@@ -132,25 +133,16 @@ class _Source:
             target.write_bytes(content)
 
 
-def _compile_group(source: _Source, units: Sequence[Unit], into: Path, spent_s: float) -> Iterator[Compiled]:
-    """Compile units of one source together; ``spent_s`` is each one's share of what failed before."""
-    started = time.perf_counter()
-    try:
-        # Sorted: the same units give the same bytes, in whichever order they come.
-        compiled = source.compile(sorted({cast(Build, unit.build).entry for unit in units}))
-    except Refused as error:
-        spent_s += (time.perf_counter() - started) / len(units)
-        if len(units) == 1:
-            yield Compiled(units[0].key, Outcome.COMPILE_ERROR, str(error), spent_s)
-            return
-        middle = len(units) // 2
-        yield from _compile_group(source, units[:middle], into, spent_s)
-        yield from _compile_group(source, units[middle:], into, spent_s)
-    else:
-        used = resources.parse(compiled.log)
-        each_s = spent_s + (time.perf_counter() - started) / len(units)
-        for unit in units:
-            yield Compiled(unit.key, seconds=each_s, facts=_save(compiled, used, source, unit, into / unit.key))
+def _compile(source: _Source, units: Sequence[Unit], *, into: Path) -> Mapping[str, Mapping[str, Any]]:
+    """Compile units of one source as one program, fill their artifacts and return their facts by key.
+
+    Raises:
+        Refused: it does not compile.
+    """
+    # Sorted: the same units give the same bytes, in whichever order they come.
+    compiled = source.compile(sorted({cast(Build, unit.build).entry for unit in units}))
+    used = ptxas.parse(compiled.log)
+    return {unit.key: _save(compiled, used, source, unit, into / unit.key) for unit in units}
 
 
 def _save(

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from ktuned.errors import BackendError
 
@@ -29,7 +30,9 @@ MAX_OUTPUT_BYTES = 1_000_000
 INSTALL_HINT = "apt install g++, or set CXX"
 
 _CANDIDATES = ("c++", "g++", "clang++")
-_ERROR = re.compile(r"\berror:|undefined reference|multiple definition|cannot find -l|internal compiler error")
+_ERROR = re.compile(
+    r"\berror\s*:|\bfatal\s*:|undefined reference|multiple definition|cannot find -l|internal compiler error"
+)
 
 
 class NoCompiler(Exception):
@@ -42,11 +45,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One compiled source: the object file, the user's headers that it read, the command that made it."""
+    """One compiled source: the object file, the user's headers that it read, the command, what the compiler said."""
 
     path: Path
     headers: tuple[Path, ...]
     command: str
+    said: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,13 @@ class Compiler:
     version: str
 
     @classmethod
-    def find(cls) -> Compiler:
-        """Return ``$CXX`` when it is set, else the first of c++, g++, clang++ on the PATH.
+    def find(cls, wanted: str = "") -> Self:
+        """Return ``wanted``, else ``$CXX`` when it is set, else the first of c++, g++, clang++ on the PATH.
 
         Raises:
             NoCompiler: none of them is there, or it cannot say its version.
         """
-        asked = shlex.split(os.environ.get("CXX", ""))
+        asked = shlex.split(wanted or os.environ.get("CXX", ""))
         command = tuple(asked or [name for name in _CANDIDATES if shutil.which(name)][:1])
         if not command:
             raise NoCompiler(f"no C++ compiler ({', '.join(_CANDIDATES)}) on the PATH")
@@ -89,6 +93,32 @@ class Compiler:
         """
         return ("-fno-gnu-unique",) if self.is_gcc else ()
 
+    def standard_flags(self, target: str) -> tuple[str, ...]:
+        """Return the flags that every unit for ``target`` is compiled with."""
+        return (*STANDARD_FLAGS, *self.dialect_flags)
+
+    def place_flags(self, directory: Path, name: str) -> tuple[str, ...]:
+        """Return the flags that have ``name`` stand for a directory in the binary, so that its place does not show."""
+        return (f"-ffile-prefix-map={directory}={name}",)
+
+    @property
+    def quote_flags(self) -> tuple[str, ...]:
+        """The flags that have quoted includes searched for in the directory that the compiler is started in."""
+        return ("-iquote", ".")
+
+    def users_headers(self, read: Sequence[Path]) -> Sequence[Path]:
+        """Return those of the files that a compilation read that the toolchain did not bring."""
+        return read
+
+    def linker_flags(self, *flags: str) -> tuple[str, ...]:
+        """Return flags for the linker as this compiler passes them on."""
+        return (",".join(("-Wl", *flags)),)
+
+    def include_flags(self) -> tuple[str, ...]:
+        """Return the flags that find tvm-ffi's headers, and that keep their place out of the binary."""
+        include = _tvm_ffi_directory() / "include"
+        return ("-isystem", str(include), *self.place_flags(include, "tvm_ffi"))
+
     def compile(
         self, source: Path, into: Path, *, flags: Sequence[str], macros: Sequence[str], prelude: Path | None, base: Path
     ) -> Object:
@@ -98,14 +128,20 @@ class Compiler:
             Refused: it does not compile.
         """
         depends = into.with_suffix(".d")
+        is_ours = source.parent == into.parent
+        # A source of our own includes the user's by name, and its place must not show.
+        ours = (*self.quote_flags, *self.place_flags(source.parent, ".")) if is_ours else ()
+        name = str(source) if is_ours else os.path.relpath(source, base)
         command = (
-            *self.command, *flags, *macros, *include_flags(), *(("-include", str(prelude)) if prelude else ()),
-            "-MMD", "-MF", str(depends), "-c", os.path.relpath(source, base), "-o", str(into),
+            *self.command, *flags, *macros, *ours, *self.include_flags(),
+            *(("-include", str(prelude)) if prelude else ()),
+            "-MMD", "-MF", str(depends), "-c", name, "-o", str(into),
         )  # fmt: skip
-        self.run(command, base)
-        read = (Path(os.path.normpath(base / name)) for name in _prerequisites(depends.read_text()))
-        headers = tuple(path for path in read if prelude is None or path.parent != prelude.parent)
-        return Object(into, headers, shlex.join(command))
+        said = self.run(command, base)
+        read = [Path(os.path.normpath(base / name)) for name in _prerequisites(depends.read_text())]
+        scratches = {scratch.parent for scratch in (into, prelude) if scratch}
+        headers = tuple(path for path in self.users_headers(read) if path.parent not in scratches)
+        return Object(into, headers, shlex.join(command), said)
 
     def link(self, objects: Sequence[Path], into: Path, *, flags: Sequence[str], base: Path) -> str:
         """Link object files to a shared library and return the command.
@@ -116,14 +152,14 @@ class Compiler:
         library = _tvm_ffi_directory() / "lib"
         # -Bsymbolic: a kernel's own functions win over those of the same name in libraries that the process holds.
         command = (
-            *self.command, "-shared", "-o", str(into), *map(str, objects), *flags, "-Wl,-Bsymbolic",
+            *self.command, "-shared", "-o", str(into), *map(str, objects), *flags, *self.linker_flags("-Bsymbolic"),
             f"-L{library}", "-ltvm_ffi",
         )  # fmt: skip
         self.run(command, base)
         return shlex.join(command)
 
-    def run(self, command: Sequence[str], directory: Path) -> None:
-        """Run one command of this compiler to its end, as a child in this process's group.
+    def run(self, command: Sequence[str], directory: Path) -> str:
+        """Run one command of this compiler to its end, as a child in this process's group; return what it said.
 
         Raises:
             Refused: it exits with anything but 0.
@@ -141,15 +177,16 @@ class Compiler:
                 stdout=output,
                 stderr=output,
             )
+            output.seek(0)
+            said = output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
             if done.returncode != 0:
-                output.seek(0)
-                said = output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
                 if os.strerror(errno.ENOSPC) in said:
                     raise BackendError(
                         f"the C++ compiler found no room: {said.strip().splitlines()[0]}",
                         hint=f"free some space in {tempfile.gettempdir()} and in ktuned's home and cache",
                     )
                 raise Refused(first_error_first(said) or f"{command[0]} exited with {done.returncode} and said nothing")
+            return said
 
 
 def first_error_first(said: str) -> str:
@@ -158,12 +195,6 @@ def first_error_first(said: str) -> str:
     first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), 0)
     text = "\n".join([*lines[first : first + 1], *lines[:first], *lines[first + 1 :]])
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
-
-
-def include_flags() -> tuple[str, ...]:
-    """Return the flags that find tvm-ffi's headers, and that keep their place out of the binary."""
-    include = _tvm_ffi_directory() / "include"
-    return ("-isystem", str(include), f"-ffile-prefix-map={include}=tvm_ffi")
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from ktuned_tvm_ffi.compiler import Compiler, Refused, include_flags
+from ktuned_tvm_ffi.compiler import Compiler, Refused
 
 MAX_PRECOMPILED = 4
 """How many precompiled headers are kept: the sets of flags that one job uses at a time are rarely more."""
@@ -70,7 +70,7 @@ def _cache_directory() -> Path:
 
 
 def _key(compiler: Compiler, flags: Sequence[str]) -> str:
-    parts = [*compiler.command, compiler.version, *flags, *include_flags(), version("apache-tvm-ffi")]
+    parts = [*compiler.command, compiler.version, *flags, *compiler.include_flags(), version("apache-tvm-ffi")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
@@ -81,7 +81,16 @@ def _make(compiler: Compiler, flags: Sequence[str], prelude: Path) -> None:
         text = making / PRELUDE
         text.write_text("".join(f"#include <{header}>\n" for header in _HEADERS))
         header = making / _PRECOMPILED
-        command = (*compiler.command, *flags, *include_flags(), "-x", "c++-header", str(text), "-o", str(header))
+        command = (
+            *compiler.command,
+            *flags,
+            *compiler.include_flags(),
+            "-x",
+            "c++-header",
+            str(text),
+            "-o",
+            str(header),
+        )
         compiler.run(command, making)
         prelude.parent.mkdir(exist_ok=True)
         # The text stays when its precompiled form is evicted: a compiler that is just starting reads it instead.

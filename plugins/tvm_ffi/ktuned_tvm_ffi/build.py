@@ -1,0 +1,68 @@
+"""What a kernel function returns for this backend: which function to compile, with what, and how to call it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ktuned import backends
+from ktuned.model import Scalar
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_EXPRESSION = re.compile(r"(::)?[A-Za-z_][A-Za-z0-9_]*(::[A-Za-z_][A-Za-z0-9_]*)*(<[^;{}\n]*>)?")
+
+
+@dataclass(frozen=True)
+class Build(backends.Build):
+    """How to compile and call one config of a C++ or CUDA C++ kernel.
+
+    Attributes:
+        function: an identifier is the name that a source exports with ``TVM_FFI_DLL_EXPORT_TYPED_FUNC``. Anything else
+            is the host function as C++ names it where the first source ends (``softmax<128, 4>``, ``space::softmax``);
+            it need not be exported, and configs that differ in nothing else are compiled together.
+        args: what the function is called with, in order: a string names a tensor of ``inputs``, a number is itself.
+        defines: preprocessor macros; ``True`` defines the bare name, ``False`` leaves it undefined.
+        flags: more flags for the compiler, each one a word; they may override the standard ones. Relative paths
+            in them start at the first source's directory.
+
+    Raises:
+        ValueError: ``function`` names no function, or a macro's name is not an identifier.
+    """
+
+    backend: ClassVar[str] = "tvm_ffi"
+
+    function: str
+    args: tuple[Scalar, ...]
+    defines: Mapping[str, Scalar] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _EXPRESSION.fullmatch(self.function):
+            raise ValueError(f"{self.function!r} is neither an identifier nor a function such as 'softmax<128, 4>'")
+        for name in self.defines:
+            if not _IDENTIFIER.fullmatch(name):
+                raise ValueError(f"{name!r} is not a C++ identifier")
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether a source exports the function itself."""
+        return _IDENTIFIER.fullmatch(self.function) is not None
+
+    @property
+    def symbol(self) -> str:
+        """The name that the function has in ``kernel.so``: its own, or one that stands for the expression."""
+        if self.is_exported:
+            return self.function
+        return f"ktuned_{hashlib.sha256(self.function.encode()).hexdigest()[:12]}"
+
+    @property
+    def macros(self) -> tuple[str, ...]:
+        """The ``-D`` flags, sorted by name, so that the order of ``defines`` never changes a binary."""
+        return tuple(
+            f"-D{name}" if value is True else f"-D{name}={value}"
+            for name, value in sorted(self.defines.items())
+            if value is not False
+        )

@@ -1,0 +1,46 @@
+"""A function of a loaded ``kernel.so``, and its binding to tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ktuned import backends
+from ktuned.backends import Launch
+from ktuned.model import Scalar
+
+
+class TvmFfiKernel(backends.Kernel):
+    """A function of a loaded ``kernel.so``, to be called on CPU tensors."""
+
+    def __init__(self, function: Any, args: tuple[Scalar, ...]) -> None:
+        self._function = function
+        self._args = args
+
+    def bind(self, tensors: Mapping[str, Any]) -> Launch:
+        """Return a call of the function on ``tensors``: anything that speaks DLPack, torch's among them.
+
+        Raises:
+            KeyError: ``args`` names a tensor that ``inputs`` does not make.
+        """
+        bound: list[Any] = []
+        for arg in self._args:
+            if isinstance(arg, str) and arg not in tensors:
+                raise KeyError(f"args names the tensor {arg!r}; inputs makes {', '.join(sorted(tensors)) or 'none'}")
+            bound.append(self._passed(tensors[arg]) if isinstance(arg, str) else arg)
+        return cast(Launch, functools.partial(self._function, *bound))
+
+    def _passed(self, tensor: Any) -> Any:
+        """Convert a tensor here, once: a call that converts three torch tensors itself takes the host twice as long."""
+        import tvm_ffi
+
+        return tvm_ffi.from_dlpack(tensor)
+
+
+class TvmFfiCudaKernel(TvmFfiKernel):
+    """A function of a loaded ``kernel.so`` that launches CUDA kernels."""
+
+    def _passed(self, tensor: Any) -> Any:
+        """Leave torch's tensor as it is: the call then makes torch's current stream the environment's."""
+        return tensor

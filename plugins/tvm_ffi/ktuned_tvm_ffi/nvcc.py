@@ -1,0 +1,104 @@
+"""nvcc as a compiler: CUDA C++ to a library that launches its kernels."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from ktuned_tvm_ffi.compiler import Compiler, NoCompiler
+
+CUDA_FLAGS = ("-std=c++17", "-O3", "--ptxas-options=-v", "-Xcompiler=-fPIC,-g0")
+"""What every unit is compiled with; the assembler's report tells what each kernel needs."""
+
+INSTALL_HINT = "install the CUDA Toolkit's nvcc, or set CUDA_HOME or CUDACXX"
+
+_FIRST_INCLUDED = "cuda_runtime.h"
+_TARGET = re.compile(r"sm_(\d+[af]?)")
+_RELEASE = re.compile(r"release [\d.]+, V(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Nvcc(Compiler):
+    """nvcc with the C++ compiler that it hands the host's half to."""
+
+    @classmethod
+    def find(cls, wanted: str = "") -> Self:
+        """Return ``wanted``, else ``$CUDACXX``, else the nvcc of ``$CUDA_HOME``, ``$CUDA_PATH``, the PATH, /usr/local.
+
+        The host's compiler is ``$NVCC_CCBIN``, else the one that C++ kernels are compiled with.
+
+        Raises:
+            NoCompiler: there is none, or one of the two cannot say its version.
+        """
+        asked = shlex.split(wanted or os.environ.get("CUDACXX", ""))
+        command = asked or [path for path in _candidates() if os.access(path, os.X_OK)][:1]
+        if not command:
+            raise NoCompiler("no nvcc on the PATH, in $CUDA_HOME or in /usr/local/cuda")
+        try:
+            said = subprocess.run(
+                [*command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+            ).stdout
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise NoCompiler(f"nvcc {shlex.join(command)!r} does not run: {error}") from error
+        host = Compiler.find(os.environ.get("NVCC_CCBIN", ""))
+        release = _RELEASE.search(said)
+        return cls(
+            (*command, f"--compiler-bindir={host.command[0]}"),
+            f"nvcc {release[1] if release else said.strip().splitlines()[-1]}; {host.version}",
+        )
+
+    @property
+    def is_gcc(self) -> bool:
+        """No: the host's half may be GCC's, but nvcc takes no precompiled header."""
+        return False
+
+    def standard_flags(self, target: str) -> tuple[str, ...]:
+        """Return the flags for ``target`` (``sm_90a``): its machine code alone, for that is what artifacts are of."""
+        number = target.removeprefix("sm_")
+        unique = () if "clang" in self.version.lower() else ("-Xcompiler=-fno-gnu-unique",)
+        return (*CUDA_FLAGS, *unique, f"-gencode=arch=compute_{number},code=sm_{number}")
+
+    def place_flags(self, directory: Path, name: str) -> tuple[str, ...]:
+        """Return the flags that have ``name`` stand for a directory in the binary, so that its place does not show.
+
+        None where blanks are in it: nvcc tears such a word apart.
+        """
+        flag = f"-ffile-prefix-map={directory}={name}"
+        return () if any(map(str.isspace, flag)) else (f"-Xcompiler={flag}",)
+
+    @property
+    def quote_flags(self) -> tuple[str, ...]:
+        """The flags that have quoted includes searched for in the directory that the compiler is started in."""
+        return ("-I.",)
+
+    def users_headers(self, read: Sequence[Path]) -> Sequence[Path]:
+        """Return those of the files that a compilation read that the toolchain did not bring.
+
+        nvcc does not declare CUDA's headers to be the system's; it includes one of them first, which tells their place.
+        """
+        toolkit = {path.parent for path in read if path.name == _FIRST_INCLUDED}
+        return [path for path in read if toolkit.isdisjoint(path.parents)]
+
+    def linker_flags(self, *flags: str) -> tuple[str, ...]:
+        """Return flags for the linker as nvcc passes them on, and one against symbols named after temporary files."""
+        return ("-Xlinker", ",".join((*flags, "-s")))
+
+
+def is_target(target: str) -> bool:
+    """Tell whether a target is a GPU's."""
+    return _TARGET.fullmatch(target) is not None
+
+
+def _candidates() -> Iterator[str]:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            yield os.path.join(os.environ[variable], "bin", "nvcc")
+    yield shutil.which("nvcc") or ""
+    yield "/usr/local/cuda/bin/nvcc"

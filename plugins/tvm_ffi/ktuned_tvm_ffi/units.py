@@ -1,0 +1,121 @@
+"""From groups of units to artifacts: units that differ in their functions' names alone are one library."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from ktuned import ptxas
+from ktuned.backends import Compiled, Unit, compile_together
+from ktuned.ptxas import Resources
+from ktuned_tvm_ffi.build import Build
+from ktuned_tvm_ffi.compiler import Compiler, Refused
+from ktuned_tvm_ffi.prelude import precompiled
+
+KERNEL_FILE = "kernel.so"
+SOURCES_DIRECTORY = "sources"
+
+_EXPORTING_HEADER = "tvm/ffi/function.h"
+
+
+def compile_units(
+    compiler: Compiler, units: Sequence[Unit], into: Path, suffixes: Collection[str]
+) -> Iterator[Compiled]:
+    """Compile units whose sources end in ``suffixes``, and yield one result for each.
+
+    Those whose ``function`` is an expression, and that have the same sources, macros, flags and target, are one library
+    with several functions: headers are parsed once. One that the compiler refuses is halved until it is known who is to
+    blame.
+
+    Raises:
+        BackendError: there is no room for what the compiler writes.
+    """
+    groups: dict[tuple[Any, ...], list[Unit]] = {}
+    for unit in units:
+        build = cast(Build, unit.build)
+        alone = build.function if build.is_exported else ""
+        groups.setdefault((unit.sources, build.macros, build.flags, unit.target, alone), []).append(unit)
+    for group in groups.values():
+        yield from compile_together(group, partial(_compile, compiler, into=into, suffixes=suffixes), Refused)
+
+
+def _compile(
+    compiler: Compiler, units: Sequence[Unit], *, into: Path, suffixes: Collection[str]
+) -> Mapping[str, Mapping[str, Any]]:
+    """Fill the units' artifacts and return their facts by key.
+
+    Raises:
+        Refused: the compiler or the linker said no.
+    """
+    sources, build = units[0].sources, cast(Build, units[0].build)
+    if not sources:
+        raise Refused(f"the kernel {units[0].kernel} names no sources")
+    for source in sources:
+        if source.suffix not in suffixes:
+            raise Refused(f"{source.name}: not a C++ source; its name must end in {', '.join(sorted(suffixes))}")
+    base = sources[0].parent
+    flags = (*compiler.standard_flags(units[0].target), *build.flags)
+    prelude = precompiled(compiler, flags)
+    commands: list[str] = []
+    headers: set[Path] = set()
+    said: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="ktuned-cc-") as directory:
+        scratch = Path(directory)
+        to_compile = list(sources)
+        if not build.is_exported:
+            to_compile[0] = _exporting(sources[0], units, scratch)
+        objects = []
+        for index, source in enumerate(to_compile):
+            built = compiler.compile(source, scratch / f"{index}.o", flags=flags, macros=build.macros,
+                                     prelude=prelude, base=base)  # fmt: skip
+            objects.append(built.path)
+            headers.update(built.headers)
+            commands.append(built.command)
+            said.append(built.said)
+        library = scratch / KERNEL_FILE
+        commands.append(compiler.link(objects, library, flags=flags, base=base))
+        if build.is_exported and f"__tvm_ffi_{build.function}\0".encode() not in library.read_bytes():
+            raise Refused(
+                f"{sources[0].name}: error: nothing exports {build.function!r}; "
+                f"add TVM_FFI_DLL_EXPORT_TYPED_FUNC({build.function}, …)"
+            )
+        for unit in units:
+            shutil.copyfile(library, into / unit.key / KERNEL_FILE)
+            _copy_sources({*sources, *headers}, into / unit.key / SOURCES_DIRECTORY)
+    used = ptxas.parse("\n".join(said))
+    shared = {"command": commands, "functions_in_library": len({cast(Build, unit.build).symbol for unit in units})}
+    return {unit.key: {"function": cast(Build, unit.build).symbol, **shared, **_resources(used)} for unit in units}
+
+
+def _exporting(source: Path, units: Sequence[Unit], scratch: Path) -> Path:
+    """Write a source that includes the first one and exports the units' functions; return it."""
+    functions = {build.symbol: build.function for build in (cast(Build, unit.build) for unit in units)}
+    lines = [f'#include "{source.name}"', f"#include <{_EXPORTING_HEADER}>"]
+    # Sorted: the same units give the same bytes, in whichever order they come.
+    lines += [f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, ({functions[name]}));" for name in sorted(functions)]
+    exporting = scratch / f"exports{source.suffix}"
+    exporting.write_text("\n".join(lines) + "\n")
+    return exporting
+
+
+def _resources(used: Mapping[str, Resources]) -> dict[str, Any]:
+    """Return what the kernels of a library need: each one's by its symbol, and a sole one's as the config's own."""
+    if not used:
+        return {}
+    kernels = {symbol: asdict(resources) for symbol, resources in used.items()}
+    return {"kernels": kernels, **(next(iter(kernels.values())) if len(kernels) == 1 else {})}
+
+
+def _copy_sources(files: set[Path], into: Path) -> None:
+    """Copy what was compiled, keeping the files' places relative to each other."""
+    root = Path(os.path.commonpath([path.parent for path in files]))
+    for path in files:
+        target = into / path.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)

@@ -1,0 +1,175 @@
+"""The CUDA half of the tvm_ffi plugin: nvcc's libraries, of one config or of several, for a device or without one."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ktuned.backends import Absent, Compiled, Unit
+from ktuned.errors import BackendError, Unsupported
+from ktuned.manifest import file_digest
+from ktuned.model import Device, Outcome
+from ktuned.testing.backends import check_backend
+from ktuned_tvm_ffi import Build, TvmFfi, TvmFfiCuda
+from ktuned_tvm_ffi.compiler import NoCompiler
+from ktuned_tvm_ffi.nvcc import Nvcc
+from tests.plugins.shift import EXAMPLE, SOURCE
+
+TARGET = "sm_90a"
+
+CompileGroup = Callable[..., tuple[dict[str, Compiled], Path]]
+
+
+def has_nvcc() -> bool:
+    """Tell whether there is a CUDA compiler here."""
+    try:
+        Nvcc.find()
+    except NoCompiler:
+        return False
+    return True
+
+
+needs_nvcc = pytest.mark.skipif(not has_nvcc(), reason="no nvcc here")
+
+
+def shift(by: int) -> Build:
+    """Return a Build of one instance of the example, through C++; without optimising, which is faster."""
+    return Build(f"shift<{by}>", ("x", "y", 128), flags=("-O0",))
+
+
+@pytest.fixture
+def compile_group(tmp_path: Path) -> CompileGroup:
+    """Return a function that compiles Builds, by their keys, as one group."""
+
+    def compile_group(builds: dict[str, Build], source: Path = SOURCE) -> tuple[dict[str, Compiled], Path]:
+        units = [Unit(key, build, (source,), source, "shift", TARGET) for key, build in builds.items()]
+        for unit in units:
+            (tmp_path / unit.key).mkdir()
+        return {result.key: result for result in TvmFfiCuda().compile(units, tmp_path)}, tmp_path
+
+    return compile_group
+
+
+@needs_nvcc
+def test_it_keeps_every_promise_of_a_backend(tmp_path: Path) -> None:
+    """The public conformance suite passes; without a GPU up to where loading needs one."""
+    check_backend(TvmFfiCuda(), EXAMPLE, tmp_path)
+
+
+@needs_nvcc
+def test_a_group_is_one_library_whose_bad_unit_is_alone_with_its_error(compile_group: CompileGroup) -> None:
+    """The others share a library, each under its own name; the artifacts hold all that they need."""
+    results, into = compile_group({"bad": shift(100), "a": shift(1), "b": shift(2)})
+    outcomes = {key: result.outcome for key, result in results.items()}
+    assert outcomes == {"bad": Outcome.COMPILE_ERROR, "a": None, "b": None}
+    assert "BY is too large" in results["bad"].message
+    assert file_digest(into / "a" / "kernel.so") == file_digest(into / "b" / "kernel.so")
+    names = [results[key].facts["function"] for key in "ab"]
+    assert len(set(names)) == 2
+    library = (into / "a" / "kernel.so").read_bytes()
+    assert all(f"__tvm_ffi_{name}\0".encode() in library for name in names)
+    assert results["a"].facts["functions_in_library"] == 2
+    assert [path.name for path in (into / "a" / "sources").rglob("*")] == ["shift.cu"]
+
+
+@needs_nvcc
+def test_the_assemblers_report_is_kept(compile_group: CompileGroup) -> None:
+    """Registers and spills of each kernel of the library; as the config's own where there is but one."""
+    results, _ = compile_group({"key": EXAMPLE.good})
+    assert results["key"].outcome is None, results["key"].message
+    facts = results["key"].facts
+    assert facts["function"] == "shift"
+    assert facts["registers"] > 0
+    assert facts["spill_store_bytes"] == 0
+    assert len(facts["kernels"]) == 1
+
+
+@needs_nvcc
+def test_equal_sources_give_equal_bytes_wherever_they_are(compile_group: CompileGroup, tmp_path: Path) -> None:
+    """Neither the place of the sources nor nvcc's temporary files show in ``kernel.so``."""
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    shutil.copy(SOURCE, elsewhere)
+    compile_group({"here": EXAMPLE.good})
+    compile_group({"there": EXAMPLE.good}, elsewhere / SOURCE.name)
+    assert file_digest(tmp_path / "here/kernel.so") == file_digest(tmp_path / "there/kernel.so")
+
+
+def test_another_target_than_a_gpus_is_unsupported(compile_group: CompileGroup, tmp_path: Path) -> None:
+    """A CPU is nothing that nvcc compiles for, and what is for another architecture is not loaded."""
+    unit = Unit("key", shift(1), (SOURCE,), SOURCE, "shift", "native-elsewhere")
+    if has_nvcc():
+        (result,) = TvmFfiCuda().compile([unit], tmp_path)
+        assert result.outcome is Outcome.UNSUPPORTED
+    with pytest.raises(Unsupported, match="sm_80"):
+        TvmFfiCuda().load(tmp_path, EXAMPLE.unit("key", shift(1), "sm_80"), Device("cuda:0", "GPU", "sm_90a"))
+
+
+@pytest.mark.parametrize(("names", "backend"), [(["a.cc"], "tvm_ffi"), (["a.cc", "b.cu"], "tvm_ffi_cuda")])
+def test_sources_choose_the_backend(names: list[str], backend: str) -> None:
+    """A kernel file says ``tvm_ffi``; a ``.cu`` source makes it run on CUDA."""
+    assert TvmFfi.for_sources([Path(name) for name in names]) == backend
+
+
+def test_without_nvcc_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fingerprint and devices still answer; compiling is an error with what mends it."""
+    monkeypatch.setenv("CUDACXX", str(tmp_path / "no-nvcc"))
+    assert TvmFfiCuda().fingerprint()["compiler"] == "none"
+    assert isinstance(TvmFfiCuda().devices(), Absent)
+    with pytest.raises(BackendError, match="no-nvcc") as caught:
+        list(TvmFfiCuda().compile([EXAMPLE.unit("key", shift(1), TARGET)], tmp_path))
+    assert "CUDACXX" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["a b", "f<1>; evil()", "f(1)", "f<{}>", ""])
+def test_what_names_no_function_is_an_error_at_once(name: str) -> None:
+    """Before anything is compiled, where the kernel function says it."""
+    with pytest.raises(ValueError, match="neither an identifier nor a function"):
+        Build(name, ())
+
+
+@pytest.mark.gpu
+def test_a_launch_goes_to_torchs_stream(compile_group: CompileGroup) -> None:
+    """The environment's stream is torch's current one, in a stream of its own and while a graph is captured."""
+    import torch
+
+    devices = TvmFfiCuda().devices()
+    assert not isinstance(devices, Absent)
+    _, into = compile_group({"key": shift(3)})
+    unit = EXAMPLE.unit("key", shift(3), devices[0].target)
+    x, y = torch.zeros(1000, device="cuda"), torch.zeros(1000, device="cuda")
+    launch = TvmFfiCuda().load(into / "key", unit, devices[0]).bind({"x": x, "y": y})
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
+        launch()
+        assert not stream.query()
+    stream.synchronize()
+    assert y.sum().item() == 3000
+    y.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    torch.cuda.synchronize()
+    assert y.sum().item() == 0
+    graph.replay()
+    torch.cuda.synchronize()
+    assert y.sum().item() == 3000
+
+
+@needs_nvcc
+def test_compiling_imports_neither_torch_nor_tvm_ffi(tmp_path: Path) -> None:
+    """Compile workers stay light, and so does what tells the devices."""
+    code = """if True:
+        import sys
+        from ktuned_tvm_ffi import TvmFfiCuda
+        TvmFfiCuda().fingerprint(), TvmFfiCuda().devices()
+        print(sorted({"torch", "tvm_ffi", "numpy"} & sys.modules.keys()))
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert said.stdout.strip() == "[]"
