@@ -15,6 +15,9 @@ import msgpack
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 """The largest frame: an inspection of a file with hundreds of kernels takes some 100 KiB."""
 
+OUT_OF_MEMORY = 86
+"""How a worker exits that was refused memory: what it holds must go, and a death is what it is told as."""
+
 _LENGTH = struct.Struct(">I")
 
 

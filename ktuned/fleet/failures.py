@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ktuned import frames
 from ktuned.errors import WorkerError
 
 
@@ -20,6 +21,8 @@ class WorkerDied(WorkerError):
         self.phase = phase
         self.output = output
         self.stopped = stopped
+        if returncode == frames.OUT_OF_MEMORY:
+            stopped = "out of memory: the worker was refused what it asked for"
         if stopped:
             super().__init__(f"{stopped} during {phase}")
             return

@@ -1,9 +1,17 @@
-"""How much memory a worker and what it started use, and how much they may."""
+"""How much memory a worker and what it started use, and how much they may.
+
+Two things keep a worker within its limit. The fleet looks five times a second at what a worker and all its descendants
+have resident, and stops the one that has too much: its outcome is ``crashed (out of memory)``, and its limit is for all
+of its processes together. Between two looks a process can take gigabytes, so the kernel bounds each process as well
+(:func:`cap`). And when the machine runs short all the same, workers are the first to go (``oom_score_adj``, which a
+worker raises itself).
+"""
 
 from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 
 PAGE_BYTES = resource.getpagesize()
 
@@ -17,6 +25,19 @@ def default_limits(slots: int) -> tuple[int, int]:
     """Return how many bytes a bench worker and a compile worker may use: together never more than the machine has."""
     half = total_bytes() // 2
     return half, max(2 << 30, half // slots)
+
+
+def cap(pid: int, limit_bytes: int) -> None:
+    """Have the kernel refuse a process, and each that it starts, private memory beyond its limit and a half.
+
+    ``RLIMIT_DATA`` counts private writable memory. ``RLIMIT_AS`` would count address space, of which a sanitizer or a
+    CUDA driver reserves terabytes. A worker that measures gets no such limit at all: what a driver maps writable
+    differs from version to version, and an allocation that fails there looks like the config's fault. The half on top
+    leaves the first word to the fleet, which counts a worker's processes together.
+    """
+    bound = limit_bytes + limit_bytes // 2
+    with suppress(OSError, ValueError):
+        resource.prlimit(pid, resource.RLIMIT_DATA, (bound, bound))
 
 
 def tree_bytes(pid: int) -> int:

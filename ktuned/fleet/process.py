@@ -23,7 +23,7 @@ import anyio
 
 from ktuned import frames
 from ktuned.errors import WorkerError
-from ktuned.fleet import warden
+from ktuned.fleet import memory, warden
 from ktuned.fleet.expiry import Expiry
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
 
@@ -91,6 +91,7 @@ class WorkerProcess:
         self.started = monotonic()
         self.requests = 0
         self.memory_bytes = 0
+        self.settled_bytes = 0
         self.gone = anyio.Event()
         self._process = process
         self._mark = mark
@@ -294,6 +295,10 @@ class WorkerProcess:
         except (BlockingIOError, frames.FrameError):
             return False
         return bool(data)
+
+    def settle(self) -> None:
+        """Take what it uses now for what it needs; what it uses beyond that later on is growth."""
+        self.memory_bytes = self.settled_bytes = memory.tree_bytes(self.pid)
 
     def kill(self) -> None:
         """SIGKILL the whole process group; :attr:`gone` is set when the kernel has let go of the worker."""

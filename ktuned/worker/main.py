@@ -6,6 +6,7 @@ results), and last ``done`` or ``failed``. A worker is never asked to stop: the 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -22,6 +23,7 @@ from ktuned.errors import KernelFileError, KtunedError
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 16
 _TRACE_CHARS = 8_000
+_OOM_SCORE = 800
 
 Operation = Callable[[dict[str, Any], "Reply"], dict[str, Any]]
 
@@ -61,6 +63,12 @@ def _die_with(daemon_pid: int) -> None:
         os._exit(1)
 
 
+def _be_the_first_to_go() -> None:
+    """When the machine runs out of memory, let the kernel choose a worker, and not the user's editor."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
+        stream.write(str(_OOM_SCORE))
+
+
 def describe_failure(error: BaseException) -> dict[str, Any]:
     """Return what the daemon keeps of an exception: code, one line, hint, place, traceback (capped)."""
     trace = "".join(traceback.format_exception(error))[-_TRACE_CHARS:]
@@ -78,6 +86,7 @@ def _operations() -> dict[str, Operation]:
     from ktuned.worker.compile import compile_units
     from ktuned.worker.inspect import Inspector
     from ktuned.worker.probe import prepare, probe
+    from ktuned.worker.usage import gpu_users
 
     registry = Registry()
     inspector = Inspector(registry)
@@ -85,6 +94,7 @@ def _operations() -> dict[str, Operation]:
     return {
         "prepare": lambda request, reply: prepare(registry, request),
         "probe": lambda request, reply: probe(registry),
+        "gpu_users": lambda request, reply: gpu_users(request["ours"]),
         "inspect": inspector.inspect,
         "explore": inspector.explore,
         "ask": inspector.ask,
@@ -105,6 +115,7 @@ def main(argv: list[str]) -> int:
     for descriptor in (read_fd, write_fd):
         os.set_inheritable(descriptor, False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _be_the_first_to_go()
     # Importing a kernel file must not write beside it: that would be a change that the daemon watches.
     sys.dont_write_bytecode = True
     reply = Reply(write_fd)
@@ -113,6 +124,8 @@ def main(argv: list[str]) -> int:
     for request in _requests(read_fd):
         try:
             answer = {"done": operations[request["op"]](request, reply)}
+        except MemoryError:
+            return frames.OUT_OF_MEMORY
         except Exception as error:
             answer = {"failed": describe_failure(error)}
         sys.stdout.flush()

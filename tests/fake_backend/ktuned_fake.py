@@ -120,6 +120,7 @@ class Fake(Backend):
     build = Build
     required_files = ("kernel.json",)
     default_target = os.environ.get("FAKE_TARGET", "")
+    decisive_files = ("kernel.json",)
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return a version that a test can change."""
@@ -151,6 +152,8 @@ class Fake(Backend):
                     subprocess.run(["sleep", "1000"], check=False)
                 case "compile_detached":
                     subprocess.run(["sh", "-c", "setsid sleep 1000 & sleep 1000"], check=False)
+                case "compile_eat":
+                    bytearray(1 << 50)
                 case "compile_crash":
                     os.kill(os.getpid(), signal.SIGSEGV)
                 case "compile_error" | "gate_compile_error":

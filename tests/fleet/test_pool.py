@@ -83,23 +83,43 @@ async def test_a_spare_takes_over(run_fleet: RunFleet, environment: Environment)
     """It stands ready with its backend imported; whoever asks next gets it without a wait for a start."""
     async with run_fleet() as fleet:
         for _ in range(3):
-            fleet.prepare_spare("bench", environment, "fake")
+            fleet.prepare_spares("bench", environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
-        fleet.prepare_spare("bench", environment, "fake")
+        fleet.prepare_spares("bench", environment, "fake")
         (spare,) = states(fleet)
         async with fleet.lend("bench", environment) as worker:
             assert (worker.pid, worker.requests) == (spare, 1)
 
 
+async def test_several_spares_stand_by(run_fleet: RunFleet, environment: Environment) -> None:
+    """As many as are asked for and no more; two who need one at once get one each, and neither waits for a start."""
+    async with run_fleet() as fleet:
+        fleet.prepare_spares("bench", environment, "fake")
+        fleet.prepare_spares("bench", environment, "fake", 2)
+        fleet.prepare_spares("bench", environment, "fake", 2)
+        await until(lambda: list(states(fleet).values()) == ["idle", "idle"])
+        spares = set(states(fleet))
+        async with fleet.lend("bench", environment) as one, fleet.lend("bench", environment) as other:
+            assert {one.pid, other.pid} == spares
+
+
+async def test_spares_under_way_are_shared_out(run_fleet: RunFleet, environment: Environment) -> None:
+    """Who comes while two are being made waits for one of them, and starts no third."""
+    async with run_fleet() as fleet:
+        fleet.prepare_spares("bench", environment, "fake", 2)
+        async with fleet.lend("bench", environment), fleet.lend("bench", environment):
+            assert len(states(fleet)) == 2
+
+
 async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
     """A spare that died while it idled (out of memory) does not count as one."""
     async with run_fleet() as fleet:
-        fleet.prepare_spare("bench", environment, "fake")
+        fleet.prepare_spares("bench", environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
         (spare,) = states(fleet)
         os.kill(spare, signal.SIGKILL)
         await until(lambda: not states(fleet))
-        fleet.prepare_spare("bench", environment, "fake")
+        fleet.prepare_spares("bench", environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
         assert spare not in states(fleet)
 
@@ -107,8 +127,8 @@ async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Enviro
 async def test_a_spare_that_cannot_be_made_disturbs_nobody(run_fleet: RunFleet, environment: Environment) -> None:
     """A backend that cannot be imported, or an interpreter that is missing: the fleet goes on."""
     async with run_fleet() as fleet:
-        fleet.prepare_spare("bench", replace(environment, python="/no/such/python"), "fake")
-        fleet.prepare_spare("bench", environment, "no_such_backend")
+        fleet.prepare_spares("bench", replace(environment, python="/no/such/python"), "fake")
+        fleet.prepare_spares("bench", environment, "no_such_backend")
         assert await lent_pid(fleet, "inspect", environment)
         await until(lambda: list(states(fleet).values()) == ["idle"])
 
@@ -118,8 +138,8 @@ async def test_an_idle_worker_is_let_go(
 ) -> None:
     """A worker that nobody asked for a while is killed and forgotten; one that is lent stays."""
     monkeypatch.setattr(pool, "IDLE_S", 0.04)
-    async with run_fleet() as fleet, fleet.lend("inspect", environment) as kept:
-        await lent_pid(fleet, "inspect", environment)
+    async with run_fleet() as fleet, fleet.lend("bench", environment) as kept:
+        await lent_pid(fleet, "bench", environment)
         await until(lambda: states(fleet) == {kept.pid: "busy"})
 
 
@@ -179,7 +199,7 @@ async def test_nothing_survives_the_fleet(
 async def test_a_spare_under_way_does_not_survive_either(run_fleet: RunFleet, environment: Environment) -> None:
     """Leaving while a worker is being started leaves nothing behind; the leak check of each test sees to it."""
     async with run_fleet() as fleet:
-        fleet.prepare_spare("bench", environment, "fake")
+        fleet.prepare_spares("bench", environment, "fake")
         await until(lambda: states(fleet))
         (pid,) = states(fleet)
     assert not is_running(pid)

@@ -1,0 +1,115 @@
+"""Memory: a worker that outgrows its limit is stopped, one that leaks is replaced, the kernel bounds each process."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ktuned.fleet import pool
+from ktuned.fleet.failures import WorkerDied
+from ktuned.fleet.pool import Fleet
+from ktuned.fleet.process import Environment, WorkerProcess
+from tests.fleet.conftest import RunFleet
+from tests.fleet.playing import DEADLINES, HANG, Playground, until
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1 << 20
+LIMIT = 160 * MIB
+"""A worker that did nothing yet has some 25 MiB."""
+
+
+def eat(mib: int) -> str:
+    """Return code that keeps so much memory for as long as its process lives."""
+    return f"import sys\nsys.eaten = getattr(sys, 'eaten', []) + [b'x' * ({mib} << 20)]\n"
+
+
+@contextmanager
+def limited(fleet: Fleet) -> Iterator[Fleet]:
+    """Let each of a fleet's workers use little."""
+    fleet.resize(2, (LIMIT, LIMIT))
+    yield fleet
+
+
+async def test_a_worker_that_outgrows_its_limit_is_stopped(run_fleet: RunFleet, environment: Environment) -> None:
+    """Whoever asked is told that it ran out of memory, and how much it may have; a kill of ours excuses nobody."""
+    playground = Playground(Path(environment.cwd))
+    async with run_fleet() as fleet:
+        with limited(fleet), pytest.raises(WorkerDied, match=r"out of memory: .* GiB it may during inspect") as caught:
+            async with fleet.lend("bench", environment) as worker:
+                await worker.call(playground.request(eat(200), HANG), DEADLINES, first_phase="inspect")
+        assert not caught.value.is_outside_kill
+
+
+async def test_what_a_worker_starts_counts_too(run_fleet: RunFleet, environment: Environment) -> None:
+    """A compiler is a child: its memory is its worker's, and it goes with it."""
+    playground = Playground(Path(environment.cwd))
+    body = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {eat(200) + HANG!r}])"
+    async with run_fleet() as fleet:
+        with limited(fleet), pytest.raises(WorkerDied, match="out of memory"):
+            async with fleet.lend("bench", environment) as worker:
+                await worker.call(playground.request(body), DEADLINES, first_phase="inspect")
+
+
+async def test_what_is_too_fast_for_the_watcher_is_refused(run_fleet: RunFleet, environment: Environment) -> None:
+    """An allocation that the kernel refuses ends the worker as out of memory, not the config as one that raised."""
+    playground = Playground(Path(environment.cwd))
+    async with run_fleet() as fleet:
+        with pytest.raises(WorkerDied, match=r"out of memory: .* was refused .* during compile"):
+            async with fleet.lend("compile", environment) as worker:
+                await worker.call(playground.compile_request({"does": "compile_eat"}), DEADLINES, first_phase="load")
+
+
+@pytest.mark.parametrize(("role", "is_capped"), [("compile", True), ("inspect", True), ("bench", False)])
+async def test_the_kernel_bounds_who_needs_no_driver(
+    run_fleet: RunFleet, environment: Environment, role: str, is_capped: bool
+) -> None:
+    """Drivers map what they like: a bench worker is watched, the others are bounded as well."""
+    async with run_fleet() as fleet:
+        with limited(fleet):
+            async with fleet.lend(role, environment) as worker:
+                soft, _ = resource.prlimit(worker.pid, resource.RLIMIT_DATA)
+                assert soft == (LIMIT * 3 // 2 if is_capped else resource.RLIM_INFINITY)
+                assert Path(f"/proc/{worker.pid}/oom_score_adj").read_text() == "800\n"
+
+
+async def _used(fleet: Fleet, environment: Environment, body: str) -> int:
+    """Run code in a compile worker, wait until its memory was looked at, give it back; return which one it was."""
+    playground = Playground(Path(environment.cwd))
+    async with fleet.lend("compile", environment) as worker:
+        await worker.call(playground.request(body), DEADLINES, first_phase="inspect")
+        worker.memory_bytes = 0
+        await until(lambda: worker.memory_bytes)
+        return worker.pid
+
+
+async def test_a_worker_that_grew_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
+    """What it has after its first request is what it needs; a quarter of its limit more, and another one takes over."""
+    async with run_fleet() as fleet:
+        with limited(fleet):
+            first = await _used(fleet, environment, eat(60))
+            assert await _used(fleet, environment, eat(5)) == first
+            assert await _used(fleet, environment, eat(50)) == first
+            assert await _used(fleet, environment, "") != first
+
+
+async def test_a_worker_of_many_requests_is_replaced(
+    run_fleet: RunFleet, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many requests a worker is let go, whatever it says."""
+    monkeypatch.setattr(pool, "MAX_REQUESTS", 3)
+    playground = Playground(Path(environment.cwd))
+
+    async def ask(worker: WorkerProcess) -> int:
+        await worker.call(playground.request(""), DEADLINES, first_phase="inspect")
+        return worker.pid
+
+    async with run_fleet() as fleet:
+        pids = []
+        for _ in range(4):
+            async with fleet.lend("inspect", environment) as worker:
+                pids.append(await ask(worker))
+        assert len(set(pids[:3])) == 1
+        assert pids[3] != pids[2]

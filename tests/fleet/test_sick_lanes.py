@@ -1,0 +1,158 @@
+"""A lane whose device does not come back: sick, probed with back-off, and ready by itself once a canary sings."""
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ktuned.fleet import health, lanes
+from ktuned.fleet.failures import DeadlineExpired
+from ktuned.fleet.lanes import Bench, Lane
+from ktuned.fleet.pool import Fleet
+from ktuned.fleet.process import Environment, WorkerProcess
+from ktuned.model import Device
+from tests.fleet.conftest import RunFleet
+from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground, until
+
+pytestmark = pytest.mark.anyio
+
+GPU = Device("cuda:0", "a GPU", "sm_90")
+
+TORCH = """\
+import os, pathlib, signal
+device = pathlib.Path(__file__).parent / "device"
+
+class Numbers:
+    def sum(self):
+        return 28
+
+def arange(count, device_name=None, device=None):
+    state = globals()["device"].read_text()
+    if state == "hung":
+        while True:
+            signal.pause()
+    if state != "well":
+        raise RuntimeError(state)
+    return Numbers()
+"""
+"""What the canary asks of torch; the file ``device`` beside it says how the device is."""
+
+
+class Broken:
+    """A device that a test breaks and mends, under a lane that keeps a diary of its states."""
+
+    def __init__(self, directory: Path, playground: Playground, environment: Environment) -> None:
+        directory.mkdir()
+        (directory / "torch.py").write_text(TORCH)
+        self._device = directory / "device"
+        self._playground = playground
+        self.bench = Bench(environment, "fake", "one", playground.request(""))
+        self.diary: list[str] = []
+        self.pauses: list[float] = []
+        self.becomes("well")
+
+    def note(self, lane: Lane) -> None:
+        """Write down what a lane says of itself, and how long it will wait."""
+        self.diary.append(lane.state)
+        if lane.health.is_sick:
+            self.pauses.append(lane.health.pause_s)
+
+    def becomes(self, state: str) -> None:
+        """Let every canary from now on meet the device like this; whole, lest one read half a word."""
+        part = self._device.with_suffix(".part")
+        part.write_text(state)
+        part.rename(self._device)
+
+    async def lose_worker(self, lane: Lane) -> None:
+        """Have a trial hang, so that its worker is killed."""
+        with pytest.raises(DeadlineExpired):
+            await lane.ask(self._playground.request(HANG), DEADLINES | {"load": DEADLINES["load"], "inspect": BRIEF_S})
+
+
+@pytest.fixture
+def broken(tmp_path: Path, playground: Playground, environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Broken:
+    """Return a device to break; pauses begin at a twentieth of a second."""
+    monkeypatch.setattr(health, "FIRST_PAUSE_S", 0.05)
+    directory = tmp_path / "driver"
+    in_driver = Environment(environment.python, environment.cwd, (("PYTHONPATH", f"{directory}:{_fakes()}"),))
+    return Broken(directory, playground, in_driver)
+
+
+def _fakes() -> str:
+    return str(Path(__file__).parents[1] / "fake_backend")
+
+
+@asynccontextmanager
+async def _lane(run_fleet: RunFleet, broken: Broken) -> AsyncIterator[tuple[Lane, Fleet]]:
+    async with run_fleet() as fleet:
+        lane = Lane(GPU, fleet, on_state=broken.note)
+        async with lane.seat(1):
+            await lane.open(broken.bench, DEADLINES)
+            yield lane, fleet
+
+
+async def test_a_lane_that_only_lost_its_worker_is_never_sick(run_fleet: RunFleet, broken: Broken) -> None:
+    """The canary passes at once, and nobody is told of anything."""
+    async with _lane(run_fleet, broken) as (lane, _):
+        await broken.lose_worker(lane)
+        await lane.open(broken.bench, DEADLINES)
+        assert (lane.health.is_sick, lane.health.reason, broken.diary) == (False, "", [])
+        assert lane.worker_pid is not None
+
+
+@pytest.mark.parametrize(("state", "reason"), [("unspecified launch failure", "launch failure"), ("hung", "not over")])
+async def test_a_sick_lane_is_probed_until_a_canary_passes(
+    run_fleet: RunFleet, broken: Broken, state: str, reason: str
+) -> None:
+    """Sick with the canary's reason, tried again after longer and longer pauses, ready by itself when the device is."""
+    async with _lane(run_fleet, broken) as (lane, _):
+        broken.becomes(state)
+        await broken.lose_worker(lane)
+        async with anyio.create_task_group() as tasks:
+            deadlines = DEADLINES | ({"load": BRIEF_S * 3} if state == "hung" else {})
+            tasks.start_soon(lane.open, broken.bench, deadlines)
+            await until(lambda: lane.health.failures >= 3)
+            assert lane.state == "sick"
+            assert lane.describe()["reason"] == lane.health.reason
+            assert "the canary failed" in lane.health.reason
+            assert reason in lane.health.reason
+            broken.becomes("well")
+        assert lane.health.failures == 0
+        assert lane.worker_pid is not None
+        assert broken.diary[0] == "sick"
+        assert broken.diary[-1] != "sick"
+        assert lane.describe()["reason"] == ""
+        assert len(broken.pauses) >= 3
+        assert all(after > 1.5 * before for before, after in itertools.pairwise(broken.pauses))
+
+
+@dataclass
+class Stuck:
+    """A worker that was killed and does not end: no test can put a process into a driver's uninterruptible sleep."""
+
+    pid: int = 4_000_000
+    gone: anyio.Event = field(default_factory=anyio.Event)
+
+
+async def test_a_worker_that_cannot_be_reaped_makes_its_lane_sick(
+    run_fleet: RunFleet, broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody measures on a device that a dead worker still holds; when it is let go, a canary and on it goes."""
+    monkeypatch.setattr(lanes, "REAP_S", 0.05)
+    stuck = Stuck()
+    async with _lane(run_fleet, broken) as (lane, _):
+        await broken.lose_worker(lane)
+        worker: WorkerProcess = stuck  # type: ignore[assignment]
+        lane._killed = worker
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lane.open, broken.bench, DEADLINES)
+            await until(lambda: lane.health.is_sick)
+            assert "worker 4000000 was killed but does not end" in lane.describe()["reason"]
+            assert lane.worker_pid is None
+            stuck.gone.set()
+        assert (lane.health.is_sick, broken.diary[0]) == (False, "sick")
+        assert lane.worker_pid is not None
