@@ -134,6 +134,7 @@ class Daemon:
         self._default_idle_exit_s = idle_exit_s
         self._stopping = anyio.Event()
         self._job_ended = anyio.Event()
+        self._device_failed = anyio.Event()
         self._config_notice = ""
         # One map for all who watch deadlines, so that a reload reaches them.
         self._deadlines = dict(settings.deadlines)
@@ -211,7 +212,14 @@ class Daemon:
             await tasks.start(self._server.serve, listening)
             self._notifier.ready(self._overview.line())
             _log.info("ready", socket=self._settings.socket, pid=os.getpid())
-            for part in (self._lookups.run, self._watcher.run, self._keep_house, self._take_up, self._life.run):
+            for part in (
+                self._lookups.run,
+                self._watcher.run,
+                self._keep_house,
+                self._doubt_devices,
+                self._take_up,
+                self._life.run,
+            ):
                 tasks.start_soon(part)
             await self._stopping.wait()
             self._notifier.stopping()
@@ -296,6 +304,14 @@ class Daemon:
             except KtunedError as error:
                 _log.error("root_not_surveyed", root=root.path, reason=error.message, hint=error.hint)
 
+    async def _doubt_devices(self) -> None:
+        """Ask anew what devices there are whenever one fails: it may be gone, and the next job must not count on it."""
+        while True:
+            await self._device_failed.wait()
+            self._device_failed = anyio.Event()
+            for root in self._catalog.roots:
+                await self._machine.probe(environment_of(root), again=True)
+
     async def _keep_house(self) -> None:
         """Keep the artifacts within their cap: at the start, and after each job."""
         while True:
@@ -320,6 +336,8 @@ class Daemon:
             self._overview.trials += 1
         if type == "job_done":
             self._job_ended.set()
+        if type == "lane" and fields["state"] == "sick":
+            self._device_failed.set()
         for what in ("added", "changed", "replanned", "removed") if type == "reloaded" else ():
             for name in fields[what]:
                 self._lookups.changed(name)

@@ -5,7 +5,8 @@
     asked ──▶ compiling ──▶ compiled ──▶ measuring ──▶ (an outcome)
       ▲        │               ▲            │
       ├─ killed┘               ├─ contended ┤          measured ──▶ refining ──▶ measured, or worse
-      └── artifact found ──────┘   killed ──┘
+      └── artifact found ──────┘   killed,
+                                   given back
 
 An event that the table does not allow changes nothing and raises :class:`~ktuned.errors.IllegalMove`, whose
 message tells the trial's whole story.
@@ -51,6 +52,7 @@ class Event(StrEnum):
     DISTURBED_AGAIN = "disturbed_again"
     CANNOT_RUN = "cannot_run"
     KILLED = "killed"
+    GIVEN_BACK = "given_back"
     CHOSEN = "chosen"
     CANCELLED = "cancelled"
     DAEMON_DIED = "daemon_died"
@@ -98,6 +100,7 @@ MOVES: dict[Place, dict[Event, Place]] = {
         Event.DISTURBED_AGAIN: Outcome.CONTENDED,
         Event.ARTIFACT_DAMAGED: State.ASKED,
         Event.KILLED: State.COMPILED,
+        Event.GIVEN_BACK: State.COMPILED,
         **_ON_LANE,
         **_STOPPED,
     },

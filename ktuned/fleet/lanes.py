@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -43,6 +43,12 @@ class CannotOpen(WorkerError):
     """A problem's inputs or reference cannot be made: no trial of it can be measured."""
 
     code = "cannot_open"
+
+
+class LaneSick(WorkerError):
+    """The device does not work now: whoever may use another had better do so."""
+
+    code = "lane_sick"
 
 
 class Lane:
@@ -104,6 +110,19 @@ class Lane:
         Raises:
             CannotOpen: the kernel file, its inputs or its reference fail, hang or crash.
         """
+        while True:
+            await anyio.sleep(self.health.pause_s)
+            with suppress(LaneSick):
+                await self.open_now(bench, deadlines)
+                return
+
+    async def open_now(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
+        """Have a worker ready that has opened ``bench``, or learn that the lane is sick; the caller holds the seat.
+
+        Raises:
+            CannotOpen: as :meth:`open`; what failed may be the device, which the next try finds out.
+            LaneSick: the device does not work.
+        """
         if self._worker is not None and self._worker.is_alive and self._bench is not None:
             if self._bench.environment != bench.environment or self._fleet.is_worn(self._worker):
                 self._let_go()
@@ -120,7 +139,7 @@ class Lane:
             self._bench = bench
         except BaseException as error:
             self.drop()
-            if isinstance(error, RequestFailed) and error.code == "source_changed":
+            if isinstance(error, LaneSick) or (isinstance(error, RequestFailed) and error.code == "source_changed"):
                 raise
             if isinstance(error, WorkerError):
                 raise CannotOpen(error.message, hint=error.hint) from error
@@ -128,21 +147,19 @@ class Lane:
 
     async def _well_worker(self, bench: Bench, deadlines: Mapping[str, float]) -> WorkerProcess:
         """Return a worker on a device that works: at once where nothing speaks against it, else after a canary."""
-        while True:
-            if self.health.is_sick:
-                await anyio.sleep(self.health.pause_s)
-            trouble = await self._unreaped()
+        trouble = await self._unreaped()
+        if not trouble:
+            worker = await self._fleet.acquire("bench", bench.environment)
+            # A crash on the CPU leaves nothing behind: every other process runs on it all the while.
+            if not self._is_suspect or self.device.kind == "cpu":
+                return worker
+            trouble = await self._sing(worker, deadlines)
             if not trouble:
-                worker = await self._fleet.acquire("bench", bench.environment)
-                # A crash on the CPU leaves nothing behind: every other process runs on it all the while.
-                if not self._is_suspect or self.device.kind == "cpu":
-                    return worker
-                trouble = await self._sing(worker, deadlines)
-                if not trouble:
-                    self._is_suspect = False
-                    self._well()
-                    return worker
-            self._sick(trouble)
+                self._is_suspect = False
+                self._well()
+                return worker
+        self._sick(trouble)
+        raise LaneSick(f"{self.device.name}: {trouble}")
 
     @property
     def _spares_wanted(self) -> int:

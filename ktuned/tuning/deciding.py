@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
 from ktuned.errors import WorkerError
 from ktuned.fleet.failures import DeadlineExpired, WorkerDied
-from ktuned.fleet.lanes import Lane
+from ktuned.fleet.lanes import Lane, LaneSick
 from ktuned.fleet.pool import Fleet
 from ktuned.lifecycle import Event, Life
 from ktuned.model import Outcome, Trial, TrialResult
@@ -27,7 +28,7 @@ class Deciding:
         work: Work,
         progress: Progress,
         fleet: Fleet,
-        lane: Lane,
+        lanes: Sequence[Lane],
         store: Store,
         measuring: Measuring,
         publish: Publish,
@@ -35,7 +36,7 @@ class Deciding:
         self._work = work
         self._progress = progress
         self._fleet = fleet
-        self._lane = lane
+        self._lanes = lanes
         self._store = store
         self._measuring = measuring
         self._publish = publish
@@ -52,12 +53,22 @@ class Deciding:
             return
         began = monotonic()
         async with self._fleet.gate.quiet():
-            contest = _Contest(self._work, self._lane, self._measuring, finalists)
-            for turn in range(rounds):
-                self._announce(turn, rounds, finalists)
-                await contest.run_round(turn)
+            contest = await self._contest(rounds, finalists)
         self._progress.spend("finalists_s", monotonic() - began)
         await self._settle(contest)
+
+    async def _contest(self, rounds: int, finalists: list[Trial]) -> _Contest:
+        """Let the finalists compete on one device; if that fails meanwhile, all over again on another that works."""
+        while True:
+            lane = next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
+            contest = _Contest(self._work, lane, self._measuring, finalists)
+            try:
+                for turn in range(rounds):
+                    self._announce(turn, rounds, finalists)
+                    await contest.run_round(turn)
+            except LaneSick:
+                continue
+            return contest
 
     async def _seat_again(self, best: Trial) -> None:
         """Seat again what was decided on this ground, if another has won since: an edit was undone."""
@@ -133,7 +144,7 @@ class _Contest:
                 await self._time(trial)
         async with self._lane.seat(self._work.job.id):
             try:
-                await self._lane.open(self._measuring.bench(self._lane), self._work.deadlines)
+                await self._measuring.open(self._lane)
                 request = self._measuring.request("time_reference", self._lane, _attempt(self.finalists[0]))
                 answer, _ = await self._lane.ask(request, self._work.deadlines)
             except WorkerError:
@@ -147,7 +158,7 @@ class _Contest:
         attempt.life = Life(Outcome.MEASURED)
         attempt.life.tell(Event.CHOSEN)
         async with self._lane.seat(self._work.job.id):
-            await self._lane.open(self._measuring.bench(self._lane), self._work.deadlines)
+            await self._measuring.open(self._lane)
             try:
                 answer, output = await self._lane.ask(
                     self._measuring.request("time", self._lane, attempt), self._deadlines

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
-from ktuned.fleet.lanes import Bench, Lane
+from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.lifecycle import Event
 from ktuned.model import Outcome, TrialResult, canonical
 from ktuned.store import Artifacts
@@ -31,10 +31,11 @@ _PUBLIC = ("outcome", "message")
 
 
 class Measuring:
-    """Measures one job's configs on a lane, one at a time."""
+    """Measures one job's configs, one at a time on each of its lanes; what a sick one cannot measure another does."""
 
-    def __init__(self, work: Work, compiling: Compiling, artifacts: Artifacts) -> None:
+    def __init__(self, work: Work, lanes: Sequence[Lane], compiling: Compiling, artifacts: Artifacts) -> None:
         self._work = work
+        self._lanes = lanes
         self._compiling = compiling
         self._artifacts = artifacts
         self._preset = dataclasses.asdict(work.preset)
@@ -48,26 +49,71 @@ class Measuring:
             RequestFailed: with code ``source_changed``.
         """
         while True:
-            result = await self._measure_once(lane, attempt, best_us)
+            try:
+                result = await self._measure_once(self._fit(lane), attempt, best_us)
+            except LaneSick:
+                continue
             if result is not None:
                 return result
             # Others used the device, or killed the worker, and somebody else may have the seat first; or the
-            # artifact was damaged.
+            # device failed, or the artifact was damaged.
             if attempt.life.outcome is None and self._artifacts.find(attempt.key) is None:
                 ((_, failed),) = await self._compiling.compile([attempt])
                 if failed is not None:
                     return failed
+
+    def _others(self, lane: Lane) -> list[Lane]:
+        """Return the lanes besides this one that work."""
+        return [other for other in self._lanes if other is not lane and not other.health.is_sick]
+
+    def _fit(self, lane: Lane) -> Lane:
+        """Return the lane itself, or one that works while it is sick and not yet to be tried again."""
+        return next(iter(self._others(lane)), lane) if lane.health.pause_s else lane
+
+    async def open(self, lane: Lane) -> None:
+        """Have a lane ready for this job's trials; the caller holds its seat. Where all are sick it waits.
+
+        Raises:
+            CannotOpen: the problem's data cannot be made.
+            LaneSick: its device does not work, and another lane's does.
+        """
+        bench, deadlines = self.bench(lane), self._work.deadlines
+        if not self._others(lane):
+            await lane.open(bench, deadlines)
+            return
+        try:
+            await lane.open_now(bench, deadlines)
+        except CannotOpen:
+            if lane.device.kind == "cpu":
+                raise
+            # Perhaps it is the device that fails, not the problem: now a canary must pass first.
+            await lane.open_now(bench, deadlines)
+
+    async def _is_given_back(self, lane: Lane, attempt: Attempt) -> bool:
+        """Tell whether not a failed attempt but its device is to blame, and leave it to another lane then.
+
+        Once only: a config after which each device fails is believed to be the reason.
+        """
+        if lane.device.kind == "cpu" or attempt.given_back or not self._others(lane):
+            return False
+        try:
+            await self.open(lane)
+        except LaneSick:
+            attempt.given_back = True
+            attempt.life.tell(Event.GIVEN_BACK)
+            return True
+        return False
 
     async def _measure_once(self, lane: Lane, attempt: Attempt, best_us: float | None) -> TrialResult | None:
         work = self._work
         deadlines = for_trial(work.deadlines, work.preset, best_us)
         stop_above_us = None if best_us is None else best_us * work.job.plan.early_stop
         async with lane.seat(work.job.id):
-            attempt.life.tell(Event.LANE_TAKEN)
             # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
             began = monotonic()
-            await lane.open(self.bench(lane), work.deadlines)
+            await self.open(lane)
             attempt.open_s += monotonic() - began
+            attempt.life.tell(Event.LANE_TAKEN)
             began = monotonic()
             try:
                 answer, output = await lane.ask(
@@ -75,11 +121,12 @@ class Measuring:
                 )
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 attempt.lane_s += monotonic() - began
-                return None if attempt.excuse_kill(error) else _failure(attempt, error)
+                is_excused = attempt.excuse_kill(error) or await self._is_given_back(lane, attempt)
+                return None if is_excused else _failure(attempt, error)
             attempt.lane_s += monotonic() - began
-            return self._judge(lane, attempt, answer, output)
+            return await self._judge(lane, attempt, answer, output)
 
-    def _judge(self, lane: Lane, attempt: Attempt, answer: dict[str, Any], output: Output) -> TrialResult | None:
+    async def _judge(self, lane: Lane, attempt: Attempt, answer: dict[str, Any], output: Output) -> TrialResult | None:
         if answer["outcome"] is None:
             attempt.life.tell(Event.ARTIFACT_DAMAGED)
             self._artifacts.discard(attempt.key)
@@ -95,6 +142,8 @@ class Measuring:
         if outcome is Outcome.LAUNCH_ERROR:
             # What raised may have left the process, or the device's context, in any state.
             lane.drop()
+            if await self._is_given_back(lane, attempt):
+                return None
         return attempt.result(_EVENTS[outcome], answer["message"], output=output, **detail)
 
     def bench(self, lane: Lane) -> Bench:

@@ -49,7 +49,7 @@ class Pipeline:
         self._publish = publish
         self._compiling = Compiling(work, fleet, artifacts)
         self._group_size = GroupSize(work.group_size)
-        self._measuring = Measuring(work, self._compiling, artifacts)
+        self._measuring = Measuring(work, lanes, self._compiling, artifacts)
         self._under_way: dict[int, Attempt] = {}
         self._told: list[dict[str, Any]] = []
         self._news = anyio.Event()
@@ -82,7 +82,7 @@ class Pipeline:
         try:
             await self._try_all()
             await Deciding(
-                self.work, self.progress, self._fleet, self._lanes[0], self._store, self._measuring, self._publish
+                self.work, self.progress, self._fleet, self._lanes, self._store, self._measuring, self._publish
             ).run()
         finally:
             self.progress.spend("wall_s", monotonic() - began)

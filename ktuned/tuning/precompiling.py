@@ -89,6 +89,7 @@ class Precompiling:
                 **self.work.kernel_request(),
                 "plan": plan.to_wire(),
                 "first": [] if default is None else [dict(default)],
+                "last": [],
             }
             opened, _ = await explorer.call(request, deadlines, first_phase="inspect")
             size = opened["size"]

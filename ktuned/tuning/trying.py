@@ -96,6 +96,7 @@ class Attempt:
     open_s: float = 0.0
     disturbed: int = 0
     killed: int = 0
+    given_back: bool = False
 
     def excuse_kill(self, error: Exception) -> bool:
         """Tell whether ``error`` is a kill from outside that says nothing of this config yet, and move it back if so.

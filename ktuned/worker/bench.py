@@ -12,7 +12,7 @@ from ktuned.errors import Unsupported
 from ktuned.model import Device, Outcome, Preset
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
-from ktuned.worker.cuda_timing import CudaTimer
+from ktuned.worker.cuda_timing import EVENTS, CudaTimer
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.timing import HostTimer, Timing
@@ -108,7 +108,18 @@ class Bench:
         reference = self._data.reference_launch()
         if reference is None:
             return {"outcome": None, "latency_us": None}
-        return _timed(self._timer.time(reference, Preset(**request["preset"])))
+        watch = self._watch()
+        preset = Preset(**request["preset"])
+        try:
+            timing = self._timer.time(reference, preset)
+        except Exception as error:
+            if not isinstance(self._timer, CudaTimer) or self._timer.method == EVENTS:
+                return _raised(error, phase="reference")
+            # Not every program of torch's can be captured in a graph.
+            timing = CudaTimer(self._device.name, EVENTS).time(reference, preset)
+        if request["judge_contention"] and watch.is_contended():
+            return self._contended(phase="reference")
+        return _timed(timing)
 
     def _launch(self, request: dict[str, Any]) -> Launch:
         """Return the bound launch of a request's artifact; the last one is kept for the finalists' rounds."""
@@ -138,12 +149,15 @@ class Bench:
         except Exception as error:
             return _raised(error, phase="timing")
         if request["judge_contention"] and not timing.stopped_early and watch.is_contended():
-            message = f"other programs used {self._device.name} while this was timed"
-            return _ended(Outcome.CONTENDED, message, phase="timing")
+            return self._contended(phase="timing")
         result = _timed(timing)
         if isinstance(watch, GpuWatch) and watch.absence:
             result["contention"] = f"not judged: {watch.absence}"
         return result
+
+    def _contended(self, *, phase: str) -> dict[str, Any]:
+        message = f"other programs used {self._device.name} while this was timed"
+        return _ended(Outcome.CONTENDED, message, phase=phase)
 
     def _watch(self) -> CpuWatch | GpuWatch:
         if self._device.kind != "cuda":

@@ -19,6 +19,8 @@ from ktuned.backends import Launch
 from ktuned.model import Preset
 from ktuned.worker.timing import EARLY_STOP_LAUNCHES, Samples, Timing, is_enough
 
+EVENTS, GRAPH = "events", "graph"
+
 KNOWN_TO_US = 0.5
 """The resolution of CUDA events (cudaEventElapsedTime): a median needs not be known better."""
 
@@ -46,7 +48,7 @@ class CudaTimer:
         # Twice the cache, so that nothing of what a kernel reads can be left in it.
         self._flush = torch.empty(2 * int(properties.L2_cache_size), dtype=torch.int8, device=self._device)
         self._warming = torch.ones(_WARMING_SIZE, _WARMING_SIZE, dtype=torch.float16, device=self._device)
-        self._method = method
+        self.method = method
         self._last_work = 0.0
 
     def synchronize(self) -> None:
@@ -72,8 +74,9 @@ class CudaTimer:
         while len(first) < wanted and (len(first) == 0 or perf_counter() - began < preset.timing_s):
             self._by_events(launch, restore, 1, first)
         if stop_above_us is not None and first.sorted_us[0] > stop_above_us:
+            self._last_work = perf_counter()
             return Timing(first, stopped_early=True)
-        sample = self._by_graph(launch) if self._method == "graph" and restore is None else None
+        sample = self._by_graph(launch) if self.method == GRAPH and restore is None else None
         samples = Samples()
         began = perf_counter()
         while not is_enough(samples, preset, perf_counter() - began, known_to_us=KNOWN_TO_US):
