@@ -1,29 +1,81 @@
-"""How the daemon's log is written: one event a line on stderr, as ``key=value`` or as JSON."""
+"""How the daemon's log is written: one event a line on stderr, for a person, a program or the journal.
+
+What belongs to a job or a trial says so: its ids are bound once, where its task begins (structlog.contextvars).
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from collections.abc import Mapping, MutableMapping
+from enum import Enum
+from typing import Any, Final
 
 import structlog
 from structlog.typing import Processor
 
+PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
+"""The journal's priorities (syslog(3)) of structlog's levels; the journal reads them from the line's start."""
 
-def configure(level: str, *, as_json: bool) -> None:
+
+class Form(Enum):
+    """How a line is written."""
+
+    LOGFMT = "logfmt"
+    JSON = "json"
+    JOURNAL = "journal"
+
+
+def choose(environ: Mapping[str, str], descriptor: int, *, as_json: bool) -> Form:
+    """Return the form for a log to ``descriptor``: the journal's if that is where it leads, else as asked."""
+    if leads_to_journal(environ, descriptor):
+        return Form.JOURNAL
+    return Form.JSON if as_json else Form.LOGFMT
+
+
+def leads_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
+    """Tell whether a descriptor is the journal's own stream: ``JOURNAL_STREAM`` names it (systemd.exec(5))."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return False
+    # Inherited by every child, whose stderr may long lead somewhere else: the variable alone says nothing.
+    return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+def configure(level: str, form: Form) -> None:
     """Send log events of ``level`` and above to stderr."""
-    renderer: Processor = (
-        structlog.processors.JSONRenderer()
-        if as_json
-        else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False)
-    )
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
+        processors=[structlog.contextvars.merge_contextvars, structlog.processors.add_log_level, *_processors(form)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def _processors(form: Form) -> list[Processor]:
+    explain: Processor = structlog.processors.format_exc_info
+    stamp: Processor = structlog.processors.TimeStamper(fmt="iso")
+    as_json: Processor = structlog.processors.JSONRenderer()
+    if form is Form.JOURNAL:
+        # Which stamps the lines itself.
+        return [explain, _prioritized(structlog.processors.JSONRenderer())]
+    if form is Form.JSON:
+        return [stamp, explain, as_json]
+    return [
+        stamp,
+        explain,
+        structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], bool_as_flag=False),
+    ]
+
+
+def _prioritized(render: structlog.processors.JSONRenderer) -> Processor:
+    """Return a renderer whose lines begin with their priority, ``<4>`` (sd-daemon(3))."""
+
+    def rendered(logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
+        priority = PRIORITIES.get(event.get("level", "info"), PRIORITIES["info"])
+        line = render(logger, name, event)
+        return f"<{priority}>{line if isinstance(line, str) else line.decode()}"
+
+    return rendered

@@ -192,7 +192,8 @@ class Dispatcher:
         self._publish("lane", device=lane.device.name, state=lane.state, reason=lane.health.reason)
 
     async def _work(self, running: Running) -> None:
-        log = _log.bind(job=running.job.id, kernel=running.job.kernel)
+        # Whatever is logged in this task or in one that it starts is about this job.
+        structlog.contextvars.bind_contextvars(job=running.job.id, kernel=running.job.kernel)
         state: JobState | None = None
         message = ""
         try:
@@ -200,14 +201,14 @@ class Dispatcher:
                 try:
                     await self._store.update_job(running.job)
                     publish_job(self._publish, "job_started", running.job)
-                    log.info("job_started", reason=running.job.reason)
+                    _log.info("job_started", reason=running.job.reason)
                     await running.pipeline.run()
                 except Exception as error:
                     reason = cause(error)
                     state, message = verdict(reason)
                     if is_outside_kill(reason) and self._begins_anew(running):
                         state, message = JobState.QUEUED, f"taken up again: {message}"
-                    log.warning("job_stopped", state=state, reason=message)
+                    _log.warning("job_stopped", state=state, reason=message)
                     running.is_outdated = getattr(reason, "code", "") == SOURCE_CHANGED
                     if isinstance(reason, StoreError):
                         self.stalled = message

@@ -221,7 +221,8 @@ class Pipeline:
                 is_default = attempt.config == self.work.kernel.default
                 # The default is what speed-ups are told against: it is measured in full, however slow.
                 best_us = None if is_default else self.progress.best_us
-                await self._record(attempt, await self._measuring.measure(lane, attempt, best_us))
+                with structlog.contextvars.bound_contextvars(trial=attempt.trial):
+                    await self._record(attempt, await self._measuring.measure(lane, attempt, best_us))
 
     async def _record(self, attempt: Attempt, result: TrialResult) -> None:
         """Commit one outcome; only then tell anybody."""

@@ -50,14 +50,15 @@ def serve(
 ) -> int:
     """Run the daemon in the foreground until it is stopped.
 
-    Under systemd it takes the socket that a socket unit hands over, and says when it is ready and that it lives.
+    Under systemd it takes the socket that a socket unit hands over, says when it is ready and that it lives, and
+    logs to the journal with priorities, as JSON.
     """
     with _without_rich():
         from ktuned.cli import logs
         from ktuned.config import load_settings
         from ktuned.daemon import run
 
-    logs.configure(log_level, as_json=as_json)
+    logs.configure(log_level, logs.choose(os.environ, sys.stderr.fileno(), as_json=as_json))
     listen_at = None if socket is None else socket.absolute()
     settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s)
     return run(settings, starts_by_itself=auto_started)
