@@ -24,7 +24,11 @@ from ktuned.fleet.process import Environment
 from ktuned.intake import Intake
 from ktuned.machine import Machine
 from ktuned.model import PRESETS, Job, Root
+from ktuned.observing import Observer
+from ktuned.reverifying import Reverifying
+from ktuned.serve.control import Control
 from ktuned.serve.events import Events
+from ktuned.serve.generations import Generations
 from ktuned.serve.life import AUTO_IDLE_EXIT_S, Life
 from ktuned.serve.listening import bind_socket, inherit_socket
 from ktuned.serve.lookups import Lookups
@@ -32,10 +36,12 @@ from ktuned.serve.methods import Methods
 from ktuned.serve.overview import Overview
 from ktuned.serve.server import Server
 from ktuned.serve.systemd import Handover, Notifier
+from ktuned.serve.why import Why
 from ktuned.store import Artifacts, Store
 from ktuned.survey import Survey
 from ktuned.tuning.deadlines import merged
 from ktuned.tuning.jobs import Jobs
+from ktuned.tuning.manners import Manners
 from ktuned.tuning.trying import Work
 from ktuned.watch import Watcher
 
@@ -147,9 +153,24 @@ class Daemon:
             fleet, store, deadline_s=settings.deadlines["inspect"], arch=settings.arch, chosen=settings.devices
         )
         self._survey = Survey(self._catalog, fleet, store, self._deadlines)
-        self._jobs = Jobs(
-            fleet=fleet, store=store, artifacts=self._artifacts, prepare=self._prepare, publish=self._publish
+        self._manners = Manners(settings.policy)
+        observer = Observer(
+            fleet=fleet,
+            machine=self._machine,
+            environments=lambda: [environment_of(root) for root in self._catalog.roots],
+            deadline_s=settings.deadlines["inspect"],
         )
+        self._jobs = Jobs(
+            fleet=fleet,
+            store=store,
+            artifacts=self._artifacts,
+            prepare=self._prepare,
+            publish=self._publish,
+            manners=self._manners,
+            read=observer.read,
+        )
+        self._reverifying = Reverifying(catalog=self._catalog, machine=self._machine, store=store, jobs=self._jobs)
+        self._generations = Generations(os.path.dirname(settings.socket), epoch=self.events.epoch)
         self._lookups = Lookups(
             catalog=self._catalog,
             machine=self._machine,
@@ -158,6 +179,7 @@ class Daemon:
             artifacts=self._artifacts,
             jobs=self._jobs,
             deadlines=self._deadlines,
+            generations=self._generations,
         )
         self._watcher = Watcher(self._catalog, self._survey, self._saved)
         self._intake = Intake(
@@ -176,11 +198,15 @@ class Daemon:
             jobs=self._jobs,
             store=store,
             events=self.events,
+            explain=Why(self._catalog, self._machine, store).explain,
             status=lambda: self._overview.status(self._life),
             probe=self._probe,
             stop=self._stopping.set,
         )
-        self._server = Server(methods.table())
+        control = Control(catalog=self._catalog, machine=self._machine, jobs=self._jobs)
+        self._server = Server(
+            methods.table() | control.table() | self._lookups.pins.table(), shortcuts=self._lookups.shortcuts
+        )
         self._overview = Overview(
             settings,
             catalog=self._catalog,
@@ -250,6 +276,8 @@ class Daemon:
         # The socket stays where it is, whoever made it.
         self._settings = self._overview.settings = msgspec.structs.replace(settings, socket=self._settings.socket)
         self._life.idle_exit_s = self._idle_exit_s()
+        self._manners.policy = settings.policy
+        self._jobs.review()
         self._deadlines.update(settings.deadlines)
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         self._artifacts.cap_bytes = settings.artifacts_bytes
@@ -290,7 +318,12 @@ class Daemon:
             await self._probe()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._jobs.run)
-            tasks.start_soon(self._look_around)
+            tasks.start_soon(self._catch_up)
+
+    async def _catch_up(self) -> None:
+        """Have renewed what changed while no daemon was there: sources first, then drivers and toolchains."""
+        await self._look_around()
+        await self._reverifying.run()
 
     async def _look_around(self, roots: Sequence[Root] | None = None) -> None:
         """Learn what happened while no daemon was there: what the machine can do now, what was saved."""
@@ -320,6 +353,7 @@ class Daemon:
                 if await anyio.to_thread.run_sync(lambda: self._artifacts.size) > self._artifacts.cap_bytes:
                     kept = {winner.artifact for winner in self._store.winners() if winner.artifact is not None}
                     freed = await self._artifacts.collect(kept)
+                    self._lookups.changed_all()
                     _log.info("artifacts_collected", freed_bytes=freed)
             except StoreError as error:
                 _log.warning("artifacts_not_collected", reason=error.message)
@@ -338,9 +372,9 @@ class Daemon:
             self._job_ended.set()
         if type == "lane" and fields["state"] == "sick":
             self._device_failed.set()
-        for what in ("added", "changed", "replanned", "removed") if type == "reloaded" else ():
-            for name in fields[what]:
-                self._lookups.changed(name)
+        if type == "reloaded":
+            # A name that is new may make another one ambiguous, or known.
+            self._lookups.changed_all()
         self.events.publish(type, **fields)
 
     def _prepare(self, job: Job) -> Work:

@@ -19,6 +19,7 @@ from ktuned.fleet.pool import Fleet
 from ktuned.intake import Intake
 from ktuned.machine import Machine
 from ktuned.model import PRESETS, Job, KernelInfo, Outcome, Problem, Root, TrialResult
+from ktuned.serve.generations import Generations
 from ktuned.serve.lookups import Lookups
 from ktuned.store import Artifacts, Store
 from ktuned.survey import Survey
@@ -113,6 +114,7 @@ class Parts:
             prepare=self._prepared,
             publish=self.told.publish,
         )
+        self.generations = Generations(str(directory), epoch=7)
         self.lookups = Lookups(
             catalog=self.catalog,
             machine=self.machine,
@@ -121,6 +123,7 @@ class Parts:
             artifacts=self.artifacts,
             jobs=self.jobs,
             deadlines=self.deadlines,
+            generations=self.generations,
         )
         self.intake = Intake(
             catalog=self.catalog,
@@ -248,3 +251,4 @@ async def assembled(directory: Path, *, store_type: type[Store] = Store) -> Asyn
             tasks.start_soon(parts.lookups.run)
             yield parts
             tasks.cancel_scope.cancel()
+        parts.generations.close()

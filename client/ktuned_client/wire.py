@@ -161,6 +161,11 @@ class Decoder:
             ext_hook=_refuse_extension,
         )
 
+    @property
+    def is_between_messages(self) -> bool:
+        """Whether the bytes that came end with a message."""
+        return self._received == self._end
+
     def feed(self, data: bytes) -> list[Message]:
         """Take bytes and return the messages that they complete.
 

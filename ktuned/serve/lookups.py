@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import time
+from time import monotonic, time
 from typing import Any, NamedTuple
 
 import anyio
@@ -17,6 +17,10 @@ from ktuned.fleet.pool import Fleet
 from ktuned.machine import Machine
 from ktuned.model import Config, Device, KernelInfo, Priority, Problem, Status, Winner, canonical
 from ktuned.serve.answer import admits_plainly, answer
+from ktuned.serve.generations import Generations
+from ktuned.serve.pins import Pins
+from ktuned.serve.server import Later
+from ktuned.serve.shortcuts import HOLDS_S, Shortcuts
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.jobs import Jobs
 
@@ -26,10 +30,6 @@ MAX_ERRANDS = 1_000
 """Errands that may wait; beyond that an asked-for tuning is forgotten, and the next lookup asks again."""
 
 MAX_REMEMBERED = 50_000
-
-MEMO_S = 1.0
-"""How long an answer is given again without being worked out: a new winner ends it at once, an artifact that was
-removed or a backend that was installed after this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,14 @@ class _Errand:
 
 
 class _Served(NamedTuple):
-    """An answer as it was worked out, when its winner was decided, and when it was worked out (Unix seconds)."""
+    """An answer as it was worked out, and until when (``monotonic``) it is given again."""
 
     reply: dict[str, Any]
-    decided: float | None
-    since: float
+    until: float
 
 
 class Lookups:
-    """Answers lookups; :meth:`run` does what they set off."""
+    """Answers lookups; :meth:`run` does what they set off. ``shortcuts`` are its answers by their questions' bytes."""
 
     def __init__(
         self,
@@ -75,7 +74,12 @@ class Lookups:
         artifacts: Artifacts,
         jobs: Jobs,
         deadlines: Mapping[str, float],
+        generations: Generations,
     ) -> None:
+        self.shortcuts = Shortcuts()
+        self.generations = generations
+        self.pins = Pins(store)
+        self.pins.changed = self.changed_all
         self._catalog = catalog
         self._machine = machine
         self._fleet = fleet
@@ -84,18 +88,30 @@ class Lookups:
         self._jobs = jobs
         self._deadlines = deadlines
         self._winners: dict[str, list[Winner]] = {}
-        self._generations: dict[str, int] = {}
         self._admitted: dict[tuple[str, str, str], bool] = {}
         self._sent: set[tuple[str, ...]] = set()
         self._memo: dict[tuple[Any, ...], _Served] = {}
-        self.answered = 0
+        self._answered = 0
         self._errands, self._arriving = anyio.create_memory_object_stream[_Errand](MAX_ERRANDS)
 
     def changed(self, kernel: str) -> None:
         """Note that a kernel's winners, or what they stand on, are not what they were."""
-        self._memo.clear()
         self._winners.pop(kernel, None)
-        self._generations[kernel] = self._generations.get(kernel, 0) + 1
+        self._memo.clear()
+        self.shortcuts.clear()
+        self.generations.bump(kernel)
+
+    def changed_all(self) -> None:
+        """Note that any kernel may be another, or its answer."""
+        self._winners.clear()
+        self._memo.clear()
+        self.shortcuts.clear()
+        self.generations.bump_all()
+
+    @property
+    def answered(self) -> int:
+        """How many lookups were answered since the start."""
+        return self._answered + self.shortcuts.taken
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return how full the queue of ``errands`` is, and how much each of the ``caches`` holds."""
@@ -104,6 +120,7 @@ class Lookups:
             "errands": {"used": errands.current_buffer_used, "size": int(errands.max_buffer_size)},
             "caches": {
                 "answers": len(self._memo),
+                "shortcuts": len(self.shortcuts),
                 "winners": sum(map(len, self._winners.values())),
                 "admitted": len(self._admitted),
             },
@@ -116,28 +133,39 @@ class Lookups:
             AmbiguousName: the short name is several kernels'.
             UsageError: the problem is none of this kernel's.
         """
-        self.answered += 1
+        self._answered += 1
         # The types, because 1, 1.0 and True are equal keys and three problems.
         key = (name, device, tune, *problem.items(), *map(type, problem.values()))
-        now = time()
         served = self._memo.get(key)
-        if served is None or not served.since <= now < served.since + MEMO_S:
+        if served is None or monotonic() >= served.until:
             if len(self._memo) >= MAX_REMEMBERED:
                 self._memo.clear()
-            reply, decided = self._answer(name, problem, device, tune=tune)
-            served = self._memo[key] = _Served(reply, decided, now)
-        if served.decided is None:
-            return served.reply
-        return {**served.reply, "age_s": round(max(0.0, now - served.decided), 3)}
+            reply = self._answer(name, problem, device, tune=tune)
+            served = self._memo[key] = _Served(reply, monotonic() + HOLDS_S)
+        return served.reply
 
-    def _answer(
-        self, name: str, problem: Problem, device: str | None, *, tune: bool
-    ) -> tuple[dict[str, Any], float | None]:
-        """Return an answer, and since when its winner holds."""
+    def lookup_pinned(
+        self, pin: str, name: str, problem: Problem, device: str | None, *, tune: bool
+    ) -> dict[str, Any] | Later:
+        """As :meth:`lookup`, but with the answer that the pin holds; the first one is yet to be written down.
+
+        Raises:
+            UsageError: the problem is none of this kernel's, or the pin is no name.
+        """
+        held = self.pins.find(pin, name, problem, device)
+        if held is None:
+            answer = self.lookup(name, problem, device, tune=tune)
+            held = self.pins.find(pin, answer["kernel"], problem, answer["device"])
+            if held is None:
+                return Later(lambda: self.pins.freeze(pin, name, problem, device, answer))
+        self._answered += 1
+        return {**held, "generation": self.generations.of(held["kernel"])}
+
+    def _answer(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> dict[str, Any]:
         try:
             kernel = self._catalog.resolve(name)
         except NotFound:
-            return _wire(name, problem, device, Status.UNKNOWN), None
+            return self._wire(name, problem, device, Status.UNKNOWN)
         check_problem(kernel, problem)
         environment = self._catalog.environment(kernel)
         seat: Device | None
@@ -159,8 +187,7 @@ class Lookups:
             self._send(_Errand(kernel, problem, seat, found.undecided))
         if tune and found.wants_tuning and seat is not None:
             self._send(_Errand(kernel, problem, seat))
-        reply = self._reply(kernel, problem, model, found.status, found.winner, found.config)
-        return reply, None if found.winner is None else found.winner.decided
+        return self._reply(kernel, problem, model, found.status, found.winner, found.config)
 
     def _reply(
         self,
@@ -171,11 +198,12 @@ class Lookups:
         winner: Winner | None,
         config: Config | None,
     ) -> dict[str, Any]:
-        reply = _wire(kernel.name, problem, model, status)
+        reply = self._wire(kernel.name, problem, model, status)
         reply["config"] = None if config is None else dict(config)
-        reply["generation"] = self._generations.get(kernel.name, 0)
         if winner is not None:
             reply["latency_us"] = winner.latency_us
+            reply["decided"] = winner.decided
+            reply["age_s"] = round(max(0.0, time() - winner.decided), 3)
             # Only an artifact of this very problem and source can be launched for it as it is.
             if status is Status.FRESH and winner.artifact is not None:
                 path = self._artifacts.find(winner.artifact)
@@ -183,6 +211,20 @@ class Lookups:
                     self._artifacts.touch(winner.artifact)
                     reply["artifact"] = str(path)
         return reply
+
+    def _wire(self, kernel: str, problem: Problem, device: str | None, status: Status) -> dict[str, Any]:
+        return {
+            "kernel": kernel,
+            "problem": dict(problem),
+            "device": device,
+            "status": status.value,
+            "config": None,
+            "latency_us": None,
+            "artifact": None,
+            "age_s": None,
+            "decided": None,
+            "generation": self.generations.of(kernel),
+        }
 
     def _winners_of(self, kernel: str) -> list[Winner]:
         known = self._winners.get(kernel)
@@ -256,17 +298,3 @@ class Lookups:
         for config, admitted in zip(errand.configs, reply["admitted"], strict=True):
             self._admitted[kernel.plan_digest, canonical(errand.problem), canonical(config)] = admitted
         self.changed(kernel.name)
-
-
-def _wire(kernel: str, problem: Problem, device: str | None, status: Status) -> dict[str, Any]:
-    return {
-        "kernel": kernel,
-        "problem": dict(problem),
-        "device": device,
-        "status": status.value,
-        "config": None,
-        "latency_us": None,
-        "artifact": None,
-        "age_s": None,
-        "generation": 0,
-    }

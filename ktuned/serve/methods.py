@@ -11,17 +11,17 @@ import msgspec
 
 import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem
-from ktuned.errors import NotFound, UsageError
+from ktuned.errors import KtunedError, NotFound, UsageError
 from ktuned.intake import Intake, Wish
-from ktuned.model import JobState, Outcome, Priority, Scalar, Trial, canonical
+from ktuned.model import JobState, KernelInfo, Outcome, Priority, Scalar, Trial, canonical
 from ktuned.serve.events import Events
 from ktuned.serve.lookups import Lookups
-from ktuned.serve.server import Connection, Method
+from ktuned.serve.server import Connection, Later, Method
 from ktuned.store import Store
 from ktuned.tuning.jobs import Jobs
 from ktuned_client.wire import PROTOCOL_VERSION
 
-CAPABILITIES = ("lookup", "tune", "subscribe")
+CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
 """What a client may rely on besides the protocol's version."""
 
 COMPILE_PRIORITY = Priority.WAITED_FOR - 1
@@ -40,6 +40,7 @@ class LookupParams(msgspec.Struct, frozen=True):
     problem: dict[str, Scalar]
     device: str | None = None
     tune: bool = True
+    pin: str | None = None
 
 
 class LookupManyParams(msgspec.Struct, frozen=True):
@@ -61,7 +62,8 @@ class TuneParams(msgspec.Struct, frozen=True):
     strategy: str | None = None
     seed: int | None = None
     python: str | None = None
-    priority: int = Priority.WAITED_FOR
+    priority: int | None = None
+    stale_only: bool = False
 
 
 class CompileParams(msgspec.Struct, frozen=True):
@@ -89,10 +91,11 @@ class WhichParams(msgspec.Struct, frozen=True):
 
 
 class KernelsParams(msgspec.Struct, frozen=True):
-    """``kernels``: one kernel, or those below a path; all without either."""
+    """``kernels``: one kernel, or those below a path; all without either. ``why`` tells what made winners stale."""
 
     kernel: str | None = None
     path: str | None = None
+    why: bool = False
 
 
 class ResultsParams(msgspec.Struct, frozen=True):
@@ -143,6 +146,7 @@ class Methods:
         jobs: Jobs,
         store: Store,
         events: Events,
+        explain: Callable[[KernelInfo], list[dict[str, Any]]],
         status: Callable[[], dict[str, Any]],
         probe: Callable[[], Awaitable[list[dict[str, Any]]]],
         stop: Callable[[], None],
@@ -153,6 +157,7 @@ class Methods:
         self._jobs = jobs
         self._store = store
         self._events = events
+        self._explain = explain
         self._status = status
         self._probe = probe
         self._stop = stop
@@ -184,19 +189,37 @@ class Methods:
             "build": ktuned.__version__,
             "capabilities": list(CAPABILITIES),
             "epoch": self._events.epoch,
+            "generations": self._lookups.generations.path,
             "pid": os.getpid(),
         }
 
-    def lookup(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
-        """Answer one lookup, from memory."""
+    def lookup(self, params: dict[str, Any], connection: Connection) -> dict[str, Any] | Later:
+        """Answer one lookup, from memory; the first of a problem under a pin waits for the disk."""
         return self._look_up(_read(params, LookupParams))
 
-    def lookup_many(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
-        """Answer several lookups, in their order."""
-        return {"answers": [self._look_up(entry) for entry in _read(params, LookupManyParams).lookups]}
+    def lookup_many(self, params: dict[str, Any], connection: Connection) -> dict[str, Any] | Later:
+        """Answer several lookups, in their order; one that is refused has its error in its place."""
+        answers = [self._look_up_or_explain(entry) for entry in _read(params, LookupManyParams).lookups]
+        if not any(type(answer) is Later for answer in answers):
+            return {"answers": answers}
 
-    def _look_up(self, wanted: LookupParams) -> dict[str, Any]:
+        async def rest() -> dict[str, Any]:
+            return {"answers": [await answer.rest() if type(answer) is Later else answer for answer in answers]}
+
+        return Later(rest)
+
+    def _look_up(self, wanted: LookupParams) -> dict[str, Any] | Later:
+        if wanted.pin is not None:
+            return self._lookups.lookup_pinned(
+                wanted.pin, wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune
+            )
         return self._lookups.lookup(wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune)
+
+    def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | Later:
+        try:
+            return self._look_up(wanted)
+        except KtunedError as error:
+            return {"error": error.to_wire()}
 
     async def tune(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
@@ -209,7 +232,9 @@ class Methods:
             seconds=wanted.seconds,
             strategy=wanted.strategy,
             seed=wanted.seed,
-            priority=wanted.priority,
+            priority=Priority.REQUESTED if wanted.priority is None else wanted.priority,
+            is_fixed=wanted.priority is not None,
+            stale_only=wanted.stale_only,
         )
         return await self._take_in(wanted, wish)
 
@@ -241,7 +266,8 @@ class Methods:
             jobs = await self._intake.tune_kernel(self._catalog.resolve(wanted.kernel), wish)
         else:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
-        return {"jobs": [job.to_wire() for job in jobs], "errors": [error.to_wire() for error in errors], **place}
+        told = [self._jobs.describe(job) for job in jobs]
+        return {"jobs": told, "errors": [error.to_wire() for error in errors], **place}
 
     async def cancel(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         """Cancel one job, or all of a kernel."""
@@ -265,10 +291,10 @@ class Methods:
             job = self._jobs.job(wanted.job)
             if job is None:
                 raise NotFound(f"there is no job {wanted.job}", hint="`ktuned jobs` lists them")
-            return {"jobs": [job.to_wire()]}
+            return {"jobs": [self._jobs.describe(job)]}
         if wanted.ids is not None:
             found = (self._jobs.job(number) for number in wanted.ids[:MAX_ROWS])
-            return {"jobs": [job.to_wire() for job in found if job is not None]}
+            return {"jobs": [self._jobs.describe(job) for job in found if job is not None]}
         name = None if wanted.kernel is None else self._catalog.resolve(wanted.kernel).name
         live = self._jobs.live()
         ids = {job.id for job in live}
@@ -280,7 +306,7 @@ class Methods:
             for job in (*live, *ended)
             if (name is None or job.kernel == name) and (wanted.state is None or job.state is wanted.state)
         ]
-        return {"jobs": [job.to_wire() for job in chosen[: _rows(wanted.limit)]]}
+        return {"jobs": [self._jobs.describe(job) for job in chosen[: _rows(wanted.limit)]]}
 
     def kernels(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         """List kernels, what is wrong with kernel files, and the roots."""
@@ -291,8 +317,11 @@ class Methods:
             kernels, errors = self._catalog.below(place), self._catalog.errors_below(place)
         if wanted.kernel is not None:
             kernels, errors = [self._catalog.resolve(wanted.kernel)], []
+        told = [{"name": kernel.name, **kernel.to_wire()} for kernel in kernels]
+        if wanted.why:
+            told = [{**entry, "why": self._explain(kernel)} for entry, kernel in zip(told, kernels, strict=True)]
         return {
-            "kernels": [{"name": kernel.name, **kernel.to_wire()} for kernel in kernels],
+            "kernels": told,
             "errors": [error.to_wire() for error in errors],
             "roots": [msgspec.to_builtins(root) for root in self._catalog.roots],
         }
@@ -349,8 +378,12 @@ class Methods:
         return {"kernel": name, "trials": forgotten}
 
     def subscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
-        """Have events sent to this connection."""
+        """Have events sent to this connection; whoever names jobs waits for them, until it unsubscribes or closes."""
         wanted = _read(params, SubscribeParams)
+        self._jobs.leave(connection)
+        if wanted.jobs is not None:
+            self._jobs.attend(connection, wanted.jobs)
+            connection.when_closed(lambda: self._jobs.leave(connection))
         place: dict[str, Any] = self._events.subscribe(
             connection, since=wanted.since, kernels=wanted.kernels, jobs=wanted.jobs, types=wanted.types
         )
@@ -359,6 +392,7 @@ class Methods:
     def unsubscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         """Have no more events sent to this connection."""
         self._events.unsubscribe(connection)
+        self._jobs.leave(connection)
         return {}
 
     async def backends(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -21,6 +22,7 @@ import anyio.abc
 import structlog
 
 from ktuned.errors import KtunedError
+from ktuned.serve.shortcuts import Shortcuts
 from ktuned_client import paths, wire
 
 MAX_CONNECTIONS: Final = 800
@@ -57,6 +59,13 @@ Method = Callable[[dict[str, Any], "Connection"], Any | Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class Later:
+    """What a method returns that must wait this time, though it mostly need not: the rest of it."""
+
+    rest: Callable[[], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What one connection may do, and how many there may be."""
 
@@ -69,10 +78,13 @@ class Limits:
 
 
 class Server:
-    """Answers requests on a listening Unix socket with ``methods``."""
+    """Answers requests on a listening Unix socket with ``methods``; ``shortcuts`` spare it some that repeat."""
 
-    def __init__(self, methods: Mapping[str, Method], limits: Limits | None = None) -> None:
+    def __init__(
+        self, methods: Mapping[str, Method], limits: Limits | None = None, *, shortcuts: Shortcuts | None = None
+    ) -> None:
         self.limits = limits or Limits()
+        self.shortcuts = Shortcuts() if shortcuts is None else shortcuts
         self._methods = {name: (method, inspect.iscoroutinefunction(method)) for name, method in methods.items()}
         self._connections: set[Connection] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -115,7 +127,7 @@ class Server:
         return {
             "connections": len(self._connections),
             "pending": sum(connection.pending for connection in self._connections),
-            "answered": self._answered,
+            "answered": self._answered + self.shortcuts.taken,
             "refused": self._refused,
         }
 
@@ -161,23 +173,36 @@ class Server:
         if waits and self._is_draining:
             return self._respond(message, _STOPPING, None)
         if waits:
-            assert self._tasks is not None
-            connection.pending += 1
-            self._tasks.start_soon(self._wait_for, method, message, connection)
+            self._begin(partial(method, message.params, connection), message, connection)
             return None
         try:
             result = method(message.params, connection)
         except Exception as error:
             return self._respond(message, _explained(error, message.method), None)
+        if type(result) is Later:
+            self._begin(result.rest, message, connection)
+            return None
         return self._respond(message, None, result)
 
-    async def _wait_for(
-        self, method: Method, message: wire.Request | wire.Notification, connection: Connection
+    def _begin(
+        self,
+        work: Callable[[], Awaitable[Any]],
+        message: wire.Request | wire.Notification,
+        connection: Connection,
     ) -> None:
-        assert message.params is not None
+        assert self._tasks is not None
+        connection.pending += 1
+        self._tasks.start_soon(self._wait_for, work, message, connection)
+
+    async def _wait_for(
+        self,
+        work: Callable[[], Awaitable[Any]],
+        message: wire.Request | wire.Notification,
+        connection: Connection,
+    ) -> None:
         try:
             try:
-                result = await method(message.params, connection)
+                result = await work()
             except Exception as error:
                 response = self._respond(message, _explained(error, message.method), None)
             else:
@@ -228,6 +253,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: Server) -> None:
         self.on_writable: Callable[[], None] | None = None
         self.on_closed: Callable[[], None] | None = None
+        self._farewell: Callable[[], None] | None = None
         self.pending = 0
         self._server = server
         self._decoder = wire.Decoder(server.limits.request_bytes, server.limits.request_items)
@@ -254,6 +280,10 @@ class Connection(asyncio.BufferedProtocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+
+    def when_closed(self, farewell: Callable[[], None]) -> None:
+        """Have something called once, when the peer is gone; in place of what was to be called before."""
+        self._farewell = farewell
 
     def finished(self) -> None:
         """Note that one of the waiting methods has ended."""
@@ -285,12 +315,20 @@ class Connection(asyncio.BufferedProtocol):
         """Answer what the bytes complete."""
         if self._transport is None:
             return
+        data = bytes(self._server.read_buffer[:nbytes])
+        begins_here = self._decoder.is_between_messages and not self._unhandled
+        if begins_here and not self._is_paused:
+            known = self._server.shortcuts.find(data)
+            if known is not None:
+                self._transport.write(known)
+                return
         try:
-            self._unhandled.extend(self._decoder.feed(bytes(self._server.read_buffer[:nbytes])))
+            self._unhandled.extend(self._decoder.feed(data))
         except wire.ProtocolError as error:
             self._refuse("protocol", str(error))
             return
-        self._handle()
+        is_one = begins_here and len(self._unhandled) == 1 and self._decoder.is_between_messages
+        self._handle(data if is_one else None)
 
     def pause_writing(self) -> None:
         """Stop reading from a peer that does not read."""
@@ -313,10 +351,13 @@ class Connection(asyncio.BufferedProtocol):
         self._unhandled.clear()
         if self.on_closed is not None:
             self.on_closed()
+        if self._farewell is not None:
+            self._farewell()
         if not self.pending:
             self._server.release(self)
 
-    def _handle(self) -> None:
+    def _handle(self, data: bytes | None = None) -> None:
+        """Answer what waits to be; ``data`` are the bytes of the one request that does, if they are nothing else."""
         while self._unhandled and self.is_writable:
             message = self._unhandled.popleft()
             if type(message) is wire.Response:
@@ -329,6 +370,8 @@ class Connection(asyncio.BufferedProtocol):
             response = self._server.start(self, message)
             if response is not None:
                 self.send(response)
+                if data is not None and type(message) is wire.Request:
+                    self._server.shortcuts.keep(data, response)
         if self.on_writable is not None and self.is_writable:
             self.on_writable()
 

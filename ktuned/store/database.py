@@ -32,6 +32,7 @@ from ktuned.model import (
 )
 from ktuned.store import jobs, meanings, opening, recording, rows, trials
 from ktuned.store.faults import database_fault, is_damage
+from ktuned.store.pinned import Pinned
 from ktuned.store.recording import Recovered
 from ktuned.store.writer import Writer, WriterStatistics
 
@@ -58,6 +59,7 @@ class Store:
         except sqlite3.Error as error:
             self._connection.close()
             raise database_fault(error, path) from error
+        self.pinned = Pinned(self._read, self._write)
         self._writer = Writer(self._connection)
         self._writer.start()
 

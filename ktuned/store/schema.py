@@ -8,6 +8,8 @@
 
     pauses                              (devices on which nothing runs until somebody resumes it)
 
+    pins   captures                     (answers that hold for good; real inputs that applications handed over)
+
     roots   kernels   probes            (what the last daemon knew, so that the next one answers at once)
 
     meanings   fingerprints             (what the digests in contexts were made of, to tell what has changed since)
@@ -82,6 +84,16 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE fingerprints (digest TEXT PRIMARY KEY, versions TEXT NOT NULL) WITHOUT ROWID",
     ),
     ("CREATE TABLE pauses (device TEXT PRIMARY KEY) WITHOUT ROWID",),
+    (
+        """CREATE TABLE pins (
+            pin TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, created REAL NOT NULL,
+            PRIMARY KEY (pin, question)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE captures (
+            kernel TEXT NOT NULL, problem TEXT NOT NULL, digest TEXT NOT NULL, bytes INTEGER NOT NULL,
+            created REAL NOT NULL, PRIMARY KEY (kernel, problem)
+        ) WITHOUT ROWID""",
+    ),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

@@ -227,7 +227,7 @@ def test_an_interrupted_lookup_leaves_no_stale_answer(path: str) -> None:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-        client.socket = path
+        client._transport.path = path
         assert client.lookup("gemm", {"M": 3}).config == {"BM": 3}
 
 

@@ -39,6 +39,7 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
     await tuned(parts)
     answer = ask(parts)
     assert answer.pop("age_s") >= 0
+    assert answer.pop("decided") > 0
     assert answer.pop("generation") > 0
     assert answer == {
         "kernel": "project:it",

@@ -1,28 +1,61 @@
-"""``ktuned forget``: have configs tried again that a quarantine or an old figure keeps away."""
+"""``ktuned forget``: have configs tried again that a quarantine or an old figure keeps away; give up pins."""
 
 from __future__ import annotations
 
+import time
+
 import click
 
-from ktuned.cli import Exit, output
+from ktuned.cli import Exit, output, text
 from ktuned.cli.options import given, json_option
+from ktuned.errors import UsageError
 from ktuned.model import Outcome
 from ktuned_client import Client
 
 
 @click.command()
-@click.argument("kernel")
+@click.argument("kernel", required=False)
+@click.option("--pin", help="Give up this pin, instead of a kernel's trials.")
+@click.option("--pins", "lists_pins", is_flag=True, help="Only list the pins that there are.")
 @click.option("--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only trials that ended so.")
 @json_option
-def forget(kernel: str, outcome: str | None, as_json: bool) -> int:
+def forget(kernel: str | None, pin: str | None, lists_pins: bool, outcome: str | None, as_json: bool) -> int:
     """Delete KERNEL's trials, so that they are tried again.
 
     `--outcome hung` lifts the quarantine of the configs that hung, and leaves all others.
     """
+    if [kernel is not None, pin is not None, lists_pins].count(True) != 1:
+        raise UsageError("forget needs a kernel, or --pin, or --pins", hint="`ktuned forget --help` says more")
+    if kernel is None:
+        return _pins(as_json) if pin is None else _unpin(pin, as_json)
     with Client() as client:
         found = client.call("forget", **given(kernel=kernel, outcome=outcome))
     if as_json:
         output.emit_json(found)
     else:
         output.emit(f"{found['kernel']}: {found['trials']} trials forgotten")
+    return Exit.DONE
+
+
+def _pins(as_json: bool) -> int:
+    with Client() as client:
+        found = client.call("pins")
+    if as_json:
+        output.emit_json(found)
+        return Exit.DONE
+    for entry in found["pins"]:
+        age = text.duration(max(0.0, time.time() - entry["created"]))
+        output.emit(f"{entry['pin']}  {entry['questions']} questions, since {age}")
+    if not found["pins"]:
+        output.emit("there are no pins")
+    return Exit.DONE
+
+
+def _unpin(pin: str, as_json: bool) -> int:
+    with Client() as client:
+        found = client.call("unpin", pin=pin)
+    if as_json:
+        output.emit_json(found)
+    else:
+        output.emit(f"{pin}: {found['questions']} questions forgotten")
     return Exit.DONE

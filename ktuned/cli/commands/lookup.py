@@ -16,11 +16,12 @@ from ktuned_client import Client
 @click.argument("kernel")
 @problem_option
 @device_option
+@click.option("--pin", help="Look up under this pin: the same winner for good for all who name it.")
 @json_option
-def lookup(kernel: str, problem: dict[str, Any], device: str | None, as_json: bool) -> int:
+def lookup(kernel: str, problem: dict[str, Any], device: str | None, pin: str | None, as_json: bool) -> int:
     """Print the best config known for KERNEL."""
     with Client() as client:
-        answer = client.call("lookup", kernel=kernel, problem=problem, **given(device=device))
+        answer = client.call("lookup", kernel=kernel, problem=problem, **given(device=device, pin=pin))
     if as_json:
         output.emit_json(answer)
     elif answer["status"] != Status.UNKNOWN:
