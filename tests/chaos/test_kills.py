@@ -136,8 +136,9 @@ def test_kills(tmp_path: Path, scale: Scale, row: Row) -> None:
     kills = KILLS if scale.is_full else 8
     with ChaosDaemon(tmp_path) as daemon:
         daemon.tuned_once()
-        before = Baseline(daemon)
+        # The listener has a connection, at the beginning as at the end.
         onslaught = Onslaught(daemon, scale.seed)
+        before = Baseline(daemon)
         for _ in range(kills):
             onslaught.keep_busy()
             onslaught.strike()

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -43,9 +44,13 @@ class ChaosDaemon(Daemon):
         """Return every living process that this daemon, or an earlier one here, has started, itself included."""
         return set(warden.marked(self._mark))
 
-    def descriptors(self) -> int:
-        """Return how many file descriptors the daemon has open."""
-        return len(os.listdir(f"/proc/{self.pid}/fd"))
+    def descriptors(self) -> Counter[str]:
+        """Return how many file descriptors the daemon has open of each kind: a file's name, or ``socket``, ``pipe``."""
+        found: Counter[str] = Counter()
+        for path in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found[path.readlink().name.partition(":[")[0]] += 1
+        return found
 
     def stray_files(self) -> list[str]:
         """Return the temporary files that belong to no living worker."""
@@ -85,26 +90,24 @@ class Baseline:
         self._descriptors = daemon.descriptors()
         self._processes = len(daemon.processes())
 
-    def leaks(self, daemon: ChaosDaemon) -> dict[str, int]:
-        """Return how many processes, files and descriptors are left of what happened since."""
+    def leaks(self, daemon: ChaosDaemon) -> dict[str, Any]:
+        """Return how many processes and files, and which descriptors, are left of what happened since; falsy if none.
+
+        Whoever asks must have no more connections than at the time of the baseline: each is a descriptor.
+        """
         daemon.settle()
 
-        def found() -> dict[str, int]:
+        def found() -> dict[str, Any]:
             return {
                 "leaked processes": max(0, len(daemon.processes()) - self._processes),
                 "leaked files": len(daemon.stray_files()),
-                "leaked descriptors": max(0, daemon.descriptors() - self._descriptors - COMING_AND_GOING),
+                "leaked descriptors": dict(daemon.descriptors() - self._descriptors),
             }
 
         # What is told as gone is swept up a moment later.
         with suppress(AssertionError):
             daemon.until(lambda: not any(found().values()), "everything to be swept up")
         return found()
-
-
-COMING_AND_GOING = 4
-"""Descriptors that a healthy daemon may have more of at one moment than at another (a connection, a watch that is being
-replaced). A worker has five: what leaks with workers that are killed by the dozen is far beyond this."""
 
 
 class Victim:
