@@ -30,10 +30,6 @@ ENDED_STATES: Final = frozenset({"done", "cancelled", "failed"})
 """The states of a job to which nothing more will happen."""
 
 
-ANSWERED: Final = frozenset({"kernel", "problem", "device", "status", "config"})
-"""The fields without which a lookup's answer is none."""
-
-
 class DaemonError(Exception):
     """The daemon refused a request: ``code`` for programs, ``message`` and ``hint`` for people."""
 
@@ -94,21 +90,22 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
         DaemonError: it is an ``error`` in the place of one answer of several.
         ValueError: it is no answer.
     """
-    if type(answer) is dict and type(answer.get("error")) is dict:
-        raise DaemonError.from_wire(answer["error"])
-    if type(answer) is not dict or not answer.keys() >= ANSWERED:
-        raise ValueError("the daemon's answer is not a lookup's")
-    return Hit(
-        answer["kernel"],
-        answer["problem"],
-        answer["device"],
-        answer["status"],
-        answer["config"],
-        answer.get("latency_us"),
-        answer.get("artifact"),
-        answer.get("decided"),
-        answer.get("generation"),
-    )
+    try:
+        return Hit(
+            answer["kernel"],
+            answer["problem"],
+            answer["device"],
+            answer["status"],
+            answer["config"],
+            answer.get("latency_us"),
+            answer.get("artifact"),
+            answer.get("decided"),
+            answer.get("generation"),
+        )
+    except (KeyError, TypeError, AttributeError):
+        if type(answer) is dict and type(answer.get("error")) is dict:
+            raise DaemonError.from_wire(answer["error"]) from None
+        raise ValueError("the daemon's answer is not a lookup's") from None
 
 
 def completed(hit: Hit, default: Mapping[str, Any] | None) -> Hit:

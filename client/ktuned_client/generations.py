@@ -19,6 +19,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from functools import lru_cache
 from typing import Final
 from zlib import crc32
 
@@ -32,7 +33,11 @@ COUNT_WORD: Final = 1
 EPOCH_WORD: Final = 2
 FIRST_SLOT: Final = 8
 
+MAX_NAMES: Final = 1024
+"""Kernels whose slots are kept: to work one out takes longer than all else that is done with it."""
 
+
+@lru_cache(MAX_NAMES)
 def slot_of(kernel: str) -> int:
     """Return which word is a kernel's, by its full name."""
     return FIRST_SLOT + crc32(kernel.encode()) % (WORDS - FIRST_SLOT)

@@ -113,9 +113,13 @@ class Memo:
         if entry[3].config is None:
             self.incomplete[name, problem] = entry
             self.answers.get(name, {}).pop(problem, None)
-        else:
+            return
+        if self.incomplete:
             self.incomplete.pop((name, problem), None)
-            self.answers.setdefault(name, {})[problem] = entry
+        try:
+            self.answers[name][problem] = entry
+        except KeyError:
+            self.answers[name] = {problem: entry}
 
 
 _NO_ANSWERS: Final[dict[bytes, Entry]] = {}

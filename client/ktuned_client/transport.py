@@ -158,9 +158,12 @@ class _Channel:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0 or not self._readable.poll(remaining_s * 1000):
                 raise TimeoutError
-            answer: wire.Response | None = None
+            data = self._receive()
+            answer = wire.decode_result(data, request_id) if self._decoder.is_between_messages else None
+            if answer is not None:
+                return answer
             # To the end: events may follow the answer in the same bytes.
-            for message in self._receive():
+            for message in self._decoder.feed(data):
                 if type(message) is wire.Response and message.id == request_id:
                     answer = message
                 else:
@@ -172,7 +175,7 @@ class _Channel:
         """Return the next notification ``event``, however long it takes."""
         while not self._events:
             self._readable.poll()
-            for message in self._receive():
+            for message in self._decoder.feed(self._receive()):
                 self._note(message)
         return self._events.popleft()
 
@@ -192,11 +195,11 @@ class _Channel:
             self._socket.sendall(data[sent:], socket.MSG_NOSIGNAL)
             self._socket.setblocking(False)
 
-    def _receive(self) -> list[wire.Message]:
+    def _receive(self) -> bytes:
         data = self._socket.recv(_READ_BYTES)
         if not data:
             raise ConnectionResetError("the daemon closed the connection")
-        return self._decoder.feed(data)
+        return data
 
     def _note(self, message: wire.Message) -> None:
         if type(message) is wire.Notification and message.method == "event" and message.params is not None:

@@ -124,6 +124,19 @@ def request_head(request_id: int) -> bytes:
     return b"\x94\x00\xce" + request_id.to_bytes(4, "big")
 
 
+def decode_result(data: bytes, request_id: int) -> Response | None:
+    """Return the response that ``data`` is, if it is that one alone, whole, and no error: the usual case, made short.
+
+    ``request_id`` is below 128. What this passes over is for a :class:`Decoder` to judge.
+    """
+    if data[:4] != bytes((0x94, _RESPONSE, request_id, 0xC0)) or len(data) > _PIECE_BYTES:
+        return None
+    try:
+        return Response(request_id, None, msgpack.unpackb(data[4:]))
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
+        return None
+
+
 def _pack(message: Any) -> bytes:
     # To make a packer costs more than to use it; one at a time, because threads must not share one.
     try:
