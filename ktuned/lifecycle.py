@@ -5,8 +5,9 @@
     asked ──▶ compiling ──▶ compiled ──▶ measuring ──▶ (an outcome)
       ▲        │               ▲            │
       ├─ killed┘               ├─ contended ┤          measured ──▶ refining ──▶ measured, or worse
-      └── artifact found ──────┘   killed,
-                                   given back
+      └── artifact found ──────┤   killed ──┤
+                               ├─ given back┘
+                               └─ known (its twin was measured) ──▶ measured
 
 An event that the table does not allow changes nothing and raises :class:`~ktuned.errors.IllegalMove`, whose
 message tells the trial's whole story.
@@ -91,6 +92,7 @@ MOVES: dict[Place, dict[Event, Place]] = {
     },
     State.COMPILED: {
         Event.LANE_TAKEN: State.MEASURING,
+        Event.KNOWN: Outcome.MEASURED,
         **_STOPPED,
     },
     State.MEASURING: {
@@ -116,6 +118,29 @@ MOVES: dict[Place, dict[Event, Place]] = {
         **_ON_LANE,
     },
 }
+
+_RESULT_CHANGES = "when its digest, its toolchain or its driver changes"
+_BUILD_CHANGES = "when its digest or its toolchain changes"
+_QUARANTINED = (
+    "not before its digest, its toolchain or its driver changes: it is quarantined (`ktuned forget` lifts that)"
+)
+_NEXT_JOB = "by the next job: this says nothing about the config"
+
+TRIED_AGAIN: dict[Outcome, str] = {
+    Outcome.MEASURED: _RESULT_CHANGES,
+    Outcome.SLOWER: _RESULT_CHANGES,
+    Outcome.COMPILE_ERROR: _BUILD_CHANGES,
+    Outcome.COMPILE_TIMEOUT: f"when the compile deadline is raised, or {_BUILD_CHANGES}",
+    Outcome.UNSUPPORTED: "on another device",
+    Outcome.MISMATCH: _BUILD_CHANGES,
+    Outcome.LAUNCH_ERROR: _RESULT_CHANGES,
+    Outcome.CRASHED: _QUARANTINED,
+    Outcome.HUNG: _QUARANTINED,
+    Outcome.CONTENDED: _NEXT_JOB,
+    Outcome.CANCELLED: _NEXT_JOB,
+    Outcome.INTERRUPTED: _NEXT_JOB,
+}
+"""When a config that ended so is tried again, as the end of a sentence."""
 
 
 class Life:

@@ -48,6 +48,13 @@ class Aim:
         return self.devices[0] if self.devices else Device("", self.target, self.target)
 
 
+def _fingerprints(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the toolchains' and the devices' fingerprints in a report, by their digests."""
+    said = [found.get("fingerprint", {}) for found in report["backends"].values()]
+    said += [device["fingerprint"] for found in report["backends"].values() for device in found.get("devices", ())]
+    return {fingerprint_digest(fingerprint): fingerprint for fingerprint in said}
+
+
 class Machine:
     """Knows backends and devices per environment; asks a worker for what it does not know yet.
 
@@ -93,6 +100,7 @@ class Machine:
                 self._reports[key] = report
                 try:
                     await self._store.save_probe(key, report)
+                    await self._store.save_versions(_fingerprints(report))
                 except StoreError as error:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report
@@ -202,6 +210,12 @@ class Machine:
             toolchain=fingerprint_digest(found.get("fingerprint", {})),
             device_fingerprint=fingerprint_digest(device.fingerprint),
         )
+
+    def seats(self, environment: Environment | None = None) -> dict[str, str]:
+        """Return the devices that are known, of one environment or of all: their models by their names."""
+        reports = list(self._reports.values()) if environment is None else [self.report(environment) or {}]
+        said = [found for report in reports for found in report.get("backends", {}).values()]
+        return {device["name"]: device["model"] for found in said for device in found.get("devices", ())}
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""

@@ -23,17 +23,23 @@ class DamagedArtifact(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """An artifact's identity: its key, the backend that made it, the backend's facts, its files' hashes."""
+    """An artifact's identity: its key, the backend that made it, the backend's facts, its files' hashes.
+
+    ``decisive`` are the files that, with the Build, decide what runs; none where other code runs, too.
+    """
 
     key: str
     backend: str
     facts: Mapping[str, Any]
     files: Mapping[str, str]
+    decisive: tuple[str, ...] = ()
 
     @property
     def content(self) -> str:
-        """SHA-256 over all files: equal for artifacts that are the same bytes, whatever their key."""
-        text = "".join(f"{name}\0{digest}\n" for name, digest in sorted(self.files.items()))
+        """SHA-256 over the decisive files: equal for artifacts that run alike, whatever their key; or empty."""
+        if not self.decisive:
+            return ""
+        text = "".join(f"{name}\0{self.files[name]}\n" for name in sorted(self.decisive))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -43,8 +49,10 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def write(directory: Path, *, key: str, backend: str, facts: Mapping[str, Any]) -> Manifest:
-    """Hash every file below ``directory`` and write its manifest there.
+def write(
+    directory: Path, *, key: str, backend: str, facts: Mapping[str, Any], decisive: Iterable[str] = ()
+) -> Manifest:
+    """Hash every file below ``directory`` and write its manifest there; ``decisive`` are among them.
 
     Raises:
         OSError: a file cannot be read, or the manifest cannot be written.
@@ -54,12 +62,9 @@ def write(directory: Path, *, key: str, backend: str, facts: Mapping[str, Any]) 
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.name != MANIFEST_NAME
     }
-    manifest = Manifest(key, backend, dict(facts), files)
-    text = json.dumps(
-        {"version": MANIFEST_VERSION, "key": key, "backend": backend, "facts": manifest.facts, "files": files},
-        indent=1,
-        sort_keys=True,
-    )
+    manifest = Manifest(key, backend, dict(facts), files, tuple(decisive))
+    told = {"key": key, "backend": backend, "facts": manifest.facts, "files": files, "decisive": manifest.decisive}
+    text = json.dumps({"version": MANIFEST_VERSION, **told}, indent=1, sort_keys=True)
     (directory / MANIFEST_NAME).write_text(text)
     return manifest
 
@@ -74,7 +79,8 @@ def read(directory: Path) -> Manifest:
         data = json.loads((directory / MANIFEST_NAME).read_text())
         if data["version"] != MANIFEST_VERSION:
             raise DamagedArtifact(f"{directory.name}: manifest version {data['version']} is not {MANIFEST_VERSION}")
-        return Manifest(data["key"], data["backend"], dict(data["facts"]), dict(data["files"]))
+        decisive = tuple(name for name in data.get("decisive", ()) if name in data["files"])
+        return Manifest(data["key"], data["backend"], dict(data["facts"]), dict(data["files"]), decisive)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedArtifact(f"{directory.name}: no readable manifest ({error})") from error
 

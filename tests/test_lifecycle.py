@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from ktuned.errors import IllegalMove
-from ktuned.lifecycle import MOVES, Event, Life, Place, State
-from ktuned.model import Outcome
+from ktuned.lifecycle import MOVES, TRIED_AGAIN, Event, Life, Place, State
+from ktuned.model import RETRIED_BY_NEXT_JOB, Outcome
 
 PLACES: list[Place] = [*State, *Outcome]
 STOPS = {Event.CANCELLED, Event.DAEMON_DIED}
@@ -50,6 +50,13 @@ def test_a_trial_without_a_story_says_so() -> None:
         Life().tell(Event.TIMED)
 
 
+def test_every_outcome_says_when_it_is_tried_again() -> None:
+    """What says nothing of a config is tried by the next job; what is quarantined says how that is lifted."""
+    assert set(TRIED_AGAIN) == set(Outcome)
+    assert {outcome for outcome, words in TRIED_AGAIN.items() if "next job" in words} == RETRIED_BY_NEXT_JOB
+    assert {outcome for outcome, words in TRIED_AGAIN.items() if "forget" in words} == {Outcome.HUNG, Outcome.CRASHED}
+
+
 @pytest.mark.parametrize("outcome", Outcome)
 def test_every_outcome_can_be_reached(outcome: Outcome) -> None:
     """Each outcome of the contract is where some story ends, and a life that lives it has that outcome."""
@@ -67,7 +74,7 @@ def test_nothing_is_out_of_reach() -> None:
 
 def test_every_event_is_of_use() -> None:
     """Each event is legal somewhere, ``known`` excepted: what the store knows never becomes a trial."""
-    assert {event for moves in MOVES.values() for event in moves} == set(Event) - {Event.KNOWN}
+    assert {event for moves in MOVES.values() for event in moves} == set(Event)
 
 
 def test_a_trial_under_way_can_always_be_stopped() -> None:

@@ -46,13 +46,17 @@ def test_sealing_again_changes_nothing(artifact: Path) -> None:
     assert (artifact / MANIFEST_NAME).read_bytes() == before
 
 
-def test_content_is_of_the_files_alone(artifact: Path) -> None:
-    """Equal bytes under equal names are equal content, whatever the key and the facts; a moved byte is not."""
-    first = manifest.read(artifact)
-    other = manifest.write(artifact, key="ffff", backend="other", facts={})
+def test_content_is_of_the_decisive_files_alone(artifact: Path) -> None:
+    """Equal bytes in the decisive files are equal content, whatever else there is; without such files there is none."""
+    assert manifest.read(artifact).content == ""
+    first = manifest.write(artifact, key="abcd", backend="fake", facts={}, decisive=["kernel.so"])
+    assert manifest.read(artifact) == first
+    other = manifest.write(artifact, key="ffff", backend="other", facts={"x": 1}, decisive=["kernel.so"])
     assert other.content == first.content
     (artifact / "empty").rename(artifact / "void")
-    assert manifest.write(artifact, key="abcd", backend="fake", facts={}).content != first.content
+    assert manifest.write(artifact, key="a", backend="f", facts={}, decisive=["kernel.so"]).content == first.content
+    (artifact / "kernel.so").write_bytes(b"other")
+    assert manifest.write(artifact, key="a", backend="f", facts={}, decisive=["kernel.so"]).content != first.content
 
 
 def flip_a_bit(artifact: Path) -> None:

@@ -35,7 +35,7 @@ _log = structlog.get_logger()
 IDLE_S = 60.0
 """An idle worker is let go after this long: a bench worker holds torch, some 300 MiB."""
 
-IDLE_S_OF = {"inspect": 900.0}
+IDLE_S_OF = {"inspect": 900.0, "explore": 900.0}
 """Who waits longer: what reads a save holds some 30 MiB, and an author thinks for minutes between two of them."""
 
 MAX_IDLE = 8

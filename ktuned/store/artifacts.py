@@ -87,7 +87,14 @@ class Artifacts:
         return path
 
     async def seal(
-        self, staged: Path, *, key: str, backend: str, facts: Mapping[str, Any], required: Iterable[str]
+        self,
+        staged: Path,
+        *,
+        key: str,
+        backend: str,
+        facts: Mapping[str, Any],
+        required: Iterable[str],
+        decisive: Iterable[str] = (),
     ) -> Manifest:
         """Make a staged directory the artifact of ``key``, on the disk before this returns.
 
@@ -98,7 +105,9 @@ class Artifacts:
             BackendError: a required file is missing, or a file is a link.
             StoreError: no space, or another failure of the disk.
         """
-        made, size = await anyio.to_thread.run_sync(self._seal, staged, key, backend, facts, tuple(required))
+        made, size = await anyio.to_thread.run_sync(
+            self._seal, staged, key, backend, facts, tuple(required), tuple(decisive)
+        )
         if self._size is not None:
             self._size += size
         return made
@@ -141,6 +150,13 @@ class Artifacts:
             self.discard(key)
             return None
 
+    def content(self, key: str) -> str:
+        """Return what an artifact's bytes come to (:attr:`Manifest.content`), or nothing where that cannot be told."""
+        try:
+            return manifest.read(self.place(key)).content
+        except DamagedArtifact:
+            return ""
+
     def discard(self, key: str) -> None:
         """Remove an artifact, at once for whoever looks; harmless when it is gone.
 
@@ -165,14 +181,22 @@ class Artifacts:
             return
         self._touched[key] = now
 
-    async def collect(self, keep: Collection[str]) -> int:
-        """Remove the least recently served artifacts, those in ``keep`` last, until the cap holds; return bytes freed.
+    async def collect(self, keep: Collection[str], cap_bytes: int | None = None) -> dict[str, int]:
+        """Remove the least recently served artifacts, those in ``keep`` last, until the cap holds.
+
+        ``cap_bytes`` stands in for the cap. Returns the bytes of each one that went, by key.
 
         Raises:
             StoreError: one cannot be removed.
         """
-        freed, self._size = await anyio.to_thread.run_sync(self._collect, frozenset(keep))
-        return freed
+        cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
+        removed, self._size = await anyio.to_thread.run_sync(self._collect, frozenset(keep), cap_bytes)
+        return removed
+
+    async def surplus(self, keep: Collection[str], cap_bytes: int) -> dict[str, int]:
+        """Return what :meth:`collect` would remove now: bytes by key."""
+        found, _ = await anyio.to_thread.run_sync(self._surplus, frozenset(keep), cap_bytes)
+        return found
 
     def place(self, key: str) -> Path:
         """Return where the artifact of ``key`` is, or would be."""
@@ -185,12 +209,18 @@ class Artifacts:
         return path
 
     def _seal(
-        self, staged: Path, key: str, backend: str, facts: Mapping[str, Any], required: tuple[str, ...]
+        self,
+        staged: Path,
+        key: str,
+        backend: str,
+        facts: Mapping[str, Any],
+        required: tuple[str, ...],
+        decisive: tuple[str, ...],
     ) -> tuple[Manifest, int]:
         """Return the manifest that stands under ``key`` and the bytes that this added."""
         try:
             _check_complete(staged, key, backend, required)
-            made = manifest.write(staged, key=key, backend=backend, facts=facts)
+            made = manifest.write(staged, key=key, backend=backend, facts=facts, decisive=decisive)
             size = _make_durable(staged)
             standing = self._move_into_place(staged, key)
             return (standing, 0) if standing else (made, size)
@@ -226,19 +256,26 @@ class Artifacts:
             except FileNotFoundError:
                 return
 
-    def _collect(self, keep: frozenset[str]) -> tuple[int, int]:
-        entries = sorted(self._sealed(), key=lambda entry: (entry.key in keep, entry.served))
-        size = sum(entry.size for entry in entries)
-        freed = 0
-        for entry in entries:
-            if size - freed <= self.cap_bytes:
-                break
+    def _collect(self, keep: frozenset[str], cap_bytes: int) -> tuple[dict[str, int], int]:
+        surplus, size = self._surplus(keep, cap_bytes)
+        for key in surplus:
             try:
-                self._remove(entry.key)
+                self._remove(key)
             except OSError as error:
-                raise file_fault(error, f"artifact {entry.key} cannot be removed") from error
-            freed += entry.size
-        return freed, size - freed
+                raise file_fault(error, f"artifact {key} cannot be removed") from error
+        return surplus, size - sum(surplus.values())
+
+    def _surplus(self, keep: frozenset[str], cap_bytes: int) -> tuple[dict[str, int], int]:
+        """Return what is to go, in its order, and the bytes that all artifacts take now."""
+        entries = sorted(self._sealed(), key=lambda entry: (entry.key in keep, entry.served))
+        size = left = sum(entry.size for entry in entries)
+        surplus: dict[str, int] = {}
+        for entry in entries:
+            if left <= cap_bytes:
+                break
+            surplus[entry.key] = entry.size
+            left -= entry.size
+        return surplus, size
 
     def _sealed(self) -> Iterator[_Sealed]:
         for path in self.directory.glob(f"[!.]*/*/{MANIFEST_NAME}"):

@@ -75,7 +75,7 @@ class Deciding:
         context = self._work.context
         seated = self._store.winner(context.kernel, context.problem, context.device)
         if seated is None or seated.context != context:
-            publish_winner(self._publish, self._work, await self._store.decide_winner(best.id))
+            publish_winner(self._publish, await self._store.decide_winner(best.id), self._work.job.id)
 
     def _finalists(self) -> list[Trial]:
         best = self._store.best_trials(self._work.context, self._work.preset.finalists)
@@ -114,7 +114,7 @@ class Deciding:
         for trial in still:
             if trial.config == self._work.kernel.default:
                 self._progress.default_us = contest.result(trial).latency_us
-        publish_winner(self._publish, self._work, winner)
+        publish_winner(self._publish, winner, self._work.job.id)
 
 
 class _Contest:

@@ -19,10 +19,11 @@ from ktuned.fleet.lanes import Lane
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import WorkerProcess
 from ktuned.lifecycle import Event
-from ktuned.model import RETRIED_BY_NEXT_JOB, Config, JobState, Outcome, Trial, TrialResult, canonical
+from ktuned.model import RETRIED_BY_NEXT_JOB, JobState, Outcome, Trial, TrialResult
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.compiling import Compiling, GroupSize
 from ktuned.tuning.deciding import Deciding
+from ktuned.tuning.experience import Experience
 from ktuned.tuning.measuring import Measuring
 from ktuned.tuning.telling import Publish, publish_trial, publish_winner
 from ktuned.tuning.trying import Attempt, Progress, Work
@@ -50,7 +51,9 @@ class Pipeline:
         self._compiling = Compiling(work, fleet, artifacts)
         self._group_size = GroupSize(work.group_size)
         self._measuring = Measuring(work, lanes, self._compiling, artifacts)
+        self._experience = Experience(work, store, artifacts)
         self._under_way: dict[int, Attempt] = {}
+        self._first_failure = ""
         self._told: list[dict[str, Any]] = []
         self._news = anyio.Event()
         self._channels: dict[str, MemoryObjectSendStream[Attempt]] = {}
@@ -67,7 +70,7 @@ class Pipeline:
     def verdict(self) -> tuple[JobState, str]:
         """How the job ends that ran to its end, and what is said of it."""
         if self.progress.best_us is None:
-            return JobState.FAILED, "no config could be measured"
+            return JobState.FAILED, f"no config could be measured{self._first_failure}"
         return JobState.DONE, ""
 
     async def run(self) -> None:
@@ -90,7 +93,7 @@ class Pipeline:
             await self._abandon_rest()
 
     async def _try_all(self) -> None:
-        slots = int(self._fleet.compile_slots.total_tokens)
+        slots = self._fleet.compile_slots.total_tokens
         to_compile, compile_from = anyio.create_memory_object_stream[Attempt](slots * self.work.group_size)
         to_bench, bench_from = anyio.create_memory_object_stream[Attempt](2 * len(self._lanes))
         self._channels = {"compile": to_compile, "bench": to_bench}
@@ -106,14 +109,15 @@ class Pipeline:
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan = self.work.job.plan
         deadlines = self.work.deadlines
-        first = self._first_configs()
+        order = self._experience.order()
         began = monotonic()
-        async with channel, self._fleet.lend("inspect", self.work.environment) as explorer:
+        async with channel, self._fleet.lend("explore", self.work.environment) as explorer:
             request = {
                 "op": "explore",
                 **self.work.kernel_request(),
                 "plan": plan.to_wire(),
-                "first": [dict(config) for config in first],
+                "first": [dict(config) for config in order.first],
+                "last": [dict(config) for config in order.last],
             }
             opened, _ = await explorer.call(request, deadlines, first_phase="inspect")
             size = opened["size"]
@@ -138,22 +142,6 @@ class Pipeline:
                     await self._news.wait()
             self.progress.total = asked
 
-    def _first_configs(self) -> list[Config]:
-        """Return what is tried before the strategy is asked, the most promising first.
-
-        That is the winner, so that who looks up is soon served a fresh one that is no slower; then the default, which
-        speed-ups are told against; then the runners-up, on this ground and on the winner's.
-        """
-        context, many = self.work.context, self.work.preset.finalists
-        seated = self._store.winner(context.kernel, context.problem, context.device)
-        configs = [] if seated is None else [seated.config]
-        if self.work.kernel.default is not None:
-            configs.append(self.work.kernel.default)
-        configs += [trial.config for trial in self._store.best_trials(context, many)]
-        if seated is not None and seated.context != context:
-            configs += [trial.config for trial in self._store.best_trials(seated.context, many)]
-        return list({canonical(config): config for config in configs}.values())
-
     async def _ask_some(self, explorer: WorkerProcess, n: int) -> dict[str, Any]:
         told, self._told = self._told, []
         self._news = anyio.Event()
@@ -172,6 +160,8 @@ class Pipeline:
                 self._tell(known)
         if not fresh:
             return
+        # What measures takes seconds to start where nothing was measured lately: meanwhile there is enough to compile.
+        self._fleet.prepare_spares("bench", self.work.environment, self.work.kernel.backend)
         configs = [proposal["config"] for proposal in fresh]
         # Shielded: a row that was entered has an attempt that gives it its outcome.
         with anyio.CancelScope(shield=True):
@@ -210,10 +200,11 @@ class Pipeline:
                     except (anyio.WouldBlock, anyio.EndOfStream):
                         break
                 for attempt, failed in await self._compiling.compile(group):
-                    if failed is None:
+                    result = failed or self._experience.carried(attempt)
+                    if result is None:
                         await onward.send(attempt)
                     else:
-                        await self._record(attempt, failed)
+                        await self._record(attempt, result)
 
     async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         async with channel:
@@ -235,7 +226,7 @@ class Pipeline:
         if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
             _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
         if winner is not None:
-            publish_winner(self._publish, self.work, winner)
+            publish_winner(self._publish, winner, self.work.job.id)
         self._tell(self._trial(attempt, result))
 
     def _trial(self, attempt: Attempt, result: TrialResult) -> Trial:
@@ -262,6 +253,8 @@ class Pipeline:
     def _tell(self, trial: Trial) -> None:
         assert trial.outcome is not None
         config, outcome = trial.config, trial.outcome
+        if outcome is not Outcome.MEASURED and trial.message and not self._first_failure:
+            self._first_failure = f"; {outcome}: {trial.message.splitlines()[0]}"
         self.progress.count(outcome, trial.latency_us, is_default=config == self.work.kernel.default)
         self._told.append({"config": dict(config), "outcome": outcome.value, "latency_us": trial.latency_us})
         self._news.set()

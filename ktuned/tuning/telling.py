@@ -22,12 +22,12 @@ def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial
     publish("trial_done", kernel=work.job.kernel, job=work.job.id, trial=public, **progress.to_wire())
 
 
-def publish_winner(publish: Publish, work: Work, winner: Winner) -> None:
-    """Tell of a new winner."""
+def publish_winner(publish: Publish, winner: Winner, job: int | None) -> None:
+    """Tell of a new winner, and of the job that found it; an undone edit brings one back without a job."""
     publish(
         "winner",
-        kernel=work.job.kernel,
-        job=work.job.id,
+        kernel=winner.context.kernel,
+        job=job,
         problem=dict(winner.problem),
         device=winner.context.device,
         config=dict(winner.config),

@@ -81,6 +81,24 @@ class Work:
         return hashlib.sha256(canonical(parts).encode()).hexdigest()
 
 
+    def measured_content(self, build: Mapping[str, Any], files: str) -> str:
+        """Return what a measurement is of: SHA-256 over all that decides the figure of an artifact with such ``files``.
+
+        The kernel's sources and the toolchain are not among it: they decide the bytes, and those are the same.
+        """
+        parts = {
+            "kernel": self.job.kernel,
+            "problem": dict(self.problem),
+            "device": self.context.device,
+            "driver": self.context.device_fingerprint,
+            "measuring": self.context.measuring_version,
+            "data": self.kernel.data_digest,
+            "build": build,
+            "files": files,
+        }
+        return hashlib.sha256(canonical(parts).encode()).hexdigest()
+
+
 @dataclass(slots=True)
 class Attempt:
     """One trial under way."""
@@ -91,6 +109,7 @@ class Attempt:
     key: str
     life: Life = field(default_factory=Life)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    content: str = ""
     compile_s: float = 0.0
     lane_s: float = 0.0
     open_s: float = 0.0
@@ -127,8 +146,12 @@ class Attempt:
             detail["build"] = dict(self.build)
         if self.facts:
             detail["facts"] = dict(self.facts)
+        if self.content:
+            detail["content"] = self.content
         if self.open_s:
             detail["open_s"] = round(self.open_s, 3)
+        if outcome is not Outcome.MEASURED or self.killed or self.disturbed:
+            detail["story"] = [str(told) for told in self.life.story]
         if outcome is not Outcome.MEASURED:
             detail |= {name: text for name, text in (("stdout", output.stdout), ("stderr", output.stderr)) if text}
         return TrialResult(

@@ -54,6 +54,7 @@ def compile_units(registry: Registry, request: dict[str, Any], reply: Reply) -> 
                 "seconds": compiled.seconds,
                 "facts": dict(compiled.facts),
                 "required": list(backend.required_files),
+                "decisive": list(backend.decisive_files),
             }
         )
         reply.phase("compile")

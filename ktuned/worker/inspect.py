@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ktuned import strategies
 from ktuned.backends import Registry
-from ktuned.errors import KernelFileError, KtunedError, NotFound, Unsupported, UsageError
+from ktuned.errors import BackendError, KernelFileError, KtunedError, NotFound, Unsupported, UsageError
 from ktuned.model import Config, Outcome, Plan, Problem, canonical
+from ktuned.spec.bound import MEMBERSHIP_BOUND, BoundSpace
 from ktuned.spec.digest import describe
 from ktuned.spec.loading import forget_modules, load_file
 from ktuned.spec.stamps import lexical, stamp, stamps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ktuned.spec.kernel import Kernel
     from ktuned.worker.main import Reply
@@ -81,7 +84,8 @@ class Inspector:
         for kernel in loaded.kernels:
             try:
                 _check_spaces(kernel)
-                kernels.append(describe(kernel, project, root, include_dirs(kernel)).to_wire())
+                info = describe(kernel, project, root, include_dirs(kernel))
+                kernels.append(replace(info, backend=self._backend_of(kernel)).to_wire())
             except KernelFileError as error:
                 errors.append(error)
                 # Perhaps one of these is missing, and its appearance mends the kernel.
@@ -92,11 +96,21 @@ class Inspector:
             "stamps": stamps(sorted(files)),
         }
 
+    def _backend_of(self, kernel: Kernel) -> str:
+        """Return the backend that a kernel's sources choose within the family that its file names."""
+        try:
+            return self._registry.load(kernel.backend).for_sources(kernel.source_paths)
+        except BackendError:
+            # Whoever wants to use it is told why it cannot be.
+            return kernel.backend
+
     def explore(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
         """Open the space of one kernel and problem for a job; ``ask`` then walks it."""
         reply.phase("inspect")
         kernel = load_kernel(request)
-        self._exploration = Exploration(kernel, request["problem"], Plan(**request["plan"]), request["first"])
+        self._exploration = Exploration(
+            kernel, request["problem"], Plan(**request["plan"]), request["first"], request.get("last", ())
+        )
         return {"size": self._exploration.size}
 
     def ask(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
@@ -150,19 +164,34 @@ def _check_spaces(kernel: Kernel) -> None:
             next(iter(space))
 
 
-class Exploration:
-    """One job's walk through a space: the configs it must see first, then what the strategy asks for."""
+def _admitted(space: BoundSpace, configs: Sequence[Config]) -> dict[str, Config]:
+    """Return those of ``configs`` that a space holds, by their canonical text, in their order."""
+    wanted = {canonical(config): config for config in configs}
+    if space.indexable:
+        return {text: config for text, config in wanted.items() if config in space}
+    # One walk for all: each membership test of a callable's space is a walk of its own.
+    walked = {canonical(config) for config in islice(space.candidates(), MEMBERSHIP_BOUND) if config is not None}
+    return {text: config for text, config in wanted.items() if text in walked}
 
-    def __init__(self, kernel: Kernel, problem: Problem, plan: Plan, first: list[dict[str, Any]]) -> None:
+
+class Exploration:
+    """One job's walk through a space: the configs it must see first, what the strategy asks for, what is put off."""
+
+    def __init__(
+        self, kernel: Kernel, problem: Problem, plan: Plan, first: Sequence[Config], last: Sequence[Config] = ()
+    ) -> None:
         self._kernel = kernel
         self._problem = problem
         space = kernel.bound_space(problem)
         self.size = space.size
         if space.size is not None and space.size <= COUNTED_SPACE:
             self.size = sum(1 for _ in space)
-        admitted = {canonical(config): config for config in first if config in space}
+        admitted = _admitted(space, first)
         self._first = list(admitted.values())
         self._given = set(admitted)
+        # By their place in the order; what the strategy asks for of them is put aside until it has no more.
+        self._put_off = {canonical(config): place for place, config in enumerate(last)}
+        self._aside: list[dict[str, Any]] = []
         self._strategy = strategies.load(plan.strategy)(space, plan.seed)
 
     def tell(self, told: list[dict[str, Any]]) -> None:
@@ -174,10 +203,16 @@ class Exploration:
         """Return up to ``n`` proposals, each with its Build or with why it has none."""
         configs = self._first[:n]
         del self._first[:n]
-        if len(configs) < n:
-            fresh = self._strategy.ask(n - len(configs))
-            configs += [config for config in fresh if canonical(config) not in self._given]
-        finished = not self._first and self._strategy.finished
+        if len(configs) < n and not self._strategy.finished:
+            fresh = [config for config in self._strategy.ask(n - len(configs)) if canonical(config) not in self._given]
+            self._aside += [config for config in fresh if canonical(config) in self._put_off]
+            configs += [config for config in fresh if canonical(config) not in self._put_off]
+        if self._strategy.finished:
+            self._aside.sort(key=lambda config: self._put_off[canonical(config)])
+            room = n - len(configs)
+            configs += self._aside[:room]
+            del self._aside[:room]
+        finished = not self._first and not self._aside and self._strategy.finished
         return {"proposals": [self._propose(config) for config in configs], "finished": finished}
 
     def _propose(self, config: Config) -> dict[str, Any]:

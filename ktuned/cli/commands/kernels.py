@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import click
 
 from ktuned.cli import Exit, lines, output, text
 from ktuned.cli.options import as_path, given, is_path, json_option
+from ktuned.staleness import sentence
 from ktuned_client import Client
 
 
 @click.command()
 @click.argument("target", metavar="[NAME|PATH]", required=False)
+@click.option("--why", is_flag=True, help="Say what has changed since each winner was measured.")
 @json_option
-def kernels(target: str | None, as_json: bool) -> int:
+def kernels(target: str | None, why: bool, as_json: bool) -> int:
     """List kernels, and errors in kernel files."""
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Any] = {"why": True} if why else {}
     if target is not None:
-        chosen = {"path": as_path(target)} if is_path(target) else {"kernel": target}
+        chosen |= {"path": as_path(target)} if is_path(target) else {"kernel": target}
     with Client() as client:
         answer = client.call("kernels", **given(**chosen))
     if as_json:
         output.emit_json(answer)
+    elif why:
+        _explain(answer)
     else:
         _show(answer)
     if target is not None and not answer["kernels"]:
@@ -48,6 +53,27 @@ def _show(answer: Mapping[str, Any]) -> None:
         output.table(["kernel", "backend", "declared at", "space", "problems", "default"], rows)
     elif not answer["errors"]:
         output.say("no kernels are known; `ktuned tune PATH` adds a file or a directory")
+    for error in answer["errors"]:
+        output.emit(lines.error_line(error.get("path"), error.get("line"), error["message"]))
+
+
+def _explain(answer: Mapping[str, Any]) -> None:
+    for kernel in answer["kernels"]:
+        if not kernel["why"]:
+            output.emit(f"{kernel['name']}: not tuned yet")
+        for entry in kernel["why"]:
+            place = f"{kernel['name']} {text.flat(entry['problem'])} on {entry['device']}"
+            day = datetime.fromtimestamp(entry["decided"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+            if entry["status"] == "fresh":
+                output.emit(f"{place}: fresh; nothing changed since {day} (trial {entry['trial']})")
+                continue
+            output.emit(f"{place}: {entry['status']}; changed since {day} (trial {entry['trial']}):")
+            for change in entry["changes"]:
+                output.emit(f"  {sentence(change)}")
+            if entry["message"]:
+                output.emit(f"  the newest job: {entry['message']}")
+        for missing in kernel["extra"].get("missing", ()):
+            output.emit(f"{kernel['name']}: {missing}, which is not there")
     for error in answer["errors"]:
         output.emit(lines.error_line(error.get("path"), error.get("line"), error["message"]))
 

@@ -1,0 +1,83 @@
+"""The questions that are asked about trials, as functions of a reader of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from ktuned.model import Config, Context, Outcome, Trial, canonical
+from ktuned.store import rows
+
+Read = Callable[..., list[rows.Row]]
+Order = Literal["newest", "fastest"]
+
+_ON_GROUND = f"{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)"
+
+
+def by_id(read: Read, number: int) -> Trial | None:
+    """Return a trial by its id."""
+    return next(map(rows.trial, read(f"{rows.SELECT_TRIALS} WHERE trials.id = ?", number)), None)
+
+
+def of_config(read: Read, context: Context, config: Config) -> Trial | None:
+    """Return what is known of a config on this very context."""
+    found = read(f"{_ON_GROUND} AND trials.config = ?", *rows.context_values(context), canonical(config))
+    return next(map(rows.trial, found), None)
+
+
+def best(read: Read, context: Context, limit: int) -> list[Trial]:
+    """Return the measured trials of a context, the fastest first."""
+    found = read(
+        f"{_ON_GROUND} AND trials.outcome = ? ORDER BY trials.latency_us, trials.id LIMIT ?",
+        *rows.context_values(context),
+        Outcome.MEASURED,
+        limit,
+    )
+    return [rows.trial(row) for row in found]
+
+
+def twin(read: Read, content: str) -> Trial | None:
+    """Return the newest measured trial of this very content, on whatever ground."""
+    found = read(
+        # The outcome is written out, or SQLite could not tell that the index of measured ones serves.
+        f"""{rows.SELECT_TRIALS} WHERE trials.content = ? AND trials.outcome = 'measured'
+        ORDER BY trials.id DESC LIMIT 1""",
+        content,
+    )
+    return next(map(rows.trial, found), None)
+
+
+def past(read: Read, context: Context, grounds: int, limit: int) -> list[Trial]:
+    """Return how the latest grounds of a seat ended, the context's own before the others, of each the fastest first."""
+    found = read(
+        f"""{rows.SELECT_TRIALS} WHERE trials.outcome IS NOT NULL AND contexts.id IN (
+            SELECT id FROM contexts WHERE (kernel, problem, device) = (?, ?, ?) ORDER BY id DESC LIMIT ?)
+        ORDER BY ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?) DESC, contexts.id DESC,
+            trials.outcome <> 'measured', trials.latency_us, trials.id LIMIT ?""",
+        context.kernel,
+        context.problem,
+        context.device,
+        grounds,
+        *rows.context_values(context),
+        limit,
+    )
+    return [rows.trial(row) for row in found]
+
+
+def chosen(read: Read, conditions: Mapping[str, Any], limit: int, order: Order) -> list[Trial]:
+    """Return the trials that meet every condition which has a value."""
+    wanted, values = where(conditions)
+    if order == "newest":
+        tail = "ORDER BY trials.id DESC"
+    else:
+        wanted += f" {'AND' if wanted else 'WHERE'} trials.latency_us IS NOT NULL"
+        tail = "ORDER BY contexts.kernel, contexts.problem, contexts.device, trials.latency_us, trials.id"
+    # An index covers what chooses and orders; only the chosen rows are read whole, for sorting whole ones is slow.
+    ids = f"SELECT trials.id {rows.FROM_TRIALS} {wanted} {tail} LIMIT ?"
+    return [rows.trial(row) for row in read(f"{rows.SELECT_TRIALS} WHERE trials.id IN ({ids}) {tail}", *values, limit)]
+
+
+def where(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    """Return the WHERE clause of those conditions that have a value, and the values."""
+    wanted = {condition: value for condition, value in conditions.items() if value is not None}
+    return ("WHERE " + " AND ".join(wanted) if wanted else ""), tuple(wanted.values())
