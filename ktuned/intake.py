@@ -15,11 +15,12 @@ from ktuned.catalog import Catalog, Changes, FileError, check_problem
 from ktuned.config import make_root
 from ktuned.errors import BackendError, KtunedError, UsageError
 from ktuned.machine import Machine
-from ktuned.model import PRESETS, Job, KernelInfo, Plan, Priority, Problem, Root, canonical
+from ktuned.model import MAX_PRIORITY, PRESETS, Job, KernelInfo, Plan, Priority, Problem, Root, canonical
 from ktuned.store import Store
 from ktuned.survey import Survey, find_kernel_files, is_kernel_file
+from ktuned.tuning.experience import settled
 from ktuned.tuning.jobs import Jobs
-from ktuned.tuning.telling import Publish
+from ktuned.tuning.telling import Publish, publish_winner
 
 _log = structlog.get_logger()
 
@@ -35,8 +36,10 @@ class Wish:
     seconds: float | None = None
     strategy: str | None = None
     seed: int | None = None
-    priority: int = Priority.WAITED_FOR
+    priority: int = Priority.REQUESTED
+    is_fixed: bool = False
     reason: str = "asked for"
+    stale_only: bool = False
     compile_only: bool = False
     arch: str | None = None
 
@@ -46,6 +49,8 @@ class Wish:
         Raises:
             UsageError: a wish cannot be followed; names its field.
         """
+        if not 0 <= self.priority <= MAX_PRIORITY:
+            raise UsageError(f"priority is {self.priority}", hint=f"give 0 to {MAX_PRIORITY}")
         if self.preset is not None and self.preset not in PRESETS:
             raise UsageError(f"there is no preset {self.preset!r}", hint=f"there are {', '.join(PRESETS)}")
         if self.trials is not None and self.trials < 1:
@@ -84,12 +89,14 @@ class Intake:
 
         Raises:
             UsageError: there is no kernel file.
+            Untrusted: somebody else could have put one there.
         """
         place = os.path.realpath(path)
         if not os.path.exists(place):
             raise UsageError(f"{path} does not exist", hint="give a kernel file (tune_*.py) or a directory of them")
         if os.path.isfile(place) and not is_kernel_file(place):
             raise UsageError(f"{path} is no kernel file", hint="kernel files are named tune_*.py")
+        self._survey.trust.check_directory(place if os.path.isdir(place) else os.path.dirname(place))
         root = await self._root_for(place, python)
         if os.path.isfile(place):
             found = await self._survey.files(root, [place])
@@ -159,12 +166,31 @@ class Intake:
                     kernel.name, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
                 )
             else:
+                if wish.stale_only and self._is_fresh(kernel, problem, wish):
+                    continue
                 arrival = await self._jobs.submit(
-                    kernel.name, problem, device, priority=wish.priority, reason=wish.reason, plan=plan
+                    kernel.name,
+                    problem,
+                    device,
+                    priority=wish.priority,
+                    reason=wish.reason,
+                    plan=plan,
+                    is_fixed=wish.is_fixed,
                 )
                 job = arrival.job
             jobs.append(job)
         return jobs
+
+    def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish) -> bool:
+        """Tell whether a problem's winner stands on the ground that is now, and nothing works on a better one."""
+        environment = self._catalog.environment(kernel)
+        if not self._machine.devices(environment, kernel.backend):
+            return False
+        device = self._machine.device(environment, kernel.backend, wish.device)
+        ground = self._machine.context(kernel, environment, problem, device)
+        winner = self._store.winner(ground.kernel, ground.problem, ground.device)
+        is_open = any(job.kernel == kernel.name and job.problem == problem for job in self._jobs.live())
+        return winner is not None and winner.context == ground and not is_open
 
     def _seat(self, kernel: KernelInfo, wish: Wish) -> str:
         """Return the model of the device that a wish means; where none is used, the target that is compiled for.
@@ -212,6 +238,15 @@ class Intake:
         for name in (*changes.added, *changes.changed, *changes.replanned):
             await self._retune(self._catalog.resolve(name), saved=saved)
 
+    async def _restore(self, kernel: KernelInfo, problem: Problem) -> None:
+        """Serve again at once what won on the ground that an undone edit restored; its job finds all the rest known."""
+        environment = self._catalog.environment(kernel)
+        for device in self._machine.devices(environment, kernel.backend):
+            context = self._machine.context(kernel, environment, problem, device)
+            best = settled(self._store, context, PRESETS[kernel.plan.preset].finalists)
+            if best is not None:
+                publish_winner(self._publish, await self._store.decide_winner(best.id), None)
+
     async def _retune(self, kernel: KernelInfo, *, saved: bool) -> None:
         tuned = {winner.context.problem for winner in self._store.winners(kernel.name)}
         if not saved and not tuned:
@@ -232,6 +267,7 @@ class Intake:
         )
         for problem in known.values():
             try:
+                await self._restore(kernel, problem)
                 await self.tune_kernel(kernel, replace(wish, problem=problem))
             except KtunedError as error:
                 _log.warning("retune_refused", kernel=kernel.name, reason=error.message)
