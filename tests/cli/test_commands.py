@@ -179,10 +179,10 @@ def test_json_is_the_data_alone(
 
 def test_jobs_passes_its_filters(run: Run, serve: Serve) -> None:
     """Only what was given travels."""
-    daemon = serve(jobs={"jobs": [job_map(done=3, best_us=12.5, message="")]})
+    daemon = serve(jobs={"jobs": [job_map(done=3, best_us=12.5, left_s=5.0, waiters=1)]})
     ran = run("jobs", "gemm", "--state", "running", "--limit", "5")
     assert daemon.params_of("jobs") == {"kernel": "gemm", "state": "running", "limit": 5}
-    assert re.search(rf"^ *1 +{KERNEL} .* running .* 3/4 +12\.5 µs", ran.out, re.MULTILINE)
+    assert re.search(rf"^ *1 +{KERNEL} .* running +asked; 1 waits +3/4 +5\.0 s +12\.5 µs", ran.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("target", "params"), [("12", {"job": 12}), ("gemm", {"kernel": "gemm"})])
@@ -208,10 +208,12 @@ def test_results_shows_one_line_each(run: Run, serve: Serve) -> None:
 def test_a_trial_is_told_whole(run: Run, serve: Serve) -> None:
     """One trial's story holds all its message and its streams, without what would steer the terminal."""
     detail = {"phase": "first_launch", "signal": "SIGSEGV", "stderr": "\x1b[31mred\x1b[0m\nlast words\a"}
+    detail |= {"story": ["compile_started", "compile_done", "lane_taken", "died"]}
     daemon = serve(results={"trials": [trial_map(7, "crashed", detail=detail)]})
     ran = run("results", "--trial", "7")
     assert daemon.params_of("results")["trial"] == 7
-    for words in ("crashed", "first_launch", "SIGSEGV", "  more of it", "  red\n  last words\n"):
+    told = ("compile started → compile done → lane taken → died", "tried again  not before its digest, its toolchain")
+    for words in (*told, "crashed", "first_launch", "SIGSEGV", "  more of it", "  red\n  last words\n"):
         assert words in ran.out
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", ran.out)
 

@@ -9,13 +9,14 @@ import click
 
 from ktuned.cli import Exit, output, text
 from ktuned.cli.options import device_option, given, json_option, problem_option
+from ktuned.lifecycle import TRIED_AGAIN
 from ktuned.model import Outcome
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 50
 """Trials shown when nobody says how many: about a screen."""
 
-_TOLD_APART = ("stdout", "stderr", "samples")
+_TOLD_APART = ("stdout", "stderr", "samples", "story")
 _COLUMNS = ["trial", "problem", "device", "config", "outcome", "latency", "spread", "compile", "lane", "message"]
 _FIGURES = ["trial", "latency", "spread", "compile", "lane"]
 
@@ -82,6 +83,7 @@ def _show(trials: Iterable[Mapping[str, Any]]) -> None:
 
 def _tell(trial: Mapping[str, Any]) -> None:
     detail: Mapping[str, Any] = trial.get("detail") or {}
+    again = TRIED_AGAIN[Outcome(trial["outcome"])] if trial["outcome"] else text.ABSENT
     facts = {
         "trial": f"{trial['id']} of job {trial['job']}",
         "kernel": trial["kernel"],
@@ -95,6 +97,8 @@ def _tell(trial: Mapping[str, Any]) -> None:
         "artifact": trial["artifact"] or text.ABSENT,
         "digest": trial.get("digest", text.ABSENT),
         **{key.replace("_", " "): str(value) for key, value in detail.items() if key not in _TOLD_APART},
+        "story": " → ".join(word.replace("_", " ") for word in detail.get("story", ())) or text.ABSENT,
+        "tried again": again,
     }
     width = max(map(len, facts))
     for name, value in facts.items():
