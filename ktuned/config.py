@@ -15,6 +15,7 @@ from ktuned.errors import SettingsError
 from ktuned.fleet import memory
 from ktuned.model import Root
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
+from ktuned.tuning.manners import POLICIES
 from ktuned_client.paths import socket_path
 
 DEFAULT_ARTIFACTS_GIB = 10.0
@@ -35,6 +36,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roots: tuple[RootSettings, ...] = ()
     deadlines: dict[str, float] = {}
     compile_slots: int | None = None
+    policy: str = "always"
     artifacts_gib: float = DEFAULT_ARTIFACTS_GIB
     contention: bool = True
     arch: str = ""
@@ -42,6 +44,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bench_memory_gib: float | None = None
     compile_memory_gib: float | None = None
     idle_exit_s: float | None = None
+    trusted_directories: tuple[str, ...] = ()
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -56,12 +59,14 @@ class Settings(msgspec.Struct, frozen=True):
     compile_slots: int
     compile_cores: frozenset[int]
     artifacts_bytes: int
+    policy: str
     judges_contention: bool
     arch: str
     devices: tuple[str, ...]
     bench_bytes: int
     compile_bytes: int
     idle_exit_s: float | None
+    trusted_directories: tuple[str, ...]
     asked: tuple[str | None, str | None, str | None, float | None] = (None, None, None, None)
 
     def again(self) -> Settings:
@@ -116,6 +121,7 @@ def load_settings(
         deadlines=_deadlines(file, config_path),
         compile_slots=slots,
         compile_cores=compile_cores,
+        policy=file.policy,
         artifacts_bytes=int(file.artifacts_gib * 2**30),
         judges_contention=file.contention,
         arch=file.arch,
@@ -123,6 +129,7 @@ def load_settings(
         bench_bytes=_bytes(file.bench_memory_gib, bench_bytes),
         compile_bytes=_bytes(file.compile_memory_gib, compile_bytes),
         idle_exit_s=file.idle_exit_s if idle_exit_s is None else idle_exit_s,
+        trusted_directories=_absolute(file.trusted_directories, config_path),
         asked=asked,
     )
 
@@ -144,6 +151,8 @@ def _read(path: Path, *, must_exist: bool) -> File:
         raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
     if not all(name.strip() for name in file.devices):
         raise SettingsError(f"{path}: devices holds an empty name", hint="name devices (cuda:0) or models (H200)")
+    if file.policy not in POLICIES:
+        raise SettingsError(f"{path}: policy is {file.policy!r}", hint=f"there are {', '.join(POLICIES)}")
     for field in ("artifacts_gib", "bench_memory_gib", "compile_memory_gib"):
         value = getattr(file, field)
         if value is not None and not 0 < value < math.inf:
@@ -159,6 +168,16 @@ def _text(given: str | Path | None) -> str | None:
 
 def _bytes(gib: float | None, default: int) -> int:
     return default if gib is None else int(gib * 2**30)
+
+
+def _absolute(directories: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    expanded = tuple(map(os.path.expanduser, directories))
+    for directory in expanded:
+        if not os.path.isabs(directory):
+            raise SettingsError(
+                f"{path}: trusted_directories: {directory!r} is not absolute", hint="write its full path"
+            )
+    return expanded
 
 
 def _deadlines(file: File, path: Path) -> Mapping[str, float]:

@@ -29,6 +29,7 @@ from ktuned.reverifying import Reverifying
 from ktuned.serve.control import Control
 from ktuned.serve.events import Events
 from ktuned.serve.generations import Generations
+from ktuned.serve.housekeeping import Housekeeping
 from ktuned.serve.life import AUTO_IDLE_EXIT_S, Life
 from ktuned.serve.listening import bind_socket, inherit_socket
 from ktuned.serve.lookups import Lookups
@@ -42,6 +43,7 @@ from ktuned.survey import Survey
 from ktuned.tuning.deadlines import merged
 from ktuned.tuning.jobs import Jobs
 from ktuned.tuning.manners import Manners
+from ktuned.trust import Trust
 from ktuned.tuning.trying import Work
 from ktuned.watch import Watcher
 
@@ -139,7 +141,6 @@ class Daemon:
         self._notifier = notifier
         self._default_idle_exit_s = idle_exit_s
         self._stopping = anyio.Event()
-        self._job_ended = anyio.Event()
         self._device_failed = anyio.Event()
         self._config_notice = ""
         # One map for all who watch deadlines, so that a reload reaches them.
@@ -152,7 +153,8 @@ class Daemon:
         self._machine = Machine(
             fleet, store, deadline_s=settings.deadlines["inspect"], arch=settings.arch, chosen=settings.devices
         )
-        self._survey = Survey(self._catalog, fleet, store, self._deadlines)
+        self._trust = Trust(settings.trusted_directories)
+        self._survey = Survey(self._catalog, fleet, store, self._deadlines, self._trust)
         self._manners = Manners(settings.policy)
         observer = Observer(
             fleet=fleet,
@@ -181,6 +183,7 @@ class Daemon:
             deadlines=self._deadlines,
             generations=self._generations,
         )
+        self._housekeeping = Housekeeping(store, self._artifacts, on_collected=self._lookups.changed_all)
         self._watcher = Watcher(self._catalog, self._survey, self._saved)
         self._intake = Intake(
             catalog=self._catalog,
@@ -205,7 +208,8 @@ class Daemon:
         )
         control = Control(catalog=self._catalog, machine=self._machine, jobs=self._jobs)
         self._server = Server(
-            methods.table() | control.table() | self._lookups.pins.table(), shortcuts=self._lookups.shortcuts
+            methods.table() | control.table() | self._lookups.pins.table() | self._housekeeping.table(),
+            shortcuts=self._lookups.shortcuts,
         )
         self._overview = Overview(
             settings,
@@ -241,7 +245,7 @@ class Daemon:
             for part in (
                 self._lookups.run,
                 self._watcher.run,
-                self._keep_house,
+                self._housekeeping.run,
                 self._doubt_devices,
                 self._take_up,
                 self._life.run,
@@ -279,10 +283,11 @@ class Daemon:
         self._manners.policy = settings.policy
         self._jobs.review()
         self._deadlines.update(settings.deadlines)
+        self._trust.allow(settings.trusted_directories)
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         self._artifacts.cap_bytes = settings.artifacts_bytes
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
-        self._job_ended.set()
+        self._housekeeping.due()
         known = {root.path for root in self._catalog.roots}
         for root in settings.roots:
             self._catalog.add_root(root)
@@ -345,20 +350,6 @@ class Daemon:
             for root in self._catalog.roots:
                 await self._machine.probe(environment_of(root), again=True)
 
-    async def _keep_house(self) -> None:
-        """Keep the artifacts within their cap: at the start, and after each job."""
-        while True:
-            self._job_ended = anyio.Event()
-            try:
-                if await anyio.to_thread.run_sync(lambda: self._artifacts.size) > self._artifacts.cap_bytes:
-                    kept = {winner.artifact for winner in self._store.winners() if winner.artifact is not None}
-                    freed = await self._artifacts.collect(kept)
-                    self._lookups.changed_all()
-                    _log.info("artifacts_collected", freed_bytes=freed)
-            except StoreError as error:
-                _log.warning("artifacts_not_collected", reason=error.message)
-            await self._job_ended.wait()
-
     async def _saved(self, changes: Changes) -> None:
         await self._intake.react(changes, saved=True)
 
@@ -369,7 +360,7 @@ class Daemon:
         if type == "trial_done" and fields.get("trial") is not None:
             self._overview.trials += 1
         if type == "job_done":
-            self._job_ended.set()
+            self._housekeeping.due()
         if type == "lane" and fields["state"] == "sick":
             self._device_failed.set()
         if type == "reloaded":
@@ -380,6 +371,7 @@ class Daemon:
     def _prepare(self, job: Job) -> Work:
         kernel = self._catalog.resolve(job.kernel)
         check_problem(kernel, job.problem)
+        self._trust.check_file(kernel.file)
         root = self._catalog.root_of(kernel.file)
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root")

@@ -20,7 +20,7 @@ LAYERS = (
     {"model"},
     {"lifecycle", "frames", "manifest", "backends", "cpu", "cuda", "ptxas", "spec", "strategies"},
     {"fleet", "store"},
-    {"tuning", "catalog", "staleness", "machine", "survey", "intake", "reverifying", "observing", "config"},
+    {"tuning", "catalog", "staleness", "machine", "trust", "survey", "intake", "reverifying", "observing", "config"},
     {"serve", "watch"},
     {"daemon"},
     {"cli"},

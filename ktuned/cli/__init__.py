@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "doctor",
     "service": "service",
     "metrics": "metrics",
+    "gc": "gc",
     "stop": "serve",
 }
 """Every command, in the order of ``--help``, and the module below ``commands`` that holds it."""

@@ -175,10 +175,13 @@ async def test_least_recently_served_goes_first(artifacts: Artifacts, clock: Clo
         artifacts.touch(key)
     before = artifacts.size
     later = Artifacts(artifacts.directory, CAP_BYTES)
-    freed = await later.collect(keep=[])
+    surplus = await later.surplus([], CAP_BYTES)
+    assert later.size == before, "to ask removes nothing"
+    assert await later.collect(keep=[]) == surplus
     assert [key for key in served if later.find(key)] == list(served[1:])
-    assert before - freed == later.size <= CAP_BYTES
-    assert await later.collect(keep=[]) == 0
+    assert list(surplus) == [served[0]]
+    assert before - sum(surplus.values()) == later.size <= CAP_BYTES
+    assert await later.collect(keep=[]) == {}
 
 
 async def test_winners_go_last(artifacts: Artifacts, clock: Clock) -> None:
@@ -191,7 +194,7 @@ async def test_winners_go_last(artifacts: Artifacts, clock: Clock) -> None:
     assert artifacts.find("aa1")
     assert not artifacts.find("bb2")
     tiny = Artifacts(artifacts.directory, 10)
-    assert await tiny.collect(keep={"aa1"}) > 8000
+    assert sum((await tiny.collect(keep={"aa1"})).values()) > 8000
     assert tiny.find("aa1") is tiny.find("cc3") is None
     assert tiny.size == 0
 
