@@ -68,7 +68,9 @@ def test_result_keeps_what_a_failure_printed() -> None:
     result = attempt.result(Event.DIED, "it died", signal="SIGSEGV", phase=None, output=Output("out", "err"))
     assert (result.outcome, result.message, result.artifact) == (Outcome.CRASHED, "it died", "key")
     assert (result.compile_s, result.lane_s) == (2.0, 3.0)
-    assert result.detail == {"signal": "SIGSEGV", "build": {"n": 1}, "stdout": "out", "stderr": "err"}
+    story = ["compile_started", "compile_done", "lane_taken", "died"]
+    told = {"signal": "SIGSEGV", "build": {"n": 1}, "story": story, "stdout": "out", "stderr": "err"}
+    assert result.detail == told
     with pytest.raises(IllegalMove):
         attempt.result(Event.TIMED)
 
