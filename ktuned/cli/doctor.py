@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import EntryPoint
@@ -29,8 +29,6 @@ DISK_WARN_BYTES = 2 * 1024**3
 INOTIFY_WATCHES = 8192
 INOTIFY_INSTANCES = 128
 """One watch per directory below a root and one instance per daemon, beside what editors take: modest defaults."""
-
-COMPILERS = ("c++", "g++", "clang++")
 
 
 class Level(StrEnum):
@@ -111,18 +109,6 @@ def check_disk(home: Path, free_bytes: int | None = None) -> Finding:
     return Finding(Level.WARN, "disk", said, mend) if free_bytes < DISK_WARN_BYTES else Finding(Level.OK, "disk", said)
 
 
-def check_compilers(search_path: str | None = None) -> list[Finding]:
-    """Look for a C++ compiler, and for nvcc, which only CUDA C++ needs."""
-    found = [place for name in COMPILERS if (place := shutil.which(name, path=search_path))]
-    cxx = (
-        Finding(Level.OK, "c++ compiler", found[0])
-        if found
-        else Finding(Level.WARN, "c++ compiler", "none on PATH", "apt-get install g++")
-    )
-    nvcc = shutil.which("nvcc", path=search_path)
-    return [cxx, Finding(Level.OK, "nvcc", nvcc or "none on PATH; only CUDA C++ through nvcc needs it")]
-
-
 def check_inotify(directory: Path = Path("/proc/sys/fs/inotify")) -> Finding:
     """Judge the kernel's limits on watching files."""
     limits = {"max_user_watches": INOTIFY_WATCHES, "max_user_instances": INOTIFY_INSTANCES}
@@ -168,27 +154,6 @@ def check_lanes(status: Mapping[str, Any]) -> list[Finding]:
     ]
 
 
-def check_backends(environments: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """Judge each backend in each of the daemon's interpreters."""
-    findings = []
-    for environment in environments:
-        if environment.get("error"):
-            error = environment["error"]
-            mend = error["hint"] or "check the python that the root's config names"
-            findings.append(Finding(Level.FAIL, environment["python"], text.first_line(error["message"]), mend))
-            continue
-        for name, backend in environment["backends"].items():
-            findings.append(_judge_backend(f"backend {name}", backend))
-    return findings
-
-
-def _judge_backend(what: str, backend: Mapping[str, Any]) -> Finding:
-    if backend.get("error"):
-        error = backend["error"]
-        mend = error["hint"] or "reinstall its distribution"
-        return Finding(Level.FAIL, what, text.first_line(error["message"]), mend)
-    absent = backend.get("absent")
-    if absent:
-        return Finding(Level.WARN, what, f"{absent['reason']}: {absent['message']}", absent.get("hint", ""))
-    devices = ", ".join(f"{device['name']} ({device['model']})" for device in backend["devices"])
-    return Finding(Level.OK, what, devices or "no devices")
+def check_notices(status: Mapping[str, Any]) -> list[Finding]:
+    """Pass on what the daemon has to say of itself."""
+    return [Finding(Level.WARN, "daemon", text.first_line(str(notice), 400)) for notice in status.get("notices", ())]

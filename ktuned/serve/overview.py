@@ -114,7 +114,11 @@ class Overview:
                 "running": sum(job.state == "running" for job in live),
             },
             "store": {**self._store.counts(), "notice": self._store.notice},
-            "artifacts": {"bytes": self._artifacts.size, "cap_bytes": self._artifacts.cap_bytes},
+            "artifacts": {
+                "bytes": self._artifacts.size,
+                "cap_bytes": self._artifacts.cap_bytes,
+                "directory": str(self._artifacts.directory),
+            },
             "environments": self._machine.describe(),
             "roots": [{"path": root.path, "name": root.name, "python": root.python} for root in self._catalog.roots],
             "notices": list(self._notices()),

@@ -61,7 +61,8 @@ class Pins:
         """List the pins, and how many answers each holds since when."""
         return {
             "pins": [
-                {"pin": pin, "questions": count, "created": created} for pin, count, created in self._store.pinned.pins()
+                {"pin": pin, "questions": count, "created": created}
+                for pin, count, created in self._store.pinned.pins()
             ]
         }
 

@@ -202,6 +202,22 @@ class Artifacts:
         """Return where the artifact of ``key`` is, or would be."""
         return self.directory / key[:2] / key
 
+    def census(self) -> dict[str, tuple[int, int]]:
+        """Return how many artifacts there are of each backend, and their bytes; reads every manifest.
+
+        Those whose manifest cannot be read are counted under ``""``; one of a backend that is no more stays until the
+        cap needs its room.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        for entry in self._sealed():
+            try:
+                backend = manifest.read(self.place(entry.key)).backend
+            except DamagedArtifact:
+                backend = ""
+            count, size = found.get(backend, (0, 0))
+            found[backend] = (count + 1, size + entry.size)
+        return found
+
     def _staging(self) -> Path:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.directory / _STAGING

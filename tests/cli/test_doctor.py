@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -69,16 +69,6 @@ def test_disk(tmp_path: Path, free_bytes: int | None, level: Level | None) -> No
     assert level is None or finding.level is level
 
 
-def test_compilers(tmp_path: Path) -> None:
-    """A missing C++ compiler warns with the command that installs one; a missing nvcc is only mentioned."""
-    cxx, nvcc = doctor.check_compilers(str(tmp_path))
-    assert (cxx.level, nvcc.level) == (Level.WARN, Level.OK)
-    assert cxx.mend
-    (tmp_path / "g++").write_text("")
-    (tmp_path / "g++").chmod(0o700)
-    assert doctor.check_compilers(str(tmp_path))[0].message == str(tmp_path / "g++")
-
-
 @pytest.mark.parametrize(
     ("watches", "instances", "level"), [("65536", "128", Level.OK), ("100", "8", Level.WARN), ("many", "8", Level.WARN)]
 )
@@ -115,36 +105,20 @@ def test_lanes() -> None:
     assert (finding.level, finding.message) == (Level.FAIL, "the canary did not pass")
 
 
-BROKEN = {"code": "backend", "message": "ImportError: y", "hint": "mend it"}
-BACKEND: dict[str, Any] = {"version": "1", "fingerprint": {}, "devices": [], "absent": None, "error": None}
-
-
-@pytest.mark.parametrize(
-    ("environment", "level"),
-    [
-        (status_map()["environments"][0], Level.OK),
-        ({"python": "p", "error": {"message": "no such interpreter", "hint": ""}, "backends": {}}, Level.FAIL),
-        ({"python": "p", "error": None, "backends": {"x": {**BACKEND, "error": BROKEN}}}, Level.FAIL),
-        (
-            {
-                "python": "p",
-                "error": None,
-                "backends": {"x": {**BACKEND, "absent": {"reason": "no_driver", "message": "m", "hint": "h"}}},
-            },
-            Level.WARN,
-        ),
-    ],
-)
-def test_backends(environment: dict[str, Any], level: Level) -> None:
-    """What cannot be imported fails; what has no device here warns; the rest is fine."""
-    assert [finding.level for finding in doctor.check_backends([environment])] == [level]
+def test_notices() -> None:
+    """What the daemon complains of is passed on."""
+    assert doctor.check_notices(status_map()) == []
+    (finding,) = doctor.check_notices(status_map(notices=["config.toml: devices names 'cuda:9'"]))
+    assert (finding.level, finding.message) == (Level.WARN, "config.toml: devices names 'cuda:9'")
 
 
 def test_the_doctor_works_without_a_daemon(run: Run) -> None:
-    """Every check has its line, the missing daemon among them, and nothing here fails."""
+    """Every check has its line, the missing daemon among them; this interpreter's backends are asked all the same."""
     ran = run("doctor", "--json")
     (findings,) = ran.values
-    assert {finding["what"]: finding["level"] for finding in findings}["daemon"] == "warn"
+    levels = {finding["what"]: finding["level"] for finding in findings}
+    assert (levels["daemon"], levels[sys.executable]) == ("warn", "ok")
+    assert {"backend tvm_ffi", "backend nvrtc", "NVIDIA driver", "nvcc"} <= set(levels)
     assert ran.code == any(finding["level"] == "fail" for finding in findings)
     assert ran.err == ""
 
@@ -152,7 +126,11 @@ def test_the_doctor_works_without_a_daemon(run: Run) -> None:
 def test_one_failure_exits_1(run: Run, serve: Serve) -> None:
     """Any finding that fails is a result not reached; the line names the command that mends it."""
     error = {"code": "worker", "message": "no such file", "hint": ""}
-    serve(status=status_map(), backends={"environments": [{"python": "/gone/python", "error": error, "backends": {}}]})
+    serve(
+        status=status_map(),
+        backends={"environments": [{"python": "/gone/python", "error": error, "backends": {}}]},
+        kernels={"kernels": []},
+    )
     ran = run("doctor")
     assert ran.code == 1
     assert "fail  /gone/python" in ran.out

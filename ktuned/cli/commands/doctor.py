@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ktuned.backends import ENTRY_POINT_GROUP
-from ktuned.cli import Exit, output, version
+from ktuned.cli import Exit, equipment, output, version
 from ktuned.cli import doctor as checks
 from ktuned.cli.commands.status import PROBE_DEADLINE_S
 from ktuned.cli.doctor import Finding, Level
 from ktuned.cli.options import json_option
 from ktuned.cli.spawn import state_directory
+from ktuned.store import Artifacts
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
 
@@ -39,29 +41,35 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _examine() -> list[Finding]:
-    status, environments, absence = _ask_daemon()
+    status, environments, kernels, absence = _ask_daemon()
     home = state_directory()
     findings = [
         checks.check_python(),
         checks.check_socket(socket_path()),
         checks.check_home(home),
         checks.check_disk(home),
-        *checks.check_compilers(),
+        *equipment.check_compilers(),
+        equipment.check_gpu(),
         checks.check_inotify(),
         checks.check_plugins(list(entry_points(group=ENTRY_POINT_GROUP))),
         checks.check_daemon(status, version(), absence),
     ]
-    if status is not None:
-        findings += checks.check_lanes(status) + checks.check_backends(environments)
-    return findings
+    if status is None:
+        return [*findings, *equipment.check_backends([equipment.probe_here()])]
+    roots = status.get("roots", ())
+    findings += [*checks.check_notices(status), *checks.check_lanes(status)]
+    findings += [*equipment.check_backends(environments, roots), *equipment.check_kernels(kernels, environments, roots)]
+    place = status["artifacts"].get("directory")
+    return findings + (equipment.check_artifacts(Artifacts(Path(place), 0).census(), environments) if place else [])
 
 
-def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], str]:
-    """Return the daemon's status and what its backends are, or why there is none."""
+def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], str]:
+    """Return the daemon's status, what its backends are and its kernels, or why there is none."""
     try:
         with Client() as client:
             status: Mapping[str, Any] = client.call("status")
             environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]
+            kernels = client.call("kernels").get("kernels", [])
     except (DaemonUnavailable, DaemonError) as error:
-        return None, [], error.message
-    return status, environments, ""
+        return None, [], [], error.message
+    return status, environments, kernels, ""

@@ -1,0 +1,205 @@
+"""The doctor's view of what kernels are compiled with and run on: compilers, drivers, backends, devices, artifacts.
+
+As in :mod:`ktuned.cli.doctor`, each check takes what it judges and never raises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ktuned.cli import text
+from ktuned.cli.doctor import Finding, Level
+
+COMPILERS = ("c++", "g++", "clang++")
+PROBE_HERE_S = 60.0
+"""How long this interpreter's backends may take to answer: torch's import alone takes ten seconds on a cold disk."""
+
+_VERSION_S = 5.0
+_RELEASE = re.compile(r"release (\d+\.\d+)|(\d+\.\d+(?:\.\d+)?)\s*$", re.MULTILINE)
+_DRIVER = re.compile(r"\s(\d+\.\d+(?:\.\d+)?)\s")
+_CUDA_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
+_SAID_OF_A_TOOLCHAIN = 3
+_PROBE_HERE = """\
+import json, sys
+from ktuned.backends import Registry
+from ktuned.worker.probe import probe
+json.dump(probe(Registry()), sys.__stdout__)
+"""
+
+
+def check_compilers(environ: Mapping[str, str] = os.environ, system: Path = Path("/usr/local/cuda")) -> list[Finding]:
+    """Look for a C++ compiler, and for nvcc, which only CUDA C++ through nvcc needs."""
+    search_path = environ.get("PATH")
+    found = [place for name in COMPILERS if (place := shutil.which(name, path=search_path))]
+    cxx = (
+        Finding(Level.OK, "c++ compiler", _with_version(found[0]))
+        if found
+        else Finding(Level.WARN, "c++ compiler", "none on PATH", "apt-get install g++")
+    )
+    return [cxx, _check_nvcc(environ, system)]
+
+
+def _check_nvcc(environ: Mapping[str, str], system: Path) -> Finding:
+    for variable in _CUDA_VARIABLES:
+        home = environ.get(variable)
+        if home:
+            place = Path(home, "bin", "nvcc")
+            if place.is_file():
+                return Finding(Level.OK, "nvcc", f"{_with_version(str(place))} ({variable})")
+            mend = f"set {variable} to the CUDA Toolkit's directory, or unset it"
+            return Finding(Level.WARN, "nvcc", f"{variable}={home} holds no bin/nvcc", mend)
+    on_path = shutil.which("nvcc", path=environ.get("PATH"))
+    if on_path:
+        return Finding(Level.OK, "nvcc", f"{_with_version(on_path)} (PATH)")
+    if (system / "bin" / "nvcc").is_file():
+        return Finding(Level.OK, "nvcc", _with_version(str(system / "bin" / "nvcc")))
+    return Finding(Level.OK, "nvcc", "none; only CUDA C++ through tvm_ffi needs it (set CUDA_HOME where one is)")
+
+
+def _with_version(program: str) -> str:
+    """Return a program's path and the version that it says it is."""
+    try:
+        ran = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, errors="replace", timeout=_VERSION_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return f"{program}, which does not run"
+    release = _RELEASE.search(ran.stdout) or _RELEASE.search(ran.stdout.partition("\n")[0])
+    return f"{program} {release[1] or release[2]}" if release else program
+
+
+def check_gpu(
+    environ: Mapping[str, str] = os.environ,
+    driver: Path = Path("/proc/driver/nvidia/version"),
+    control: Path = Path("/dev/nvidiactl"),
+) -> Finding:
+    """Look for NVIDIA's driver, and whether this process may use it."""
+    try:
+        said = driver.read_text()
+    except OSError:
+        return Finding(Level.OK, "NVIDIA driver", "none; CUDA kernels are compiled here, and not measured")
+    version = _DRIVER.search(said)
+    name = version[1] if version else "loaded"
+    if not control.exists():
+        mend = "start the container with --gpus all"
+        return Finding(Level.WARN, "NVIDIA driver", f"{name}, but {control} is not here", mend)
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return Finding(Level.OK, "NVIDIA driver", name if visible is None else f"{name}; CUDA_VISIBLE_DEVICES={visible}")
+
+
+def probe_here(python: str = sys.executable, *, deadline_s: float = PROBE_HERE_S) -> dict[str, Any]:
+    """Ask an interpreter's backends what they are, in a process of their own: what a daemon would report of it."""
+    report: dict[str, Any] = {"python": python, "error": None, "backends": {}}
+    hint = f"{python} -m pip install ktuned"
+    try:
+        ran = subprocess.run(
+            [python, "-c", _PROBE_HERE],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=deadline_s,
+            check=False,
+        )
+        return {**report, **json.loads(ran.stdout.splitlines()[-1])}
+    except subprocess.TimeoutExpired:
+        message = f"its backends did not answer in {deadline_s:.0f} s"
+        hint = "a driver or an import hangs: try `import torch` there"
+    except OSError as error:
+        message = f"cannot be run: {error.strerror}"
+    except (ValueError, IndexError):
+        said = ran.stderr.strip().splitlines()
+        message = said[-1] if said else f"its backends could not be asked (exit status {ran.returncode})"
+    return {**report, "error": {"code": "worker", "message": message, "hint": hint}}
+
+
+def check_backends(
+    environments: Iterable[Mapping[str, Any]], roots: Iterable[Mapping[str, Any]] = ()
+) -> Iterator[Finding]:
+    """Judge each interpreter, each of its backends, and each of their devices."""
+    users: dict[str, list[str]] = {}
+    for root in roots:
+        users.setdefault(root["python"], []).append(root["name"])
+    for environment in environments:
+        python = environment["python"]
+        used = f"; for {', '.join(users[python])}" if python in users else ""
+        if environment.get("error"):
+            error = environment["error"]
+            mend = error["hint"] or "check the python that the root's config names"
+            yield Finding(Level.FAIL, python, text.first_line(error["message"]) + used, mend)
+            continue
+        version = environment.get("version", "")
+        yield Finding(Level.OK, python, f"Python {version}{used}" if version else f"answers{used}")
+        for name, backend in environment["backends"].items():
+            yield from _judge_backend(name, backend)
+        if environment.get("nvml"):
+            said = f"who else uses the GPUs is not known, so no timing is judged by it: {environment['nvml']}"
+            mend = f"{python} -m pip install nvidia-ml-py" if "not installed" in environment["nvml"] else ""
+            yield Finding(Level.WARN, "NVML", said, mend)
+
+
+def _judge_backend(name: str, backend: Mapping[str, Any]) -> Iterator[Finding]:
+    what = f"backend {name}"
+    if backend.get("error"):
+        error = backend["error"]
+        mend = error["hint"] or "reinstall its distribution"
+        yield Finding(Level.FAIL, what, text.first_line(error["message"]), mend)
+        return
+    absent = backend.get("absent")
+    if absent:
+        still = ""
+        if backend.get("target") and absent["reason"] != "no_compiler":
+            still = f"; it compiles for {backend['target']} all the same"
+        said = f"{absent['reason']}: {absent['message']}{still}"
+        yield Finding(Level.WARN, what, said, absent.get("hint", ""))
+        return
+    toolchain = list(backend.get("fingerprint", {}).items())[:_SAID_OF_A_TOOLCHAIN]
+    said = ", ".join([str(backend.get("version", "")), *(f"{part} {version}" for part, version in toolchain)])
+    if not backend["devices"]:
+        yield Finding(Level.WARN, what, "finds no device", "reinstall its distribution")
+        return
+    yield Finding(Level.OK, what, said.strip(", ") or "is installed")
+    for device in backend["devices"]:
+        facts = [device["model"], device["target"], *(f"{part} {v}" for part, v in device["fingerprint"].items())]
+        yield Finding(Level.OK, f"{name} on {device['name']}", ", ".join(facts))
+
+
+def check_kernels(
+    kernels: Iterable[Mapping[str, Any]],
+    environments: Iterable[Mapping[str, Any]],
+    roots: Iterable[Mapping[str, Any]],
+) -> Iterator[Finding]:
+    """Find the backends that kernels need and their interpreters have not."""
+    reports = {environment["python"]: environment for environment in environments if not environment.get("error")}
+    missing: dict[tuple[str, str], list[str]] = {}
+    for kernel in kernels:
+        for root in roots:
+            report = reports.get(root["python"])
+            is_its = report is not None and Path(kernel["file"]).is_relative_to(root["path"])
+            if report is not None and is_its and kernel["backend"] not in report["backends"]:
+                missing.setdefault((root["python"], kernel["backend"]), []).append(kernel["name"])
+    for (python, backend), names in missing.items():
+        mend = f"{python} -m pip install 'ktuned[{backend.replace('_', '-')}]'"
+        said = f"not installed for {python}, and needed by {', '.join(sorted(set(names)))}"
+        yield Finding(Level.FAIL, f"backend {backend}", said, mend)
+
+
+def check_artifacts(census: Mapping[str, tuple[int, int]], environments: Iterable[Mapping[str, Any]]) -> list[Finding]:
+    """Tell how many artifacts there are of each backend, and which of them nothing here can load any more."""
+    known = {name for environment in environments for name in environment["backends"]}
+    return [
+        Finding(
+            Level.OK,
+            f"artifacts of {backend or 'nobody'}",
+            f"{count}, {text.size(size)}" + ("" if backend in known else "; kept, though no such backend is installed"),
+        )
+        for backend, (count, size) in sorted(census.items())
+    ]
