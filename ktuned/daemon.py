@@ -36,6 +36,7 @@ from ktuned.serve.lookups import Lookups
 from ktuned.serve.methods import Methods
 from ktuned.serve.overview import Overview
 from ktuned.serve.server import Server
+from ktuned.serve.sharing import Sharing
 from ktuned.serve.systemd import Handover, Notifier
 from ktuned.serve.why import Why
 from ktuned.store import Artifacts, Store
@@ -206,9 +207,16 @@ class Daemon:
             probe=self._probe,
             stop=self._stopping.set,
         )
+        sharing = Sharing(
+            catalog=self._catalog,
+            machine=self._machine,
+            store=store,
+            artifacts=self._artifacts,
+            publish=self._publish,
+        )
         control = Control(catalog=self._catalog, machine=self._machine, jobs=self._jobs)
         self._server = Server(
-            methods.table() | control.table() | self._lookups.pins.table() | self._housekeeping.table(),
+            methods.table() | control.table() | sharing.table() | self._lookups.pins.table() | self._housekeeping.table(),
             shortcuts=self._lookups.shortcuts,
         )
         self._overview = Overview(

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final
+from zlib import crc32
 
 from ktuned_client.answers import Hit, unavailable
 
@@ -90,6 +92,20 @@ def check_document(document: Any) -> None:
             raise ValueError(f"says something wrong: winner {number}: a latency of {winner['latency_us']} µs")
 
 
+def render(document: Mapping[str, Any]) -> str:
+    """Return a file's text: the same for the same content, sorted, one line for each field and for each winner."""
+    winners = sorted(document["winners"], key=lambda winner: _canonical(winner["problem"]))
+    head = {name: value for name, value in document.items() if name != "winners"}
+    lines = [f" {json.dumps(name)}: {_canonical(value)}" for name, value in sorted(head.items(), key=_mark_first)]
+    entries = ",\n".join(f"  {_canonical(winner)}" for winner in winners)
+    return "{\n" + ",\n".join([*lines, f' "winners": [\n{entries}\n ]']) + "\n}\n"
+
+
+def file_name(kernel: str, device: str) -> str:
+    """Return what the file of a kernel and a device model is called."""
+    return f"{_plain(kernel)}@{_plain(device)}.json"
+
+
 def paths_of(path: str | os.PathLike[str]) -> list[str]:
     """Return the files that a path means: itself, or a directory's ``*.json``, by name.
 
@@ -165,7 +181,7 @@ class _Shared:
             kept = problem if self._specialize is None else {key: problem[key] for key in self._specialize}
         except KeyError as error:
             return unavailable(self._kernel, problem, self._device, None, f"the problem lacks {error}")
-        winner = self._winners.get(_canonical(kept))
+        winner = self._winners.get(_canonical(dict(kept)))
         if winner is None:
             return Hit(self._kernel, problem, self._device, "default", self.default)
         return Hit(
@@ -188,8 +204,18 @@ class _Shared:
         return os.path.abspath(path) if os.path.isdir(path) else None
 
 
-def _canonical(values: Mapping[str, Any]) -> str:
-    return json.dumps(dict(values), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+def _canonical(values: Any) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _mark_first(field: tuple[str, Any]) -> tuple[bool, str]:
+    return field[0] != "ktuned_winners", field[0]
+
+
+def _plain(name: str) -> str:
+    """Return a name as a part of a file's: what tells names apart but cannot stand there has a digest instead."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+    return plain if plain == name.replace(":", "-").replace(" ", "-") else f"{plain}-{crc32(name.encode()):08x}"
 
 
 def _check_fields(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:

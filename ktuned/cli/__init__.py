@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
+from keyword import iskeyword
 from typing import Any
 
 import click
@@ -24,9 +25,13 @@ COMMANDS = {
     "status": "status",
     "jobs": "jobs",
     "cancel": "jobs",
+    "pause": "pause",
+    "resume": "pause",
     "results": "results",
     "forget": "forget",
     "kernels": "kernels",
+    "export": "share",
+    "import": "share",
     "backends": "status",
     "doctor": "doctor",
     "service": "service",
@@ -61,7 +66,7 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"ktuned.cli.commands.{COMMANDS[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
         return command
 
 

@@ -30,7 +30,7 @@ from ktuned.model import (
     Winner,
     canonical,
 )
-from ktuned.store import jobs, meanings, opening, recording, rows, trials
+from ktuned.store import exchange, jobs, meanings, opening, recording, rows, trials
 from ktuned.store.faults import database_fault, is_damage
 from ktuned.store.pinned import Pinned
 from ktuned.store.recording import Recovered
@@ -271,6 +271,11 @@ class Store:
         """
         now = time.time()
         return await self._write(lambda connection: recording.forget(connection, kernel, outcome, now))
+
+    async def adopt(self, kernel: str, device: str, offers: Sequence[exchange.Offer]) -> int:
+        """Make each offer the winner of its problem, whatever there is; return the job that they are trials of."""
+        now = time.time()
+        return await self._write(lambda connection: exchange.adopt(connection, kernel, device, offers, now))
 
     def trial(self, number: int) -> Trial | None:
         """Return a trial by its id."""

@@ -1,0 +1,149 @@
+"""``ktuned export`` and ``ktuned import``: winners as files for git, one for each kernel and device model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ktuned.cli import Exit, output, text
+from ktuned.cli.options import given, json_option
+from ktuned.errors import KtunedError
+from ktuned_client import Client, winners
+
+_PART = 200
+"""Winners that are sent at once: what a daemon takes in one request."""
+
+_DEADLINE_S = 60.0
+
+
+class CannotShare(KtunedError):
+    """A file of winners, or what it needs, cannot be read or written."""
+
+    code = "usage"
+
+
+@click.command()
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default="winners")
+@click.option("--kernel", help="Only this kernel's winners.")
+@click.option("--device", help="Only those on this device model.")
+@click.option(
+    "--with-artifacts",
+    "artifacts",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Copy the winners' artifacts there, for who has neither a daemon nor a compiler.",
+)
+@json_option
+def export(directory: Path, kernel: str | None, device: str | None, artifacts: Path | None, as_json: bool) -> int:
+    """Write the winners into DIRECTORY (default: winners), a file for each kernel and device model.
+
+    The files are the same for the same winners, sorted, and one line each, so that git shows what changed.
+    """
+    written = []
+    with Client() as client:
+        shared = client.call("export", deadline_s=_DEADLINE_S, **given(kernel=kernel, device=device))["shared"]
+        for entry in shared:
+            answer = client.call("export", deadline_s=_DEADLINE_S, kernel=entry["kernel"], device=entry["device"])
+            document = answer["document"]
+            path = directory / winners.file_name(entry["kernel"], entry["device"])
+            try:
+                if artifacts is not None:
+                    _copy(answer["artifacts"], artifacts)
+                    document["artifacts"] = os.path.relpath(artifacts.resolve(), directory.resolve())
+                changed = _write(path, winners.render(document))
+            except OSError as error:
+                raise CannotShare(f"{error.filename or path} cannot be written: {error.strerror}") from error
+            written.append({**entry, "winners": len(document["winners"]), "path": str(path), "changed": changed})
+            if not as_json:
+                output.emit(f"{path}  {len(document['winners'])} winners{'' if changed else ', as it was'}")
+    if as_json:
+        output.emit_json({"files": written})
+    elif not written:
+        output.complain("there are no winners to export", "`ktuned tune PATH` finds some")
+    return Exit.DONE if written else Exit.NOT_REACHED
+
+
+@click.command("import")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True))
+@click.option("--dry-run", is_flag=True, help="Only say what would be taken.")
+@json_option
+def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
+    """Take winners from files that `ktuned export` wrote (or directories of them).
+
+    One that was measured with other sources, another toolchain or driver is served as stale; one that does not fit the
+    kernel is refused. `docs/sharing.md` says which of two winners stays.
+    """
+    counts: Counter[str] = Counter()
+    told = []
+    try:
+        documents = [(path, winners.read_file(path)) for given_path in paths for path in winners.paths_of(given_path)]
+    except winners.WinnersError as error:
+        raise CannotShare(str(error)) from error
+    with Client() as client:
+        for path, document in documents:
+            for part in _parts(document):
+                answer = client.call("import", deadline_s=_DEADLINE_S, document=part, dry_run=dry_run)
+                for winner in answer["winners"]:
+                    told.append({"path": path, "kernel": answer["kernel"], "device": answer["device"], **winner})
+                    counts["taken" if winner["taken"] else "left"] += 1
+                    if not as_json:
+                        output.emit(_line(told[-1], dry_run))
+    if as_json:
+        output.emit_json({"winners": told})
+    else:
+        output.say(f"{counts['taken']} {'would be taken' if dry_run else 'taken'}, {counts['left']} left")
+    return Exit.DONE
+
+
+def _line(winner: Mapping[str, Any], dry_run: bool) -> str:
+    verb = ("would be taken" if dry_run else "taken") if winner["taken"] else "left"
+    status = f", {winner['status']}" if winner["taken"] else ""
+    return f"{winner['kernel']}  {text.flat(winner['problem'])}  {verb}{status}: {winner['reason']}"
+
+
+def _parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    found = document["winners"]
+    for start in range(0, len(found), _PART):
+        yield {**document, "winners": found[start : start + _PART]}
+
+
+def _write(path: Path, content: str) -> bool:
+    """Write a file, whole or not at all; return whether it changed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file() and path.read_text(encoding="utf-8") == content:
+        return False
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        staged.write_text(content, encoding="utf-8")
+        staged.replace(path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+    return True
+
+
+def _copy(places: Mapping[str, str], directory: Path) -> None:
+    """Copy artifacts that are whole, each into a directory of its key."""
+    from ktuned import manifest
+
+    for key, place in sorted(places.items()):
+        target = directory / key
+        if target.is_dir():
+            continue
+        try:
+            manifest.verify(Path(place), required=())
+        except manifest.DamagedArtifact as error:
+            output.say(f"artifact {key} is left out: {error}")
+            continue
+        staged = directory / f".{key}.{os.getpid()}"
+        try:
+            shutil.copytree(place, staged)
+            staged.rename(target)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise

@@ -1,0 +1,112 @@
+"""Sharing winners: which there are to export, and which of those that come from elsewhere take a seat.
+
+The merge rule is plain code without IO; what goes with it is one read by a connection of its own, and one write.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ktuned.model import (
+    Config,
+    Context,
+    Job,
+    JobState,
+    Outcome,
+    Plan,
+    Priority,
+    Problem,
+    TrialResult,
+    Winner,
+)
+from ktuned.store import jobs, opening, recording, rows
+from ktuned.store.faults import database_fault
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A winner from elsewhere: its ground, its figure, and when it was decided (Unix seconds)."""
+
+    context: Context
+    problem: Problem
+    config: Config
+    latency_us: float
+    spread_us: float | None
+    decided: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an offer takes the seat, and why, as words for a person."""
+
+    takes: bool
+    reason: str
+
+
+def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Verdict:
+    """Decide about one offer; ``ours`` holds its seat now, ``today`` is what a measurement made here would stand on.
+
+    What stands on today's ground beats what does not. On one ground the faster figure wins, and ours where they are
+    equal. Where neither stands on today's ground, figures cannot be compared, and the later decision wins.
+    """
+    if ours is None:
+        return Verdict(True, "there was none")
+    if offer.context == ours.context:
+        if offer.config == ours.config:
+            return Verdict(False, "it is the same")
+        if offer.latency_us < ours.latency_us:
+            return Verdict(True, f"faster than ours, {ours.latency_us:g} µs")
+        return Verdict(False, f"ours is as fast or faster, {ours.latency_us:g} µs")
+    if today is not None and ours.context == today:
+        return Verdict(False, "ours was measured with the sources, toolchain and driver of today")
+    if today is not None and offer.context == today:
+        return Verdict(True, "ours is stale")
+    if offer.decided > ours.decided:
+        return Verdict(True, "decided later than ours, which is stale too")
+    return Verdict(False, "ours was decided later, and both are stale")
+
+
+def list_shared(path: Path) -> list[tuple[str, str, int]]:
+    """Return each kernel and device model that has winners, and how many, sorted; to be called in a thread."""
+    return _read(path, "SELECT kernel, device, count(*) FROM winners GROUP BY kernel, device ORDER BY kernel, device")
+
+
+def read_shared(path: Path, kernel: str, device: str) -> list[Winner]:
+    """Return a kernel's winners on a device model, by problem; to be called in a thread."""
+    select = f"{rows.SELECT_WINNERS} WHERE winners.kernel = ? AND winners.device = ? ORDER BY winners.problem"
+    return [rows.winner(row) for row in _read(path, select, kernel, device)]
+
+
+def _read(path: Path, sql: str, *values: str) -> list[rows.Row]:
+    try:
+        with closing(opening.open_for_reading(path, vfs=None)) as connection:
+            return connection.execute(sql, values).fetchall()
+    except sqlite3.Error as error:
+        raise database_fault(error, path) from error
+
+
+def adopt(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequence[Offer], now: float) -> int:
+    """Make each offer the winner of its problem, as the measured trial of a job that is done; return the job's id."""
+    job = Job(0, kernel, {}, device, JobState.DONE, Priority.BACKGROUND, "imported", Plan(), created=now)
+    number = jobs.create(connection, job)
+    done = len(offers)
+    ended = replace(
+        job, id=number, started=now, finished=now, done=done, total=done, outcomes={Outcome.MEASURED.value: done}
+    )
+    jobs.update(connection, ended)
+    for offer in offers:
+        (trial,) = recording.begin(connection, offer.context, number, [offer.config], offer.decided)
+        result = TrialResult(
+            Outcome.MEASURED,
+            offer.latency_us,
+            offer.spread_us,
+            message="imported",
+            detail={"phase": "import"},
+        )
+        recording.finish(connection, trial, result, offer.decided)
+        recording.decide(connection, trial, offer.decided)
+    return number
