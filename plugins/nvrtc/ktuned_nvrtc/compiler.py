@@ -112,7 +112,7 @@ class _Source:
         """
         # Relative includes start where the process is; an absolute path would show in the binary (__FILE__).
         with contextlib.chdir(self.path.parent):
-            options = (*self.options, *precompiled.options(self._prefix_key))
+            options = (*self.options, *precompiled.options(self._prefix_key, len(entries)))
             compiled = program.compile_program(self.files[self.path], self.path.name, entries, options)
         precompiled.tell(self._prefix_key, compiled.heap_bytes_wanted)
         return compiled

@@ -2,7 +2,7 @@
 
 NVRTC reuses one only within the process that made it (it maps it to the address that it was made at), for the same
 leading lines and options. Making one takes about half as long as parsing the headers does, and some are hundreds of
-MB, so options that come for the second time are the first that get one, and few are kept.
+MB, so only options that several kernels are compiled with get one, in one program or one after the other; few are kept.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ MAX_KEPT = 2
 """How many of them a process keeps: workers compile one kernel for a long time; a second one may be mixed in."""
 
 
-def options(key: str) -> tuple[str, ...]:
-    """Return the options that make and use the precompiled header of what ``key`` identifies.
+def options(key: str, kernels: int) -> tuple[str, ...]:
+    """Return the options that make and use the precompiled header of what ``key`` identifies, for so many kernels.
 
     None, where NVRTC has no precompiled headers, there is no private place to keep them, or it is too early.
     """
     if program.version() < program.FIRST_WITH_PRECOMPILED_HEADERS:
         return ()
     kept = _of_this_process()
-    return kept.options(key) if kept else ()
+    return kept.options(key, kernels) if kept else ()
 
 
 def tell(key: str, heap_bytes_wanted: int) -> None:
     """Take note of how a program with :func:`options` was compiled, see :class:`ktuned_nvrtc.program.Program`."""
     if heap_bytes_wanted and (kept := _of_this_process()):
-        kept.failed(key, heap_bytes_wanted)
+        kept.give_up(key)
 
 
 class PrecompiledHeaders:
@@ -51,10 +51,11 @@ class PrecompiledHeaders:
         self._given_up: set[str] = set()
         self._kept: OrderedDict[str, Path] = OrderedDict()
 
-    def options(self, key: str) -> tuple[str, ...]:
-        """Return none for a new key, and for one seen before those that make or use its precompiled header."""
-        if key not in self._seen:
-            self._seen.add(key)
+    def options(self, key: str, kernels: int) -> tuple[str, ...]:
+        """Return none for the only kernel of a key so far, otherwise those that make or use its precompiled header."""
+        is_first = key not in self._seen
+        self._seen.add(key)
+        if is_first and kernels == 1:
             return ()
         if key in self._given_up:
             return ()
@@ -66,10 +67,9 @@ class PrecompiledHeaders:
         self._kept.move_to_end(key)
         return ("-pch", f"-pch-dir={self._kept[key]}", "-pch-messages=false")
 
-    def failed(self, key: str, heap_bytes_wanted: int) -> None:
-        """Provide for the next time that one is made for ``key``, or give that up: trying costs as much as making."""
-        if heap_bytes_wanted > MAX_HEAP_BYTES or not program.grow_heap(heap_bytes_wanted):
-            self._given_up.add(key)
+    def give_up(self, key: str) -> None:
+        """Make none for ``key`` any more: trying costs as much as making."""
+        self._given_up.add(key)
 
 
 @functools.cache
@@ -92,6 +92,8 @@ def _of_this_process() -> PrecompiledHeaders | None:
         own.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return None
+    # At once: to learn what one needs takes an attempt that fails. What is not used is not taken from the machine.
+    program.set_heap(MAX_HEAP_BYTES)
     atexit.register(shutil.rmtree, own, ignore_errors=True)
     return PrecompiledHeaders(own)
 

@@ -122,14 +122,11 @@ def compile_program(source: bytes, name: str, entries: Sequence[str], options: S
     return Program(cubin, log, symbols, wanted)
 
 
-def grow_heap(wanted_bytes: int) -> bool:
-    """Have NVRTC set more memory aside for precompiled headers, and tell whether that helps: it had less before."""
+def set_heap(size_bytes: int) -> None:
+    """Have NVRTC reserve this much address space for precompiled headers."""
     from cuda.bindings import nvrtc
 
-    if _value(nvrtc.nvrtcGetPCHHeapSize()) >= wanted_bytes:
-        return False
-    _value(nvrtc.nvrtcSetPCHHeapSize(wanted_bytes))
-    return True
+    _value(nvrtc.nvrtcSetPCHHeapSize(size_bytes))
 
 
 def first_error_first(said: str) -> str:

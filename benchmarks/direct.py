@@ -1,0 +1,167 @@
+"""Compiling and timing kernels without a daemon: what the GPU benchmarks hold a job's figures against."""
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from ktuned.backends import Build, Launch, Registry, Unit
+from ktuned.model import PRESETS, Config, Device
+from ktuned.spec.kernel import Kernel
+from ktuned.spec.loading import load_file
+from ktuned.worker.cuda_timing import CudaTimer
+from ktuned.worker.problem import ProblemData
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Space:
+    """A kernel's configs for its first problem, with their Builds; what cannot be built is left out."""
+
+    backend: str
+    kernel: Kernel
+    configs: tuple[Config, ...]
+    builds: tuple[Build, ...]
+
+    @classmethod
+    def of(cls, file: Path) -> "Space":
+        """Return the space of the only kernel that a file declares."""
+        (kernel,) = load_file(file, file.parent).kernels
+        backend = Registry().load(kernel.backend).for_sources(kernel.source_paths)
+        problem = kernel.problem_list()[0]
+        configs = tuple(kernel.bound_space(problem))
+        return cls(backend, kernel, configs, tuple(kernel.build(problem, config) for config in configs))
+
+    def units(self, target: str) -> list[Unit]:
+        """Return a unit for each config, its index for a key."""
+        kernel = self.kernel
+        return [
+            Unit(str(index), build, tuple(kernel.source_paths), kernel.file, kernel.name, target)
+            for index, build in enumerate(self.builds)
+        ]
+
+
+def compile_seconds(
+    backend: str,
+    sources: Sequence[str],
+    builds: Sequence[Mapping[str, Any]],
+    target: str,
+    group_size: int,
+    headers: bool,
+) -> tuple[float, float]:
+    """Compile Builds (as plain data) in groups, in this process; return the compile seconds and the CPU's.
+
+    ``headers`` tells whether headers may be precompiled.
+
+    Raises:
+        RuntimeError: one does not compile.
+    """
+    plugin = Registry().load(backend)
+    paths = tuple(map(Path, sources))
+    units = [
+        Unit(str(index), plugin.build.from_plain(build), paths, paths[0], "kernel", target)
+        for index, build in enumerate(builds)
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        # A cache that is a file cannot hold any.
+        (Path(scratch) / "file").touch()
+        os.environ["KTUNED_CACHE"] = str(Path(scratch, "cache" if headers else "file"))
+        begin = os.times()
+        seconds = 0.0
+        for start in range(0, len(units), group_size):
+            group = units[start : start + group_size]
+            into = Path(scratch, f"group{start}")
+            for unit in group:
+                (into / unit.key).mkdir(parents=True)
+            for compiled in plugin.compile(group, into):
+                if compiled.outcome is not None:
+                    raise RuntimeError(f"{builds[int(compiled.key)]}: {compiled.message}")
+                seconds += compiled.seconds
+        return seconds, sum(os.times()[:4]) - sum(begin[:4])
+
+
+def in_new_process(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Return what a function returns in a process of its own, where no cache is warm."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+class Quiet:
+    """Launches of all configs of a space, to be timed here while nothing else runs."""
+
+    def __init__(self, space: Space, device: Device, artifacts: Path) -> None:
+        """Compile in groups, load, and bind; a config that the device cannot run is left out."""
+        backend = Registry().load(space.backend)
+        self.space = space
+        self._timer = CudaTimer(device.name, "events")
+        self._data = ProblemData(space.kernel, space.kernel.problem_list()[0], device)
+        units = space.units(device.target)
+        self.launches: dict[int, Launch] = {}
+        for start in range(0, len(units), backend.group_size):
+            group = units[start : start + backend.group_size]
+            for unit in group:
+                (artifacts / unit.key).mkdir(parents=True)
+            for compiled in backend.compile(group, artifacts):
+                index = int(compiled.key)
+                try:
+                    loaded = backend.load(artifacts / compiled.key, units[index], device)
+                    self.launches[index] = loaded.bind(self._data.tensors)
+                    self.latency_us(index)
+                except Exception as error:
+                    print(f"left out: {space.configs[index]}: {error}")
+                    self.launches.pop(index, None)
+
+    def latency_us(self, index: int, preset: str = "fast") -> float:
+        """Return a config's median latency."""
+        return self._timer.time(self.launches[index], PRESETS[preset]).samples.median_us
+
+    def optimum(self, finalists: int = 10, rounds: int = 15) -> dict[int, float]:
+        """Return the latencies of the best configs, the best first: all in one go, the best ones in turns."""
+        once = {index: self.latency_us(index) for index in self.launches}
+        best = sorted(once, key=once.__getitem__)[:finalists]
+        return self.in_turns(best, rounds)
+
+    def in_turns(self, indices: Sequence[int], rounds: int) -> dict[int, float]:
+        """Return the median of several configs' latencies, timed one after the other in each round; the best first."""
+        samples: dict[int, list[float]] = {index: [] for index in indices}
+        for _ in range(rounds):
+            for index in indices:
+                samples[index].append(self.latency_us(index))
+        found = {index: median(values) for index, values in samples.items()}
+        return dict(sorted(found.items(), key=lambda entry: entry[1]))
+
+
+@contextmanager
+def burning(processes: int, *, cores: set[int] | None, nice: int) -> Iterator[None]:
+    """Keep processes compiling until the block ends, on ``cores`` (all if ``None``), niced or not."""
+    context = multiprocessing.get_context("spawn")
+    stop, ready = context.Event(), context.Barrier(processes + 1)
+    running = [context.Process(target=_burn, args=(stop, ready, cores, nice)) for _ in range(processes)]
+    for process in running:
+        process.start()
+    try:
+        ready.wait(120)
+        yield
+    finally:
+        stop.set()
+        for process in running:
+            process.join(60)
+
+
+def _burn(stop: Any, ready: Any, cores: set[int] | None, nice: int) -> None:
+    if cores:
+        os.sched_setaffinity(0, cores)
+    os.nice(nice)
+    source = Path(__file__).with_name("reduce.cu")
+    build = {"entry": "row_sums<128, 8>"}
+    compile_seconds("nvrtc", [str(source)], [build], "sm_90a", 1, False)
+    ready.wait(120)
+    while not stop.is_set():
+        compile_seconds("nvrtc", [str(source)], [build], "sm_90a", 1, False)

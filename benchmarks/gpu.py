@@ -1,0 +1,255 @@
+"""The GPU backends: grouped compiles, the pipeline, the winner, many lanes, and compile load beside a timing.
+
+``grouped`` runs anywhere; what needs a GPU says so where there is none.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.direct import Quiet, Space, burning, compile_seconds, in_new_process
+from benchmarks.private_daemon import PrivateDaemon, private_home, serving
+from benchmarks.report import show
+from ktuned.backends import Absent, Registry
+from ktuned.cuda import DEFAULT_TARGET, cuda_devices
+from ktuned.model import Device
+
+ROOT = Path(__file__).parent.parent
+GEMM = ROOT / "examples/gpu_gemm"
+SOFTMAX = ROOT / "examples/cuda_softmax"
+
+GROUPED_GOAL = 2.7
+PIPELINE_GOAL = 1.15
+WINNER_GOAL = 1.01
+LANES_GOAL = 0.95
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def grouped(arguments: argparse.Namespace) -> tuple[str, Rows]:
+    """Compile the same configs alone and in groups of 4; precompiled headers help both."""
+    reduce = [
+        {"entry": f"row_sums<{threads}, {items}>"}
+        for threads in (32, 64, 96, 128, 192, 256, 384, 512)
+        for items in (2, 4, 8, 16)
+    ]
+    gemm, softmax = Space.of(GEMM / "tune_gemm.py"), Space.of(SOFTMAX / "tune_softmax.py")
+    cases = {
+        "nvrtc: row sums with CUB": ("nvrtc", [str(ROOT / "benchmarks/reduce.cu")], reduce, (False, True)),
+        "nvrtc: examples/gpu_gemm": ("nvrtc", *_spread(gemm, 32), (False, True)),
+        "tvm_ffi: examples/cuda_softmax": ("tvm_ffi_cuda", *_spread(softmax, 16), (False,)),
+    }
+    rows = []
+    for what, (backend, sources, builds, modes) in cases.items():
+        if arguments.only not in what:
+            continue
+        some = builds[: arguments.configs]
+        for headers in modes:
+            (alone_s, alone_cpu_s), (together_s, together_cpu_s) = (
+                in_new_process(compile_seconds, backend, sources, some, DEFAULT_TARGET, size, headers)
+                for size in (1, 4)
+            )
+            rows.append(
+                {
+                    "what": what + (", headers precompiled" if headers else ""),
+                    "configs": len(some),
+                    "alone_s": alone_s,
+                    "groups_of_4_s": together_s,
+                    "times": alone_s / together_s,
+                    "times_cpu": alone_cpu_s / together_cpu_s,
+                    "in_goal": alone_s >= GROUPED_GOAL * together_s,
+                }
+            )
+    return f"grouped compile (goal: {GROUPED_GOAL} times less)", rows
+
+
+def pipeline(arguments: argparse.Namespace) -> tuple[str, Rows]:
+    """Tune the GEMM's whole space with nothing compiled yet."""
+    rows = []
+    for _ in range(arguments.runs):
+        with private_home() as home, serving(home) as daemon:
+            job, slots, lanes = _tune(daemon, _project(home, GEMM), arguments.preset)
+        cost = job["cost"]
+        trying_s = cost["wall_s"] - cost.get("finalists_s", 0.0)
+        bound_s = max(cost["compile_s"] / slots, cost["lane_s"] / lanes)
+        rows.append(
+            {
+                "configs": job["done"], "compile_s": cost["compile_s"], "slots": slots, "lane_s": cost["lane_s"],
+                "lanes": lanes, "bound_s": bound_s, "trying_s": trying_s, "ratio": trying_s / bound_s,
+                "wall_s": cost["wall_s"], "in_goal": trying_s <= PIPELINE_GOAL * bound_s,
+            }
+        )  # fmt: skip
+    return f"pipeline (goal: {PIPELINE_GOAL} times the bound)", rows
+
+
+def winner(arguments: argparse.Namespace) -> tuple[str, Rows]:
+    """Hold the winners of several jobs against the best of all configs, timed in quiet."""
+    space = Space.of(GEMM / "tune_gemm.py")
+    winners = []
+    for _ in range(arguments.runs):
+        with private_home() as home, serving(home) as daemon:
+            _tune(daemon, _project(home, GEMM), arguments.preset)
+            with daemon.client() as client:
+                found = client.lookup("gemm", dict(space.kernel.problem_list()[0]))
+            winners.append(space.configs.index(dict(found.config or {})))
+    with tempfile.TemporaryDirectory() as scratch:
+        quiet = Quiet(space, _device(), Path(scratch))
+        best = quiet.optimum()
+        latencies = quiet.in_turns(list(dict.fromkeys([next(iter(best)), *winners])), 25)
+    optimum = min(latencies.values())
+    rows = [
+        {
+            "run": number, "winner_us": latencies[index], "optimum_us": optimum, "ratio": latencies[index] / optimum,
+            "in_goal": latencies[index] <= WINNER_GOAL * optimum, "config": _words(space.configs[index]),
+        }
+        for number, index in enumerate(winners, 1)
+    ]  # fmt: skip
+    return f"winner (goal: {WINNER_GOAL} times the quiet optimum)", rows
+
+
+def lanes(arguments: argparse.Namespace) -> tuple[str, Rows]:
+    """Measure the GEMM's space, all of it compiled before, on one GPU and on more."""
+    devices = cuda_devices()
+    assert not isinstance(devices, Absent)
+    counts = [count for count in (1, 2, 4, 8) if count <= len(devices)]
+    rows: list[dict[str, Any]] = []
+    for count in counts:
+        visible = ",".join(map(str, range(count)))
+        with private_home() as home, _environment(CUDA_VISIBLE_DEVICES=visible), serving(home) as daemon:
+            project = _project(home, GEMM)
+            _tune(daemon, project, "fast")
+            with daemon.client() as client:
+                client.call("forget", kernel="gemm")
+            job, _, used = _tune(daemon, project, arguments.preset)
+        cost = job["cost"]
+        trying_s = cost["wall_s"] - cost.get("finalists_s", 0.0)
+        speedup = rows[0]["trying_s"] / trying_s if rows else 1.0
+        rows.append(
+            {
+                "gpus": count, "lanes": used, "configs": job["done"], "compile_s": cost["compile_s"],
+                "lane_s": cost["lane_s"], "open_s": cost.get("open_s", 0.0), "trying_s": trying_s,
+                "wall_s": cost["wall_s"], "times": speedup, "of_n": speedup / count,
+                "in_goal": speedup >= LANES_GOAL * count,
+            }
+        )  # fmt: skip
+    return f"lanes (goal: {LANES_GOAL} n times faster measuring)", rows
+
+
+def disturbance(arguments: argparse.Namespace) -> tuple[str, Rows]:
+    """Time a short and a long config in quiet, beside compiles everywhere, and beside compiles as ktuned runs them."""
+    cores = os.sched_getaffinity(0)
+    own = {min(cores)}
+    ways = {
+        "quiet": (0, None, 0),
+        "compiles on all cores": (len(cores), None, 0),
+        "niced, off the lane's core": (max(1, len(cores) - 1), cores - own or cores, 19),
+    }
+    rows = []
+    for example in (SOFTMAX / "tune_softmax.py", GEMM / "tune_gemm.py"):
+        space = Space.of(example)
+        chosen = space.configs.index(dict(space.kernel.default or {}))
+        one = Space(space.backend, space.kernel, (space.configs[chosen],), (space.builds[chosen],))
+        with tempfile.TemporaryDirectory() as scratch:
+            quiet = Quiet(one, _device(), Path(scratch))
+            first = 0.0
+            for how, (processes, where, nice) in ways.items():
+                os.sched_setaffinity(0, own if where else cores)
+                with burning(processes, cores=where, nice=nice):
+                    samples = sorted(quiet.latency_us(0, "default") for _ in range(arguments.rounds))
+                os.sched_setaffinity(0, cores)
+                middle = samples[len(samples) // 2]
+                first = first or middle
+                rows.append(
+                    {
+                        "what": f"{example.parent.name}, {how}", "rounds": len(samples), "median_us": middle,
+                        "lowest_us": samples[0], "highest_us": samples[-1], "against_quiet": middle / first,
+                    }
+                )  # fmt: skip
+    return "disturbance: one config beside compile load", rows
+
+
+def _spread(space: Space, count: int) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return a space's sources, and Builds from all over it as plain data."""
+    step = max(1, len(space.builds) // count)
+    return [str(path) for path in space.kernel.source_paths], [build.to_plain() for build in space.builds[::step]][
+        :count
+    ]
+
+
+def _project(home: Path, example: Path) -> Path:
+    project = home / example.name
+    if not project.exists():
+        shutil.copytree(example, project)
+    return project
+
+
+def _tune(daemon: PrivateDaemon, project: Path, preset: str) -> tuple[dict[str, Any], int, int]:
+    """Tune a project's kernel exhaustively; return its job, the compile slots and the lanes."""
+    with daemon.client() as client:
+        with client.tune(path=project, preset=preset, strategy="exhaustive") as tuning:
+            for _ in tuning:
+                pass
+        (job,) = tuning.jobs
+        status = client.call("status")
+    if job["state"] != "done":
+        raise RuntimeError(f"the job is {job['state']}: {job['message']}")
+    used = sum(
+        lane["device"].startswith("cuda") if isinstance(lane["device"], str) else True for lane in status["lanes"]
+    )
+    return dict(job), status["compile_slots"], used
+
+
+def _device() -> Device:
+    found = Registry().load("nvrtc").devices()
+    assert not isinstance(found, Absent)
+    return found[0]
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Set variables of this process's environment for a block."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _words(config: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in config.items())
+
+
+MEASURES: dict[str, Callable[[argparse.Namespace], tuple[str, Rows]]] = {
+    "grouped": grouped, "pipeline": pipeline, "winner": winner, "lanes": lanes, "disturbance": disturbance,
+}  # fmt: skip
+
+
+def main() -> None:
+    """Measure what is asked for and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("what", choices=MEASURES)
+    parser.add_argument("--preset", default="default", help="how thoroughly jobs measure (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=5, help="jobs of `pipeline` and `winner` (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="timings of `disturbance` (default: %(default)s)")
+    parser.add_argument("--configs", type=int, default=32, help="at most so many for `grouped` (default: %(default)s)")
+    parser.add_argument("--only", default="", help="the cases of `grouped` whose name has this in it")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    absent = cuda_devices()
+    if arguments.what != "grouped" and isinstance(absent, Absent):
+        reason = f"skipped: {absent.message}"
+        show(f"{arguments.what}: {reason}", [{"what": reason}], as_json=arguments.json)
+        return
+    title, rows = MEASURES[arguments.what](arguments)
+    show(title, rows, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
