@@ -26,6 +26,7 @@ from ktuned.machine import Machine
 from ktuned.model import PRESETS, Job, Root
 from ktuned.observing import Observer
 from ktuned.reverifying import Reverifying
+from ktuned.serve.captures import Captures
 from ktuned.serve.control import Control
 from ktuned.serve.events import Events
 from ktuned.serve.generations import Generations
@@ -41,10 +42,10 @@ from ktuned.serve.systemd import Handover, Notifier
 from ktuned.serve.why import Why
 from ktuned.store import Artifacts, Store
 from ktuned.survey import Survey
+from ktuned.trust import Trust
 from ktuned.tuning.deadlines import merged
 from ktuned.tuning.jobs import Jobs
 from ktuned.tuning.manners import Manners
-from ktuned.trust import Trust
 from ktuned.tuning.trying import Work
 from ktuned.watch import Watcher
 
@@ -185,7 +186,7 @@ class Daemon:
             generations=self._generations,
         )
         self._housekeeping = Housekeeping(store, self._artifacts, on_collected=self._lookups.changed_all)
-        self._watcher = Watcher(self._catalog, self._survey, self._saved)
+        self._watcher = Watcher(self._catalog, self._survey, self._react)
         self._intake = Intake(
             catalog=self._catalog,
             survey=self._survey,
@@ -207,6 +208,9 @@ class Daemon:
             probe=self._probe,
             stop=self._stopping.set,
         )
+        captures = settings.state / "captures"
+        self._captures = Captures(store, captures, self._catalog, self._lookups.changed)
+        self._machine.captured = self._captures.digest
         sharing = Sharing(
             catalog=self._catalog,
             machine=self._machine,
@@ -216,7 +220,12 @@ class Daemon:
         )
         control = Control(catalog=self._catalog, machine=self._machine, jobs=self._jobs)
         self._server = Server(
-            methods.table() | control.table() | sharing.table() | self._lookups.pins.table() | self._housekeeping.table(),
+            methods.table()
+            | control.table()
+            | sharing.table()
+            | self._captures.table()
+            | self._lookups.pins.table()
+            | self._housekeeping.table(),
             shortcuts=self._lookups.shortcuts,
         )
         self._overview = Overview(
@@ -296,12 +305,28 @@ class Daemon:
         self._artifacts.cap_bytes = settings.artifacts_bytes
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
         self._housekeeping.due()
-        known = {root.path for root in self._catalog.roots}
+        known = self._catalog.roots
         for root in settings.roots:
             self._catalog.add_root(root)
+        kept = {root.path for root in (*settings.roots, *self._store.roots())}
+        for root in known:
+            if root.path not in kept:
+                await self._drop_root(root)
         self._watcher.roots_changed()
         _log.info("config_reloaded", path=str(settings.config_path))
-        await self._look_around([root for root in settings.roots if root.path not in known])
+        await self._look_around([root for root in settings.roots if root not in known])
+
+    async def _react(self, changes: Changes, saved: bool) -> None:
+        await self._intake.react(changes, saved=saved)
+
+    async def _drop_root(self, root: Root) -> None:
+        """Forget a root that config.toml names no more; its results stay, for when it is named again."""
+        gone = self._catalog.remove_root(root.path)
+        try:
+            await self._store.save_kernels([], gone.removed)
+            await self._intake.react(gone, saved=False)
+        except KtunedError as error:
+            _log.warning("root_not_dropped", root=root.path, reason=error.message)
 
     def _idle_exit_s(self) -> float:
         chosen = self._settings.idle_exit_s
@@ -358,8 +383,6 @@ class Daemon:
             for root in self._catalog.roots:
                 await self._machine.probe(environment_of(root), again=True)
 
-    async def _saved(self, changes: Changes) -> None:
-        await self._intake.react(changes, saved=True)
 
     def _publish(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
         kernel = fields.get("kernel")
@@ -393,6 +416,7 @@ class Daemon:
             devices=aim.devices,
             target=aim.target,
             absence=aim.absence,
+            captured=self._captures.path(kernel, job.problem),
             context=self._machine.context(kernel, environment, job.problem, aim.model),
             environment=environment,
             preset=PRESETS[job.plan.preset],

@@ -7,7 +7,7 @@ before the first worker is up.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,8 @@ def _fingerprints(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 class Machine:
     """Knows backends and devices per environment; asks a worker for what it does not know yet.
 
+    ``captured`` tells the digest of the inputs that were captured for a kernel's problem, empty if none were.
+
     ``arch`` is what is compiled for where a backend has no device (the backend's own default if empty); ``chosen``
     names the devices that may be used (all if empty).
     """
@@ -67,6 +69,7 @@ class Machine:
     ) -> None:
         self.arch = arch
         self.chosen = tuple(chosen)
+        self.captured: Callable[[str, str], str] = lambda kernel, problem: ""
         self._fleet = fleet
         self._store = store
         self._deadline_s = deadline_s
@@ -206,7 +209,7 @@ class Machine:
             kernel=kernel.name,
             problem=canonical(kernel.specialized(problem)),
             device=device.model,
-            digest=kernel.digest,
+            digest=_with_capture(kernel.digest, self.captured(kernel.name, canonical(kernel.specialized(problem)))),
             toolchain=fingerprint_digest(found.get("fingerprint", {})),
             device_fingerprint=fingerprint_digest(device.fingerprint),
         )
@@ -245,6 +248,11 @@ def _unjudged(reports: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 def _is_like(one: Device, other: Device) -> bool:
     """Tell whether two devices may share a job's work and each other's winners."""
     return (one.model, one.target, one.fingerprint) == (other.model, other.target, other.fingerprint)
+
+
+def _with_capture(digest: str, captured: str) -> str:
+    """Return the digest of a kernel that is measured with captured inputs."""
+    return hashlib.sha256(f"{digest} {captured}".encode()).hexdigest() if captured else digest
 
 
 def _key(environment: Environment) -> str:

@@ -31,6 +31,7 @@ from ktuned.model import (
     canonical,
 )
 from ktuned.store import exchange, jobs, meanings, opening, recording, rows, trials
+from ktuned.store.captured import Captured
 from ktuned.store.faults import database_fault, is_damage
 from ktuned.store.pinned import Pinned
 from ktuned.store.recording import Recovered
@@ -60,6 +61,7 @@ class Store:
             self._connection.close()
             raise database_fault(error, path) from error
         self.pinned = Pinned(self._read, self._write)
+        self.captured = Captured(self._read, self._write)
         self._writer = Writer(self._connection)
         self._writer.start()
 

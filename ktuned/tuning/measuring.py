@@ -155,7 +155,7 @@ class Measuring:
     def _bench(self, lane: Lane) -> Bench:
         work = self._work
         data = {
-            "digest": work.kernel.digest,
+            "digest": work.context.digest,
             "problem": dict(work.problem),
             "measuring": work.context.measuring_version,
         }
@@ -164,6 +164,7 @@ class Measuring:
             "op": "open",
             **work.kernel_request(),
             "device": lane.device.to_wire(),
+            "captured": work.captured,
             "expected": str(work.scratch / "expected" / f"{expected}.safetensors"),
         }
         identity = canonical({**data, "kernel": work.kernel.name, "stamps": dict(work.kernel.stamps)})

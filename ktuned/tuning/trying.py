@@ -32,6 +32,7 @@ from ktuned.model import (
 class Work:
     """All that a job needs to know before it begins; nothing of it changes while it runs.
 
+    ``captured`` is the file of inputs that an application handed over for the problem; empty where there are none.
     Without ``devices`` its configs are only compiled, for ``target``; ``absence`` then says why nothing is measured, if
     anybody wanted that.
     """
@@ -50,6 +51,7 @@ class Work:
     scratch: Path
     group_size: int = 1
     absence: str = ""
+    captured: str = ""
 
     @property
     def specialized(self) -> dict[str, Scalar]:
@@ -92,7 +94,7 @@ class Work:
             "device": self.context.device,
             "driver": self.context.device_fingerprint,
             "measuring": self.context.measuring_version,
-            "data": self.kernel.data_digest,
+            "data": f"{self.kernel.data_digest} {Path(self.captured).stem}",
             "build": build,
             "files": files,
         }

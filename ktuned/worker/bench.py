@@ -39,7 +39,7 @@ class Bench:
         self._device = Device.from_wire(request["device"])
         self._bound = None
         reply.phase("reference")
-        self._data = ProblemData(kernel, request["problem"], self._device)
+        self._data = ProblemData(kernel, request["problem"], self._device, captured=request["captured"])
         self._timer: HostTimer | CudaTimer = HostTimer()
         if self._device.kind == "cuda":
             self._timer = CudaTimer(self._device.name, kernel.timing)

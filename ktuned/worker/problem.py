@@ -18,9 +18,14 @@ if TYPE_CHECKING:
 
 
 class ProblemData:
-    """The tensors of one problem: the same for every config, restored after each, and what they must become."""
+    """The tensors of one problem: the same for every config, restored after each, and what they must become.
 
-    def __init__(self, kernel: spec_kernel.Kernel, problem: Mapping[str, Any], device: Device) -> None:
+    Those that the file ``captured`` holds are taken from there.
+    """
+
+    def __init__(
+        self, kernel: spec_kernel.Kernel, problem: Mapping[str, Any], device: Device, *, captured: str = ""
+    ) -> None:
         import torch
 
         from ktuned.spec.tensors import TensorSpec, materialise
@@ -40,12 +45,34 @@ class ProblemData:
                     self._outputs.append(name)
             else:
                 self._pristine[name] = entry
+        if captured:
+            self._take(captured, device)
         if not self._outputs and kernel.reference is not None:
             raise kernel.site.error("there is a reference, but inputs(p) makes no tensor with output=True")
         self._writes_in_place = tuple(kernel.setup) if isinstance(kernel.setup, tuple) else ()
         self._setup_call: Callable[..., object] | None = None if isinstance(kernel.setup, tuple) else kernel.setup
         self.tensors = {name: value.clone() for name, value in self._pristine.items()}
         self._expected: dict[str, Any] = {}
+
+    def _take(self, captured: str, device: Device) -> None:
+        """Put captured tensors in the place of made ones, which say what shape and dtype they must have."""
+        from safetensors.torch import load_file
+
+        given = load_file(captured, device=device.name if device.kind == "cuda" else "cpu")
+        for name, tensor in given.items():
+            made = self._pristine.get(name)
+            if made is None:
+                known = ", ".join(self._pristine)
+                raise self._kernel.site.error(f"inputs were captured for {name!r}, and inputs(p) makes {known}")
+            if (tensor.shape, tensor.dtype) != (made.shape, made.dtype):
+                # A number travels as the widest of its kind.
+                if tensor.dim() or made.numel() != 1:
+                    raise self._kernel.site.error(
+                        f"the captured {name} is {tensor.dtype} of {tuple(tensor.shape)}, "
+                        f"and inputs(p) makes {made.dtype} of {tuple(made.shape)}"
+                    )
+                tensor = tensor.to(made.dtype).reshape(made.shape)
+            self._pristine[name] = tensor
 
     @property
     def restores(self) -> bool:
