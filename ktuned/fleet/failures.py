@@ -60,6 +60,7 @@ class RequestFailed(WorkerError):
         super().__init__(failure["message"], hint=failure.get("hint", ""))
         self.code = failure["code"]
         self.failure = failure
+        self.errno: int | None = failure.get("errno")
         self.phase = phase
         self.output = output
 

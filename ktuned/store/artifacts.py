@@ -11,16 +11,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio.to_thread
 import structlog
 
 from ktuned import manifest
-from ktuned.errors import BackendError
 from ktuned.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
 from ktuned.store.faults import file_fault
 
@@ -51,6 +49,7 @@ class Artifacts:
         self._clock = clock
         self._touched: dict[str, float] = {}
         self._size: int | None = None
+        self._durable: set[str] = set()
 
     @property
     def size(self) -> int:
@@ -86,31 +85,18 @@ class Artifacts:
             raise file_fault(error, f"the staging directory {path} cannot be made") from error
         return path
 
-    async def seal(
-        self,
-        staged: Path,
-        *,
-        key: str,
-        backend: str,
-        facts: Mapping[str, Any],
-        required: Iterable[str],
-        decisive: Iterable[str] = (),
-    ) -> Manifest:
-        """Make a staged directory the artifact of ``key``, on the disk before this returns.
+    async def adopt(self, staged: Path, *, key: str, size: int) -> None:
+        """Make a staged directory, which its compile worker sealed, the artifact of ``key``.
 
-        If an equal key was sealed meanwhile, that one stays and its manifest is returned. Whatever happens, the
-        staged directory is gone afterwards.
+        It is on the disk before this returns. If an equal key was adopted meanwhile, that one stays. Whatever happens,
+        the staged directory is gone afterwards. ``size`` is what the worker says that it takes, in bytes.
 
         Raises:
-            BackendError: a required file is missing, or a file is a link.
             StoreError: no space, or another failure of the disk.
         """
-        made, size = await anyio.to_thread.run_sync(
-            self._seal, staged, key, backend, facts, tuple(required), tuple(decisive)
-        )
+        added = await anyio.to_thread.run_sync(self._adopt, staged, key, size)
         if self._size is not None:
-            self._size += size
-        return made
+            self._size += added
 
     async def check_writable(self) -> None:
         """Write and remove a small file.
@@ -224,29 +210,19 @@ class Artifacts:
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
-    def _seal(
-        self,
-        staged: Path,
-        key: str,
-        backend: str,
-        facts: Mapping[str, Any],
-        required: tuple[str, ...],
-        decisive: tuple[str, ...],
-    ) -> tuple[Manifest, int]:
-        """Return the manifest that stands under ``key`` and the bytes that this added."""
+    def _adopt(self, staged: Path, key: str, size: int) -> int:
+        """Return the bytes that this added."""
         try:
-            _check_complete(staged, key, backend, required)
-            made = manifest.write(staged, key=key, backend=backend, facts=facts, decisive=decisive)
-            size = _make_durable(staged)
-            standing = self._move_into_place(staged, key)
-            return (standing, 0) if standing else (made, size)
+            if self._move_into_place(staged, key):
+                return size
         except OSError as error:
-            raise file_fault(error, f"artifact {key} cannot be sealed") from error
-        finally:
             shutil.rmtree(staged, ignore_errors=True)
+            raise file_fault(error, f"artifact {key} cannot be kept") from error
+        shutil.rmtree(staged, ignore_errors=True)
+        return 0
 
-    def _move_into_place(self, staged: Path, key: str) -> Manifest | None:
-        """Rename ``staged``; return the manifest of an equal artifact that was faster, which then stands."""
+    def _move_into_place(self, staged: Path, key: str) -> bool:
+        """Rename ``staged``; return whether it stands now, or else an equal artifact that was faster."""
         place = self.place(key)
         place.parent.mkdir(mode=0o700, exist_ok=True)
         while True:
@@ -257,12 +233,16 @@ class Artifacts:
                     raise
             else:
                 _sync(place.parent)
-                _sync(self.directory)
-                return None
+                if place.parent.name not in self._durable:
+                    _sync(self.directory)
+                    self._durable.add(place.parent.name)
+                return True
             try:
-                return manifest.read(place)
+                manifest.read(place)
             except DamagedArtifact:
                 self._remove(key)
+            else:
+                return False
 
     def _remove(self, key: str) -> None:
         """Rename an artifact away first, so that nobody finds half of it."""
@@ -301,31 +281,6 @@ class Artifacts:
             except FileNotFoundError:
                 continue
             yield _Sealed(path.parent.name, size, served)
-
-
-def _check_complete(staged: Path, key: str, backend: str, required: tuple[str, ...]) -> None:
-    missing = [name for name in required if not (staged / name).is_file()]
-    links = [path.name for path in staged.rglob("*") if path.is_symlink()]
-    for names, what in ((missing, "does not hold"), (links, "must hold itself, not link to,")):
-        if names:
-            raise BackendError(
-                f"artifact {key} of the backend {backend!r} {what} {', '.join(names)}",
-                hint="report it to the plugin's authors",
-            )
-
-
-def _make_durable(directory: Path) -> int:
-    """Write every file through to the disk, make it read-only, and return the bytes of all."""
-    size = 0
-    for path in directory.rglob("*"):
-        if path.is_dir():
-            _sync(path)
-        else:
-            path.chmod(path.stat().st_mode & ~0o222)
-            _sync(path)
-            size += path.stat().st_size
-    _sync(directory)
-    return size
 
 
 def _sync(path: Path) -> None:

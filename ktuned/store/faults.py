@@ -36,6 +36,9 @@ _FILE_FAULTS: dict[int, tuple[str, str]] = {
     errno.EEXIST: ("a file is where a directory must be", _WRITABLE),
 }
 
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+"""Errors of the disk as such: no config is to blame for them."""
+
 
 def primary_code(error: sqlite3.Error) -> int:
     """Return SQLite's primary result code, or ``SQLITE_ERROR`` for an error that Python's module raised itself."""

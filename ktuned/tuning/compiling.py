@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ktuned.errors import BackendError, WorkerError
+from ktuned.errors import WorkerError
 from ktuned.fleet.failures import DeadlineExpired, RequestFailed, WorkerDied
 from ktuned.fleet.kills import is_outside_kill
 from ktuned.fleet.pool import Fleet
 from ktuned.lifecycle import Event
 from ktuned.model import Outcome, TrialResult
 from ktuned.store import Artifacts
+from ktuned.store.faults import DISK_ERRORS, file_fault
 from ktuned.tuning.trying import Attempt, Work
 
 Compiled = tuple[Attempt, TrialResult | None]
@@ -84,8 +85,12 @@ class Compiling:
                         f"the backend {self._work.kernel.backend!r} cannot be loaded: {error.message}",
                         hint=error.hint or "`ktuned doctor` says more",
                     ) from error
-                if isinstance(error, RequestFailed) and error.code == "source_changed":
-                    raise
+                if isinstance(error, RequestFailed):
+                    if error.code == "source_changed":
+                        raise
+                    if error.errno in DISK_ERRORS:
+                        fault = OSError(error.errno, error.message)
+                        raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error
                 failure = error
             for attempt in group:
                 if attempt.key in items:
@@ -128,17 +133,7 @@ class Compiling:
             return attempt.result(event, item["message"], phase="compile", facts=dict(item["facts"]))
         attempt.facts = item["facts"]
         if self._artifacts.find(attempt.key) is None:
-            try:
-                await self._artifacts.seal(
-                    into / attempt.key,
-                    key=attempt.key,
-                    backend=self._work.kernel.backend,
-                    facts=item["facts"],
-                    required=item["required"],
-                    decisive=item["decisive"],
-                )
-            except BackendError as error:
-                return attempt.result(Event.COMPILE_FAILED, error.message, phase="compile")
+            await self._artifacts.adopt(into / attempt.key, key=attempt.key, size=item["bytes"])
         attempt.life.tell(Event.COMPILE_DONE)
         return None
 

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ktuned.backends import Registry, Unit
+from ktuned.errors import BackendError
+from ktuned.model import Outcome
 from ktuned.spec.loading import forget_modules
 from ktuned.worker.inspect import check_stamps
+from ktuned.worker.sealing import seal
 
 if TYPE_CHECKING:
     from ktuned.worker.main import Reply
@@ -43,18 +46,27 @@ def compile_units(registry: Registry, request: dict[str, Any], reply: Reply) -> 
     reply.phase("compile")
     for compiled in backend.compile(units, into):
         check_stamps(request["stamps"])
-        missing = [name for name in backend.required_files if not (into / compiled.key / name).is_file()]
-        if compiled.outcome is None and missing:
-            raise RuntimeError(f"the backend said that {compiled.key} compiled, but left no {', '.join(missing)}")
+        outcome, message, size = compiled.outcome, compiled.message, 0
+        if outcome is None:
+            try:
+                size = seal(
+                    into / compiled.key,
+                    key=compiled.key,
+                    backend=backend.name,
+                    facts=compiled.facts,
+                    required=backend.required_files,
+                    decisive=backend.decisive_files,
+                )
+            except BackendError as error:
+                outcome, message = Outcome.COMPILE_ERROR, error.message
         reply.item(
             {
                 "key": compiled.key,
-                "outcome": compiled.outcome,
-                "message": compiled.message,
+                "outcome": outcome,
+                "message": message,
                 "seconds": compiled.seconds,
                 "facts": dict(compiled.facts),
-                "required": list(backend.required_files),
-                "decisive": list(backend.decisive_files),
+                "bytes": size,
             }
         )
         reply.phase("compile")

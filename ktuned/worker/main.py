@@ -77,7 +77,8 @@ def describe_failure(error: BaseException) -> dict[str, Any]:
         if isinstance(error, KernelFileError):
             failure |= {"path": error.path, "line": error.line}
         return failure
-    return {"code": "raised", "message": f"{type(error).__name__}: {error}", "hint": "", "trace": trace}
+    failure = {"code": "raised", "message": f"{type(error).__name__}: {error}", "hint": "", "trace": trace}
+    return failure | ({"errno": error.errno} if isinstance(error, OSError) else {})
 
 
 def _operations() -> dict[str, Operation]:

@@ -11,6 +11,7 @@ import pytest
 from ktuned.cli import equipment
 from ktuned.cli.doctor import Level
 from ktuned.store import Artifacts
+from ktuned.worker.sealing import seal
 from tests.cli.conftest import Run, Serve
 from tests.cli.samples import status_map
 
@@ -178,7 +179,8 @@ async def sealed(artifacts: Artifacts, key: str, backend: str) -> None:
     """Leave an artifact of a backend."""
     staged = artifacts.stage(key)
     (staged / "kernel").write_bytes(b"x" * 100)
-    await artifacts.seal(staged, key=key, backend=backend, facts={}, required=["kernel"])
+    size = seal(staged, key=key, backend=backend, facts={}, required=["kernel"])
+    await artifacts.adopt(staged, key=key, size=size)
 
 
 @pytest.mark.anyio
