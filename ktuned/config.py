@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import sys
@@ -22,12 +23,13 @@ DEFAULT_ARTIFACTS_GIB = 10.0
 
 
 class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One ``[[roots]]`` entry: a directory to watch, its project's name, its interpreter, its environment."""
+    """One ``[[roots]]`` entry: a directory to watch, its project's name, its interpreter, its environment, how."""
 
     path: str
     name: str = ""
     python: str = ""
     env: dict[str, str] = {}
+    polling: bool = False
 
 
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -198,6 +200,7 @@ def _roots(file: File, path: Path) -> tuple[Root, ...]:
         if not os.path.isabs(directory):
             raise SettingsError(f"{path}: the root {entry.path!r} is not absolute", hint="write its full path")
         root = make_root(directory, name=entry.name, python=entry.python, env=entry.env)
+        root = dataclasses.replace(root, polling=entry.polling)
         for other in roots:
             if other.path == root.path:
                 raise SettingsError(f"{path}: the root {root.path} is there twice", hint="remove one of them")

@@ -186,7 +186,9 @@ class Daemon:
             generations=self._generations,
         )
         self._housekeeping = Housekeeping(store, self._artifacts, on_collected=self._lookups.changed_all)
-        self._watcher = Watcher(self._catalog, self._survey, self._react)
+        self._watcher = Watcher(
+            self._catalog, self._survey, lambda changes, saved: self._intake.react(changes, saved=saved)
+        )
         self._intake = Intake(
             catalog=self._catalog,
             survey=self._survey,
@@ -309,24 +311,10 @@ class Daemon:
         for root in settings.roots:
             self._catalog.add_root(root)
         kept = {root.path for root in (*settings.roots, *self._store.roots())}
-        for root in known:
-            if root.path not in kept:
-                await self._drop_root(root)
+        await self._intake.drop_roots([root for root in known if root.path not in kept])
         self._watcher.roots_changed()
         _log.info("config_reloaded", path=str(settings.config_path))
         await self._look_around([root for root in settings.roots if root not in known])
-
-    async def _react(self, changes: Changes, saved: bool) -> None:
-        await self._intake.react(changes, saved=saved)
-
-    async def _drop_root(self, root: Root) -> None:
-        """Forget a root that config.toml names no more; its results stay, for when it is named again."""
-        gone = self._catalog.remove_root(root.path)
-        try:
-            await self._store.save_kernels([], gone.removed)
-            await self._intake.react(gone, saved=False)
-        except KtunedError as error:
-            _log.warning("root_not_dropped", root=root.path, reason=error.message)
 
     def _idle_exit_s(self) -> float:
         chosen = self._settings.idle_exit_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +40,7 @@ class Wish:
     is_fixed: bool = False
     reason: str = "asked for"
     stale_only: bool = False
+    any_plan: bool = False
     compile_only: bool = False
     arch: str | None = None
 
@@ -176,6 +177,7 @@ class Intake:
                     reason=wish.reason,
                     plan=plan,
                     is_fixed=wish.is_fixed,
+                    any_plan=wish.any_plan,
                 )
                 job = arrival.job
             jobs.append(job)
@@ -205,6 +207,17 @@ class Intake:
         if wish.compile_only or not self._machine.devices(environment, kernel.backend):
             return self._machine.target(environment, kernel.backend)
         return self._machine.device(environment, kernel.backend, wish.device).model
+
+    async def drop_roots(self, roots: Iterable[Root]) -> None:
+        """Forget roots that config.toml names no more; their results stay, for when they are named again."""
+        for root in roots:
+            gone = self._catalog.remove_root(root.path)
+            try:
+                await self._store.save_kernels([], gone.removed)
+            except KtunedError as error:
+                # The next daemon finds no root for them either.
+                _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
+            await self.react(gone, saved=False)
 
     async def react(self, changes: Changes, *, saved: bool) -> None:
         """Tell of changes, stop what they outdate, and have the kernels tuned anew that anybody cares for.
@@ -264,6 +277,7 @@ class Intake:
         wish = Wish(
             priority=Priority.SAVED if saved else Priority.BACKGROUND,
             reason="saved" if saved else "changed while no daemon watched",
+            any_plan=True,
         )
         for problem in known.values():
             try:

@@ -214,11 +214,18 @@ class Machine:
             device_fingerprint=fingerprint_digest(device.fingerprint),
         )
 
-    def seats(self, environment: Environment | None = None) -> dict[str, str]:
-        """Return the devices that are known, of one environment or of all: their models by their names."""
+    def seats(self, environment: Environment | None = None) -> dict[str, set[str]]:
+        """Return the devices that are known, of one environment or of all: their models by their names.
+
+        Two backends may know one seat by two models.
+        """
         reports = list(self._reports.values()) if environment is None else [self.report(environment) or {}]
-        said = [found for report in reports for found in report.get("backends", {}).values()]
-        return {device["name"]: device["model"] for found in said for device in found.get("devices", ())}
+        seats: dict[str, set[str]] = {}
+        for report in reports:
+            for found in report.get("backends", {}).values():
+                for device in found.get("devices", ()):
+                    seats.setdefault(device["name"], set()).add(device["model"])
+        return seats
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""

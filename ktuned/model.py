@@ -343,9 +343,13 @@ class Winner:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A watched directory: its project's name, its interpreter and what its workers' environment adds."""
+    """A watched directory: its project's name, its interpreter, what its workers' environment adds, how it is watched.
+
+    ``polling`` is for file systems that tell of no changes made elsewhere (network file systems).
+    """
 
     path: str
     name: str
     python: str
     env: Mapping[str, str] = field(default_factory=dict)
+    polling: bool = False

@@ -116,7 +116,7 @@ class TestTuneKernel:
         with pytest.raises(UsageError, match="names m"):
             await parts.intake.tune_kernel(kernel, Wish(problem={"m": 1}))
         (job,) = await parts.intake.tune_kernel(kernel, Wish(problem={"n": 1}))
-        assert (job.problem, job.device, job.priority) == ({"n": 1}, "Fake CPU", Priority.WAITED_FOR)
+        assert (job.problem, job.device, job.priority) == ({"n": 1}, "Fake CPU", Priority.REQUESTED)
 
     async def test_without_problems_one_must_be_named(self, parts: Parts) -> None:
         """A kernel that declares none says how to name one."""

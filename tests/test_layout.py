@@ -18,9 +18,9 @@ SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 LAYERS = (
     {"errors"},
     {"model"},
-    {"lifecycle", "frames", "manifest", "backends", "cpu", "cuda", "ptxas", "spec", "strategies"},
+    {"lifecycle", "frames", "manifest", "inotify", "dependents", "backends", "cpu", "cuda", "ptxas", "spec", "strategies"},
     {"fleet", "store"},
-    {"tuning", "catalog", "staleness", "machine", "trust", "survey", "intake", "reverifying", "observing", "config"},
+    {"tuning", "catalog", "staleness", "machine", "trust", "survey", "trees", "polling", "intake", "reverifying", "observing", "config"},
     {"serve", "watch"},
     {"daemon"},
     {"cli"},

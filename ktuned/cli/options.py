@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ktuned.model import Scalar
+from ktuned.model import MAX_PRIORITY, Priority, Scalar
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -54,6 +54,29 @@ def as_path(target: str) -> str:
             f"there is no file or directory {target}; kernels are named without a slash", click.get_current_context()
         )
     return os.path.realpath(target)
+
+
+def _read_priority(context: click.Context, parameter: click.Parameter, word: str | None) -> int | None:
+    if word is None:
+        return None
+    name = word.upper().replace("-", "_")
+    if name in Priority.__members__:
+        return int(Priority[name])
+    if word.isdecimal() and int(word) <= MAX_PRIORITY:
+        return int(word)
+    names = ", ".join(level.name.lower().replace("_", "-") for level in Priority)
+    raise click.BadParameter(f"{word!r} is no priority; there are {names}, and numbers from 0 to {MAX_PRIORITY}")
+
+
+def priority_option(command: _Command) -> _Command:
+    """Add ``--priority``, read into its number."""
+    return click.option(
+        "--priority",
+        metavar="LEVEL",
+        callback=_read_priority,
+        help="How important it is, also while you wait: background, asked, saved, requested, waited-for, or 0 to "
+        f"{MAX_PRIORITY}.",
+    )(command)
 
 
 def _read_problem(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> dict[str, Scalar]:

@@ -221,7 +221,7 @@ def resync(view: View, jobs: Iterable[Mapping[str, Any]], now: float) -> tuple[V
 def fold(view: View, event: Event, now: float) -> tuple[View, tuple[News, ...]]:
     """Return the view after ``event`` (a map of the protocol) that arrived at ``now``, and what is worth a line."""
     match event.get("type"):
-        case "job_queued" | "job_started" | "job_done":
+        case "job_queued" | "job_started" | "job_paused" | "job_done":
             return _take_state(view, event["job_state"], now)
         case "trial_done":
             return _take_trial(view, event, now)

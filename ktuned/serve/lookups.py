@@ -187,6 +187,8 @@ class Lookups:
             self._send(_Errand(kernel, problem, seat, found.undecided))
         if tune and found.wants_tuning and seat is not None:
             self._send(_Errand(kernel, problem, seat))
+            # Once for each time that the answer is worked out: a second of being asked for counts one.
+            self._jobs.ask((kernel.name, canonical(problem), seat.model))
         return self._reply(kernel, problem, model, found.status, found.winner, found.config)
 
     def _reply(
@@ -266,6 +268,7 @@ class Lookups:
                             priority=Priority.ASKED,
                             reason="looked up",
                             plan=errand.kernel.plan,
+                            any_plan=True,
                         )
                 except KtunedError as error:
                     self._sent.discard(errand.key)

@@ -112,7 +112,11 @@ class Overview:
             "jobs": {
                 "queued": sum(job.state == "queued" for job in live),
                 "running": sum(job.state == "running" for job in live),
+                "paused": sum(job.state == "paused" for job in live),
+                "waits": self._jobs.obstacles(),
             },
+            "policy": self.settings.policy,
+            "paused": sorted(self._jobs.pauses),
             "store": {**self._store.counts(), "notice": self._store.notice},
             "artifacts": {
                 "bytes": self._artifacts.size,

@@ -213,16 +213,17 @@ class Jobs:
         self.review()
         return resumed
 
-    async def pause_device(self, device: str, *, is_paused: bool) -> None:
-        """Let nothing run on a device model (``EVERYTHING``: on none) until that is taken back.
+    async def pause_devices(self, devices: Collection[str], *, is_paused: bool) -> None:
+        """Let nothing run on device models (``EVERYTHING``: on none) until that is taken back.
 
         Raises:
             StoreError: it cannot be recorded.
         """
-        pauses = self._queue.pauses | {device} if is_paused else self._queue.pauses - {device}
+        pauses = self._queue.pauses | {*devices} if is_paused else self._queue.pauses - {*devices}
         await self._store.save_pauses(pauses)
         self._queue.pauses = pauses
-        self._publish("paused" if is_paused else "resumed", device=device, reason="asked for")
+        for device in sorted(devices):
+            self._publish("paused" if is_paused else "resumed", device=device, reason="asked for")
         self.review()
 
     @property

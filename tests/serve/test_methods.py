@@ -10,6 +10,7 @@ import pytest
 import ktuned
 from ktuned.errors import KtunedError, NotFound, UsageError
 from ktuned.model import JobState, Outcome, Plan, TrialResult
+from ktuned.serve.control import Control
 from ktuned.serve.events import Events
 from ktuned.serve.methods import MAX_ROWS, Methods
 from ktuned_client.wire import PROTOCOL_VERSION
@@ -26,12 +27,20 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("lookup", {"kernel": "it", "problem": [1]}, "problem"),
     ("lookup", {"kernel": "it", "problem": {"m": 1}}, "names m"),
     ("lookup_many", {"lookups": [{"kernel": 1}]}, "lookups"),
-    ("tune", {}, "a kernel or a path"),
+    ("tune", {}, "neither a kernel nor a path"),
     ("tune", {"kernel": "it", "trials": "many"}, "trials"),
     ("tune", {"kernel": "it", "trials": 0}, "trials is 0"),
     ("tune", {"kernel": "it", "preset": "quick"}, "quick"),
     ("tune", {"kernel": "it", "problem": {"m": 1}}, "names m"),
     ("tune", {"kernel": "nothing"}, "no kernel 'nothing'"),
+    ("tune", {"kernel": "it", "priority": -1}, "priority is -1"),
+    ("tune", {"kernel": "it", "priority": 1000}, "priority is 1000"),
+    ("pause", {"job": 99}, "no job 99"),
+    ("pause", {"job": 1, "device": "cpu:0"}, "given together"),
+    ("pause", {"device": "cuda:7"}, "no device 'cuda:7'"),
+    ("resume", {"job": 99}, "no job 99"),
+    ("resume", {"kernel": "nothing"}, "no kernel 'nothing'"),
+    ("resume", {"job": "one"}, "job"),
     ("cancel", {}, "a job or a kernel"),
     ("cancel", {"job": 99}, "no job 99"),
     ("jobs", {"job": 99}, "no job 99"),
@@ -59,6 +68,11 @@ class Peer:
         self.on_writable: Any = None
         self.on_closed: Any = None
         self.sent = 0
+        self.farewell: Any = None
+
+    def when_closed(self, farewell: Any) -> None:
+        """Note what is to be done when it goes."""
+        self.farewell = farewell
 
     def send(self, data: bytes) -> None:
         """Count what comes."""
@@ -72,17 +86,20 @@ class Desk:
         self.events = Events(epoch=7)
         self.peer = Peer()
         self.stopped = anyio.Event()
-        self._table = Methods(
+        methods = Methods(
             catalog=parts.catalog,
             intake=parts.intake,
             lookups=parts.lookups,
             jobs=parts.jobs,
             store=parts.store,
             events=self.events,
+            explain=lambda kernel: [],
             status=lambda: {"pid": 1},
             probe=self._probe,
             stop=self.stopped.set,
-        ).table()
+        )
+        control = Control(catalog=parts.catalog, machine=parts.machine, jobs=parts.jobs)
+        self._table = methods.table() | control.table()
 
     async def _probe(self) -> list[dict[str, Any]]:
         return [{"python": "p"}]
@@ -264,3 +281,73 @@ async def test_forget_takes_trials_and_jobs_of_one_kernel(desk: Desk, parts: Par
     assert await desk.call("forget", kernel="it") == {"kernel": "project:it", "trials": 2}
     assert parts.jobs.live() == []
     assert (await desk.call("lookup", kernel="it", problem={"n": 64}, tune=False))["status"] == "default"
+
+
+async def test_who_subscribes_to_a_job_waits_for_it(desk: Desk, parts: Parts) -> None:
+    """Naming a job in a subscription lifts it; another one, ``unsubscribe`` or the connection's end drop it."""
+    await parts.inspect(kernel_text())
+    accepted = await desk.call("tune", kernel="it")
+    (job,) = accepted["jobs"]
+    assert (job["priority"], job["waiters"], job["waits_for"]) == (350, 0, "")
+
+    async def standing() -> tuple[int, int]:
+        (now,) = (await desk.call("jobs", job=job["id"]))["jobs"]
+        return now["priority"], now["waiters"]
+
+    for leave in (
+        lambda: desk.call("unsubscribe"),
+        lambda: desk.call("subscribe", types=["winner"]),
+        None,
+    ):
+        await desk.call("subscribe", jobs=[job["id"]])
+        assert await standing() == (400, 1)
+        left = (leave or desk.peer.farewell)()
+        if inspect.isawaitable(left):
+            await left
+        assert await standing() == (350, 0)
+
+
+async def test_given_priority_is_meant(desk: Desk, parts: Parts) -> None:
+    """A ``tune`` with a priority stays there while somebody waits for it."""
+    await parts.inspect(kernel_text())
+    (job,) = (await desk.call("tune", kernel="it", priority=100))["jobs"]
+    await desk.call("subscribe", jobs=[job["id"]])
+    (now,) = (await desk.call("jobs", job=job["id"]))["jobs"]
+    assert (now["priority"], now["waiters"]) == (100, 1)
+
+
+async def test_pauses_by_job_kernel_device_and_altogether(desk: Desk, parts: Parts) -> None:
+    """Each pause says what it paused, keeps it from running with its reason, and is taken back by itself alone."""
+    await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2)]"))
+    await desk.call("tune", kernel="it")
+
+    async def waits() -> list[str]:
+        return [job["waits_for"] for job in (await desk.call("jobs"))["jobs"]]
+
+    paused = await desk.call("pause", job=1)
+    assert [(job["id"], job["state"]) for job in paused["jobs"]] == [(1, "paused")]
+    assert await waits() == ["", "it is paused"]
+    assert len((await desk.call("jobs", state="paused"))["jobs"]) == 1
+    assert len((await desk.call("pause", kernel="it"))["jobs"]) == 2
+    resumed = await desk.call("resume", kernel="it")
+    assert [job["state"] for job in resumed["jobs"]] == ["queued"] * 2
+    # The machine's other backends know this seat too, by another model.
+    assert "Fake CPU" in (await desk.call("pause", device="cpu:0"))["paused"]
+    assert await waits() == ["its device is paused"] * 2
+    assert (await desk.call("resume", device="cpu:0"))["paused"] == []
+    assert (await desk.call("pause", device="Fake CPU"))["paused"] == ["Fake CPU"]
+    assert (await desk.call("pause"))["paused"] == ["", "Fake CPU"]
+    assert (await desk.call("resume", device="Fake CPU"))["paused"] == [""]
+    assert await waits() == ["all tuning is paused"] * 2
+    assert parts.store.pauses() == {""}
+    assert (await desk.call("resume"))["paused"] == []
+    told = [event["device"] for event in parts.told.of("paused", "resumed")]
+    assert told[-4:] == ["Fake CPU", "", "Fake CPU", ""]
+
+
+async def test_stale_only_leaves_out_what_is_fresh(desk: Desk, parts: Parts) -> None:
+    """Problems whose winner stands on the present ground make no job, unless one is open already."""
+    kernel = await parts.inspect(kernel_text(problems="[dict(n=64), dict(n=32)]"))
+    await parts.measured(kernel, {50.0: 7.0})
+    accepted = await desk.call("tune", kernel="it", stale_only=True)
+    assert [job["problem"] for job in accepted["jobs"]] == [{"n": 32}]

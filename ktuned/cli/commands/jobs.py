@@ -53,8 +53,22 @@ def cancel(target: str, as_json: bool) -> int:
 def show(found: Iterable[Mapping[str, Any]]) -> None:
     """Print a table of job maps."""
     now = time.time()
-    columns = ["job", "kernel", "problem", "device", "state", "why", "done", "best", "default", "age", "outcomes"]
-    output.table(columns, (_row(job, now) for job in found), right=["job", "done", "best", "default", "age"])
+    figures = ["job", "done", "left", "best", "default", "age"]
+    columns = [
+        "job",
+        "kernel",
+        "problem",
+        "device",
+        "state",
+        "why",
+        "done",
+        "left",
+        "best",
+        "default",
+        "age",
+        "outcomes",
+    ]
+    output.table(columns, (_row(job, now) for job in found), right=figures)
 
 
 def _row(job: Mapping[str, Any], now: float) -> list[str]:
@@ -65,10 +79,17 @@ def _row(job: Mapping[str, Any], now: float) -> list[str]:
         text.flat(job["problem"]),
         job["device"],
         job["state"],
-        job["reason"],
+        _why(job),
         done,
+        text.duration(job.get("left_s")),
         text.latency(job["best_us"]),
         text.latency(job.get("default_us")),
         text.duration(max(0.0, now - job["created"])) if job.get("created") else text.ABSENT,
-        text.first_line(job.get("message")) or text.counts(job["outcomes"]),
+        job.get("waits_for") or text.first_line(job.get("message")) or text.counts(job["outcomes"]),
     ]
+
+
+def _why(job: Mapping[str, Any]) -> str:
+    """Return why a job is wanted, and how many wait for it now."""
+    waiters = job.get("waiters", 0)
+    return f"{job['reason']}; {waiters} wait{'s' if waiters == 1 else ''}" if waiters else job["reason"]

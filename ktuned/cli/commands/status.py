@@ -50,19 +50,30 @@ def backends(as_json: bool) -> int:
 
 
 def _summary(found: Mapping[str, Any]) -> Iterator[str]:
-    store, artifacts, jobs = found["store"], found["artifacts"], found["jobs"]
+    store, artifacts = found["store"], found["artifacts"]
     yield (
         f"ktuned {found['version']}, pid {found['pid']}, up {text.duration(found['uptime_s'])}, "
         f"{text.size(found['rss_bytes'])} resident"
     )
     yield f"socket     {found['socket']}"
     yield f"home       {found['home']}"
-    yield f"jobs       {jobs['running']} running, {jobs['queued']} queued"
+    yield f"jobs       {_jobs_line(found)}"
     yield (
         f"store      {store['trials']} trials, {store['winners']} winners, {store['jobs']} jobs, "
         f"{text.size(store['bytes'])}"
     )
     yield f"artifacts  {text.size(artifacts['bytes'])} of at most {text.size(artifacts['cap_bytes'])}"
+
+
+def _jobs_line(found: Mapping[str, Any]) -> str:
+    """Return how many jobs there are, and why some wait although their device may be free."""
+    jobs = found["jobs"]
+    counts = [f"{jobs['running']} running", f"{jobs['queued']} queued"]
+    counts += [f"{jobs['paused']} paused"] if jobs.get("paused") else []
+    waits = [f"{count} because {reason}" for reason, count in jobs.get("waits", {}).items()]
+    policy = found.get("policy", "always")
+    said = "" if policy == "always" else f"; policy {policy}"
+    return ", ".join(counts) + (f"; waiting: {', '.join(waits)}" if waits else "") + said
 
 
 def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:

@@ -17,10 +17,11 @@ from ktuned.cli.options import (
     is_path,
     json_option,
     no_spawn_option,
+    priority_option,
     problem_option,
 )
 from ktuned.cli.present import choose
-from ktuned.cli.progress import FAILURES, JobView, View, begin, fold
+from ktuned.cli.progress import ENDED, FAILURES, JobView, View, begin, fold
 from ktuned.model import PRESETS
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 @click.option("--strategy", help="Which configs to try, and in which order (random, exhaustive, …).")
 @click.option("--seed", type=int, help="The strategy's seed.")
 @device_option
+@priority_option
 @click.option("--detach", is_flag=True, help="Ask for it and return at once.")
 @click.option("--cancel", "cancels", is_flag=True, help="Let Ctrl-C cancel the jobs rather than detach from them.")
 @no_spawn_option
@@ -50,6 +52,7 @@ def tune(
     strategy: str | None,
     seed: int | None,
     device: str | None,
+    priority: int | None,
     detach: bool,
     cancels: bool,
     no_spawn: bool,
@@ -61,7 +64,7 @@ def tune(
     """
     kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
     plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
-    plan |= given(strategy=strategy, seed=seed)
+    plan |= given(strategy=strategy, seed=seed, priority=priority)
     if not no_spawn:
         announce(spawn.ensure())
     with Client() as client, client.tune(kernel, path=path, **plan) as tuning:
@@ -70,7 +73,7 @@ def tune(
             _print_jobs(tuning, as_json)
             return Exit.NOT_REACHED if tuning.errors or not tuning.jobs else Exit.DONE
         try:
-            view = _follow(tuning, as_json)
+            view = follow(tuning, as_json)
         except KeyboardInterrupt:
             return _interrupted(client, tuning, cancels)
         if as_json:
@@ -95,7 +98,8 @@ def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
         output.complain(lines.error_line(error.get("path"), error.get("line"), error["message"]))
 
 
-def _follow(tuning: Tuning, as_json: bool) -> View:
+def follow(tuning: Tuning, as_json: bool) -> View:
+    """Show a tuning until its jobs have ended; return what became of them."""
     view = begin(tuning.jobs, time.time())
     with choose(as_json) as presenter:
         presenter.show(None, view, ())
@@ -109,7 +113,7 @@ def _follow(tuning: Tuning, as_json: bool) -> View:
 
 
 def _interrupted(client: Client, tuning: Tuning, cancels: bool) -> int:
-    active = [job["id"] for job in tuning.jobs if job["state"] in ("queued", "running")]
+    active = [job["id"] for job in tuning.jobs if job["state"] not in ENDED]
     numbers = ", ".join(map(str, active))
     if not active:
         return Exit.INTERRUPTED

@@ -1,48 +1,131 @@
-"""``ktuned watch``: see each save being tuned again."""
+"""``ktuned watch``: see each save being tuned again, or check once that nothing got slower."""
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output, spawn
-from ktuned.cli.commands.tune import announce, complain_of
-from ktuned.cli.options import as_path, json_option, no_spawn_option
+from ktuned.cli import Exit, output, regression, spawn, text
+from ktuned.cli.commands.tune import announce, complain_of, follow
+from ktuned.cli.options import as_path, given, json_option, no_spawn_option
 from ktuned.cli.present import Presenter, choose
-from ktuned.cli.progress import ENDED, Event, View, begin, fold, remember, resync
+from ktuned.cli.progress import ENDED, Event, View, begin, fold, ratio, remember, resync
 from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
+
+DEFAULT_TOLERANCE = 0.03
+"""How much slower a winner may get: three times how well one is known (README, presets)."""
+
+LOOKUPS_AT_ONCE = 500
+
+
+def _read_share(context: click.Context, parameter: click.Parameter, word: str | None) -> float:
+    if word is None:
+        return DEFAULT_TOLERANCE
+    if not re.fullmatch(r"\d+(\.\d+)?%?", word):
+        raise click.BadParameter(f"{word!r} is no share; write 3% or 0.03")
+    return float(word.removesuffix("%")) / 100 if word.endswith("%") else float(word)
 
 
 @click.command()
 @click.argument("path", required=False)
+@click.option("--once", is_flag=True, help="Tune what is stale, compare, and exit: 1 if a winner got slower.")
+@click.option(
+    "--tolerance",
+    metavar="SHARE",
+    callback=_read_share,
+    help="With --once: how much slower a winner may get, as 3% or 0.03; 3% if not given.",
+)
 @no_spawn_option
 @json_option
-def watch(path: str | None, no_spawn: bool, as_json: bool) -> int:
+def watch(path: str | None, once: bool, tolerance: float, no_spawn: bool, as_json: bool) -> int:
     """Tune what each save changes, and show it.
 
     PATH is a kernel file or a directory, which is watched from then on. Without it, all that the daemon watches
-    is shown.
+    is shown. On a terminal this is a screen with keys; elsewhere lines, with --json one event each.
     """
     root = None if path is None else as_path(path)
     if not no_spawn:
         announce(spawn.ensure())
     with Client() as client:
+        if once:
+            return _check(client, root, tolerance, as_json)
         project = since = None
         if root is not None:
-            accepted = client.call("tune", deadline_s=TUNE_DEADLINE_S, path=root)
+            accepted = client.call("tune", deadline_s=TUNE_DEADLINE_S, path=root, stale_only=True)
             complain_of(accepted["errors"])
             since = (accepted["epoch"], accepted["seq"])
             project = _project_of(root, client.call("kernels")["roots"])
-            output.say(f"watching {root}; Ctrl-C ends the view, the daemon goes on")
         try:
-            _follow(client, since, project, as_json)
+            if not as_json and sys.stdout.isatty() and sys.stdin.isatty():
+                # rich and asyncio take a moment to import, and only a screen needs them.
+                from ktuned.cli import live
+
+                live.watch(root, project, since)
+            else:
+                if root is not None:
+                    output.say(f"watching {root}; Ctrl-C ends the view, the daemon goes on")
+                _follow(client, since, project, as_json)
         except KeyboardInterrupt:
-            output.say("the daemon goes on watching; `ktuned jobs` shows its jobs, `ktuned stop` ends it")
+            pass
+        output.say("the daemon goes on watching; `ktuned jobs` shows its jobs, `ktuned stop` ends it")
     return Exit.DONE
+
+
+def _check(client: Client, root: str | None, tolerance: float, as_json: bool) -> int:
+    """Tune what is stale below a path, or below all roots, and tell whether a winner got slower."""
+    # Before anything is inspected: what the daemon knows now are the winners that the new ones are held against.
+    before = _winners(client, root)
+    roots = [root] if root is not None else [entry["path"] for entry in client.call("kernels")["roots"]]
+    errors = []
+    for place in roots:
+        with client.tune(path=place, stale_only=True) as tuning:
+            complain_of(tuning.errors)
+            errors += tuning.errors
+            follow(tuning, as_json)
+    found = regression.compare(before, _winners(client, root), tolerance)
+    if as_json:
+        output.emit_json(
+            {"comparisons": [entry.to_wire() for entry in found], "tolerance": tolerance, "errors": errors}
+        )
+    elif found:
+        columns = ["kernel", "problem", "device", "before", "now", "change", "verdict"]
+        output.table(columns, map(_row, found), right=["before", "now", "change"])
+    else:
+        output.complain("there is no kernel to compare", "name a kernel file or a directory of them")
+    regressions = [entry for entry in found if entry.is_regression]
+    return Exit.NOT_REACHED if regressions or errors or not found else Exit.DONE
+
+
+def _winners(client: Client, root: str | None) -> list[Mapping[str, Any]]:
+    """Return what the declared problems of the kernels at a path are answered with now."""
+    kernels = client.call("kernels", **given(path=root))["kernels"]
+    asked = [
+        {"kernel": kernel["name"], "problem": problem, "tune": False}
+        for kernel in kernels
+        for problem in kernel["problems"]
+    ]
+    answers: list[Mapping[str, Any]] = []
+    for first in range(0, len(asked), LOOKUPS_AT_ONCE):
+        answers += client.call("lookup_many", lookups=asked[first : first + LOOKUPS_AT_ONCE])["answers"]
+    return answers
+
+
+def _row(entry: regression.Comparison) -> list[str]:
+    return [
+        entry.kernel,
+        text.flat(entry.problem),
+        entry.device,
+        text.latency(entry.before_us),
+        text.latency(entry.now_us),
+        text.times(ratio(entry.before_us, entry.now_us)),
+        entry.verdict,
+    ]
 
 
 def _follow(client: Client, since: tuple[int, int] | None, project: str | None, as_json: bool) -> None:

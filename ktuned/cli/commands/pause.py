@@ -1,0 +1,67 @@
+"""``ktuned pause`` and ``ktuned resume``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ktuned.cli import Exit, output
+from ktuned.cli.commands import jobs as job_tables
+from ktuned.cli.options import json_option
+from ktuned_client import Client
+
+
+@click.command()
+@click.argument("target", metavar="[JOB|KERNEL]", required=False)
+@click.option("--device", metavar="DEVICE", help="Only what runs on this device (cpu:0, cuda:1) or model.")
+@json_option
+def pause(target: str | None, device: str | None, as_json: bool) -> int:
+    """Pause a job, a kernel's jobs, a device, or all tuning.
+
+    What is paused waits until it is resumed, in the next daemon's life too. What was measured stays known, and
+    lookups are answered as always.
+    """
+    return _set("pause", target, device, as_json)
+
+
+@click.command()
+@click.argument("target", metavar="[JOB|KERNEL]", required=False)
+@click.option("--device", metavar="DEVICE", help="What runs on this device (cpu:0, cuda:1) or model.")
+@json_option
+def resume(target: str | None, device: str | None, as_json: bool) -> int:
+    """Let a paused job, kernel, device, or all tuning go on.
+
+    What was paused by itself stays paused: a job is not resumed with its device.
+    """
+    return _set("resume", target, device, as_json)
+
+
+def _set(method: str, target: str | None, device: str | None, as_json: bool) -> int:
+    if target is not None and device is not None:
+        raise click.UsageError("a target and --device are two things; name one of them", click.get_current_context())
+    chosen: dict[str, Any] = {}
+    if target is not None:
+        chosen = {"job": int(target)} if target.isdecimal() else {"kernel": target}
+    elif device is not None:
+        chosen = {"device": device}
+    with Client() as client:
+        answer = client.call(method, **chosen)
+    if as_json:
+        output.emit_json(answer)
+    elif target is None:
+        output.say(_devices_line(answer["paused"]))
+    elif answer["jobs"]:
+        job_tables.show(answer["jobs"])
+    if target is not None and not answer["jobs"]:
+        output.complain(f"{target} has no job that could be {method}d", "`ktuned jobs` lists them")
+        return Exit.NOT_REACHED
+    return Exit.DONE
+
+
+def _devices_line(paused: list[str]) -> str:
+    if "" in paused:
+        return "all tuning is paused; `ktuned resume` ends that"
+    if paused:
+        return f"paused: {', '.join(paused)}; `ktuned resume --device DEVICE` ends that"
+    return "nothing is paused but jobs that were paused by themselves, if any; `ktuned jobs` lists them"

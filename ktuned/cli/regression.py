@@ -1,0 +1,71 @@
+"""Whether kernels got slower: winners before and after, compared. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ktuned.cli.progress import ratio
+from ktuned.model import Problem, canonical
+
+MEASURED = ("fresh", "stale")
+"""Statuses of answers whose latency is the case's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A kernel on a problem, before and after it was tuned again; latencies in µs.
+
+    ``verdict`` is ``faster``, ``same``, ``slower``, ``new`` (there was no figure before) or ``failed`` (there is no
+    figure for what the files say now).
+    """
+
+    kernel: str
+    problem: Problem
+    device: str
+    before_us: float | None
+    now_us: float | None
+    verdict: str
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether this is what a check is to find."""
+        return self.verdict in ("slower", "failed")
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the line's data for ``--json``."""
+        return {
+            "kernel": self.kernel,
+            "problem": dict(self.problem),
+            "device": self.device,
+            "before_us": self.before_us,
+            "now_us": self.now_us,
+            "ratio": ratio(self.before_us, self.now_us),
+            "verdict": self.verdict,
+        }
+
+
+def compare(
+    before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]], tolerance: float
+) -> list[Comparison]:
+    """Compare lookups' answers of before and after, case by case; ``tolerance`` is a share (0.03 is 3 %).
+
+    What is only in ``before`` is no kernel any more, and left out.
+    """
+    known = {(answer["kernel"], canonical(answer["problem"])): answer for answer in before}
+    return [_judge(known.get((answer["kernel"], canonical(answer["problem"]))), answer, tolerance) for answer in after]
+
+
+def _judge(before: Mapping[str, Any] | None, after: Mapping[str, Any], tolerance: float) -> Comparison:
+    before_us = before["latency_us"] if before is not None and before["status"] in MEASURED else None
+    now_us = after["latency_us"] if after["status"] == "fresh" else None
+    if now_us is None:
+        verdict = "failed"
+    elif before_us is None:
+        verdict = "new"
+    elif now_us > before_us * (1 + tolerance):
+        verdict = "slower"
+    else:
+        verdict = "faster" if now_us * (1 + tolerance) < before_us else "same"
+    return Comparison(after["kernel"], after["problem"], after["device"] or "", before_us, now_us, verdict)

@@ -1,0 +1,79 @@
+"""``pause`` and ``resume``: one job, a kernel's jobs, a device, or everything."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from ktuned.catalog import Catalog
+from ktuned.errors import NotFound, UsageError
+from ktuned.machine import Machine
+from ktuned.model import Job
+from ktuned.serve.server import Connection, Method
+from ktuned.tuning.jobs import Jobs
+from ktuned.tuning.queue import EVERYTHING
+
+
+class PauseParams(msgspec.Struct, frozen=True):
+    """``pause`` and ``resume``: at most one of them; without any, everything is meant."""
+
+    job: int | None = None
+    kernel: str | None = None
+    device: str | None = None
+
+
+class Control:
+    """The methods by which a person says what must not be tuned for now."""
+
+    def __init__(self, *, catalog: Catalog, machine: Machine, jobs: Jobs) -> None:
+        self._catalog = catalog
+        self._machine = machine
+        self._jobs = jobs
+
+    def table(self) -> dict[str, Method]:
+        """Return the methods by their names on the wire."""
+        return {"pause": self.pause, "resume": self.resume}
+
+    async def pause(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Let something wait until it is resumed, in the next daemon's life too."""
+        return await self._set(params, self._jobs.pause, is_paused=True)
+
+    async def resume(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        """Take a pause back. What was paused by itself stays paused: a job is not resumed with its device."""
+        return await self._set(params, self._jobs.resume, is_paused=False)
+
+    async def _set(
+        self, params: dict[str, Any], act: Callable[[int], Awaitable[Job]], *, is_paused: bool
+    ) -> dict[str, Any]:
+        try:
+            wanted = msgspec.convert(params, PauseParams)
+        except msgspec.ValidationError as error:
+            raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
+        if sum(given is not None for given in (wanted.job, wanted.kernel, wanted.device)) > 1:
+            raise UsageError("a job, a kernel and a device are given together", hint="name one of them, or none")
+        changed: list[Job] = []
+        if wanted.job is not None:
+            changed = [await act(wanted.job)]
+        elif wanted.kernel is not None:
+            name = self._catalog.resolve(wanted.kernel).name
+            for job in [job for job in self._jobs.live() if job.kernel == name]:
+                # One that ends by itself meanwhile is neither paused nor resumed.
+                with suppress(NotFound):
+                    changed.append(await act(job.id))
+        else:
+            devices = {EVERYTHING} if wanted.device is None else self._models_of(wanted.device)
+            await self._jobs.pause_devices(devices, is_paused=is_paused)
+        return {"jobs": [self._jobs.describe(job) for job in changed], "paused": sorted(self._jobs.pauses)}
+
+    def _models_of(self, wanted: str) -> set[str]:
+        """Return the models of a device that is named by its seat (``cuda:1``) or by one of them."""
+        seats = self._machine.seats()
+        if any(wanted in models for models in seats.values()) or wanted in self._jobs.pauses:
+            return {wanted}
+        if wanted not in seats:
+            known = ", ".join(f"{seat} ({', '.join(sorted(models))})" for seat, models in sorted(seats.items()))
+            raise NotFound(f"there is no device {wanted!r}", hint=f"known are: {known or 'none'}")
+        return seats[wanted]
