@@ -1,0 +1,126 @@
+"""The softmax through tvm-ffi and nvcc: its space is valid, a config compiles here, all methods compute on a GPU."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.backends import Absent, Compiled, Registry, Unit
+from ktuned.model import Scalar
+from ktuned.spec.kernel import Kernel
+from ktuned.spec.loading import load_file
+from ktuned.testing.backends import BackendExample, check_backend, check_load_without_device
+from ktuned_tvm_ffi import Build, TvmFfiCuda
+from ktuned_tvm_ffi.compiler import NoCompiler
+from ktuned_tvm_ffi.nvcc import Nvcc
+
+DIRECTORY = Path(__file__).parents[2] / "examples" / "cuda_softmax"
+SOURCE = DIRECTORY / "softmax.cu"
+
+CONFIGS: Mapping[str, dict[str, Scalar]] = {
+    "default": {"THREADS": 128, "VECTOR": 1, "VECTORS": 1, "ROWS": 1, "METHOD": "THREE_READS"},
+    "online": {"THREADS": 256, "VECTOR": 8, "VECTORS": 1, "ROWS": 2, "METHOD": "TWO_READS"},
+    "kept": {"THREADS": 256, "VECTOR": 8, "VECTORS": 2, "ROWS": 1, "METHOD": "ONE_READ"},
+}
+
+
+def load_kernel() -> Kernel:
+    """Return the example as a worker reads it."""
+    loaded = load_file(DIRECTORY / "tune_softmax.py", DIRECTORY)
+    assert loaded.errors == ()
+    (kernel,) = loaded.kernels
+    return kernel
+
+
+def inputs(device: str) -> Mapping[str, Any]:
+    """Return a small matrix with a row that is all one number, and room for the result."""
+    import torch
+
+    x = torch.linspace(-8, 8, 7 * 4096, device=device).half().view(7, 4096)
+    x[3] = 5.0
+    return {"x": x, "y": torch.full_like(x, float("nan"))}
+
+
+def verify(tensors: Mapping[str, Any]) -> None:
+    """Check the result against float64."""
+    import torch
+
+    expected = tensors["x"].double().softmax(dim=1)
+    torch.testing.assert_close(tensors["y"].double(), expected, rtol=2e-3, atol=1e-7)
+
+
+EXAMPLE = BackendExample(
+    good=Build("softmax<256, 8, 2, 1, ONE_READ>", ("x", "y")),
+    bad=Build("softmax<256, 8, 2, 1, FOUR_READS>", ("x", "y")),
+    complaint="FOUR_READS",
+    sources=(SOURCE,),
+    kernel_file=SOURCE,
+    kernel="softmax",
+    inputs=inputs,
+    verify=verify,
+    target="sm_90a",
+)
+
+
+def has_nvcc() -> bool:
+    """Tell whether there is a CUDA compiler here."""
+    try:
+        Nvcc.find()
+    except NoCompiler:
+        return False
+    return True
+
+
+def compile_configs(into: Path, target: str) -> dict[str, tuple[Unit, Compiled]]:
+    """Compile configs as one group and return each one's unit and result."""
+    kernel = load_kernel()
+    (problem,) = kernel.problem_list()
+    units = {
+        name: Unit(name, kernel.build(problem, config), (SOURCE,), kernel.file, "softmax", target)
+        for name, config in CONFIGS.items()
+    }
+    for name in units:
+        (into / name).mkdir()
+    return {result.key: (units[result.key], result) for result in TvmFfiCuda().compile(list(units.values()), into)}
+
+
+def test_the_space_is_worth_a_tuner() -> None:
+    """Some hundred configs of all methods, the default among them; each is built by the CUDA backend."""
+    kernel = load_kernel()
+    (problem,) = kernel.problem_list()
+    configs = list(kernel.bound_space(problem))
+    assert len(configs) >= 100
+    assert {config["METHOD"] for config in configs} == {"THREE_READS", "TWO_READS", "ONE_READ"}
+    assert all(config in configs for config in (kernel.default, *CONFIGS.values()))
+    assert all(kernel.build(problem, config).to_plain()["args"] == ["x", "y"] for config in configs)
+    assert Registry().load(kernel.backend).for_sources(kernel.source_paths) == "tvm_ffi_cuda"
+
+
+@pytest.mark.skipif(not has_nvcc(), reason="no nvcc here")
+def test_every_method_compiles_without_a_gpu_and_does_not_spill(tmp_path: Path) -> None:
+    """As one library of three functions and three kernels, which a new process loads up to where a GPU is needed."""
+    for _, result in compile_configs(tmp_path, "sm_90a").values():
+        assert result.outcome is None, result.message
+        assert result.facts["functions_in_library"] == 3
+        assert len(result.facts["kernels"]) == 3
+        assert all(kernel["spill_store_bytes"] == 0 for kernel in result.facts["kernels"].values())
+    check_load_without_device(TvmFfiCuda(), EXAMPLE, "sm_90a", tmp_path / "kept")
+
+
+@pytest.mark.gpu
+def test_it_keeps_every_promise_of_a_backend(tmp_path: Path) -> None:
+    """The conformance suite passes with the example, launch included."""
+    check_backend(TvmFfiCuda(), EXAMPLE, tmp_path)
+
+
+@pytest.mark.gpu
+def test_every_method_agrees_with_torch(tmp_path: Path) -> None:
+    """In float64, also for rows that no block of rows divides."""
+    devices = TvmFfiCuda().devices()
+    assert not isinstance(devices, Absent)
+    for name, (unit, result) in compile_configs(tmp_path, devices[0].target).items():
+        assert result.outcome is None, result.message
+        tensors = inputs("cuda:0")
+        TvmFfiCuda().load(tmp_path / name, unit, devices[0]).bind(tensors)()
+        verify(tensors)

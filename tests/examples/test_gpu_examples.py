@@ -1,0 +1,65 @@
+"""Every GPU example, from a daemon's start to an application: tuned, served again without work, launched elsewhere."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import running
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+LIBRARY_APPLICATION = """
+import json, sys
+from pathlib import Path
+import torch, tvm_ffi
+from ktuned_client import Client
+hit = Client().lookup("cuda_softmax:softmax", {"M": 16384, "N": 4096})
+artifact = Path(hit.artifact)
+function = json.loads((artifact / "manifest.json").read_text())["facts"]["function"]
+softmax = tvm_ffi.load_module(str(artifact / "kernel.so")).get_function(function)
+x = torch.randn(16384, 4096, device="cuda").half()
+y = torch.empty_like(x)
+softmax(x, y)
+torch.testing.assert_close(y.float(), x.float().softmax(dim=1), rtol=2e-3, atol=1e-6)
+print(hit.status, hit.config)
+"""
+
+
+@pytest.mark.parametrize("name", ["gpu_gemm", "cuda_softmax", "cutedsl_rmsnorm", "attention_choice", "triton_softmax"])
+def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
+    """The winner beats the default; a second daemon compiles nothing, measures nothing and serves the same."""
+    if name == "cutedsl_rmsnorm":
+        pytest.importorskip("cutlass")
+    with running(tmp_path) as daemon:
+        _, jobs = daemon.tune(path=EXAMPLES / name, preset="fast", trials=60)
+        assert jobs, daemon.log.read_text()
+        for job in jobs:
+            assert job["state"] == "done", job
+            assert job["best_us"] < job["default_us"], job
+            assert not set(job["outcomes"]) & {"mismatch", "hung", "crashed"}, job["outcomes"]
+        hit = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])
+    with running(tmp_path) as daemon:
+        _, again = daemon.tune(path=EXAMPLES / name, preset="fast", trials=60)
+        for job in again:
+            assert job["state"] == "done", job
+            assert job["cost"].get("compile_s", 0.0) == 0.0
+            assert job["cost"].get("lane_s", 0.0) == 0.0
+        served = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])
+        assert (served.status, served.config) == ("fresh", hit.config)
+        _launch_elsewhere(name, daemon.env)
+
+
+def _launch_elsewhere(name: str, environment: dict[str, str]) -> None:
+    """Run the application of an example that has one."""
+    command = {
+        "gpu_gemm": [sys.executable, str(EXAMPLES / "gpu_app.py")],
+        "cuda_softmax": [sys.executable, "-c", LIBRARY_APPLICATION],
+    }.get(name)
+    if command is not None:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("fresh")
