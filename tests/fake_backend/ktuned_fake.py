@@ -7,6 +7,7 @@ left ``<name>.reached``: so a test knows where a config is, and decides when it 
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -152,6 +153,8 @@ class Fake(Backend):
                     subprocess.run(["sleep", "1000"], check=False)
                 case "compile_detached":
                     subprocess.run(["sh", "-c", "setsid sleep 1000 & sleep 1000"], check=False)
+                case "compile_full" if not (Path(os.environ["FAKE_GATE"]) / build.gate).exists():
+                    raise OSError(errno.ENOSPC, "No space left on device")
                 case "compile_eat":
                     bytearray(1 << 50)
                 case "compile_crash":

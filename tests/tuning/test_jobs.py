@@ -243,6 +243,20 @@ async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path, monkeypa
     assert len(parts.told.of("resumed")) == 1
 
 
+async def test_full_disk_under_a_compiler_is_no_configs_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compile worker that meets it pauses tuning; when there is room again, the config is compiled and measured."""
+    monkeypatch.setattr("ktuned.tuning.dispatch.RETRY_S", 0.02)
+    async with assembled(tmp_path) as parts:
+        await parts.inspect(kernel_text(configs="[dict(us=50.0, does='compile_full', gate='room')]"))
+        async with parts.working():
+            await submit(parts)
+            await parts.told.until(lambda: bool(parts.told.of("paused")))
+            assert "no space is left on its disk" in parts.told.of("paused")[0]["reason"]
+            parts.open_gate("room")
+            (ended,) = await parts.told.ended()
+    assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
+
+
 async def test_full_disk_loses_no_job_that_makes_way(tmp_path: Path) -> None:
     """A job that cannot be recorded as waiting waits all the same."""
     async with assembled(tmp_path, store_type=FullDisk) as parts:

@@ -1,0 +1,93 @@
+"""Stopping a job: what runs for it is killed, its slot and its seat are free, and nothing is half recorded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from ktuned.model import Outcome, Plan
+from tests.fleet.playing import gone, is_running, until
+from tests.parts import Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+COMPILING = "[dict(us=50.0, does='gate_compile', gate='door')]"
+MEASURING = "[dict(us=50.0, does='work', gate='door')]"
+
+Stop = Callable[[Parts, int], Awaitable[object]]
+
+
+async def submit(parts: Parts, problem: dict[str, int]) -> int:
+    """Ask for a tuning; return the job."""
+    plan = Plan(preset="fast", strategy="exhaustive")
+    arrival = await parts.jobs.submit("project:it", problem, "Fake CPU", priority=100, reason="test", plan=plan)
+    return arrival.job.id
+
+
+async def cancel(parts: Parts, job: int) -> None:
+    """Stop a job because somebody says so."""
+    await parts.jobs.cancel(job)
+
+
+async def supersede(parts: Parts, job: int) -> None:
+    """Stop a job because its kernel changed."""
+    await parts.jobs.supersede("project:it")
+
+
+@pytest.mark.parametrize(("configs", "stop"), [(COMPILING, cancel), (MEASURING, supersede)])
+async def test_a_stopped_job_leaves_slot_and_seat_at_once(parts: Parts, configs: str, stop: Stop) -> None:
+    """When its end is told, its worker is dead, its slot and its seat are free, and its config says nothing."""
+    await parts.inspect(kernel_text(configs=configs))
+    async with parts.working():
+        job = await submit(parts, {"n": 64})
+        await parts.reached("door")
+        at_work = [entry["pid"] for entry in parts.fleet.describe() if entry["role"] == "compile"]
+        at_work += [lane.worker_pid for lane in parts.jobs.lanes() if lane.worker_pid]
+        assert at_work
+        await stop(parts, job)
+        (ended,) = await parts.told.ended()
+        assert ended["id"] == job
+        assert (parts.fleet.compile_slots.borrowed_tokens, parts.fleet.gate.state) == (0, "open")
+        assert all(lane.state == "ready" for lane in parts.jobs.lanes())
+        await gone(at_work if configs == COMPILING else at_work[-1:])
+        assert {trial.outcome for trial in parts.store.trials()} == {Outcome.CANCELLED}
+        assert parts.store.winners() == []
+        # Who comes next has both, and finds the config as if nobody had tried it.
+        parts.open_gate("door")
+        await submit(parts, {"n": 64})
+        await parts.told.ended(2)
+    assert [trial.outcome for trial in parts.store.trials()] == [Outcome.MEASURED]
+
+
+async def test_what_a_stopped_compile_had_started_goes_too(parts: Parts, tmp_path: Path) -> None:
+    """A compiler, and what it detached from itself, is gone with the job that wanted it."""
+    await parts.inspect(kernel_text(configs="[dict(us=50.0, does='compile_detached', gate='')]"))
+
+    def children() -> list[int]:
+        compilers = [entry["pid"] for entry in parts.fleet.describe() if entry["role"] == "compile"]
+        return [pid for parent in compilers for pid in _descendants(parent)]
+
+    async with parts.working():
+        job = await submit(parts, {"n": 64})
+        await until(lambda: len(children()) > 1)
+        started = children()
+        await cancel(parts, job)
+        await parts.told.ended()
+        await gone(started)
+        assert not any(is_running(pid) for pid in started)
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == pid:
+                found += [int(name), *_descendants(int(name))]
+    return found
