@@ -38,6 +38,45 @@ async def test_devices_by_name_model_or_none(parts: Parts) -> None:
     parts.kill_workers()
 
 
+async def test_devices_that_are_chosen(parts: Parts) -> None:
+    """By seat, kind or a part of the model, however it is written; the others are as good as absent."""
+    environment = changed(parts, FAKE_DEVICES="cpu:0 cpu:1 cuda:0")
+    machine = parts.machine
+    await machine.probe(environment)
+    everything = ["cpu:0", "cpu:1", "cuda:0"]
+    for chosen, expected in (
+        ([], everything),
+        (["cpu:1"], ["cpu:1"]),
+        (["cuda"], ["cuda:0"]),
+        (["fake"], everything),
+        (["cuda:0", "cpu:0", "cuda:9"], ["cpu:0", "cuda:0"]),
+    ):
+        machine.chosen = tuple(chosen)
+        assert [device.name for device in machine.devices(environment, "fake")] == expected
+    notice, *_ = machine.notices
+    assert "names 'cuda:9', which no backend finds here" in notice
+    assert "cpu:1 (Fake CPU)" in notice
+    machine.chosen = ("H200",)
+    error = refusal(machine, environment)
+    assert error.message == (
+        "config.toml's devices leave backend 'fake' none of cpu:0 (Fake CPU), cpu:1 (Fake CPU), cuda:0 (Fake CPU)"
+    )
+    assert error.hint
+    assert machine.target(environment, "fake") == "fake"
+    parts.kill_workers()
+
+
+async def test_job_is_for_all_devices_that_are_alike(parts: Parts) -> None:
+    """Which of them it was asked for does not matter; what is only compiled needs none."""
+    environment = changed(parts, FAKE_DEVICES="2")
+    await parts.machine.probe(environment)
+    aim = parts.machine.aim(environment, "fake", "cpu:1")
+    assert ([device.name for device in aim.devices], aim.target, aim.absence) == (["cpu:0", "cpu:1"], "fake", "")
+    aim = parts.machine.aim(environment, "fake", "sm_90a", compile_only=True)
+    assert (aim.devices, aim.target, aim.model.model) == ((), "sm_90a", "sm_90a")
+    parts.kill_workers()
+
+
 async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
     """No device, no backend, no interpreter, not asked yet: each has its line."""
     machine = parts.machine

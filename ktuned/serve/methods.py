@@ -24,9 +24,6 @@ from ktuned_client.wire import PROTOCOL_VERSION
 CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
 """What a client may rely on besides the protocol's version."""
 
-COMPILE_PRIORITY = Priority.WAITED_FOR - 1
-"""Somebody waits for what is only compiled too, but a tuning that is waited for goes first."""
-
 MAX_ROWS = 2_000
 """Trials or jobs in one answer, which must stay below the limit of a message."""
 
@@ -249,7 +246,8 @@ class Methods:
             seconds=wanted.seconds,
             strategy=wanted.strategy,
             seed=wanted.seed,
-            priority=COMPILE_PRIORITY,
+            # However many follow it: a tuning that is waited for goes first.
+            is_fixed=True,
             reason="compile",
             compile_only=True,
             arch=wanted.arch,

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from ktuned.errors import WorkerError
 from ktuned.fleet.failures import DeadlineExpired, RequestFailed, WorkerDied
 from ktuned.fleet.kills import is_outside_kill
@@ -17,6 +19,8 @@ from ktuned.model import Outcome, TrialResult
 from ktuned.store import Artifacts
 from ktuned.store.faults import DISK_ERRORS, file_fault
 from ktuned.tuning.trying import Attempt, Work
+
+_log = structlog.get_logger()
 
 Compiled = tuple[Attempt, TrialResult | None]
 """An attempt, and its outcome if it ended here; ``None`` says that it has its artifact."""
@@ -58,6 +62,7 @@ class Compiling:
         missing = []
         for attempt in attempts:
             if self._artifacts.find(attempt.key) is None:
+                _log.debug("artifact_missing", artifact=attempt.key, target=self._work.target)
                 missing.append(attempt)
             else:
                 attempt.life.tell(Event.ARTIFACT_FOUND)

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+import structlog
+
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.lifecycle import Event
@@ -16,6 +18,8 @@ from ktuned.store import Artifacts
 from ktuned.tuning.compiling import Compiling
 from ktuned.tuning.deadlines import for_trial
 from ktuned.tuning.trying import Attempt, Work
+
+_log = structlog.get_logger()
 
 CONTENDED_TRIES = 3
 """How often a trial is measured again when others used the device meanwhile."""
@@ -129,6 +133,7 @@ class Measuring:
     async def _judge(self, lane: Lane, attempt: Attempt, answer: dict[str, Any], output: Output) -> TrialResult | None:
         if answer["outcome"] is None:
             attempt.life.tell(Event.ARTIFACT_DAMAGED)
+            _log.debug("artifact_damaged", artifact=attempt.key, reason=answer["message"])
             self._artifacts.discard(attempt.key)
             return None
         outcome = Outcome(answer["outcome"])
@@ -158,6 +163,7 @@ class Measuring:
             "digest": work.context.digest,
             "problem": dict(work.problem),
             "measuring": work.context.measuring_version,
+            "device": work.context.device,
         }
         expected = hashlib.sha256(canonical(data).encode()).hexdigest()
         request = {

@@ -82,7 +82,6 @@ class Work:
         }
         return hashlib.sha256(canonical(parts).encode()).hexdigest()
 
-
     def measured_content(self, build: Mapping[str, Any], files: str) -> str:
         """Return what a measurement is of: SHA-256 over all that decides the figure of an artifact with such ``files``.
 

@@ -19,7 +19,7 @@ from ktuned.lifecycle import Event
 from ktuned.model import Device, Outcome
 from ktuned.store import Artifacts
 from ktuned.tuning.compiling import Compiling
-from ktuned.tuning.measuring import Measuring
+from ktuned.tuning.measuring import CONTENDED_TRIES, Measuring
 from ktuned.tuning.trying import Attempt
 from tests.parts import Parts, kernel_text
 from tests.tuning.test_trying import WORK
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.anyio
 MEASURED = {"outcome": "measured", "latency_us": 5.0, "spread_us": 0.1, "message": ""}
 REFUSED = {"outcome": "launch_error", "message": "the launch was refused"}
 DIED = WorkerDied(-signal.SIGSEGV, "first_launch", Output())
+CONTENDED = {"outcome": "contended", "message": "other programs used it"}
 OPENED = CannotOpen("no such device")
 SICK = LaneSick("the canary failed")
 
@@ -131,6 +132,34 @@ async def test_sick_lane_is_passed_over_until_it_may_be_tried_again(tmp_path: Pa
     sick.health.failed("the canary failed")
     assert (await measured(tmp_path, sick, other))[0] is Outcome.MEASURED
     assert (sick.opened, other.asked) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "outcome"), [(CONTENDED_TRIES - 1, Outcome.MEASURED), (CONTENDED_TRIES, Outcome.CONTENDED)]
+)
+async def test_disturbed_trial_is_measured_again(tmp_path: Path, disturbed: int, outcome: Outcome) -> None:
+    """So often and no more; then it is left to the next job."""
+    lane = PlayedLane("cuda:0", [CONTENDED] * disturbed + [MEASURED])
+    assert (await measured(tmp_path, lane))[0] is outcome
+    assert lane.asked == CONTENDED_TRIES
+
+
+async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
+    """While one measures, the other one does; each config is measured once, and their reference is computed once."""
+    gated = "[dict(us=50.0, gate='door'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
+    await parts.inspect(kernel_text(configs=gated, strategy="'exhaustive'"))
+    parts.root = replace(parts.root, env={"FAKE_DEVICES": "2"})
+    parts.catalog.add_root(parts.root)
+    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    async with parts.working():
+        await parts.intake.tune_kernel(parts.catalog.resolve("it"), Wish())
+        await parts.reached("door")
+        await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
+        parts.open_gate("door")
+        (ended,) = await parts.told.ended()
+    assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 3})
+    assert sorted(lane.device.name for lane in parts.jobs.lanes() if lane.busy_s) == ["cpu:0", "cpu:1"]
+    assert len(list((parts.fleet.scratch / "expected").iterdir())) == 1
 
 
 async def test_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:

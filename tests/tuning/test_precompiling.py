@@ -12,7 +12,7 @@ import pytest
 from ktuned.errors import BackendError
 from ktuned.intake import Wish
 from ktuned.manifest import MANIFEST_NAME
-from ktuned.model import Job, JobState, Priority
+from ktuned.model import Job, JobState
 from ktuned.tuning import precompiling
 from tests.parts import Parts, kernel_text
 
@@ -107,6 +107,20 @@ async def test_another_target_is_another_artifact(parts: Parts) -> None:
     assert told(parts, job)[50.0]["facts"]["target"] == "sm_100a"
 
 
+async def test_another_toolchain_is_a_miss(parts: Parts) -> None:
+    """What an older compiler made is not taken for the new one's, and stays for whoever still has that."""
+    await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
+    await ended(parts, COMPILE)
+    parts.root = replace(parts.root, env={"FAKE_VERSION": "2"})
+    parts.catalog.add_root(parts.root)
+    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    await ended(parts, COMPILE)
+    older, newer = parts.told.of("config_compiled")
+    assert (older["reused"], newer["reused"]) == (False, False)
+    assert Path(older["artifact"]).is_dir()
+    assert older["artifact"] != newer["artifact"]
+
+
 async def test_nothing_that_compiles_is_a_failure(parts: Parts) -> None:
     """The job says for what nothing could be compiled."""
     await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
@@ -164,14 +178,6 @@ async def test_cancelling_stops_the_compilers(parts: Parts) -> None:
         await parts.jobs.cancel(job.id)
         (over,) = await parts.told.ended()
     assert over["state"] == "cancelled"
-
-
-async def test_it_waits_behind_a_tuning_that_is_waited_for(parts: Parts) -> None:
-    """Nobody's tuning is later for what is only compiled."""
-    await parts.inspect(kernel_text())
-    job = await ask(parts, replace(COMPILE, priority=Priority.WAITED_FOR - 1))
-    tuned = await ask(parts, Wish())
-    assert (job.device, tuned.device, job.priority < tuned.priority) == ("fake", "Fake CPU", True)
 
 
 async def test_endless_space_is_not_held(parts: Parts) -> None:

@@ -1,0 +1,86 @@
+"""The reference's figure: by the same timer as the kernels', and as little believed when others used the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from ktuned.backends import Registry
+from ktuned.model import PRESETS, Device
+from ktuned.worker import bench
+from ktuned.worker.bench import Bench
+from ktuned.worker.main import Reply
+from ktuned.worker.timing import HostTimer
+
+
+class Phases:
+    """Takes the phases that are told."""
+
+    def phase(self, name: str) -> None:
+        """Take one."""
+
+
+class Data:
+    """A problem that has a reference, or none."""
+
+    def __init__(self, reference: Callable[[], None] | None) -> None:
+        self._reference = reference
+
+    def reference_launch(self) -> Callable[[], None] | None:
+        """Return what runs it."""
+        return self._reference
+
+
+class Watch:
+    """A watch that says what a test wants."""
+
+    absence = ""
+
+    def __init__(self, contended: bool) -> None:
+        self._contended = contended
+
+    def is_contended(self) -> bool:
+        """Say it."""
+        return self._contended
+
+
+def timed(
+    monkeypatch: pytest.MonkeyPatch,
+    reference: Callable[[], None] | None,
+    *,
+    contended: bool = False,
+    judged: bool = True,
+) -> dict[str, Any]:
+    """Return what a worker answers that is asked for the reference's time."""
+    monkeypatch.setattr(bench, "CpuWatch", lambda: Watch(contended))
+    worker = Bench(Registry([]))
+    vars(worker).update(_device=Device("cpu:0", "m", "t"), _data=Data(reference), _timer=HostTimer())
+    request = {"preset": dataclasses.asdict(PRESETS["fast"]), "judge_contention": judged}
+    return worker.time_reference(request, cast("Reply", Phases()))
+
+
+def test_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In µs, by the kernels' timer; without a reference there is no figure."""
+    found = timed(monkeypatch, lambda: None)
+    assert (found["outcome"], found["latency_us"] > 0) == ("measured", True)
+    assert timed(monkeypatch, None)["latency_us"] is None
+
+
+def test_it_is_judged_for_contention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure that others disturbed is none, where that is judged."""
+    found = timed(monkeypatch, lambda: None, contended=True)
+    assert (found["outcome"], found["latency_us"]) == ("contended", None)
+    assert timed(monkeypatch, lambda: None, contended=True, judged=False)["outcome"] == "measured"
+
+
+def test_what_it_raises_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The finalists' round goes on without it, on the same worker."""
+
+    def refuse() -> None:
+        raise RuntimeError("refused")
+
+    found = timed(monkeypatch, refuse)
+    assert (found["outcome"], found["latency_us"]) == ("launch_error", None)
