@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ktuned.dependents import Dependents
 from ktuned.errors import AmbiguousName, NotFound, UsageError
 from ktuned.fleet.process import Environment
 from ktuned.model import KernelInfo, Problem, Root
+
+_OF_FILE = "file "
+"""Tells a kernel file from a kernel (whose names have no spaces) as the owner of stamps."""
+
+
+MAX_PROBLEM_SIZE = 4096
+"""The most characters of a problem's keys and values: it is part of many a key, and remembered by the thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,10 @@ class Catalog:
         self._roots = {root.path: root for root in roots}
         self._kernels = {kernel.name: kernel for kernel in kernels if self._owner(kernel.file) is not None}
         self._errors: dict[str, tuple[FileError, ...]] = {}
-        self._stamps: dict[str, Mapping[str, str]] = {}
+        self._inspected: set[str] = set()
+        self._dependents = Dependents()
+        for kernel in self._kernels.values():
+            self._dependents.put(kernel.name, kernel.file, kernel.stamps)
 
     @property
     def roots(self) -> list[Root]:
@@ -82,6 +93,17 @@ class Catalog:
     def add_root(self, root: Root) -> None:
         """Watch one more root, or the same one with another interpreter or name."""
         self._roots[root.path] = root
+
+    def remove_root(self, path: str) -> Changes:
+        """Watch a root no longer; return what went with it. What lies below another root stays."""
+        self._roots.pop(path, None)
+        gone = [name for name, kernel in self._kernels.items() if self._owner(kernel.file) is None]
+        for name in gone:
+            self._dependents.drop(name)
+            del self._kernels[name]
+        for file in [file for file in self._inspected if self._owner(file) is None]:
+            self._forget(file)
+        return Changes(removed=tuple(gone))
 
     def root_of(self, path: str) -> Root | None:
         """Return the innermost root that a path lies below."""
@@ -131,24 +153,15 @@ class Catalog:
 
     def dependents(self, paths: Iterable[str]) -> set[str]:
         """Return the kernel files whose meaning may depend on any of these files or directories."""
-        changed = set(paths)
-        return {
-            file
-            for file, stamps in self._all_stamps()
-            if any(not changed.isdisjoint(_lineage(stamp)) for stamp in stamps)
-        }
+        return self._dependents.of(paths)
 
-    def outside_directories(self) -> set[str]:
-        """Return the directories outside every root that hold files which kernels depend on."""
-        stamps = {stamp for _, stamped in self._all_stamps() for stamp in stamped}
-        return {str(Path(stamp).parent) for stamp in stamps if self._owner(stamp) is None}
+    def directories(self) -> set[str]:
+        """Return the directories that hold files which kernels depend on, or would if they appeared."""
+        return self._dependents.directories
 
     def stamps(self) -> set[tuple[str, str]]:
         """Return every file that had a part in an inspection, with what it held then."""
-        return {entry for _, stamped in self._all_stamps() for entry in stamped.items()}
-
-    def _all_stamps(self) -> list[tuple[str, Mapping[str, str]]]:
-        return [(kernel.file, kernel.stamps) for kernel in self._kernels.values()] + list(self._stamps.items())
+        return self._dependents.stamps()
 
     def apply(self, inspections: Sequence[Inspection], removed_files: Iterable[str] = ()) -> Changes:
         """Take in new inspections and the files that are gone; return what that changed.
@@ -160,8 +173,7 @@ class Catalog:
         # What each file is known to declare now; its other kernels are free for other files to declare.
         declared: dict[str, set[str]] = {file: set() for file in removed_files}
         for file in declared:
-            self._errors.pop(file, None)
-            self._stamps.pop(file, None)
+            self._forget(file)
         declared |= {one.file: {kernel.name for kernel in one.kernels} for one in inspections if not one.errors}
         gone = {name: kernel for name, kernel in self._kernels.items() if name not in declared.get(kernel.file, {name})}
         for inspection in inspections:
@@ -175,6 +187,7 @@ class Catalog:
                     stamps.setdefault(before.file, before.stamps.get(before.file, ""))
                     continue
                 self._kernels[kernel.name] = kernel
+                self._dependents.put(kernel.name, kernel.file, kernel.stamps)
                 gone.pop(kernel.name, None)
                 inspected.append(kernel.name)
                 if before is None:
@@ -186,14 +199,21 @@ class Catalog:
             self._note(inspection.file, problems, stamps)
             errors += problems
         for name in gone:
+            self._dependents.drop(name)
             del self._kernels[name]
         return Changes(tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected))
 
     def _note(self, file: str, problems: list[FileError], stamps: Mapping[str, str]) -> None:
         self._errors.pop(file, None)
-        self._stamps[file] = stamps
+        self._inspected.add(file)
+        self._dependents.put(_OF_FILE + file, file, stamps)
         if problems:
             self._errors[file] = tuple(problems)
+
+    def _forget(self, file: str) -> None:
+        self._errors.pop(file, None)
+        self._inspected.discard(file)
+        self._dependents.drop(_OF_FILE + file)
 
 
 def _is_held(kernel: KernelInfo, gone: Mapping[str, KernelInfo]) -> bool:
@@ -212,6 +232,12 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
     Raises:
         UsageError: it has not; says which it should have.
     """
+    size = sum(len(key) + (len(value) if isinstance(value, str) else 8) for key, value in problem.items())
+    if size > MAX_PROBLEM_SIZE:
+        raise UsageError(
+            f"{kernel.name}: the problem takes {size} characters, and {MAX_PROBLEM_SIZE} are allowed",
+            hint="a problem is a few sizes and names; hand tensors over with capture",
+        )
     for key, value in problem.items():
         if not isinstance(value, bool | int | float | str):
             raise UsageError(
@@ -226,12 +252,6 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
         raise UsageError(
             f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(sorted(needed)) or 'nothing'}"
         )
-
-
-def _lineage(path: str) -> Iterator[str]:
-    """Yield a path and every directory above it."""
-    yield path
-    yield from map(str, Path(path).parents)
 
 
 def is_below(path: str, directory: str) -> bool:

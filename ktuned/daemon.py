@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -16,9 +14,10 @@ import anyio.to_thread
 import msgspec
 import structlog
 
+from ktuned import home
 from ktuned.catalog import Catalog, Changes, check_problem, environment_of
 from ktuned.config import Settings
-from ktuned.errors import KtunedError, NotFound, StoreError
+from ktuned.errors import KtunedError, NotFound
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import Environment
 from ktuned.intake import Intake
@@ -52,7 +51,6 @@ from ktuned.watch import Watcher
 _log = structlog.get_logger()
 
 _STORE_NAME = "ktuned.sqlite"
-_PRIVATE = 0o700
 
 
 def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
@@ -64,6 +62,7 @@ def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
     Raises:
         KtunedError: it cannot start, or cannot go on; says what mends it.
     """
+    os.umask(home.PRIVATE_UMASK)
     handover = Handover.take(os.environ, os.getpid())
     try:
         anyio.run(serve, settings, handover, starts_by_itself)
@@ -77,7 +76,7 @@ async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) 
     descriptor = handover.descriptor
     socket_of = bind_socket(settings.socket) if descriptor is None else inherit_socket(descriptor)
     idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0
-    with Notifier(handover.notify_path) as notifier, _home(settings), socket_of as listening:
+    with Notifier(handover.notify_path) as notifier, home.held(settings.state, settings.cache), socket_of as listening:
         settings = msgspec.structs.replace(settings, socket=listening.getsockname())
         async with Store.open(settings.state / _STORE_NAME) as store:
             fleet = Fleet(
@@ -94,34 +93,6 @@ async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) 
                     settings, store, fleet, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s
                 )
                 await daemon.run(listening)
-
-
-@contextmanager
-def _home(settings: Settings) -> Iterator[None]:
-    """Make the directories, and hold the state so that two daemons never share a store."""
-    try:
-        for directory in (settings.state, settings.cache):
-            directory.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
-        descriptor = os.open(settings.state / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise StoreError(
-            f"{settings.state} cannot be used: {error.strerror}",
-            hint="make it writable, or set KTUNED_HOME to a directory that is",
-        ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-            raise StoreError(
-                f"a daemon (pid {holder}) already keeps its state in {settings.state}",
-                hint="stop it with `ktuned stop`, or set KTUNED_HOME to another directory",
-            ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class Daemon:
@@ -370,7 +341,6 @@ class Daemon:
             self._device_failed = anyio.Event()
             for root in self._catalog.roots:
                 await self._machine.probe(environment_of(root), again=True)
-
 
     def _publish(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
         kernel = fields.get("kernel")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from ktuned.catalog import Catalog, Changes, FileError, Inspection, environment_of
+from ktuned.catalog import Catalog, Changes, FileError, Inspection, environment_of, is_below
 from ktuned.errors import StoreError, WorkerError
 from ktuned.fleet.kills import KILLS_EXCUSED, is_outside_kill
 from ktuned.fleet.pool import Fleet
@@ -31,18 +31,67 @@ def is_kernel_file(name: str) -> bool:
     return base.startswith("tune_") and base.endswith(".py")
 
 
-def find_kernel_files(directory: str) -> list[str]:
-    """Return every kernel file at or below a path, sorted. Blocks as long as the disk does."""
-    if os.path.isfile(directory):
-        return [directory] if is_kernel_file(directory) else []
-    found = []
-    for place, below, files in os.walk(directory):
-        if "pyvenv.cfg" in files:
-            below.clear()
+def is_looked_into(name: str) -> bool:
+    """Tell whether a survey looks for kernel files in directories of this name."""
+    return not name.startswith(".") and name not in SKIPPED_DIRECTORIES
+
+
+def walk(top: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each directory where a survey looks, with the names of its files, the upper ones first.
+
+    A link to a directory outside is followed, once; what it links to inside is found there. Blocks as the disk does.
+    """
+    real_top = os.path.realpath(top)
+    followed: set[str] = set()
+    places = [top]
+    while places:
+        place = places.pop()
+        try:
+            with os.scandir(place) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError:
             continue
-        below[:] = sorted(name for name in below if not name.startswith(".") and name not in SKIPPED_DIRECTORIES)
-        found += [os.path.join(place, name) for name in files if is_kernel_file(name)]
-    return sorted(found)
+        if any(entry.name == "pyvenv.cfg" for entry in found):
+            continue
+        files, below = [], []
+        for entry in found:
+            if not _is_directory(entry):
+                files.append(entry.name)
+            elif is_looked_into(entry.name):
+                real = os.path.realpath(entry.path) if entry.is_symlink() else ""
+                if not real or not (is_below(real, real_top) or real in followed):
+                    followed.add(real)
+                    below.append(entry.path)
+        yield place, files
+        places += reversed(below)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def find_kernel_files(directory: str, root: str | None = None) -> list[str]:
+    """Return every kernel file at or below a path, sorted. Blocks as long as the disk does.
+
+    A link to a kernel file that lies below ``root`` (or else the path itself) is left out: it is found where it lies.
+    """
+    top = os.path.realpath(root or directory)
+    if os.path.isfile(directory):
+        found = [directory] if is_kernel_file(directory) else []
+    else:
+        names = ((place, name) for place, files in walk(directory) for name in files)
+        found = [os.path.join(place, name) for place, name in names if is_kernel_file(name)]
+    return sorted(path for path in found if not _is_found_elsewhere(path, top))
+
+
+def _is_found_elsewhere(path: str, top: str) -> bool:
+    if not os.path.islink(path):
+        return False
+    real = os.path.realpath(path)
+    return real != path and is_below(real, top) and is_kernel_file(real)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +139,8 @@ class Survey:
             trusted = sorted(set(wanted) - {one.file for one in refused})
             inspections = refused + await self._inspect(root, trusted)
             changes = self._catalog.apply(inspections, removed)
-            kernels = [kernel for kernel in self._catalog.kernels if kernel.file in wanted]
+            names = set(wanted)
+            kernels = [kernel for kernel in self._catalog.kernels if kernel.file in names]
             if kernels or changes.removed:
                 try:
                     await self._store.save_kernels(kernels, changes.removed)

@@ -143,10 +143,21 @@ def test_dependents_by_file_and_directory(catalog: Catalog, tmp_path: Path, file
         assert catalog.dependents([str(path)]) == set()
 
 
-def test_outside_directories(catalog: Catalog, files: list[Path]) -> None:
-    """A header outside every root has its directory watched."""
+def test_directories(catalog: Catalog, files: list[Path]) -> None:
+    """Every directory that holds what is depended on is told, until nothing in it is."""
     catalog.apply([seen(files[0], kernel(files[0], stamps={"/elsewhere/inc/x.h": "1", str(files[0]): "00"}))])
-    assert catalog.outside_directories() == {"/elsewhere/inc"}
+    assert catalog.directories() == {"/elsewhere/inc", str(files[0].parent)}
+    catalog.apply([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
+    assert catalog.directories() == {str(files[0].parent)}
+
+
+def test_root_that_is_dropped(catalog: Catalog, files: list[Path]) -> None:
+    """With a root go its kernels, its errors and its dependencies; what lies below another root stays."""
+    catalog.apply([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
+    (root,) = catalog.roots
+    known = tuple(one.name for one in catalog.kernels)
+    assert catalog.remove_root(root.path).removed == known
+    assert (catalog.kernels, catalog.errors, catalog.directories(), catalog.stamps()) == ([], [], set(), set())
 
 
 def test_innermost_root_owns() -> None:

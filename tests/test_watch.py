@@ -48,7 +48,11 @@ async def watching(parts: Parts) -> AsyncIterator[Watched]:
     parts.write(kernel_text("marker"), "tune_marker.py")
     await parts.survey.root(parts.root)
     send, receive = anyio.create_memory_object_stream[Changes](100)
-    watcher = Watcher(parts.catalog, parts.survey, send.send)
+
+    async def pass_on(changes: Changes, saved: bool) -> None:
+        await send.send(changes)
+
+    watcher = Watcher(parts.catalog, parts.survey, pass_on)
     with send, receive:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watcher.run)
@@ -120,7 +124,7 @@ async def test_header_in_another_directory(parts: Parts, tmp_path: Path) -> None
     async with watching(parts) as watched:
         path.write_text(kernel_text(sources="['it.c']"))
         assert (await watched.next()).changed == ("project:it",)
-        assert str(header.parent) in parts.catalog.outside_directories()
+        assert str(header.parent) in parts.catalog.directories()
         for file in (header, generated, header):
             file.write_text(f"{file.read_text()}#define Z {file.stat().st_size}\n")
             assert (await watched.next()).changed == ("project:it",)
