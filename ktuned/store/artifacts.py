@@ -11,9 +11,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 import structlog
@@ -142,6 +143,13 @@ class Artifacts:
             return manifest.read(self.place(key)).content
         except DamagedArtifact:
             return ""
+
+    def facts(self, key: str) -> Mapping[str, Any]:
+        """Return what the backend said of an artifact when it made it; nothing where that cannot be read."""
+        try:
+            return manifest.read(self.place(key)).facts
+        except DamagedArtifact:
+            return {}
 
     def discard(self, key: str) -> None:
         """Remove an artifact, at once for whoever looks; harmless when it is gone.

@@ -66,6 +66,7 @@ class Compiling:
                 missing.append(attempt)
             else:
                 attempt.life.tell(Event.ARTIFACT_FOUND)
+                attempt.facts = self._artifacts.facts(attempt.key)
                 done.append((attempt, None))
         if missing:
             # The slot first: who waits for one does not compile, and keeps nobody from having quiet.

@@ -191,3 +191,11 @@ async def test_endless_space_is_not_held(parts: Parts) -> None:
         assert channel["size"] <= precompiling.ASK_AT_ONCE
         await parts.jobs.cancel(job.id)
         await parts.told.ended()
+
+
+async def test_a_trial_has_the_facts_of_the_artifact_that_was_there(parts: Parts) -> None:
+    """What the compiler told of registers is the trial's, whichever job compiled it."""
+    await parts.inspect(kernel_text())
+    assert (await ended(parts, COMPILE, Wish()))["state"] == "done"
+    details = [parts.store.trial(trial.id) for trial in parts.store.trials()]
+    assert [trial.detail["facts"]["registers"] for trial in details if trial is not None] == [32, 32]
