@@ -33,15 +33,22 @@ COUNT_WORD: Final = 1
 EPOCH_WORD: Final = 2
 FIRST_SLOT: Final = 8
 
+MAX_NAME_CHARACTERS: Final = 256
 MAX_NAMES: Final = 1024
 """Kernels whose slots are kept: to work one out takes longer than all else that is done with it."""
 
 
-@lru_cache(MAX_NAMES)
 def slot_of(kernel: str) -> int:
     """Return which word is a kernel's, by its full name."""
+    # Anybody can ask for a name that is none, and of any size: such a one is not remembered.
+    return _remembered_slot_of(kernel) if len(kernel) <= MAX_NAME_CHARACTERS else _slot_of(kernel)
+
+
+def _slot_of(kernel: str) -> int:
     return FIRST_SLOT + crc32(kernel.encode()) % (WORDS - FIRST_SLOT)
 
+
+_remembered_slot_of = lru_cache(MAX_NAMES)(_slot_of)
 
 NOTHING: Final = memoryview(bytes(8 * WORDS)).cast("Q")
 """The words of a table that never changes: what holds by it, holds for good."""

@@ -68,7 +68,8 @@ def _all(status: Mapping[str, Any]) -> Iterator[Family]:
     yield _gauge("ktuned_requests_pending", "Requests whose answer is awaited.", server.get("pending"))
     yield _gauge("ktuned_subscribers", "Connections that get events.", events.get("subscribers"))
     yield _gauge("ktuned_subscribers_lagging", "Those of them that read too slowly.", events.get("lagging"))
-    yield _by("ktuned_jobs", "Jobs under way.", "state", status.get("jobs", {}))
+    jobs = {state: count for state, count in status.get("jobs", {}).items() if isinstance(count, int)}
+    yield _by("ktuned_jobs", "Jobs under way.", "state", jobs)
     yield Family("ktuned_workers", "gauge", "Worker processes.", tuple(_workers(status.get("workers", ()))))
     lanes = status.get("lanes", ())
     yield Family("ktuned_lane_busy", "gauge", "Whether a device measures.", _lanes(lanes, _is_busy))

@@ -67,7 +67,7 @@ def start(socket_path: str, state_directory: Path, deadline_s: float = START_DEA
     log_path = state_directory / LOG_NAME
     try:
         state_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with log_path.open("ab") as log:
+        with open(log_path, "ab", opener=_open_private) as log:
             offset = log.tell()
             process = subprocess.Popen(
                 [sys.executable, "-m", "ktuned", "serve", "--auto-started"],
@@ -95,6 +95,10 @@ def start(socket_path: str, state_directory: Path, deadline_s: float = START_DEA
     words = text.first_line(_last_line(log_path, offset)) or "it said nothing"
     what = f"ended with status {process.returncode}" if ended else f"did not answer within {deadline_s:g} s"
     raise DaemonNotStarted(f"the daemon {what}: {words}", hint=f"its log is {log_path}")
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _environment(socket_path: str) -> dict[str, str]:

@@ -141,6 +141,9 @@ class Lookups:
             if len(self._memo) >= MAX_REMEMBERED:
                 self._memo.clear()
             reply = self._answer(name, problem, device, tune=tune)
+            if reply["status"] == Status.UNKNOWN:
+                # Not remembered: names that nobody knows can be made up without end, and be of any size.
+                return reply
             served = self._memo[key] = _Served(reply, monotonic() + HOLDS_S)
         return served.reply
 

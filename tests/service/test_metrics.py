@@ -73,7 +73,7 @@ def test_a_daemons_metrics(tmp_path: Path) -> None:
     assert set(families["ktuned_lane_sick"].values()) == {0.0}
     assert set(status["rates"]) == set(status["totals"]) == {"requests", "lookups", "trials"}
     assert status["rates"]["trials"] > 0
-    assert set(status["caches"]) == {"answers", "winners", "admitted"}
+    assert set(status["caches"]) == {"answers", "shortcuts", "winners", "admitted"}
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Zl", "Zp", "Cc"], include_characters='\n"\\'), max_size=20)
