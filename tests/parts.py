@@ -91,7 +91,7 @@ class Told:
 class Parts:
     """The parts, wired as a daemon wires them; ``prepare`` may be replaced by a test."""
 
-    def __init__(self, directory: Path, store: Store, fleet: Fleet, gates: Path) -> None:
+    def __init__(self, directory: Path, store: Store, fleet: Fleet, gates: Path, **manners: Any) -> None:
         self.project = directory / "project"
         self.project.mkdir(exist_ok=True)
         self.root = Root(str(self.project), "project", sys.executable)
@@ -113,6 +113,7 @@ class Parts:
             artifacts=self.artifacts,
             prepare=self._prepared,
             publish=self.told.publish,
+            **manners,
         )
         self.generations = Generations(str(directory), epoch=7)
         self.lookups = Lookups(
@@ -223,8 +224,8 @@ class Parts:
 
 
 @asynccontextmanager
-async def assembled(directory: Path, *, store_type: type[Store] = Store) -> AsyncIterator[Parts]:
-    """Put the parts together below a directory; on leaving, no worker is left."""
+async def assembled(directory: Path, *, store_type: type[Store] = Store, **manners: Any) -> AsyncIterator[Parts]:
+    """Put the parts together below a directory; on leaving, no worker is left. ``manners`` are for :class:`Jobs`."""
     directory = directory.resolve()
     gates = directory / "gates"
     gates.mkdir(exist_ok=True)
@@ -240,7 +241,7 @@ async def assembled(directory: Path, *, store_type: type[Store] = Store) -> Asyn
     async with store_type.open(directory / "k.sqlite") as store, fleet.running():
         for key, report in _reports.items():
             await store.save_probe(key, report)
-        parts = Parts(directory, store, fleet, gates)
+        parts = Parts(directory, store, fleet, gates, **manners)
         if not _reports:
             await parts.machine.probe(parts.environment)
             _reports.update(store.probes())
