@@ -59,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True):
     roots: tuple[Root, ...]
     deadlines: Mapping[str, float]
     compile_slots: int
+    slots_are_given: bool
     compile_cores: frozenset[int]
     artifacts_bytes: int
     policy: str
@@ -112,7 +113,7 @@ def load_settings(
     slots = file.compile_slots or default_compile_slots(len(os.sched_getaffinity(0)))
     bench_bytes, compile_bytes = memory.default_limits(slots)
     cores = sorted(os.sched_getaffinity(0))
-    # The first core is the lane's: compilers keep off it where there is another.
+    # The first core is a lane's: compilers keep off it where there is another. Further lanes are known later.
     compile_cores = frozenset(cores[1:])
     return Settings(
         socket=str(socket or socket_path(env)),
@@ -122,6 +123,7 @@ def load_settings(
         roots=_roots(file, config_path),
         deadlines=_deadlines(file, config_path),
         compile_slots=slots,
+        slots_are_given=file.compile_slots is not None,
         compile_cores=compile_cores,
         policy=file.policy,
         artifacts_bytes=int(file.artifacts_gib * 2**30),

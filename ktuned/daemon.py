@@ -357,6 +357,13 @@ class Daemon:
             self._lookups.changed_all()
         self.events.publish(type, **fields)
 
+    def _leave_cores(self, lanes: int) -> None:
+        """Keep compilers off one core for each device; how many run at once is what config.toml says, if it does."""
+        slots = self._settings.compile_slots
+        self._fleet.leave_cores(lanes)
+        if not self._settings.slots_are_given:
+            self._fleet.compile_slots.total_tokens = max(1, slots + 1 - max(1, lanes))
+
     def _prepare(self, job: Job) -> Work:
         kernel = self._catalog.resolve(job.kernel)
         check_problem(kernel, job.problem)
@@ -366,6 +373,7 @@ class Daemon:
             raise NotFound(f"{kernel.file} is below no watched root")
         environment = environment_of(root)
         aim = self._machine.aim(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
+        self._leave_cores(len(self._machine.seats(environment)))
         return Work(
             job=job,
             kernel=kernel,

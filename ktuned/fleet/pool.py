@@ -73,7 +73,7 @@ class Fleet:
         self.compile_slots = Turns(compile_slots)
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.scratch = scratch / self._id
-        self._compile_cores = compile_cores
+        self._compile_cores = self._all_compile_cores = compile_cores
         self._spawn_s = spawn_s
         self._base_env = {**base_env, DAEMON_MARK: self._id, "KTUNED_CACHE": str(cache)}
         self._workers: dict[int, WorkerProcess] = {}
@@ -120,6 +120,14 @@ class Fleet:
         self.compile_slots.total_tokens = compile_slots
         self._limits["bench"], self._limits["compile"] = memory_limits
         self._limits["inspect"] = self._limits["explore"] = memory_limits[0]
+
+    def leave_cores(self, lanes: int) -> None:
+        """Keep compilers off one core for each lane, as far as there are cores; those that are up stay where they are.
+
+        The first lane's core is not among the cores that the fleet was made with.
+        """
+        cores = sorted(self._all_compile_cores)
+        self._compile_cores = frozenset(cores[max(0, min(lanes, len(cores)) - 1) :])
 
     @asynccontextmanager
     async def lend(self, role: str, environment: Environment) -> AsyncIterator[WorkerProcess]:

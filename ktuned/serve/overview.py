@@ -100,7 +100,7 @@ class Overview:
             "lanes": [lane.describe() for lane in self._jobs.lanes()],
             "workers": self._fleet.describe(),
             "gate": self._fleet.gate.state,
-            "compile_slots": self.settings.compile_slots,
+            "compile_slots": self._fleet.compile_slots.total_tokens,
             "channels": {
                 **self._jobs.channels(),
                 "errands": self._lookups.statistics()["errands"],

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -165,6 +166,17 @@ async def test_compile_workers_stand_aside(run_fleet: RunFleet, environment: Env
             process = psutil.Process(worker.pid)
             assert process.nice() == psutil.Process().nice()
             assert process.cpu_affinity() == psutil.Process().cpu_affinity()
+
+
+async def test_each_lane_has_a_core_to_itself(run_fleet: RunFleet, environment: Environment) -> None:
+    """Compilers that start keep off one more core for each further lane, down to the last one."""
+    cores = sorted(os.sched_getaffinity(0))
+    async with run_fleet(compile_cores=frozenset(cores)) as fleet, AsyncExitStack() as lent:
+        for lanes in (0, 1, 2, 999):
+            fleet.leave_cores(lanes)
+            worker = await lent.enter_async_context(fleet.lend("compile", environment))
+            left = cores[min(max(0, lanes - 1), len(cores) - 1) :]
+            assert psutil.Process(worker.pid).cpu_affinity() == left
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
