@@ -29,6 +29,15 @@ OUR_PACKAGE = Path(__file__).resolve().parent.parent
 """ktuned itself, which is not the project's code either, also when the project is a checkout of ktuned."""
 
 
+_DISTRIBUTIONS = {
+    "cutlass": "nvidia-cutlass-dsl",
+    "numpy": "numpy",
+    "torch": "torch",
+    "triton": "triton",
+    "tvm_ffi": "apache-tvm-ffi",
+}
+"""The distributions of what kernel files import most, by their packages."""
+
 _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
 
 
@@ -156,7 +165,21 @@ def _import_error(error: BaseException, path: Path, root: Path) -> KernelFileErr
             file = Path(frame.f_code.co_filename)
             if file == path or (is_local(file, root) and not is_ours(frame.f_globals.get("__name__", ""))):
                 place, line = file, number
-    return KernelFileError(f"{place}:{line}: {type(error).__name__}: {words}", path=str(place), line=line)
+    said, hint = f"{type(error).__name__}: {words}", ""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        if distribution := _distribution(package):
+            said, hint = f"{package} is not installed: {words}", f"pip install {distribution} into {sys.executable}"
+        else:
+            hint = f"install it into {sys.executable}, or mend the import"
+    return KernelFileError(f"{place}:{line}: {said}", path=str(place), line=line, hint=hint)
+
+
+def _distribution(package: str) -> str:
+    """Return what pip installs a package of this field by; nothing for others, whose names may differ."""
+    if package.startswith("ktuned_"):
+        return f"'ktuned[{package.removeprefix('ktuned_').replace('_', '-')}]'"
+    return _DISTRIBUTIONS.get(package, "")
 
 
 def _refuse_unknown_backends(collector: Collector, backends: Collection[str]) -> None:

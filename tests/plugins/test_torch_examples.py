@@ -120,7 +120,8 @@ class TestSoftmax:
             pytest.skip("Triton is installed")
         file = EXAMPLES / "triton_softmax" / "tune_softmax.py"
         (error,) = load_file(file, EXAMPLES).errors
-        assert error.message == f"{file}:4: ModuleNotFoundError: No module named 'triton'"
+        assert error.message == f"{file}:4: triton is not installed: No module named 'triton'"
+        assert error.hint.startswith("pip install triton into ")
 
     @pytest.mark.gpu
     def test_every_config_agrees_on_the_gpu_and_one_beats_the_default(self, tmp_path: Path) -> None:
