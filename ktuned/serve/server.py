@@ -84,7 +84,7 @@ class Server:
         self, methods: Mapping[str, Method], limits: Limits | None = None, *, shortcuts: Shortcuts | None = None
     ) -> None:
         self.limits = limits or Limits()
-        self.shortcuts = Shortcuts() if shortcuts is None else shortcuts
+        self.shortcuts = shortcuts
         self._methods = {name: (method, inspect.iscoroutinefunction(method)) for name, method in methods.items()}
         self._connections: set[Connection] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -127,7 +127,7 @@ class Server:
         return {
             "connections": len(self._connections),
             "pending": sum(connection.pending for connection in self._connections),
-            "answered": self._answered + self.shortcuts.taken,
+            "answered": self._answered + (0 if self.shortcuts is None else self.shortcuts.taken),
             "refused": self._refused,
         }
 
@@ -317,8 +317,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         data = bytes(self._server.read_buffer[:nbytes])
         begins_here = self._decoder.is_between_messages and not self._unhandled
-        if begins_here and not self._is_paused:
-            known = self._server.shortcuts.find(data)
+        shortcuts = self._server.shortcuts
+        if shortcuts is not None and begins_here and not self._is_paused:
+            known = shortcuts.find(data)
             if known is not None:
                 self._transport.write(known)
                 return
@@ -327,7 +328,7 @@ class Connection(asyncio.BufferedProtocol):
         except wire.ProtocolError as error:
             self._refuse("protocol", str(error))
             return
-        is_one = begins_here and len(self._unhandled) == 1 and self._decoder.is_between_messages
+        is_one = shortcuts is not None and begins_here and len(self._unhandled) == 1 and self._decoder.is_between_messages
         self._handle(data if is_one else None)
 
     def pause_writing(self) -> None:
@@ -370,7 +371,7 @@ class Connection(asyncio.BufferedProtocol):
             response = self._server.start(self, message)
             if response is not None:
                 self.send(response)
-                if data is not None and type(message) is wire.Request:
+                if self._server.shortcuts is not None and data is not None and type(message) is wire.Request:
                     self._server.shortcuts.keep(data, response)
         if self.on_writable is not None and self.is_writable:
             self.on_writable()

@@ -1,9 +1,10 @@
 """A real server in a process of its own, with methods that tests can steer.
 
-``python -m tests.client.daemon PATH`` serves until SIGTERM, and says ``ready`` on stdout when it does.
+``python -m tests.client.daemon PATH [PROTOCOL]`` serves until SIGTERM, and says ``ready`` on stdout when it does.
 """
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import anyio
 
 from ktuned.errors import NotFound
 from ktuned.serve.events import Events
+from ktuned.serve.generations import Generations
 from ktuned.serve.listening import bind_socket
 from ktuned.serve.server import Connection, Server
 
@@ -24,13 +26,21 @@ REPOSITORY = Path(__file__).parents[2]
 class Daemon:
     """Answers lookups, holds requests until they are released, and runs jobs that end when told."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str, protocol: int) -> None:
+        self.path = path
+        self.protocol = protocol
+        self.generations = Generations(os.path.dirname(path), epoch=7)
+        self.asked = 0
         self.events = Events(epoch=7, ring_events=16)
         self.released = anyio.Event()
         self.jobs: dict[int, dict[str, Any]] = {}
         self.server = Server(
             {
+                "hello": self.hello,
+                "asked": lambda params, connection: self.asked,
+                "bump": lambda params, connection: self.generations.bump(params["kernel"]),
                 "lookup": self.lookup,
+                "lookup_many": self.lookup_many,
                 "hold": self.hold,
                 "release": self.release,
                 "boom": self.boom,
@@ -43,7 +53,20 @@ class Daemon:
             }
         )
 
+    def hello(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        return {"protocol": self.protocol, "build": "9.9", "generations": self.generations.path}
+
+    def lookup_many(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        answers = []
+        for entry in params["lookups"]:
+            try:
+                answers.append(self.lookup(entry, connection))
+            except NotFound as error:
+                answers.append({"error": error.to_wire()})
+        return {"answers": answers}
+
     def lookup(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+        self.asked += 1
         if params["kernel"] == "missing":
             raise NotFound("there is no kernel 'missing'", hint="see `ktuned kernels`")
         if params["kernel"] == "garbled":
@@ -59,7 +82,7 @@ class Daemon:
             "artifact": None,
             "age_s": 2.0,
             "decided": 1.0,
-            "generation": 3,
+            "generation": self.generations.of(params["kernel"]),
             "a_newer_field": True,
         }
 
@@ -100,8 +123,8 @@ class Daemon:
         name = "job_done" if state == "done" else "job_started"
         self.events.publish(name, kernel=kernel, job=job, job_state=self.jobs[job])
 
-    async def run(self, path: str) -> None:
-        with bind_socket(path) as listening:
+    async def run(self) -> None:
+        with bind_socket(self.path) as listening:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(self.server.serve, listening)
                 print("ready", flush=True)
@@ -111,13 +134,13 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running(path: str | Path) -> Iterator["subprocess.Popen[str]"]:
+def running(path: str | Path, protocol: int = 1) -> Iterator["subprocess.Popen[str]"]:
     """Start the server on ``path``, yield its process once it serves, and end it."""
-    command = [sys.executable, "-m", "tests.client.daemon", str(path)]
+    command = [sys.executable, "-m", "tests.client.daemon", str(path), str(protocol)]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
+            assert "ready\n" in iter(process.stdout.readline, "")
             yield process
         finally:
             process.terminate()
@@ -127,4 +150,4 @@ def running(path: str | Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 if __name__ == "__main__":
-    anyio.run(Daemon().run, sys.argv[1])
+    anyio.run(Daemon(sys.argv[1], int(sys.argv[2])).run)

@@ -1,0 +1,39 @@
+"""A stock MessagePack-RPC client that knows nothing of ktuned drives the daemon: headless Neovim."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import PATIENCE_S, Daemon, kernel_text
+
+SCRIPT = Path(__file__).with_suffix(".lua").with_stem("neovim")
+
+
+@pytest.mark.skipif(shutil.which("nvim") is None, reason="there is no nvim (apt-get install neovim)")
+def test_neovim_asks_and_receives_events(daemon: Daemon, tmp_path: Path) -> None:
+    """``sockconnect`` and ``rpcrequest`` get every answer, errors as errors, and events come as notifications."""
+    daemon.kernel_file(kernel_text("space([dict(us=300.0)])", default="dict(us=300.0)"))
+    daemon.client.call("tune", path=str(tmp_path / "project"), trials=1)
+    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the first winner")
+    daemon.client.call("forget", kernel="it")
+    answer = tmp_path / "answer.json"
+    ended = subprocess.run(
+        ["nvim", "--clean", "--headless", "-c", f"luafile {SCRIPT}", "-c", "qa!"],
+        env={**daemon.env, "ANSWER": str(answer)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert answer.exists(), ended.stderr
+    assert json.loads(answer.read_text()) == {
+        "hello": 1,
+        "status": "default",
+        "refused": False,
+        "events": ["job_queued", "job_done"],
+        "tuned": "fresh",
+        "many": ["fresh", "unknown"],
+    }
