@@ -6,7 +6,6 @@ served go first when the directory outgrows its cap.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
@@ -50,7 +49,6 @@ class Artifacts:
         self._clock = clock
         self._touched: dict[str, float] = {}
         self._size: int | None = None
-        self._durable: set[str] = set()
 
     @property
     def size(self) -> int:
@@ -86,18 +84,10 @@ class Artifacts:
             raise file_fault(error, f"the staging directory {path} cannot be made") from error
         return path
 
-    async def adopt(self, staged: Path, *, key: str, size: int) -> None:
-        """Make a staged directory, which its compile worker sealed, the artifact of ``key``.
-
-        It is on the disk before this returns. If an equal key was adopted meanwhile, that one stays. Whatever happens,
-        the staged directory is gone afterwards. ``size`` is what the worker says that it takes, in bytes.
-
-        Raises:
-            StoreError: no space, or another failure of the disk.
-        """
-        added = await anyio.to_thread.run_sync(self._adopt, staged, key, size)
+    def note_added(self, size: int) -> None:
+        """Take into account that a compile worker has put an artifact of so many bytes in its :meth:`place`."""
         if self._size is not None:
-            self._size += added
+            self._size += size
 
     async def check_writable(self) -> None:
         """Write and remove a small file.
@@ -218,40 +208,6 @@ class Artifacts:
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
-    def _adopt(self, staged: Path, key: str, size: int) -> int:
-        """Return the bytes that this added."""
-        try:
-            if self._move_into_place(staged, key):
-                return size
-        except OSError as error:
-            shutil.rmtree(staged, ignore_errors=True)
-            raise file_fault(error, f"artifact {key} cannot be kept") from error
-        shutil.rmtree(staged, ignore_errors=True)
-        return 0
-
-    def _move_into_place(self, staged: Path, key: str) -> bool:
-        """Rename ``staged``; return whether it stands now, or else an equal artifact that was faster."""
-        place = self.place(key)
-        place.parent.mkdir(mode=0o700, exist_ok=True)
-        while True:
-            try:
-                staged.rename(place)
-            except OSError as error:
-                if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
-                    raise
-            else:
-                _sync(place.parent)
-                if place.parent.name not in self._durable:
-                    _sync(self.directory)
-                    self._durable.add(place.parent.name)
-                return True
-            try:
-                manifest.read(place)
-            except DamagedArtifact:
-                self._remove(key)
-            else:
-                return False
-
     def _remove(self, key: str) -> None:
         """Rename an artifact away first, so that nobody finds half of it."""
         with tempfile.TemporaryDirectory(dir=self._staging(), ignore_cleanup_errors=True) as away:
@@ -289,11 +245,3 @@ class Artifacts:
             except FileNotFoundError:
                 continue
             yield _Sealed(path.parent.name, size, served)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -100,7 +100,7 @@ class Compiling:
                 failure = error
             for attempt in group:
                 if attempt.key in items:
-                    done.append((attempt, await self._take(attempt, items[attempt.key], into)))
+                    done.append((attempt, self._take(attempt, items[attempt.key])))
         rest = [attempt for attempt in group if attempt.key not in items]
         if failure is None:
             silent = "the backend said nothing of this config"
@@ -122,7 +122,10 @@ class Compiling:
             "op": "compile",
             **work.kernel_request(),
             "into": str(into),
-            "units": [attempt.unit() for attempt in {attempt.key: attempt for attempt in group}.values()],
+            "units": [
+                {**attempt.unit(), "place": str(self._artifacts.place(attempt.key))}
+                for attempt in {attempt.key: attempt for attempt in group}.values()
+            ],
         }
         deadlines = {**work.deadlines, "compile": work.deadlines["compile"] * len(group)}
 
@@ -132,14 +135,13 @@ class Compiling:
         async with self._fleet.lend("compile", work.environment) as worker:
             await worker.call(request, deadlines, first_phase="load", on_item=note)
 
-    async def _take(self, attempt: Attempt, item: dict[str, Any], into: Path) -> TrialResult | None:
+    def _take(self, attempt: Attempt, item: dict[str, Any]) -> TrialResult | None:
         attempt.compile_s += item["seconds"]
         if item["outcome"] is not None:
             event = Event.CANNOT_RUN if item["outcome"] == Outcome.UNSUPPORTED else Event.COMPILE_FAILED
             return attempt.result(event, item["message"], phase="compile", facts=dict(item["facts"]))
-        attempt.facts = item["facts"]
-        if self._artifacts.find(attempt.key) is None:
-            await self._artifacts.adopt(into / attempt.key, key=attempt.key, size=item["bytes"])
+        attempt.facts, attempt.files = item["facts"], item["content"]
+        self._artifacts.note_added(item["bytes"])
         attempt.life.tell(Event.COMPILE_DONE)
         return None
 

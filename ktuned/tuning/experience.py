@@ -85,7 +85,7 @@ class Experience:
 
     def carried(self, attempt: Attempt) -> TrialResult | None:
         """Return the result of a compiled attempt whose twin was measured: equal bytes, called alike, on equal data."""
-        files = self._artifacts.content(attempt.key)
+        files = self._artifacts.content(attempt.key) if attempt.files is None else attempt.files
         if not files:
             return None
         attempt.content = self._work.measured_content(attempt.build, files)

@@ -110,6 +110,7 @@ class Attempt:
     key: str
     life: Life = field(default_factory=Life)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    files: str | None = None
     content: str = ""
     compile_s: float = 0.0
     lane_s: float = 0.0

@@ -38,6 +38,7 @@ def compile_units(registry: Registry, request: dict[str, Any], reply: Reply) -> 
     backend = registry.load(request["backend"])
     into = Path(request["into"])
     units = [unit_of(registry, request, entry) for entry in request["units"]]
+    places = {entry["key"]: Path(entry["place"]) for entry in request["units"]}
     for unit in units:
         shutil.rmtree(into / unit.key, ignore_errors=True)
         (into / unit.key).mkdir(parents=True)
@@ -46,17 +47,19 @@ def compile_units(registry: Registry, request: dict[str, Any], reply: Reply) -> 
     reply.phase("compile")
     for compiled in backend.compile(units, into):
         check_stamps(request["stamps"])
-        outcome, message, size = compiled.outcome, compiled.message, 0
+        outcome, message, content, size = compiled.outcome, compiled.message, "", 0
         if outcome is None:
             try:
-                size = seal(
+                sealed, size = seal(
                     into / compiled.key,
+                    places[compiled.key],
                     key=compiled.key,
                     backend=backend.name,
                     facts=compiled.facts,
                     required=backend.required_files,
                     decisive=backend.decisive_files,
                 )
+                content = sealed.content
             except BackendError as error:
                 outcome, message = Outcome.COMPILE_ERROR, error.message
         reply.item(
@@ -66,6 +69,7 @@ def compile_units(registry: Registry, request: dict[str, Any], reply: Reply) -> 
                 "message": message,
                 "seconds": compiled.seconds,
                 "facts": dict(compiled.facts),
+                "content": content,
                 "bytes": size,
             }
         )

@@ -175,12 +175,11 @@ def test_probe_of_an_interpreter_that_fails(tmp_path: Path, script: str | None, 
     assert [finding.level for finding in equipment.check_backends([report])] == [Level.FAIL]
 
 
-async def sealed(artifacts: Artifacts, key: str, backend: str) -> None:
+def sealed(artifacts: Artifacts, key: str, backend: str) -> None:
     """Leave an artifact of a backend."""
     staged = artifacts.stage(key)
     (staged / "kernel").write_bytes(b"x" * 100)
-    size = seal(staged, key=key, backend=backend, facts={}, required=["kernel"])
-    await artifacts.adopt(staged, key=key, size=size)
+    seal(staged, artifacts.place(key), key=key, backend=backend, facts={}, required=["kernel"])
 
 
 @pytest.mark.anyio
@@ -188,7 +187,7 @@ async def test_artifacts_of_a_backend_that_is_no_more_are_listed(tmp_path: Path,
     """They are kept; so is one whose manifest cannot be read, until somebody asks for it."""
     artifacts = Artifacts(tmp_path / "artifacts", 2**20)
     for key, backend in (("a1", "tvm_ffi"), ("a2", "tvm_ffi"), ("b1", "gone"), ("c1", "gone")):
-        await sealed(artifacts, key, backend)
+        sealed(artifacts, key, backend)
     manifest = artifacts.place("c1") / "manifest.json"
     manifest.chmod(0o600)
     manifest.write_text("{")

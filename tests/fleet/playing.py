@@ -59,7 +59,10 @@ class Playground:
             "target": "fake",
             "stamps": {},
             "into": str(self.root / "into"),
-            "units": [{"key": f"unit{index}", "build": unit} for index, unit in enumerate(units)],
+            "units": [
+                {"key": f"unit{index}", "build": unit, "place": str(self.root / "sealed" / f"unit{index}")}
+                for index, unit in enumerate(units)
+            ],
         }
 
     async def read(self, name: str) -> str:

@@ -55,11 +55,15 @@ def staged(artifacts: Artifacts, worker: str, key: str, content: bytes = b"binar
 
 
 async def sealed(artifacts: Artifacts, key: str, content: bytes = b"binary", worker: str = "compile-1") -> Manifest:
-    """Seal one artifact, as a compile worker does, and have it adopted."""
+    """Seal one artifact, as a compile worker does: beside the daemon."""
     path = staged(artifacts, worker, key, content)
-    size = seal(path, key=key, backend="tvm_ffi", facts={"flags": "-O3"}, required=["kernel.so"])
-    made = manifest.read(path)
-    await artifacts.adopt(path, key=key, size=size)
+
+    def work() -> tuple[Manifest, int]:
+        place = artifacts.place(key)
+        return seal(path, place, key=key, backend="tvm_ffi", facts={"flags": "-O3"}, required=["kernel.so"])
+
+    made, size = await anyio.to_thread.run_sync(work)
+    artifacts.note_added(size)
     return made
 
 
@@ -99,18 +103,17 @@ async def test_staging_is_fresh_and_private(artifacts: Artifacts) -> None:
 async def test_of_two_equal_keys_one_stands(artifacts: Artifacts) -> None:
     """Ten workers that seal one key at once: one artifact stands, which is whole, and is counted once."""
     assert artifacts.size == 0
-    paths = [staged(artifacts, f"compile-{worker}", "abcd", b"%d" % worker) for worker in range(10)]
+    told: list[Manifest] = []
 
-    async def adopt(path: Path) -> None:
-        size = seal(path, key="abcd", backend="tvm_ffi", facts={}, required=["kernel.so"])
-        await artifacts.adopt(path, key="abcd", size=size)
+    async def seal_one(worker: int) -> None:
+        told.append(await sealed(artifacts, "abcd", b"%d" % worker, f"compile-{worker}"))
 
     async with anyio.create_task_group() as tasks:
-        for path in paths:
-            tasks.start_soon(adopt, path)
+        for worker in range(10):
+            tasks.start_soon(seal_one, worker)
     place = artifacts.find("abcd")
     assert place is not None
-    manifest.verify(place, required=["kernel.so"])
+    assert told == [manifest.verify(place, required=["kernel.so"])] * 10
     assert artifacts.size == sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
     assert left_in_staging(artifacts) == []
 
@@ -201,13 +204,13 @@ async def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
 
 
 ON_A_SMALL_DISK = """
-import sys, anyio
+import sys
 from pathlib import Path
 from ktuned.store import Artifacts
 from ktuned.store.faults import DISK_ERRORS
 from ktuned.worker.sealing import seal
 
-async def main() -> None:
+def main() -> None:
     artifacts = Artifacts(Path(sys.argv[1]), 10**9)
     for key, size in (("aa11", 200_000), ("bb22", 40_960)):
         path = artifacts.stage("compile-1") / key
@@ -215,14 +218,14 @@ async def main() -> None:
         (path / "kernel.so").write_bytes(b"x" * size)
         try:
             # The second one's files fit; its manifest does not.
-            size = seal(path, key=key, backend="b", facts={"log": "y" * 9000}, required=["kernel.so"])
-            await artifacts.adopt(path, key=key, size=size)
+            place = artifacts.place(key)
+            seal(path, place, key=key, backend="b", facts={"log": "y" * 9000}, required=["kernel.so"])
             print("kept", key)
         except OSError as error:
             print("refused", key, error.errno in DISK_ERRORS)
         print(artifacts.find(key) is not None)
 
-anyio.run(main)
+main()
 """
 
 
