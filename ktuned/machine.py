@@ -141,10 +141,11 @@ class Machine:
             return found[0].target
         absence = self._why_none(environment, backend)
         said = self._said(environment, backend)
-        # Who neither has a device nor says what to compile for cannot compile without one.
-        is_able = said and not said["error"] and said["absent"]["reason"] != Absence.NO_COMPILER
-        if not is_able or not said.get("target"):
+        if not said or said["error"] or said["absent"]["reason"] == Absence.NO_COMPILER:
             raise absence
+        if not said.get("target"):
+            named = "or name what to compile for: `ktuned compile --arch`"
+            raise BackendError(absence.message, hint="; ".join(filter(None, (absence.hint, named))))
         return self.arch or str(said["target"])
 
     def aim(self, environment: Environment, backend: str, wanted: str, *, compile_only: bool = False) -> Aim:

@@ -15,7 +15,6 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from ktuned.fleet.pool import Fleet
 from ktuned.lifecycle import Event
-from ktuned.manifest import Manifest
 from ktuned.model import JobState, Outcome, TrialResult
 from ktuned.store import Artifacts
 from ktuned.tuning.compiling import Compiling, GroupSize
@@ -83,7 +82,7 @@ class Precompiling:
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan, deadlines, default = self.work.job.plan, self.work.deadlines, self.work.kernel.default
         began = monotonic()
-        async with channel, self._fleet.lend("inspect", self.work.environment) as explorer:
+        async with channel, self._fleet.lend("explore", self.work.environment) as explorer:
             request = {
                 "op": "explore",
                 **self.work.kernel_request(),
@@ -113,7 +112,7 @@ class Precompiling:
             return
         attempt = Attempt(0, proposal["config"], {}, "")
         event = Event.CANNOT_RUN if proposal["outcome"] == Outcome.UNSUPPORTED else Event.REFUSED
-        self._tell(attempt, attempt.result(event, proposal["message"], phase="build"), None)
+        self._tell(attempt, attempt.result(event, proposal["message"], phase="build"))
 
     async def _compile(self, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         async with channel:
@@ -126,18 +125,18 @@ class Precompiling:
                         break
                 for attempt in group:
                     # Nobody loads it now, so whoever will must not be the first to find it damaged.
-                    await self._artifacts.verified(attempt.key)
+                    found = await self._artifacts.verified(attempt.key)
+                    attempt.facts = {} if found is None else found.facts
                 for attempt, failed in await self._compiling.compile(group):
-                    self._tell(attempt, failed, await self._artifacts.verified(attempt.key) if failed is None else None)
+                    self._tell(attempt, failed)
 
-    def _tell(self, attempt: Attempt, failed: TrialResult | None, made: Manifest | None) -> None:
-        """Tell of a config that has its artifact (``made``), or of why it has none."""
+    def _tell(self, attempt: Attempt, failed: TrialResult | None) -> None:
+        """Tell of a config that has its artifact, or of why it has none."""
         if failed is None:
             self.progress.compiled += 1
         else:
             self.progress.outcomes[failed.outcome] += 1
         self.progress.spend("compile_s", attempt.compile_s)
-        facts = attempt.facts if made is None else made.facts
         self._publish(
             "config_compiled",
             kernel=self.work.job.kernel,
@@ -148,7 +147,7 @@ class Precompiling:
             outcome=None if failed is None else failed.outcome.value,
             message="" if failed is None else failed.message,
             compile_s=round(attempt.compile_s, 3),
-            facts=dict(facts),
+            facts=dict(attempt.facts),
             artifact=None if failed is not None else str(self._artifacts.place(attempt.key)),
             reused=Event.ARTIFACT_FOUND in attempt.life.story,
             **self.progress.to_wire(),
