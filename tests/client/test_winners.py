@@ -1,0 +1,165 @@
+"""Exported files: what is read, what is refused, and what a lookup gets of them with no daemon."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned_client import AsyncClient, Client
+from ktuned_client.winners import WinnersError, file_name, render
+
+DEFAULT = {"BM": 64}
+WINNER = {
+    "problem": {"M": 1},
+    "config": {"BM": 32},
+    "latency_us": 1.5,
+    "spread_us": 0.1,
+    "decided": 10.0,
+    "digest": "d",
+    "toolchain": "t",
+    "device_fingerprint": "f",
+    "measuring_version": 1,
+    "artifact": "abc",
+}
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """Return a file's content."""
+    return {
+        "ktuned_winners": 1,
+        "kernel": "p:gemm",
+        "device": "GPU",
+        "default": {"BM": 16},
+        "specialize": None,
+        "winners": [WINNER],
+        **changes,
+    }
+
+
+def written(path: Path, **changes: Any) -> Path:
+    """Write a file and return its path."""
+    path.write_text(render(document(**changes)))
+    return path
+
+
+def test_a_file_serves_lookups_with_no_daemon(tmp_path: Path) -> None:
+    """By short or full name: its winners as stale, and say why; its default; the caller's, where it has none."""
+    with Client(tmp_path / "nobody.sock", winners=written(tmp_path / "w.json")) as client:
+        hit = client.lookup("gemm", {"M": 1}, DEFAULT)
+        assert (hit.kernel, hit.device, hit.status, hit.config, hit.latency_us, hit.decided, hit.artifact) == (
+            "p:gemm",
+            "GPU",
+            "stale",
+            {"BM": 32},
+            1.5,
+            10.0,
+            None,
+        )
+        assert "w.json: not checked" in hit.message
+        assert client.lookup("p:gemm", {"M": 1}) == hit
+        assert client.lookup("gemm", {"M": 1}) is client.lookup("gemm", {"M": 1})
+        told = [
+            client.lookup("gemm", {"M": 2}, DEFAULT),
+            client.lookup("gemm", {"M": 1.0}, DEFAULT),
+            client.lookup("gemm", {"M": 1}, DEFAULT, device="CPU"),
+            client.lookup("other", {}, DEFAULT),
+        ]
+        assert [(hit.status, hit.config) for hit in told] == [
+            ("default", {"BM": 16}),
+            ("default", {"BM": 16}),
+            ("default", {"BM": 16}),
+            ("unknown", DEFAULT),
+        ]
+        assert [hit.status for hit in client.lookup_many([("gemm", {"M": 1}), ("other", {})])] == ["stale", "unknown"]
+
+
+@pytest.mark.anyio
+async def test_the_async_client_reads_the_same(tmp_path: Path) -> None:
+    """One file, both clients, one answer."""
+    path = written(tmp_path / "w.json", specialize=["M"])
+    async with AsyncClient(winners=path) as client:
+        with Client(winners=path) as other:
+            for problem in ({"M": 1, "alpha": 2}, {"alpha": 2}):
+                assert await client.lookup("gemm", problem) == other.lookup("gemm", problem)
+            assert other.lookup("gemm", {"M": 1, "alpha": 2}).status == "stale"
+
+
+def test_a_directory_is_all_its_files(tmp_path: Path) -> None:
+    """Two device models, and two kernels of one name, need to be told apart; a file that is there twice is refused."""
+    for number, (kernel, device) in enumerate(
+        [("p:gemm", "GPU"), ("p:gemm", "CPU"), ("p:one", "GPU"), ("q:one", "GPU")]
+    ):
+        written(tmp_path / f"{number}.json", kernel=kernel, device=device)
+    with Client(winners=tmp_path) as client:
+        assert client.lookup("gemm", {"M": 1}, device="CPU").device == "CPU"
+        for kernel, told in (("gemm", "CPU, GPU"), ("one", "p:one, q:one")):
+            hit = client.lookup(kernel, {"M": 1}, DEFAULT)
+            assert (hit.status, hit.config) == ("unavailable", DEFAULT)
+            assert told in hit.message
+    written(tmp_path / "5.json")
+    with pytest.raises(WinnersError, match="both hold p:gemm on GPU"):
+        Client(winners=tmp_path)
+
+
+def test_artifacts_are_found_beside_the_file(tmp_path: Path) -> None:
+    """The path of an artifact that was exported with its winner; none that leads elsewhere."""
+    (tmp_path / "art" / "abc").mkdir(parents=True)
+    path = written(tmp_path / "w.json", artifacts="art")
+    with Client(winners=path) as client:
+        assert client.lookup("gemm", {"M": 1}).artifact == str(tmp_path / "art" / "abc")
+    written(path, artifacts="art", winners=[{**WINNER, "artifact": "../art/abc"}])
+    with Client(winners=path) as client:
+        assert client.lookup("gemm", {"M": 1}).artifact is None
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("nonsense", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("{}", "holds no winners"),
+        ('{"ktuned_winners": true}', "holds no winners"),
+        (json.dumps(document(ktuned_winners=2)), "format 2, and this version reads up to 1: upgrade ktuned"),
+        (json.dumps(document(device=None)), "`device` is missing"),
+        (json.dumps(document(specialize="M")), "`specialize`"),
+        (json.dumps(document(default={"BM": []})), "its default"),
+        (json.dumps(document(winners=[7])), "winner 1 is no map"),
+        (json.dumps(document(winners=[WINNER, {**WINNER, "latency_us": -1.0}])), "winner 2: a latency of -1.0"),
+        (json.dumps(document(winners=[{**WINNER, "config": {"BM": None}}])), "winner 1: its config"),
+        (json.dumps(document(winners=[{**WINNER, "digest": 3}])), "winner 1: `digest`"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, content: str, told: str) -> None:
+    """A file that is none, a newer version's or a broken one ends with one line that names it."""
+    path = tmp_path / "w.json"
+    path.write_text(content)
+    with pytest.raises(WinnersError, match=told) as error:
+        Client(winners=path)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_file_or_an_empty_directory_is_said(tmp_path: Path) -> None:
+    """There is no silent client without winners."""
+    with pytest.raises(WinnersError, match="cannot be read"):
+        Client(winners=tmp_path / "none.json")
+    with pytest.raises(WinnersError, match="there is no file of winners"):
+        Client(winners=tmp_path)
+
+
+def test_a_file_is_the_same_for_the_same_winners() -> None:
+    """In whatever order they come, one line each, so that a diff shows what changed."""
+    winners = [{**WINNER, "problem": {"M": size}} for size in (1, 2, 3)]
+    text = render(document(winners=winners))
+    assert render(document(winners=winners[::-1])) == text
+    assert json.loads(text) == document(winners=winners)
+    changed = render(document(winners=[*winners[:2], {**winners[2], "latency_us": 9.0}]))
+    assert sum(one != other for one, other in zip(text.splitlines(), changed.splitlines(), strict=True)) == 1
+
+
+def test_names_of_files_are_plain_and_differ() -> None:
+    """Whatever a device calls itself, the file's name is safe, and two devices never share one."""
+    names = [file_name("p:gemm", device) for device in ("NVIDIA H200", "NVIDIA-H200!", "a/../b", "a b", "a(b", "…")]
+    assert names[0] == "p-gemm@NVIDIA-H200.json"
+    assert len(set(names)) == len(names)
+    assert all("/" not in name and not name.startswith(".") for name in names)

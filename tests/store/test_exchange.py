@@ -1,0 +1,87 @@
+"""Which of two winners stays: the rule by itself, and what it does to the store."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ktuned.model import JobState, Winner
+from ktuned.store import Store, exchange
+from ktuned.store.exchange import Offer, judge
+from tests.store.samples import CONTEXT, PROBLEM
+
+YESTERDAY = replace(CONTEXT, digest="d0")
+ELSEWHERE = replace(CONTEXT, toolchain="gcc-99")
+OURS, THEIRS = {"BM": 1}, {"BM": 2}
+
+
+def winner(context: object = CONTEXT, latency_us: float = 5.0, decided: float = 10.0) -> Winner:
+    """Return who sits on the seat."""
+    return Winner(context, 1, PROBLEM, OURS, latency_us, 0.1, None, decided)  # type: ignore[arg-type]
+
+
+def offer(context: object = CONTEXT, latency_us: float = 4.0, decided: float = 10.0, config: object = None) -> Offer:
+    """Return one from elsewhere."""
+    return Offer(context, PROBLEM, config or THEIRS, latency_us, 0.1, decided)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "today", "takes"),
+    [
+        (offer(), None, None, True),
+        (offer(ELSEWHERE), None, CONTEXT, True),
+        # One ground: the faster figure, and ours where they are equal.
+        (offer(latency_us=4.0), winner(latency_us=5.0), CONTEXT, True),
+        (offer(latency_us=5.0), winner(latency_us=5.0), CONTEXT, False),
+        (offer(latency_us=6.0), winner(latency_us=5.0), CONTEXT, False),
+        (offer(YESTERDAY, latency_us=4.0), winner(YESTERDAY), CONTEXT, True),
+        (offer(latency_us=1.0, config=OURS), winner(), CONTEXT, False),
+        # Two grounds: today's one, however slow and old.
+        (offer(ELSEWHERE, 0.1, 99.0), winner(CONTEXT), CONTEXT, False),
+        (offer(CONTEXT, 99.0, 0.1), winner(YESTERDAY), CONTEXT, True),
+        # Neither is today's, or nobody knows which is: the later one, however slow.
+        (offer(ELSEWHERE, 99.0, 11.0), winner(YESTERDAY), CONTEXT, True),
+        (offer(ELSEWHERE, 0.1, 10.0), winner(YESTERDAY), CONTEXT, False),
+        (offer(ELSEWHERE, 0.1, 9.0), winner(YESTERDAY), None, False),
+        (offer(ELSEWHERE, 99.0, 11.0), winner(CONTEXT), None, True),
+    ],
+)
+def test_the_rule(theirs: Offer, ours: Winner | None, today: object, takes: bool) -> None:
+    """Each row of the table in docs/sharing.md, with its borders."""
+    verdict = judge(theirs, ours, today)  # type: ignore[arg-type]
+    assert verdict.takes is takes
+    assert verdict.reason
+
+
+@pytest.mark.anyio
+async def test_what_is_adopted_is_the_winner(tmp_path: Path) -> None:
+    """An offer's figures take the seat, as the trial of a job that is done, and are exported as they came."""
+    async with Store.open(tmp_path / "k.sqlite") as store:
+        slow = await store.adopt(CONTEXT.kernel, CONTEXT.device, [offer(YESTERDAY, 4.0)])
+        await store.adopt(CONTEXT.kernel, CONTEXT.device, [offer(CONTEXT, 9.0, decided=12.0)])
+        seated = store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)
+        assert seated is not None
+        assert (seated.context, seated.config, seated.latency_us, seated.decided) == (CONTEXT, THEIRS, 9.0, 12.0)
+        job = store.job(slow)
+        assert job is not None
+        assert (job.state, job.reason, dict(job.outcomes)) == (JobState.DONE, "imported", {"measured": 1})
+        assert exchange.list_shared(store.path) == [(CONTEXT.kernel, CONTEXT.device, 1)]
+        assert exchange.read_shared(store.path, CONTEXT.kernel, CONTEXT.device) == [seated]
+        assert exchange.read_shared(store.path, CONTEXT.kernel, "another") == []
+
+
+@pytest.mark.anyio
+async def test_a_pin_holds_its_first_answer(tmp_path: Path) -> None:
+    """Whoever comes later gets the first one's answer, by whichever wording; another store opening keeps it."""
+    async with Store.open(tmp_path / "k.sqlite") as store:
+        held = await store.pinned.hold("run", ["short", "full"], "first", now=1.0, limit=10)
+        again = await store.pinned.hold("run", ["other", "full"], "second", now=2.0, limit=10)
+        assert (held, again) == ("first", "first")
+    async with Store.open(tmp_path / "k.sqlite") as store:
+        assert [store.pinned.find("run", wording) for wording in ("short", "full", "other")] == ["first"] * 3
+        assert store.pinned.find("another", "full") is None
+        assert store.pinned.pins() == [("run", 3, 1.0)]
+        with pytest.raises(Exception, match="may hold 3"):
+            await store.pinned.hold("more", ["q"], "a", now=3.0, limit=3)
+        assert await store.pinned.give_up("run") == 3
+        assert store.pinned.pins() == []
