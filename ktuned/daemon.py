@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from ktuned import home
-from ktuned.catalog import Catalog, Changes, check_problem, environment_of
+from ktuned.catalog import Catalog, check_problem, environment_of
 from ktuned.config import Settings
 from ktuned.errors import KtunedError, NotFound
 from ktuned.fleet.pool import Fleet
@@ -285,7 +285,8 @@ class Daemon:
         await self._intake.drop_roots([root for root in known if root.path not in kept])
         self._watcher.roots_changed()
         _log.info("config_reloaded", path=str(settings.config_path))
-        await self._look_around([root for root in settings.roots if root not in known])
+        paths = {root.path for root in known}
+        await self._look_around([root for root in settings.roots if root not in known and root.path in paths])
 
     def _idle_exit_s(self) -> float:
         chosen = self._settings.idle_exit_s
@@ -319,12 +320,12 @@ class Daemon:
 
     async def _catch_up(self) -> None:
         """Have renewed what changed while no daemon was there: sources first, then drivers and toolchains."""
-        await self._look_around()
+        await self._watcher.caught_up.wait()
         await self._reverifying.run()
 
-    async def _look_around(self, roots: Sequence[Root] | None = None) -> None:
-        """Learn what happened while no daemon was there: what the machine can do now, what was saved."""
-        for root in self._catalog.roots if roots is None else roots:
+    async def _look_around(self, roots: Sequence[Root]) -> None:
+        """Inspect roots that are read otherwise than before; the watcher looks at those that are new."""
+        for root in roots:
             await self._machine.probe(environment_of(root))
             if not os.path.isdir(root.path):
                 continue

@@ -39,12 +39,16 @@ OnChanges = Callable[[Changes, bool], Awaitable[None]]
 
 
 class Watcher:
-    """Watches what the catalog says is to be watched; ``notice`` says what keeps it from doing so well."""
+    """Watches what the catalog says is to be watched; ``notice`` says what keeps it from doing so well.
+
+    ``caught_up`` is set once it is known what changed while nobody watched.
+    """
 
     def __init__(self, catalog: Catalog, survey: Survey, on_changes: OnChanges) -> None:
         self._catalog = catalog
         self._survey = survey
         self._on_changes = on_changes
+        self.caught_up = anyio.Event()
         self._taking = anyio.Lock()
         self._waiting: anyio.CancelScope | None = None
         self._is_due = False
@@ -86,18 +90,17 @@ class Watcher:
             OSError: it has no more watches to give.
         """
         trees = Trees(inotify)
-        is_first = True
         while True:
             self._is_due = False
             roots = [root.path for root in self._catalog.roots if not root.polling]
             directories = self._catalog.directories()
             new, begun = await anyio.to_thread.run_sync(trees.cover, roots, directories)
-            if is_first or new or begun:
+            if new or begun:
                 # What was saved between the last inspection and the start of the watching raised no event.
-                await self._appear([] if is_first else new)
-                await self._take(await self._changed_on_disk(None if is_first else begun))
-                is_first = False
+                await self._appear(new)
+                await self._take(await self._changed_on_disk(begun))
                 continue
+            self.caught_up.set()
             changed, is_lost = await self._next(inotify, trees, is_missing=trees.missing(roots))
             if is_lost:
                 self._overflows += 1
@@ -133,10 +136,11 @@ class Watcher:
             else:
                 now = await anyio.to_thread.run_sync(Snapshot.take, roots, {path for path, _ in self._catalog.stamps()})
                 if before is None or now.roots != before.roots:
-                    await self._take(await self._changed_on_disk())
+                    await self._appear(now.roots)
                 else:
                     await self._take(now.differences(before))
                 before = now
+                self.caught_up.set()
             await anyio.sleep(POLL_S)
 
     async def _changed_on_disk(self, directories: Iterable[str] | None = None) -> set[str]:
@@ -147,11 +151,11 @@ class Watcher:
             stamps = {entry for entry in stamps if os.path.dirname(entry[0]) in chosen}
         return await anyio.to_thread.run_sync(_changed, stamps)
 
-    async def _appear(self, paths: list[str]) -> None:
-        """Look at roots that are there now: nobody saved what lies in them, but it may not be what it was."""
+    async def _appear(self, paths: Iterable[str]) -> None:
+        """Look at roots that are watched from now on: they may not be what they were, though nobody saved them now."""
         for path in paths:
             root = self._catalog.root_of(path)
-            if root is not None and root.path == path:
+            if root is not None and root.path == path and os.path.isdir(path):
                 async with self._taking:
                     try:
                         found = await self._survey.root(root)
