@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any, Final
 
 import anyio
@@ -39,6 +40,9 @@ READ_BYTES: Final = 64 * 1024
 
 DRAINING_S: Final = 5.0
 """How long a stopping server waits for the requests that it has taken: an inspection takes a second or two."""
+
+REFUSAL_LOG_S: Final = 1.0
+"""How often at most the log tells of a connection that was closed for what its peer did."""
 
 CLOSING_S: Final = 1.0
 """How long a stopping server waits for its last answers to be read."""
@@ -94,6 +98,7 @@ class Server:
         self._is_draining = False
         self._answered = 0
         self._refused = 0
+        self._told_of_refusal = -REFUSAL_LOG_S
         self.read_buffer = memoryview(bytearray(READ_BYTES))
 
     async def serve(
@@ -163,7 +168,11 @@ class Server:
     def refuse(self, what: str, why: str) -> None:
         """Note that a connection is closed for what its peer did."""
         self._refused += 1
-        log.warning("connection_refused", limit=what, why=why)
+        now = monotonic()
+        if now - self._told_of_refusal >= REFUSAL_LOG_S:
+            # The rest is counted alone: a peer that comes again and again must not fill the disk.
+            self._told_of_refusal = now
+            log.warning("connection_refused", limit=what, why=why, refused=self._refused)
 
     def start(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
         """Answer a message and return the response, or start the task that will, and return ``None``."""
@@ -328,7 +337,9 @@ class Connection(asyncio.BufferedProtocol):
         except wire.ProtocolError as error:
             self._refuse("protocol", str(error))
             return
-        is_one = shortcuts is not None and begins_here and len(self._unhandled) == 1 and self._decoder.is_between_messages
+        is_one = (
+            shortcuts is not None and begins_here and len(self._unhandled) == 1 and self._decoder.is_between_messages
+        )
         self._handle(data if is_one else None)
 
     def pause_writing(self) -> None:

@@ -30,7 +30,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become ano
 
 def test_a_mob_disturbs_nobody() -> None:
     """Beside 500 idle, 100 slow and 100 deaf ones lookups keep their p99; who breaks a limit goes, and only those."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     while not rows or (rows[-1]["ratio"] > P99_BUDGET and len(rows) < ROUNDS):
         rows.append(measure(Crowd(), lookups=1_500))
         assert rows[-1]["connections"] == 701
