@@ -99,12 +99,10 @@ class Board:
 def know(board: Board, answers: Iterable[Mapping[str, Any]]) -> Board:
     """Return the board with what lookups say of cases (the protocol's answers); what it knows of their jobs stays."""
     for answer in answers:
-        key = (answer["kernel"], canonical(answer["problem"]), answer["device"] or "")
-        own = answer["status"] in ("fresh", "stale")
-        row = board.rows.get(key, Row(answer["kernel"], answer["problem"], answer["device"] or ""))
+        board, row = _adopt(board, Row(answer["kernel"], answer["problem"], answer["device"] or ""))
         if answer["status"] == "fresh":
             row = replace(row, now_us=answer["latency_us"])
-        elif own:
+        elif answer["status"] == "stale":
             row = replace(row, before_us=row.before_us or answer["latency_us"], now_us=None)
         if row.job is None:
             row = replace(row, state=answer["status"])
@@ -179,8 +177,7 @@ def _take_save(board: Board, kernel: str, now: float) -> Board:
 
 
 def _take_job(board: Board, job: Mapping[str, Any], *, is_news: bool) -> Board:
-    key = (job["kernel"], canonical(job["problem"]), job["device"])
-    row = board.rows.get(key) or _adopted(board, job) or Row(job["kernel"], job["problem"], job["device"])
+    board, row = _adopt(board, Row(job["kernel"], job["problem"], job["device"]))
     if row.job is not None and job["id"] < row.job:
         # An older one than the row shows.
         return board
@@ -210,11 +207,15 @@ def _take_job(board: Board, job: Mapping[str, Any], *, is_news: bool) -> Board:
     return _with(board, row)
 
 
-def _adopted(board: Board, job: Mapping[str, Any]) -> Row | None:
-    """Return the row that was there before its device was known, under the job's device."""
-    key = (job["kernel"], canonical(job["problem"]), "")
-    row = board.rows.get(key)
-    return None if row is None else replace(row, device=job["device"])
+def _adopt(board: Board, new: Row) -> tuple[Board, Row]:
+    """Return a case's row, and the board without the one that was there before its device was known."""
+    if new.case in board.rows or not new.device:
+        return board, board.rows.get(new.case, new)
+    nowhere = replace(new, device="").case
+    if nowhere not in board.rows:
+        return board, new
+    rest = {key: row for key, row in board.rows.items() if key != nowhere}
+    return replace(board, rows=rest), replace(board.rows[nowhere], device=new.device)
 
 
 def _take_trial(board: Board, event: Event) -> Board:

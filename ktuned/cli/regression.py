@@ -46,6 +46,15 @@ class Comparison:
         }
 
 
+def previous_us(trials: Iterable[Mapping[str, Any]], digest: str, device: str | None) -> float | None:
+    """Return the best figure (µs) of the newest state of a kernel before ``digest``, from its measured trials' maps."""
+    earlier = [trial for trial in trials if trial["digest"] != digest and trial["device"] == device]
+    newest = max(earlier, key=lambda trial: trial["updated"], default=None)
+    if newest is None:
+        return None
+    return min(float(trial["latency_us"]) for trial in earlier if trial["digest"] == newest["digest"])
+
+
 def compare(
     before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]], tolerance: float
 ) -> list[Comparison]:

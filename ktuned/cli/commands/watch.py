@@ -80,7 +80,7 @@ def watch(path: str | None, once: bool, tolerance: float, no_spawn: bool, as_jso
 def _check(client: Client, root: str | None, tolerance: float, as_json: bool) -> int:
     """Tune what is stale below a path, or below all roots, and tell whether a winner got slower."""
     # Before anything is inspected: what the daemon knows now are the winners that the new ones are held against.
-    before = _winners(client, root)
+    before = [_before(client, answer) for answer in _winners(client, root)]
     roots = [root] if root is not None else [entry["path"] for entry in client.call("kernels")["roots"]]
     errors = []
     for place in roots:
@@ -114,6 +114,20 @@ def _winners(client: Client, root: str | None) -> list[Mapping[str, Any]]:
     for first in range(0, len(asked), LOOKUPS_AT_ONCE):
         answers += client.call("lookup_many", lookups=asked[first : first + LOOKUPS_AT_ONCE])["answers"]
     return answers
+
+
+def _before(client: Client, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a case's answer as it was before a job that works on it now, which may have published winners already."""
+    if answer["status"] != "fresh":
+        return answer
+    kernel, problem = answer["kernel"], answer["problem"]
+    open_jobs = [job for job in client.call("jobs", kernel=kernel)["jobs"] if job["state"] not in ENDED]
+    if not any(job["problem"] == problem for job in open_jobs):
+        return answer
+    (known,) = client.call("kernels", kernel=kernel)["kernels"]
+    trials = client.call("results", kernel=kernel, problem=problem, outcome="measured", order="newest", limit=2000)
+    latency_us = regression.previous_us(trials["trials"], known["digest"], answer["device"])
+    return {**answer, "status": "stale" if latency_us else "default", "latency_us": latency_us}
 
 
 def _row(entry: regression.Comparison) -> list[str]:

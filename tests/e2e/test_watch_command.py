@@ -1,0 +1,209 @@
+"""``ktuned watch`` as an author has it: a screen on a pseudo-terminal with keys, and the check that CI runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from tests.e2e.harness import PATIENCE_S, Daemon, kernel_text, running
+
+SPACE = (
+    "space([dict(us={us}, does='work', tag='a', gate={gate!r}), dict(us=1.0, does='compile_error', tag='b', gate='')])"
+)
+ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
+_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def text_of(us: float = 300.0, gate: str = "", **options: str) -> str:
+    """Return a kernel file with a config that works and one that does not compile."""
+    return kernel_text(SPACE.format(us=us, gate=gate), deadlines="dict(first_launch=60.0)", **options)
+
+
+class Sitting:
+    """A ``ktuned watch`` on a terminal of 30 lines, and all that it has shown."""
+
+    def __init__(self, daemon: Daemon, *words: str) -> None:
+        self.master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 140, 0, 0))
+        self.found = termios.tcgetattr(self.slave)
+        self.shown = b""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ktuned", "watch", *words, "--no-spawn"],
+            stdin=self.slave,
+            stdout=self.slave,
+            stderr=self.slave,
+            env={**daemon.env, "TERM": "xterm"},
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """End it, if it has not ended, and its terminal."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+        os.close(self.slave)
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self.master, keys.encode())
+
+    @property
+    def picture(self) -> str:
+        """The last picture, without its colours."""
+        return _STYLE.sub("", self.shown.rsplit(b"\x1b[H", 1)[-1].decode(errors="replace"))
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Read what is shown until something holds."""
+        deadline = monotonic() + PATIENCE_S
+        while not condition():
+            assert monotonic() < deadline, f"waited for {what}; the picture:\n{self.picture}"
+            if select.select([self.master], [], [], 0.05)[0]:
+                self.shown += os.read(self.master, 65536)
+
+    def sees(self, pattern: str) -> None:
+        """Read until a line of the picture has a pattern."""
+        self.until(lambda: re.search(pattern, self.picture) is not None, pattern)
+
+    def ends(self) -> int:
+        """Read until the command has ended, and return its exit status."""
+        self.until(lambda: self.process.poll() is not None, "its end")
+        while select.select([self.master], [], [], 0.1)[0]:
+            self.shown += os.read(self.master, 65536)
+        return self.process.wait()
+
+    @property
+    def is_left_as_found(self) -> bool:
+        """Whether the terminal is as it was, its screen and its cursor too."""
+        order = self.shown.rindex(LEAVE) > self.shown.rindex(ENTER) and b"\x1b[?25h" in self.shown
+        return order and termios.tcgetattr(self.slave) == self.found
+
+
+@pytest.fixture
+def sit(daemon: Daemon) -> Iterator[Callable[..., Sitting]]:
+    """Sit down before screens that are all closed at the end."""
+    sittings: list[Sitting] = []
+
+    def start(*words: str) -> Sitting:
+        sittings.append(Sitting(daemon, *words))
+        return sittings[-1]
+
+    yield start
+    for sitting in sittings:
+        sitting.close()
+
+
+def test_author_saves_sees_and_steers(daemon: Daemon, sit: Callable[..., Sitting]) -> None:
+    """A save is seen with the old figure, and tuned; keys pause, resume, tune, cancel; ``q`` leaves all as it was."""
+    path = daemon.kernel_file(text_of(900.0))
+    daemon.tune(path=str(path))
+    screen = sit(str(path))
+    screen.sees(r"it n=64 +– +– +9\d\d(\.\d)? µs")
+    path.write_text(text_of(300.0, gate="door", reference="lambda x: dict(y=x + x)"))
+    screen.sees(r"it n=64 +\d+\.0 s ago +9\d\d(\.\d)? µs +– +– +(tuning|queued|stale)")
+    daemon.gate("door").wait_reached()
+    screen.press("p")
+    screen.sees(r"paused job \d+")
+    screen.sees(r"paused, 1 failed|paused *\n")
+    assert [job["state"] for job in daemon.client.call("jobs", state="paused")["jobs"]] == ["paused"]
+    screen.press("P")
+    screen.sees("all tuning is paused: P resumes it")
+    screen.press("P")
+    screen.sees("resumed all tuning")
+    daemon.gate("door").open()
+    screen.press("p")
+    screen.sees(r"it n=64 .* 9\d\d(\.\d)? µs +3\d\d(\.\d)? µs +(2\.\d|3\.\d)\d× +tuned, 1 failed")
+    screen.sees("compile_error: fake.c:1: error: no")
+    screen.press("t")
+    screen.sees(r"job \d+ tunes project:it now")
+    screen.press("\x1b[Bc")
+    screen.sees(r"cancelled job|has no job to cancel")
+    screen.press("q")
+    assert screen.ends() == 0
+    assert screen.is_left_as_found
+    assert b"goes on watching" in screen.shown
+
+
+def test_suspended_terminal_is_the_shell_s(daemon: Daemon, sit: Callable[..., Sitting]) -> None:
+    """Ctrl-Z gives the terminal back and stops; continuing takes it again; SIGTERM and Ctrl-C leave it as it was."""
+    path = daemon.kernel_file(text_of())
+    screen = sit(str(path))
+    screen.sees("it n=64")
+    screen.process.send_signal(signal.SIGTSTP)
+
+    def is_stopped() -> bool:
+        words = Path(f"/proc/{screen.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return words[0] == "T"
+
+    screen.until(is_stopped, "it to stop")
+    assert screen.is_left_as_found
+    shown = len(screen.shown)
+    screen.process.send_signal(signal.SIGCONT)
+    screen.until(lambda: ENTER in screen.shown[shown:] and "it n=64" in screen.picture, "the picture again")
+    screen.process.send_signal(signal.SIGTERM)
+    assert screen.ends() == 0
+    assert screen.is_left_as_found
+    again = sit()
+    again.sees("it n=64")
+    again.process.send_signal(signal.SIGINT)
+    assert again.ends() == 0
+    assert again.is_left_as_found
+
+
+def test_daemon_that_goes_leaves_the_terminal_as_it_was(daemon: Daemon, sit: Callable[..., Sitting]) -> None:
+    """The command ends with its one line and status 3, after the screen was given back."""
+    path = daemon.kernel_file(text_of())
+    screen = sit(str(path))
+    screen.sees("it n=64")
+    daemon.stop()
+    assert screen.ends() == 3
+    assert screen.is_left_as_found
+    assert b"Traceback" not in screen.shown
+
+
+def test_once_is_a_regression_check(tmp_path: Path) -> None:
+    """It tunes what is stale alone, and exits with 1 when a winner got slower, or when an edit does not work.
+
+    Under the policy ``manual`` a save starts nothing: the check is what asks for it, and who waits overrides.
+    """
+    with running(tmp_path, config='policy = "manual"\n') as daemon:
+        path = daemon.kernel_file(text_of(300.0))
+        first = daemon.ktuned("watch", "--once", str(path))
+        assert first.returncode == 0, first.stderr
+        assert re.search(r"project:it +n=64 .* – +3\d\d(\.\d)? µs +– +new", first.stdout)
+        again = daemon.ktuned("watch", "--once", "--json", str(path))
+        (compared,) = json.loads(again.stdout.splitlines()[-1])["comparisons"]
+        assert (again.returncode, compared["verdict"], compared["ratio"]) == (0, "same", 1.0)
+        assert len(daemon.client.call("jobs")["jobs"]) == 1
+
+        path.write_text(text_of(900.0, reference="lambda x: dict(y=x + x)"))
+        daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "stale", "the save to be seen")
+        status = daemon.ktuned("status").stdout
+        assert re.search(r"0 running, 1 queued; waiting: 1 because policy is manual: .*; policy manual", status)
+        slower = daemon.ktuned("watch", "--once", str(path))
+        assert slower.returncode == 1
+        assert re.search(r"3\d\d(\.\d)? µs +9\d\d(\.\d)? µs +0\.3\d× +slower", slower.stdout)
+
+        path.write_text(text_of(2000.0, reference="lambda x: dict(y=x * 2)"))
+        tolerated = daemon.ktuned("watch", "--once", "--tolerance", "400%", str(path))
+        assert (tolerated.returncode, "same" in tolerated.stdout) == (0, True)
+
+        path.write_text("def broken(:\n")
+        broken = daemon.ktuned("watch", "--once", str(path))
+        assert broken.returncode == 1
+        assert "tune_it.py:1" in broken.stderr
+        assert daemon.ktuned("watch", "--once", "--tolerance", "much", str(path)).returncode == 2
