@@ -45,3 +45,6 @@ bench: install  ## the benchmarks, each beside its budget
 	@for benchmark in rest pipeline lookup daemon_cost; do \
 		echo "== $$benchmark"; $(BIN)/python benchmarks/$$benchmark.py || exit 1; \
 	done
+	@for what in grouped pipeline winner lanes disturbance; do \
+		echo "== gpu $$what"; $(BIN)/python benchmarks/gpu.py $$what || exit 1; \
+	done

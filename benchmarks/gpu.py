@@ -49,7 +49,7 @@ def grouped(arguments: argparse.Namespace) -> tuple[str, Rows]:
         if arguments.only not in what:
             continue
         some = builds[: arguments.configs]
-        for headers in modes:
+        for headers in modes if arguments.headers == "both" else [arguments.headers == "once"]:
             (alone_s, alone_cpu_s), (together_s, together_cpu_s) = (
                 in_new_process(compile_seconds, backend, sources, some, DEFAULT_TARGET, size, headers)
                 for size in (1, 4)
@@ -240,6 +240,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="timings of `disturbance` (default: %(default)s)")
     parser.add_argument("--configs", type=int, default=32, help="at most so many for `grouped` (default: %(default)s)")
     parser.add_argument("--only", default="", help="the cases of `grouped` whose name has this in it")
+    parser.add_argument(
+        "--headers", choices=("both", "never", "once"), default="both", help="whether `grouped` precompiles headers"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     absent = cuda_devices()

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ktuned.cuda import has_gpu
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -40,3 +44,16 @@ def test_daemon_cost() -> None:
     assert row["trials"] == 20
     assert 0 < row["cpu_ms_per_trial"] <= row["wall_ms_per_trial"] * 2
     assert row["rss_growth_mib"] < row["rss_mib"]
+
+
+def test_gpu_grouped() -> None:
+    """Without a GPU too: configs are compiled alone and in groups, and the ratio is theirs."""
+    row = _run("gpu.py", "grouped", "--only", "gpu_gemm", "--configs", "2", "--headers", "never")
+    assert row["configs"] == 2
+    assert row["times"] == row["alone_s"] / row["groups_of_4_s"]
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_gpu_lanes_without_a_gpu() -> None:
+    """What needs one says why it is skipped."""
+    assert _run("gpu.py", "lanes")["what"].startswith("skipped: ")
