@@ -156,7 +156,8 @@ class Artifacts:
     def touch(self, key: str) -> None:
         """Note that an artifact was served, to within :data:`TOUCH_EVERY_S`."""
         now = self._clock()
-        if now - self._touched.get(key, 0.0) < TOUCH_EVERY_S:
+        # A clock that was set back must not keep it from being noted until it is where it was.
+        if 0 <= now - self._touched.get(key, 0.0) < TOUCH_EVERY_S:
             return
         try:
             os.utime(self.place(key) / MANIFEST_NAME, (now, now))

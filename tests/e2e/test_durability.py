@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
+from contextlib import closing
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import psutil
@@ -15,6 +18,8 @@ from tests.e2e.harness import Daemon, kernel_text
 
 KILLS = 20
 CONFIGS = 56
+DRAIN_S = 10.0
+"""How long a daemon that is told to stop may take for what is under way."""
 
 
 def _space() -> str:
@@ -126,8 +131,15 @@ def test_sigterm_ends_cleanly_and_the_job_is_taken_up_again(daemon: Daemon) -> N
     daemon.gate("door").wait_reached()
     workers = set(daemon.workers())
     assert workers
+    began = monotonic()
     assert daemon.stop() == 0
+    assert monotonic() - began < DRAIN_S
     assert not _alive(workers)
+    with closing(sqlite3.connect(f"file:{daemon.home}/ktuned.sqlite?mode=ro", uri=True)) as store:
+        # The job is neither done nor failed, and no trial is left as if it still ran.
+        assert {state for (state,) in store.execute("SELECT state FROM jobs")} <= {"queued", "running"}
+        outcomes = {outcome for (outcome,) in store.execute("SELECT outcome FROM trials")}
+    assert outcomes <= {"measured", "cancelled", "interrupted"}
 
     daemon.gate("door").open()
     daemon.start()

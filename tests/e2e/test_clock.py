@@ -1,0 +1,68 @@
+"""The machine's clock steps back: nothing waits for it, no age is negative, and what came later is still later."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.e2e.harness import FAKE_BACKEND, Daemon, kernel_text
+
+DAY_S = 86_400
+
+SHIM = """\
+import os, time
+
+_real = time.time
+_step = os.environ["CLOCK_STEP"]
+
+def _stepped():
+    try:
+        with open(_step) as stream:
+            return _real() + float(stream.read())
+    except FileNotFoundError:
+        return _real()
+
+time.time = _stepped
+"""
+"""Imported by each interpreter at its start: the time of day is what a file says beside the real one."""
+
+
+def test_clock_that_steps_back(tmp_path: Path) -> None:
+    """A job under way and one that comes after are finished, served and listed in their order; so after a restart."""
+    shim = tmp_path / "shim"
+    shim.mkdir()
+    (shim / "sitecustomize.py").write_text(SHIM)
+    step = tmp_path / "step"
+    env = {"PYTHONPATH": f"{shim}:{FAKE_BACKEND}", "CLOCK_STEP": str(step)}
+    with Daemon(tmp_path, env=env) as daemon:
+        space = (
+            "space([dict(us=50.0, does='work', tag='a', gate=''), dict(us=60.0, does='work', tag='b', gate='door')])"
+        )
+        path = daemon.kernel_file(kernel_text(space, deadlines="dict(first_launch=60.0)"))
+        daemon.client.call("tune", path=str(path))
+        daemon.gate("door").wait_reached()
+        before = daemon.client.call("jobs")["jobs"][0]["created"]
+        (step.with_suffix(".part")).write_text(str(-DAY_S))
+        step.with_suffix(".part").rename(step)
+        daemon.gate("door").open()
+        daemon.until(lambda: daemon.client.call("jobs")["jobs"][0]["state"] == "done", "the job to be finished")
+        _, (second,) = daemon.tune(path=str(path))
+        assert second["state"] == "done"
+        assert second["created"] < before - DAY_S / 2
+
+        _check_told(daemon, [second["id"], 1])
+        assert daemon.stop() == 0
+        daemon.start()
+        _check_told(daemon, [second["id"], 1])
+
+
+def _check_told(daemon: Daemon, jobs: list[int]) -> None:
+    """The latest job is listed first, the winner is fresh, and no age is below zero."""
+    assert [job["id"] for job in daemon.client.call("jobs")["jobs"]] == jobs
+    assert {trial["outcome"] for trial in daemon.trials().values()} == {"measured"}
+    answer = daemon.client.call("lookup", kernel="it", problem={"n": 64})
+    assert answer["status"] == "fresh"
+    assert answer["age_s"] >= 0.0
+    shown = daemon.ktuned("jobs")
+    assert shown.returncode == 0, shown.stderr
+    assert not re.search(r"-\d", shown.stdout), shown.stdout
