@@ -1,0 +1,95 @@
+"""Start-up storms: what cannot start is not started in a loop, says so in one line, and is tried again by itself."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ktuned.errors import WorkerError
+from ktuned.fleet import health
+from ktuned.fleet.pool import TOLERATED_FAILURES, Fleet
+from ktuned.fleet.process import Environment
+from tests.fleet.conftest import RunFleet
+from tests.fleet.playing import until
+
+pytestmark = pytest.mark.anyio
+
+ATTEMPTS = 10
+
+
+class Broken:
+    """An interpreter that dies at once until it is mended, and counts how often it was started."""
+
+    def __init__(self, directory: Path, sound: Environment) -> None:
+        self._starts = directory / "starts"
+        self._mended = directory / "mended"
+        script = directory / "python"
+        script.write_text(
+            f'#!/bin/sh\necho >> {self._starts}\n[ -e {self._mended} ] && exec {sound.python} "$@"\n'
+            "echo 'no libpython' >&2\nexit 127\n"
+        )
+        script.chmod(0o755)
+        self.environment = replace(sound, python=str(script))
+
+    @property
+    def starts(self) -> int:
+        """How often somebody started it."""
+        return len(self._starts.read_text().splitlines()) if self._starts.exists() else 0
+
+    def mend(self) -> None:
+        """Let it work from now on."""
+        self._mended.touch()
+
+
+@pytest.fixture
+def broken(tmp_path: Path, environment: Environment) -> Broken:
+    """Return an interpreter that cannot run a worker."""
+    return Broken(tmp_path, environment)
+
+
+async def _fail(fleet: Fleet, environment: Environment) -> str:
+    with pytest.raises(WorkerError) as caught:
+        await fleet.acquire("bench", environment)
+    return caught.value.message
+
+
+async def test_ten_deaths_at_once_are_four_starts(
+    run_fleet: RunFleet, environment: Environment, broken: Broken
+) -> None:
+    """After some failures in a row nothing is started for a while; the reason is told each time, and in the status."""
+    async with run_fleet() as fleet:
+        said = [await _fail(fleet, broken.environment) for _ in range(ATTEMPTS)]
+        assert broken.starts == TOLERATED_FAILURES + 1
+        assert all("no libpython" in line and "\n" not in line for line in said)
+        assert "failed to run a worker 4 times in a row and is left alone for" in said[-1]
+        (notice,) = fleet.notices
+        assert "runs no bench worker, tried again in" in notice
+        assert "no libpython" in notice
+        # Nobody else suffers.
+        async with fleet.lend("bench", environment) as worker:
+            assert worker.is_alive
+
+
+async def test_spares_are_no_way_around_it(run_fleet: RunFleet, broken: Broken) -> None:
+    """Spares of what cannot start are not made in a loop either."""
+    async with run_fleet() as fleet:
+        for _ in range(ATTEMPTS):
+            fleet.prepare_spares("bench", broken.environment, "fake", 2)
+            await until(lambda: not fleet._spares_under_way["bench", broken.environment])
+        # Two at once may both begin before the first one's failure is known.
+        assert broken.starts <= TOLERATED_FAILURES + 2
+
+
+async def test_what_is_mended_is_found_out(
+    run_fleet: RunFleet, broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the pause it is tried again; a success forgets the failures, and the status says no more of them."""
+    monkeypatch.setattr(health, "FIRST_PAUSE_S", 0.05)
+    async with run_fleet() as fleet:
+        for _ in range(TOLERATED_FAILURES + 1):
+            await _fail(fleet, broken.environment)
+        broken.mend()
+        await until(lambda: not fleet._health["bench", broken.environment].pause_s)
+        worker = await fleet.acquire("bench", broken.environment)
+        assert worker.is_alive
+        assert fleet.notices == []
