@@ -198,9 +198,7 @@ def _tune(daemon: PrivateDaemon, project: Path, preset: str) -> tuple[dict[str, 
         status = client.call("status")
     if job["state"] != "done":
         raise RuntimeError(f"the job is {job['state']}: {job['message']}")
-    used = sum(
-        lane["device"].startswith("cuda") if isinstance(lane["device"], str) else True for lane in status["lanes"]
-    )
+    used = sum(lane["device"].startswith("cuda:") for lane in status["lanes"])
     return dict(job), status["compile_slots"], used
 
 

@@ -6,20 +6,24 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ktuned.backends import Absent, Compiled, Unit
+from ktuned.backends import Absent, Compiled, Registry, Unit
 from ktuned.errors import BackendError, Unsupported
 from ktuned.manifest import file_digest
 from ktuned.model import Device, Outcome
 from ktuned.testing.backends import check_backend
+from ktuned.worker.inspect import Inspector
 from ktuned_tvm_ffi import Build, TvmFfi, TvmFfiCuda
 from ktuned_tvm_ffi.compiler import NoCompiler
 from ktuned_tvm_ffi.nvcc import Nvcc
 from tests.plugins.shift import EXAMPLE, SOURCE
 
 TARGET = "sm_90a"
+
+CUDA_SOFTMAX = Path(__file__).parents[2] / "examples" / "cuda_softmax"
 
 CompileGroup = Callable[..., tuple[dict[str, Compiled], Path]]
 
@@ -77,26 +81,19 @@ def test_a_group_is_one_library_whose_bad_unit_is_alone_with_its_error(compile_g
 
 
 @needs_nvcc
-def test_the_assemblers_report_is_kept(compile_group: CompileGroup) -> None:
-    """Registers and spills of each kernel of the library; as the config's own where there is but one."""
-    results, _ = compile_group({"key": EXAMPLE.good})
-    assert results["key"].outcome is None, results["key"].message
-    facts = results["key"].facts
-    assert facts["function"] == "shift"
-    assert facts["registers"] > 0
-    assert facts["spill_store_bytes"] == 0
-    assert len(facts["kernels"]) == 1
-
-
-@needs_nvcc
 def test_equal_sources_give_equal_bytes_wherever_they_are(compile_group: CompileGroup, tmp_path: Path) -> None:
     """Neither the place of the sources nor nvcc's temporary files show in ``kernel.so``."""
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
     shutil.copy(SOURCE, elsewhere)
-    compile_group({"here": EXAMPLE.good})
+    results, _ = compile_group({"here": EXAMPLE.good})
     compile_group({"there": EXAMPLE.good}, elsewhere / SOURCE.name)
     assert file_digest(tmp_path / "here/kernel.so") == file_digest(tmp_path / "there/kernel.so")
+    facts = results["here"].facts  # the assembler's report, as the config's own where there is but one kernel
+    assert facts["function"] == "shift"
+    assert facts["registers"] > 0
+    assert facts["spill_store_bytes"] == 0
+    assert len(facts["kernels"]) == 1
 
 
 def test_another_target_than_a_gpus_is_unsupported(compile_group: CompileGroup, tmp_path: Path) -> None:
@@ -113,6 +110,31 @@ def test_another_target_than_a_gpus_is_unsupported(compile_group: CompileGroup, 
 def test_sources_choose_the_backend(names: list[str], backend: str) -> None:
     """A kernel file says ``tvm_ffi``; a ``.cu`` source makes it run on CUDA."""
     assert TvmFfi.for_sources([Path(name) for name in names]) == backend
+
+
+def test_the_daemon_is_told_the_backend_that_the_sources_choose(tmp_path: Path) -> None:
+    """Devices, toolchain and group size are that one's; the kernel file names the family."""
+
+    class Told:
+        """A reply that keeps its items."""
+
+        def phase(self, name: str) -> None:
+            """Pass over a phase."""
+
+        def item(self, value: dict[str, Any]) -> None:
+            """Keep an item."""
+            items.append(value)
+
+    items: list[dict[str, Any]] = []
+    shutil.copytree(CUDA_SOFTMAX, tmp_path / "softmax")
+    request = {
+        "root": str(tmp_path),
+        "project": "p",
+        "files": [str(tmp_path / "softmax/tune_softmax.py")],
+    }
+    Inspector(Registry()).inspect(request, Told())  # type: ignore[arg-type]
+    ((kernel,),) = (item["kernels"] for item in items)
+    assert kernel["backend"] == "tvm_ffi_cuda"
 
 
 def test_without_nvcc_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
