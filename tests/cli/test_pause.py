@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Run, Serve
+from tests.cli.samples import KERNEL, job_map
+
+
+@pytest.mark.parametrize("command", ["pause", "resume"])
+@pytest.mark.parametrize(
+    ("words", "params"),
+    [
+        ((), {}),
+        (("7",), {"job": 7}),
+        (("gemm",), {"kernel": "gemm"}),
+        (("--device", "cuda:1"), {"device": "cuda:1"}),
+    ],
+)
+def test_what_is_named_travels(
+    run: Run, serve: Serve, command: str, words: tuple[str, ...], params: dict[str, object]
+) -> None:
+    """A number is a job, a word a kernel, nothing is everything; ``--json`` prints the answer as it came."""
+    answer = {"jobs": [job_map(state="paused")], "paused": []}
+    daemon = serve(**{command: answer})
+    ran = run(command, *words, "--json")
+    assert (ran.code, ran.values) == (0, [answer])
+    assert daemon.params_of(command) == params
+
+
+@pytest.mark.parametrize(
+    ("words", "paused", "said"),
+    [
+        ((), [""], "all tuning is paused; `ktuned resume` ends that"),
+        (("--device", "H200"), ["H200"], "paused: H200; `ktuned resume --device DEVICE` ends that"),
+        ((), [], "nothing is paused but jobs"),
+    ],
+)
+def test_devices_are_told_in_a_line(
+    run: Run, serve: Serve, words: tuple[str, ...], paused: list[str], said: str
+) -> None:
+    """After a pause of devices the line says what is paused now, and what ends it."""
+    serve(pause={"jobs": [], "paused": paused})
+    ran = run("pause", *words)
+    assert (ran.code, ran.out) == (0, "")
+    assert said in ran.err
+
+
+def test_jobs_are_told_in_their_table(run: Run, serve: Serve) -> None:
+    """A paused job is shown as it stands; a kernel without jobs is a result not reached."""
+    serve(pause={"jobs": [job_map(state="paused", waits_for="it is paused")], "paused": []})
+    ran = run("pause", "1")
+    assert ran.code == 0
+    assert KERNEL in ran.out
+    assert "it is paused" in ran.out
+
+
+def test_nothing_to_pause_exits_1(run: Run, serve: Serve) -> None:
+    """A kernel without jobs is a result not reached, and says where jobs are listed."""
+    serve(pause={"jobs": [], "paused": []})
+    ran = run("pause", "gemm")
+    assert ran.code == 1
+    assert "gemm has no job that could be paused" in ran.err
+
+
+def test_target_and_device_are_wrong_usage(run: Run) -> None:
+    """They are two things."""
+    ran = run("pause", "gemm", "--device", "cpu:0")
+    assert ran.code == 2
+    assert "name one of them" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("word", "priority"), [("background", 100), ("waited-for", 400), ("requested", 350), ("0", 0), ("999", 999)]
+)
+def test_priority_of_a_tune(run: Run, serve: Serve, word: str, priority: int) -> None:
+    """Levels have names; a number is meant as it is."""
+    daemon = serve(tune={"jobs": [], "errors": [], "epoch": 7, "seq": 0})
+    run("tune", "gemm", "--priority", word, "--no-spawn")
+    assert daemon.params_of("tune") == {"kernel": "gemm", "priority": priority}
+
+
+@pytest.mark.parametrize("word", ["1000", "-1", "urgent", "1.5"])
+def test_no_such_priority(run: Run, word: str) -> None:
+    """What is none is wrong usage, and the line names those that are."""
+    ran = run("tune", "gemm", "--no-spawn", f"--priority={word}")
+    assert ran.code == 2
+    assert "waited-for" in ran.err

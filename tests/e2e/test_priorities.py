@@ -1,0 +1,71 @@
+"""Who waits goes first and who leaves falls back; a new toolchain costs five configs; pauses outlive the daemon."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.harness import Daemon, kernel_text, running
+
+MANY = "space([dict(us=50.0 + 100 * n, tag=str(n)) for n in range(12)])"
+GATED = "space([dict(us=1.0, does='gate_compile', gate='door')])"
+
+
+def job(daemon: Daemon, number: int) -> dict[str, Any]:
+    """Return a job as it is now."""
+    (found,) = daemon.client.call("jobs", job=number)["jobs"]
+    described: dict[str, Any] = found
+    return described
+
+
+def test_attached_tune_goes_first_until_it_is_gone(daemon: Daemon) -> None:
+    """While `ktuned tune` follows a job it has the device; when that process dies the job falls back and makes way."""
+    path = daemon.kernel_file(kernel_text(GATED, deadlines="dict(compile=60.0)"))
+    command = [sys.executable, "-m", "ktuned", "tune", str(path), "--no-spawn", "--json"]
+    with subprocess.Popen(command, env=daemon.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        daemon.gate("door").wait_reached()
+        daemon.until(lambda: job(daemon, 1)["waiters"] == 1, "somebody to wait")
+        assert job(daemon, 1)["priority"] == 400
+        daemon.client.call("tune", kernel="it", problem=dict(n=1), priority=380)
+        assert job(daemon, 2)["waits_for"] == "job 1 has the device"
+        process.kill()
+        process.communicate()
+    daemon.until(lambda: job(daemon, 2)["state"] == "running", "the other job to have the device")
+    fallen = job(daemon, 1)
+    assert (fallen["state"], fallen["priority"], fallen["waiters"]) == ("queued", 350, 0)
+    listed = daemon.ktuned("jobs").stdout
+    assert "made way" in listed or "has the device" in listed
+    daemon.gate("door").open()
+
+
+def test_new_toolchain_costs_the_best_five(tmp_path: Path) -> None:
+    """After a change of version five configs are measured again, and the winner is fresh; no more is tuned."""
+    with running(tmp_path) as daemon:
+        path = daemon.kernel_file(kernel_text(MANY))
+        _, (tuned,) = daemon.tune(path=str(path))
+        assert tuned["outcomes"].get("measured", 0) + tuned["outcomes"].get("slower", 0) == 12
+        before = daemon.client.call("lookup", kernel="it", problem=dict(n=64), tune=False)
+        assert before["status"] == "fresh"
+    with running(tmp_path, env={"FAKE_VERSION": "2"}) as daemon:
+        daemon.until(lambda: bool(daemon.client.call("jobs", state="done", limit=1)["jobs"][0]["id"] > 1), "the check")
+        (verified, _) = daemon.client.call("jobs")["jobs"]
+        assert (verified["reason"], verified["priority"]) == ("a driver or toolchain changed", 50)
+        assert verified["done"] == verified["total"] == 5
+        after = daemon.client.call("lookup", kernel="it", problem=dict(n=64), tune=False)
+        assert after["status"] == "fresh"
+
+
+def test_pause_outlives_the_daemon(tmp_path: Path) -> None:
+    """What was paused altogether stays so in the next daemon's life, status says so, and `ktuned resume` ends it."""
+    with running(tmp_path) as daemon:
+        daemon.kernel_file(kernel_text(MANY))
+        assert "all tuning is paused" in daemon.ktuned("pause").stderr
+        daemon.client.call("tune", path=str(tmp_path / "project"))
+        assert "waiting: 1 because all tuning is paused" in daemon.ktuned("status").stdout
+    with running(tmp_path) as daemon:
+        assert daemon.client.call("status")["paused"] == [""]
+        daemon.until(lambda: job(daemon, 1)["waits_for"] == "all tuning is paused", "the job to be taken up")
+        assert "nothing is paused" in daemon.ktuned("resume").stderr
+        daemon.until(lambda: job(daemon, 1)["state"] == "done", "the job")
