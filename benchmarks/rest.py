@@ -25,16 +25,16 @@ TRIALS_PER_JOB = 1000
 _MIB = 1024**2
 
 
-def fill(path: Path, trials: int) -> None:
-    """Add ``trials`` measured trials to an empty store, in jobs of :data:`TRIALS_PER_JOB`, each with its winner."""
+def fill(path: Path, trials: int, *, trials_per_job: int = TRIALS_PER_JOB, first_job: int = 1) -> None:
+    """Add ``trials`` measured trials to a store that has no jobs from ``first_job`` on; each job has its winner."""
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA foreign_keys = ON")
-        for job in range(1, trials // TRIALS_PER_JOB + 1):
-            _add_job(connection, job)
+        for job in range(first_job, first_job + trials // trials_per_job):
+            _add_job(connection, job, trials_per_job)
     connection.close()
 
 
-def _add_job(connection: sqlite3.Connection, job: int) -> None:
+def _add_job(connection: sqlite3.Connection, job: int, trials: int) -> None:
     kernel, problem, device, now = f"bench:kernel{job % 50}", canonical({"M": job, "N": 4096}), "a device", time.time()
     plan = json.dumps(Plan().to_wire())
     connection.execute(
@@ -48,8 +48,8 @@ def _add_job(connection: sqlite3.Connection, job: int) -> None:
             JobState.DONE,
             plan,
             now,
-            TRIALS_PER_JOB,
-            TRIALS_PER_JOB,
+            trials,
+            trials,
         ),
     )
     connection.execute(
@@ -57,7 +57,7 @@ def _add_job(connection: sqlite3.Connection, job: int) -> None:
         " VALUES (?, ?, ?, ?, 'digest', 'toolchain', 'driver', ?)",
         (job, kernel, problem, device, MEASURING_VERSION),
     )
-    first = (job - 1) * TRIALS_PER_JOB + 1
+    first = job * trials + 1
     connection.executemany(
         "INSERT INTO trials (id, context_id, job_id, config, outcome, latency_us, spread_us, compile_s, lane_s, detail,"
         " updated) VALUES (?, ?, ?, ?, ?, ?, 1.0, 1.0, 0.2, ?, ?)",
@@ -72,7 +72,7 @@ def _add_job(connection: sqlite3.Connection, job: int) -> None:
                 '{"phase":"timing","count":100,"samples":[100.0,101.0,102.0]}',
                 now,
             )
-            for number in range(TRIALS_PER_JOB)
+            for number in range(trials)
         ),
     )
     connection.execute(

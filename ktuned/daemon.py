@@ -182,7 +182,7 @@ class Daemon:
             stop=self._stopping.set,
         )
         captures = settings.state / "captures"
-        self._captures = Captures(store, captures, self._catalog, self._lookups.changed)
+        self._captures = Captures(store, captures, self._catalog, self._jobs, self._lookups.changed)
         self._machine.captured = self._captures.digest
         sharing = Sharing(
             catalog=self._catalog,

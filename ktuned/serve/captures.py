@@ -26,6 +26,7 @@ from ktuned.serve.server import Connection, Method
 from ktuned.store import Store
 from ktuned.store.captured import Capture
 from ktuned.store.faults import file_fault
+from ktuned.tuning.jobs import Jobs
 from ktuned_client.capturing import SUFFIX
 
 MAX_CAPTURE_BYTES: Final = 2 * 2**30
@@ -47,10 +48,16 @@ class CaptureParams(msgspec.Struct, frozen=True):
 
 
 class Captures:
-    """Knows which problems have captured inputs; ``changed`` is called with a kernel whose ground is another now."""
+    """Knows which problems have captured inputs; ``changed`` is called with a kernel whose ground is another now.
 
-    def __init__(self, store: Store, directory: Path, catalog: Catalog, changed: Callable[[str], None]) -> None:
+    Its jobs that are under way stand on the ground before, and are superseded.
+    """
+
+    def __init__(
+        self, store: Store, directory: Path, catalog: Catalog, jobs: Jobs, changed: Callable[[str], None]
+    ) -> None:
         self._store = store
+        self._jobs = jobs
         self._directory = directory
         self._catalog = catalog
         self._changed = changed
@@ -104,7 +111,7 @@ class Captures:
         if before is not None:
             self._sweep(before.digest)
         if before is None or before.digest != made.digest:
-            self._changed(kernel.name)
+            await self._replace_ground(kernel.name)
         return {"kernel": kernel.name, "digest": made.digest, "bytes": size}
 
     async def _remove(self, key: tuple[str, str]) -> dict[str, Any]:
@@ -114,8 +121,12 @@ class Captures:
         await self._store.captured.remove(*key)
         del self._held[key]
         self._sweep(held.digest)
-        self._changed(key[0])
+        await self._replace_ground(key[0])
         return {"kernel": key[0], "digest": None, "bytes": 0}
+
+    async def _replace_ground(self, kernel: str) -> None:
+        self._changed(kernel)
+        await self._jobs.supersede(kernel)
 
     def _sweep(self, digest: str) -> None:
         """Remove a file that no problem has any more."""

@@ -1,0 +1,271 @@
+"""An application that is linked to the client, beside a real daemon: it always has a valid config, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ktuned_client import Client, Hit, winners
+from tests.client import daemon as other_daemon
+from tests.e2e.harness import Daemon, kernel_text
+
+DEFAULT = {"us": 1.0}
+PROBLEM = {"n": 64}
+SPACE = "space([dict(us=300.0), dict(us=900.0)])"
+DEADLINE_S = 2.0
+"""Far above what a lookup takes, because the machine is busy; what may not happen is to wait for longer."""
+
+PINNED = """
+import sys
+from ktuned_client import Client
+with Client(sys.argv[1], pin="run-7") as client:
+    print("ready", flush=True)
+    seen = set()
+    for line in sys.stdin:
+        client._memo.close()
+        hit = client.lookup("it", {"n": 64})
+        seen.add((hit.status, str(hit.config), hit.latency_us))
+        print("asked", flush=True)
+    print(sorted(seen))
+"""
+
+
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a daemon that has tuned ``it``: to tune takes longer than what is tested here."""
+    directory = tmp_path_factory.mktemp("clients")
+    with Daemon(directory) as daemon:
+        daemon.tune(path=str(daemon.kernel_file(kernel_text(SPACE, default="dict(us=900.0)"))))
+    return directory
+
+
+@pytest.fixture
+def tuned(left_behind: Path) -> Iterator[Daemon]:
+    """Run a daemon that has a winner for ``it``, and has asked its backends what they are."""
+    with Daemon(left_behind) as daemon:
+        daemon.until(lambda: daemon.client.lookup("it", PROBLEM).status == "fresh", "the winner")
+        yield daemon
+
+
+def _look_up(client: Client, size: int = 64) -> Hit:
+    """Look up, and check that there is a config and that nobody waited for it."""
+    start = time.monotonic()
+    hit = client.lookup("it", {"n": size}, DEFAULT)
+    assert time.monotonic() - start < DEADLINE_S + 1.0
+    assert hit.config is not None
+    assert set(hit.config) == {"us"}
+    return hit
+
+
+def _killed(daemon: Daemon) -> None:
+    daemon.kill()
+
+
+def _restarted(daemon: Daemon) -> None:
+    daemon.kill()
+    daemon.start()
+
+
+def _socket_deleted(daemon: Daemon) -> None:
+    daemon.socket.unlink()
+
+
+def _socket_and_table_deleted(daemon: Daemon) -> None:
+    daemon.kill()
+    for file in daemon.socket.parent.iterdir():
+        file.unlink()
+    daemon.start()
+
+
+@pytest.mark.parametrize("fault", [_killed, _restarted, _socket_deleted, _socket_and_table_deleted])
+def test_an_application_survives(tuned: Daemon, fault: Callable[[Daemon], None]) -> None:
+    """Before, while and after: what it knew, or its default, within its deadline; and the daemon once it is back."""
+    with Client(tuned.socket, deadline_s=DEADLINE_S) as client:
+        assert _look_up(client).status == "fresh"
+        fault(tuned)
+        assert _look_up(client).config == {"us": 300.0}
+        # One that it did not know, so that somebody has to be asked.
+        _look_up(client, 128)
+        if fault in (_killed, _socket_deleted):
+            tuned.kill()
+            tuned.start()
+        tuned.until(lambda: _look_up(client, 256).status in ("near", "default"), "the daemon's answer")
+        assert _look_up(client).status == "fresh"
+
+
+def test_an_application_survives_a_daemon_of_another_protocol(tuned: Daemon) -> None:
+    """An upgrade that speaks otherwise is told by name; what was known stays."""
+    with Client(tuned.socket, deadline_s=DEADLINE_S) as client:
+        assert _look_up(client).status == "fresh"
+        tuned.kill()
+        with other_daemon.running(tuned.socket, protocol=2):
+            hit = _look_up(client)
+            assert (hit.status, hit.config) == ("unavailable", {"us": 300.0})
+            assert "protocol 2" in hit.message
+            assert _look_up(client, 128).config == DEFAULT
+
+
+def test_an_application_survives_a_full_disk(tuned: Daemon, tmp_path: Path) -> None:
+    """Where the daemon can write no file any more lookups are answered as before, and a pin says that it cannot be."""
+    assert tuned.process is not None
+    limit = ["prlimit", f"--pid={tuned.process.pid}", "--fsize=0:0"]
+    if subprocess.run(limit, capture_output=True).returncode:
+        pytest.skip("prlimit cannot limit the daemon")
+    with Client(tuned.socket, deadline_s=DEADLINE_S) as client:
+        assert _look_up(client).status == "fresh"
+        assert _look_up(client, 128).config == {"us": 300.0}
+        with Client(tuned.socket, deadline_s=DEADLINE_S, pin="run-7") as pinned:
+            hit = _look_up(pinned)
+            assert (hit.status, hit.config) == ("unavailable", DEFAULT)
+            assert hit.message
+        assert _look_up(client).status == "fresh"
+
+
+def test_an_application_survives_a_stepped_clock(tuned: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own clock of the day goes back and forth by years: answers hold or not as before, and no age is negative."""
+    with Client(tuned.socket, deadline_s=DEADLINE_S) as client:
+        first = _look_up(client)
+        for now in (0.0, 1e10):
+            monkeypatch.setattr(time, "time", lambda now=now: now)
+            assert _look_up(client) is first
+            assert first.age_s is not None
+            assert first.age_s >= 0
+            assert _look_up(client, 128).config == {"us": 300.0}
+
+
+def test_a_pin_sees_one_winner_while_a_tuning_finds_twenty(daemon: Daemon) -> None:
+    """Eight processes under one pin get the same config from first to last, over a restart too; others get the best."""
+    speeds = [2000.0 - 90.0 * number for number in range(21)]
+    space = f"space([dict(us=us) for us in {speeds}])"
+    text = kernel_text(space, strategy="'exhaustive'", default=f"dict(us={speeds[0]})", early_stop="1e9")
+    with daemon.client.tune(path=str(daemon.kernel_file(text)), trials=1) as tuning:
+        list(tuning)
+    before = daemon.client.lookup("it", PROBLEM)
+    command = [sys.executable, "-c", PINNED, str(daemon.socket)]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    changes = 0
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        with daemon.client.tune("it") as tuning:
+            _all_ask(processes)
+            for event in tuning:
+                if event["type"] == "winner":
+                    changes += 1
+                    _all_ask(processes)
+        best = daemon.client.lookup("it", PROBLEM)
+        daemon.kill()
+        daemon.start()
+        _all_ask(processes)
+        told = {process.communicate()[0].splitlines()[-1] for process in processes}
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+    assert changes >= 20
+    assert best.config != before.config
+    assert told == {str([("fresh", str(before.config), before.latency_us)])}
+    (pin,) = daemon.client.call("pins")["pins"]
+    assert pin["pin"] == "run-7"
+    assert daemon.ktuned("forget", "--pin", "run-7").returncode == 0
+    with Client(daemon.socket, deadline_s=DEADLINE_S, pin="run-7") as client:
+        assert client.lookup("it", PROBLEM).config == best.config
+
+
+def _all_ask(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("ask\n")
+        process.stdin.flush()
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asked\n"
+
+
+def test_a_new_winner_is_seen_as_soon_as_it_is_told(tuned: Daemon) -> None:
+    """A lookup that follows the event of a new winner never gives the one before, without a connection in between."""
+    with Client(tuned.socket, deadline_s=DEADLINE_S) as client:
+        assert _look_up(client) is _look_up(client)
+        generation = _look_up(client).generation
+        with tuned.client.events(types=["winner"]) as events:
+            tuned.client.call("forget", kernel="it")
+            with tuned.client.tune("it") as tuning:
+                event = next(events)
+                hit = _look_up(client)
+                assert hit.generation != generation
+                assert (hit.status, hit.config) == ("fresh", event["config"])
+                list(tuning)
+
+
+def test_captured_inputs_are_what_is_measured_with(daemon: Daemon) -> None:
+    """They make the winner stale, the kernel is checked with them, and what does not fit is the kernel file's error."""
+    text = kernel_text(SPACE, default="dict(us=900.0)", check="lambda i, o: float(i['x'][0]) < 1.0")
+    daemon.tune(path=str(daemon.kernel_file(text)))
+    with Client(daemon.socket, deadline_s=DEADLINE_S) as client:
+        assert _look_up(client).status == "fresh"
+        fine, wrong = ([value] * 64 for value in (0.5, 7.0))
+        digest = client.capture("it", PROBLEM, {"x": array("f", fine)})
+        assert client.capture("it", PROBLEM, {"x": array("f", fine)}) == digest
+        assert _look_up(client).status in ("stale", "fresh")
+        daemon.until(lambda: _look_up(client).status == "fresh", "the tuning with the captured inputs")
+        client.capture("it", PROBLEM, {"x": array("f", wrong)})
+        daemon.tune(kernel="it")
+        newest = daemon.client.call("results", kernel="it", order="newest", limit=2)["trials"]
+        assert {trial["outcome"] for trial in newest} == {"mismatch"}
+        assert _look_up(client).status == "stale"
+        client.call("capture", kernel="it", problem=PROBLEM, remove=True)
+        assert _look_up(client).status in ("stale", "fresh")
+        assert list((daemon.home / "captures").iterdir()) == []
+
+
+def test_winners_are_shared_through_files(tuned: Daemon, tmp_path: Path) -> None:
+    """Exported, looked up with no daemon, taken back in; those of other sources as stale, what does not fit refused."""
+    shared = tmp_path / "shared"
+    assert tuned.ktuned("export", str(shared), "--with-artifacts", str(shared / "artifacts")).returncode == 0
+    (file,) = shared.glob("*.json")
+    text = file.read_text()
+    assert "as it was" in tuned.ktuned("export", str(shared), "--with-artifacts", str(shared / "artifacts")).stdout
+    with Client(winners=shared) as client:
+        hit = client.lookup("it", PROBLEM, DEFAULT)
+        assert (hit.status, hit.config) == ("stale", {"us": 300.0})
+        assert hit.artifact is not None
+        assert os.path.isfile(os.path.join(hit.artifact, "manifest.json"))
+
+    assert "it is the same" in tuned.ktuned("import", str(shared)).stdout
+    tuned.client.call("forget", kernel="it")
+    assert "would be taken, fresh" in tuned.ktuned("import", str(shared), "--dry-run").stdout
+    assert tuned.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "default"
+    assert "taken, fresh: there was none" in tuned.ktuned("import", str(shared)).stdout
+    assert tuned.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "fresh"
+
+    tuned.client.call("forget", kernel="it")
+    document = winners.read_file(file)
+    document["winners"][0]["digest"] = "0" * 64
+    document["winners"].append({**document["winners"][0], "problem": {"m": 1}})
+    document["winners"].append({**document["winners"][0], "config": {"us": 5.0}})
+    file.write_text(winners.render(document))
+    told = tuned.ktuned("import", str(shared)).stdout
+    assert "taken, stale" in told
+    assert "refused: project:it: the problem names m" in told
+    assert "refused: the kernel's space has no such config" in told
+    assert tuned.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "stale"
+
+    file.write_text(text.replace('"ktuned_winners": 1', '"ktuned_winners": 2'))
+    refused = tuned.ktuned("import", str(shared))
+    assert refused.returncode == 2
+    assert "upgrade ktuned" in refused.stderr
+    file.write_text(text.replace("project:it", "nowhere:it"))
+    refused = tuned.ktuned("import", str(shared))
+    assert refused.returncode == 1
+    assert "nowhere:it is not known here" in refused.stderr
