@@ -1,0 +1,85 @@
+"""A backend of real compiles that take some 30 ms: plain C through the system's compiler, called by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ktuned.backends import Backend, Compiled, Kernel, Launch, Unit
+from ktuned.backends import Build as AnyBuild
+from ktuned.model import Device, Outcome
+
+
+@dataclass(frozen=True)
+class Build(AnyBuild):
+    """``run(y, x, n)`` of the sources, with ``STEP`` and ``SCALE`` defined."""
+
+    backend: ClassVar[str] = "cc"
+    step: int
+    scale: int = 2
+    flags: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What the compiler is given."""
+        return (f"-DSTEP={self.step}", f"-DSCALE={self.scale}", *self.flags)
+
+
+class CcKernel(Kernel):
+    """A loaded library."""
+
+    def __init__(self, library: Path) -> None:
+        self._run = ctypes.CDLL(str(library)).run
+        self._run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long)
+
+    def bind(self, tensors: Mapping[str, Any]) -> Launch:
+        """Return a call on ``y`` and ``x``."""
+        arguments = tensors["y"].data_ptr(), tensors["x"].data_ptr(), tensors["x"].numel()
+        return lambda: self._run(*arguments)
+
+
+class Cc(Backend):
+    """The backend."""
+
+    name = "cc"
+    build = Build
+    required_files = ("kernel.so",)
+    decisive_files = ("kernel.so",)
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return nothing: one compiler serves a whole test."""
+        return {}
+
+    def devices(self) -> Sequence[Device]:
+        """Return the CPU."""
+        return [Device("cpu:0", "Some CPU", "native", {})]
+
+    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
+        """Compile each unit, and count it in ``CC_LOG``."""
+        for unit in units:
+            build = unit.build
+            assert isinstance(build, Build)
+            began = time.perf_counter()
+            command = ["cc", "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(into / unit.key / "kernel.so")]
+            names = [os.path.relpath(source, unit.sources[0].parent) for source in unit.sources]
+            done = subprocess.run(
+                [*command, *names], cwd=unit.sources[0].parent, capture_output=True, text=True, check=False
+            )
+            with open(os.environ["CC_LOG"], "a", encoding="utf-8") as log:
+                log.write(f"{unit.kernel}\n")
+            seconds = time.perf_counter() - began
+            if done.returncode:
+                errors = [line for line in done.stderr.splitlines() if "error" in line]
+                yield Compiled(unit.key, Outcome.COMPILE_ERROR, "\n".join(errors), seconds)
+            else:
+                yield Compiled(unit.key, seconds=seconds)
+
+    def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
+        """Load the library."""
+        return CcKernel(artifact / "kernel.so")
