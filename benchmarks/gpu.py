@@ -58,6 +58,8 @@ def grouped(arguments: argparse.Namespace) -> tuple[str, Rows]:
                 {
                     "what": what + (", headers precompiled" if headers else ""),
                     "configs": len(some),
+                    "alone_cpu_s": alone_cpu_s,
+                    "groups_cpu_s": together_cpu_s,
                     "alone_s": alone_s,
                     "groups_of_4_s": together_s,
                     "times": alone_s / together_s,

@@ -107,7 +107,9 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
     assert _entry_points(wheels["ktuned-cutedsl"]) == {"ktuned.backends": {"cutedsl": "ktuned_cutedsl:CuteDsl"}}
     assert _entry_points(wheels["ktuned-nvrtc"]) == {"ktuned.backends": {"nvrtc": "ktuned_nvrtc:Nvrtc"}}
     assert _entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}
-    assert _entry_points(wheels["ktuned-tvm-ffi"]) == {"ktuned.backends": {"tvm_ffi": "ktuned_tvm_ffi:TvmFfi"}}
+    assert _entry_points(wheels["ktuned-tvm-ffi"]) == {
+        "ktuned.backends": {"tvm_ffi": "ktuned_tvm_ffi:TvmFfi", "tvm_ffi_cuda": "ktuned_tvm_ffi:TvmFfiCuda"}
+    }
     assert _entry_points(wheels["ktuned-client"]) == {}
 
 
