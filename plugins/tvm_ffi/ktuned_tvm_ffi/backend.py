@@ -30,6 +30,7 @@ class TvmFfi(backends.Backend):
     api_version = 1
     build = Build
     required_files = (KERNEL_FILE,)
+    decisive_files = (KERNEL_FILE,)
 
     compiler: ClassVar[type[Compiler]] = Compiler
     suffixes: ClassVar[frozenset[str]] = CXX_SUFFIXES
