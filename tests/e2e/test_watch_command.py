@@ -143,6 +143,7 @@ def test_author_saves_sees_and_steers(daemon: Daemon, sit: Callable[..., Sitting
 
 def test_suspended_terminal_is_the_shell_s(daemon: Daemon, sit: Callable[..., Sitting]) -> None:
     """Ctrl-Z gives the terminal back and stops; continuing takes it again; SIGTERM and Ctrl-C leave it as it was."""
+    daemon.client.call("pause")
     path = daemon.kernel_file(text_of())
     screen = sit(str(path))
     screen.sees("it n=64")
@@ -169,6 +170,7 @@ def test_suspended_terminal_is_the_shell_s(daemon: Daemon, sit: Callable[..., Si
 
 def test_daemon_that_goes_leaves_the_terminal_as_it_was(daemon: Daemon, sit: Callable[..., Sitting]) -> None:
     """The command ends with its one line and status 3, after the screen was given back."""
+    daemon.client.call("pause")
     path = daemon.kernel_file(text_of())
     screen = sit(str(path))
     screen.sees("it n=64")
