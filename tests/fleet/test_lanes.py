@@ -227,7 +227,8 @@ async def test_trials_on_a_real_lane(
         }
         builds = {does: {"does": does} for does in (*OUTCOMES, "segfault", "hang")} | {"slow": {"us": 30_000.0}}
         units = {does: {"key": f"{does}-key", "build": build} for does, build in builds.items()}
-        opening = kernel | {"op": "open", "device": CPU.to_wire(), "expected": str(tmp_path / "expected.safetensors")}
+        opening = kernel | {"op": "open", "device": CPU.to_wire(), "captured": ""}
+        opening["expected"] = str(tmp_path / "expected.safetensors")
         problem = Bench(environment, "fake", "double", opening)
         preset = {"name": "t", "warmup": 1, "repetitions": 5, "timing_s": 0.1, "finalists": 1, "finalist_rounds": 1}
         deadlines = dict.fromkeys(("inspect", "load", "reference", "first_launch", "check", "timing"), 30.0)
@@ -252,7 +253,8 @@ async def test_trials_on_a_real_lane(
             answer, _ = await lane.ask(trial("wrong"), deadlines)
             assert (answer["outcome"], answer["message"]) == (None, "wrong-key: kernel.json is not what was sealed")
             assert lane.worker_pid == first
-            answer, _ = await lane.ask(kernel | {"op": "time_reference", "preset": preset}, deadlines)
+            timing = {"op": "time_reference", "preset": preset, "judge_contention": False}
+            answer, _ = await lane.ask(kernel | timing, deadlines)
             assert answer["latency_us"] > 0
             with pytest.raises(WorkerDied, match="was killed by SIGSEGV during first_launch"):
                 await lane.ask(trial("segfault"), deadlines)
