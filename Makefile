@@ -42,7 +42,7 @@ chaos: install  ## everything that can go wrong at once, seeded (SEED=3), for up
 	$(BIN)/python -m pytest tests/chaos -m 'not gpu' -o faulthandler_timeout=0 --chaos=full --chaos-seed=$(or $(SEED),3)
 
 bench: install  ## the benchmarks, each beside its budget
-	@for benchmark in rest pipeline lookup save daemon_cost; do \
+	@for benchmark in rest pipeline lookup hostile save daemon_cost; do \
 		echo "== $$benchmark"; $(BIN)/python benchmarks/$$benchmark.py || exit 1; \
 	done
 	@for what in grouped pipeline winner lanes disturbance; do \

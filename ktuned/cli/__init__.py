@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import io
 import os
@@ -67,6 +68,13 @@ class _Commands(click.Group):
             return None
         module = importlib.import_module(f"ktuned.cli.commands.{COMMANDS[cmd_name]}")
         command: click.Command = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
+        from ktuned.cli import skew
+
+        callback = command.callback
+        if callback is None or cmd_name in skew.ACROSS_VERSIONS:
+            return command
+        command = copy.copy(command)
+        command.callback = skew.checked(callback)
         return command
 
 

@@ -77,6 +77,12 @@ def check_socket(path: str) -> Finding:
     except OSError as error:
         mend = "set KTUNED_SOCKET to a path in a private directory of yours"
         return Finding(Level.FAIL, "socket directory", f"{directory}: {error.strerror}", mend)
+    try:
+        paths.check_socket(path)
+    except FileNotFoundError:
+        pass
+    except paths.UntrustedSocket as error:
+        return Finding(Level.FAIL, "socket", error.message, error.hint or f"rm {path}")
     return Finding(Level.OK, "socket directory", f"{directory} is ours alone")
 
 

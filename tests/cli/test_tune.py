@@ -118,7 +118,7 @@ def test_detach_returns_at_once(run: Run, serve: Serve) -> None:
     daemon = tuning(serve)
     ran = run("tune", "gemm", "--detach", "--json", "--no-spawn")
     assert (ran.code, ran.values) == (0, [{"jobs": ACCEPTED["jobs"], "errors": []}])
-    assert [method for method, _ in daemon.calls] == ["tune"]
+    assert [method for method, _ in daemon.calls] == ["hello", "tune"]
 
 
 def test_a_daemon_that_goes_away_exits_3(run: Run, serve: Serve) -> None:
@@ -217,7 +217,7 @@ def test_watch_without_a_path_shows_all(run: Run, serve: Serve) -> None:
     daemon.hangs_up = True
     ran = run("watch", "--json", "--no-spawn")
     assert [event["type"] for event in ran.values] == [event["type"] for event in watching()]
-    assert [method for method, _ in daemon.calls] == ["subscribe", "jobs"]
+    assert [method for method, _ in daemon.calls] == ["hello", "subscribe", "jobs"]
 
 
 def test_watch_catches_up_after_a_gap(run: Run, serve: Serve) -> None:

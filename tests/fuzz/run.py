@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import os
 import socket
@@ -195,9 +196,17 @@ def guided(arguments: list[str]) -> None:
         os.environ["MSGPACK_PUREPYTHON"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.argv])
     import atheris
+    from msgpack import fallback
 
-    atheris.instrument_all()
-    atheris.Setup([sys.argv[0], *arguments], lambda data: check(data) and None)
+    for owner in (wire, wire.Decoder, fallback, fallback.Unpacker):
+        for name, function in list(vars(owner).items()):
+            if inspect.isfunction(function):
+                setattr(owner, name, atheris.instrument_func(function))
+
+    def one(data: bytes) -> None:
+        check(data)
+
+    atheris.Setup([sys.argv[0], *arguments], one)
     atheris.Fuzz()
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import click
 
 from ktuned.backends import ENTRY_POINT_GROUP
-from ktuned.cli import Exit, equipment, output, version
+from ktuned.cli import Exit, equipment, output, skew, version
 from ktuned.cli import doctor as checks
 from ktuned.cli.commands.status import PROBE_DEADLINE_S
 from ktuned.cli.doctor import Finding, Level
 from ktuned.cli.options import json_option
 from ktuned.cli.spawn import state_directory
-from ktuned.store import Artifacts
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
 
@@ -60,12 +59,18 @@ def _examine() -> list[Finding]:
     findings += [*checks.check_notices(status), *checks.check_lanes(status)]
     findings += [*equipment.check_backends(environments, roots), *equipment.check_kernels(kernels, environments, roots)]
     place = status["artifacts"].get("directory")
-    return findings + (equipment.check_artifacts(Artifacts(Path(place), 0).census(), environments) if place else [])
+    if place:
+        # Not with the module: whoever asks for `--help` needs no database.
+        from ktuned.store import Artifacts
+
+        findings += equipment.check_artifacts(Artifacts(Path(place), 0).census(), environments)
+    return findings
 
 
 def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], str]:
     """Return the daemon's status, what its backends are and its kernels, or why there is none."""
     try:
+        skew.check()
         with Client() as client:
             status: Mapping[str, Any] = client.call("status")
             environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]

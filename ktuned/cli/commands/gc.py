@@ -17,10 +17,11 @@ GC_DEADLINE_S = 300.0
 @click.option("--keep", "keep_gib", type=click.FloatRange(min=0), metavar="GIB", help="Come down to so much.")
 @json_option
 def gc(dry_run: bool, keep_gib: float | None, as_json: bool) -> int:
-    """Remove compiled kernels: the least recently served first, winners last.
+    """Remove compiled kernels to make room on the disk.
 
-    Down to `artifacts_gib` of config.toml, which the daemon keeps to by itself too, or to --keep. What is removed
-    is compiled again when it is needed; results stay (`ktuned forget` deletes those).
+    The least recently served go first, winners last, until no more than `artifacts_gib` of config.toml is left,
+    which the daemon keeps to by itself too, or --keep. What is removed is compiled again when it is needed;
+    results stay (`ktuned forget` deletes those).
     """
     with Client() as client:
         found = client.call("gc", deadline_s=GC_DEADLINE_S, **given(dry_run=dry_run, keep_gib=keep_gib))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import click
 
 from ktuned.cli import Exit, output
 from ktuned.cli.options import json_option
-from ktuned_client import Client
+from ktuned_client import Client, DaemonError, paths
 
 STOP_DEADLINE_S = 10.0
 """How long a daemon may take to let go of its socket: it kills its workers, and ends its last commit."""
@@ -86,11 +87,15 @@ def stop(as_json: bool) -> int:
     Waits until its process has ended. What was running goes on when it starts again.
     """
     with Client() as client:
-        pid = client.call("hello")["pid"]
+        pid = _pid_of_daemon(client)
         # Taken before it is told to end: afterwards the number may be another process's.
         process = os.pidfd_open(pid)
         try:
-            client.call("shutdown")
+            try:
+                client.call("shutdown")
+            except DaemonError:
+                # One of another protocol, which has no such method: it knows the signal.
+                signal.pidfd_send_signal(process, signal.SIGTERM)
             ended, _, _ = select.select([process], [], [], STOP_DEADLINE_S)
         finally:
             os.close(process)
@@ -102,3 +107,15 @@ def stop(as_json: bool) -> int:
     else:
         output.emit(f"stopped (pid {pid})")
     return Exit.DONE
+
+
+def _pid_of_daemon(client: Client) -> int:
+    """Return the pid that the daemon tells, or, if it is of a protocol that tells none, whose the socket is."""
+    try:
+        told = client.call("hello")
+        if type(told["pid"]) is int:
+            return int(told["pid"])
+    except (DaemonError, KeyError, TypeError):
+        pass
+    with paths.connect(client.socket, STOP_DEADLINE_S) as connection:
+        return paths.check_peer(connection)

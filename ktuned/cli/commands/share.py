@@ -40,7 +40,9 @@ class CannotShare(KtunedError):
 )
 @json_option
 def export(directory: Path, kernel: str | None, device: str | None, artifacts: Path | None, as_json: bool) -> int:
-    """Write the winners into DIRECTORY (default: winners), a file for each kernel and device model.
+    """Write winners into a directory, as files for git.
+
+    A file for each kernel and device model goes into DIRECTORY (default: winners).
 
     The files are the same for the same winners, sorted, and one line each, so that git shows what changed.
     """
@@ -73,7 +75,9 @@ def export(directory: Path, kernel: str | None, device: str | None, artifacts: P
 @click.option("--dry-run", is_flag=True, help="Only say what would be taken.")
 @json_option
 def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
-    """Take winners from files that `ktuned export` wrote (or directories of them).
+    """Take winners from files that `ktuned export` wrote.
+
+    Directories of them are gone through.
 
     One that was measured with other sources, another toolchain or driver is served as stale; one that does not fit the
     kernel is refused. `docs/sharing.md` says which of two winners stays.

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output, text
+from ktuned.cli import Exit, output, text, version
 from ktuned.cli.options import json_option
 from ktuned_client import Client
+from ktuned_client.wire import PROTOCOL_VERSION
 
 PROBE_DEADLINE_S = 60.0
 """How long the daemon may take to ask every backend: each is imported in a worker."""
@@ -23,6 +24,14 @@ def status(as_json: bool) -> int:
         found = client.call("status")
     if as_json:
         output.emit_json(found)
+        return Exit.DONE
+    if found.get("protocol") != PROTOCOL_VERSION:
+        # Nothing else is known to mean what it means here.
+        output.emit(f"ktuned {found.get('version', 'of an unknown version')}, pid {found.get('pid', text.ABSENT)}")
+        output.say(
+            f"notice: it speaks protocol {found.get('protocol')}, and this ktuned {version()} protocol "
+            f"{PROTOCOL_VERSION}; `ktuned stop` ends it"
+        )
         return Exit.DONE
     for line in _summary(found):
         output.emit(line)

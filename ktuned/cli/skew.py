@@ -1,0 +1,46 @@
+"""What a daemon of another protocol is asked all the same, and the words for all else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+from ktuned_client import Client, DaemonError, DaemonUnavailable
+from ktuned_client.wire import PROTOCOL_VERSION
+
+ACROSS_VERSIONS: Final = frozenset({"serve", "status", "stop", "doctor", "metrics", "service"})
+"""Commands that work whatever the daemon's protocol: they start, see and end one, so that an upgrade gets on."""
+
+
+def checked(callback: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command's callback that is called only if no daemon of another protocol serves."""
+
+    @functools.wraps(callback)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        check()
+        return callback(*args, **kwargs)
+
+    return run
+
+
+def check() -> None:
+    """Ask the daemon for its protocol; without a daemon there is nothing to check.
+
+    Raises:
+        DaemonUnavailable: it is another one than ours; names both versions.
+    """
+    try:
+        with Client() as client:
+            said = client.call("hello")
+    except (DaemonUnavailable, DaemonError):
+        return
+    spoken = said.get("protocol", PROTOCOL_VERSION)
+    if spoken != PROTOCOL_VERSION:
+        from ktuned.cli import version
+
+        raise DaemonUnavailable(
+            f"the daemon is ktuned {said.get('build', 'of an unknown version')} and speaks protocol {spoken}; "
+            f"this is {version()}, which speaks {PROTOCOL_VERSION}",
+            "`ktuned stop` ends it, and the next command starts one of this version",
+        )
