@@ -207,7 +207,11 @@ def test_results_shows_one_line_each(run: Run, serve: Serve) -> None:
 
 def test_a_trial_is_told_whole(run: Run, serve: Serve) -> None:
     """One trial's story holds all its message and its streams, without what would steer the terminal."""
-    detail: dict[str, Any] = {"phase": "first_launch", "signal": "SIGSEGV", "stderr": "\x1b[31mred\x1b[0m\nlast words\a"}
+    detail: dict[str, Any] = {
+        "phase": "first_launch",
+        "signal": "SIGSEGV",
+        "stderr": "\x1b[31mred\x1b[0m\nlast words\a",
+    }
     detail |= {"story": ["compile_started", "compile_done", "lane_taken", "died"]}
     daemon = serve(results={"trials": [trial_map(7, "crashed", detail=detail)]})
     ran = run("results", "--trial", "7")
