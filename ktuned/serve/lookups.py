@@ -190,8 +190,8 @@ class Lookups:
             self._send(_Errand(kernel, problem, seat, found.undecided))
         if tune and found.wants_tuning and seat is not None:
             self._send(_Errand(kernel, problem, seat))
-            # Once for each time that the answer is worked out: a second of being asked for counts one.
-            self._jobs.ask((kernel.name, canonical(problem), seat.model))
+            # This lookup, and those that were given the last answer since.
+            self._jobs.ask((kernel.name, canonical(problem), seat.model), 1 + self.shortcuts.repeats)
         return self._reply(kernel, problem, model, found.status, found.winner, found.config)
 
     def _reply(

@@ -5,6 +5,7 @@ Most lookups are a repetition, to the byte, of one before; only the id differs, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
@@ -24,12 +25,23 @@ _ID_ENDS: Final = {**dict.fromkeys(range(0x80), 3), 0xCC: 4, 0xCD: 5, 0xCE: 7}
 """Where the id ends that begins at byte 2, by that byte (MessagePack's forms of an unsigned number up to 32 bits)."""
 
 
+@dataclass(slots=True)
+class _Kept:
+    until: float
+    answer: bytes
+    given: int = 0
+
+
 class Shortcuts:
-    """From a lookup's bytes to its answer's; ``taken`` counts the answers that were found here."""
+    """From a lookup's bytes to its answer's; ``taken`` counts the answers that were found here.
+
+    ``repeats`` says how often the answer was given that :meth:`find` has just found too old, for whoever makes it anew.
+    """
 
     def __init__(self) -> None:
         self.taken = 0
-        self._answers: dict[bytes, tuple[float, bytes]] = {}
+        self.repeats = 0
+        self._answers: dict[bytes, _Kept] = {}
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -40,10 +52,15 @@ class Shortcuts:
         if end is None:
             return None
         kept = self._answers.get(data[end:])
-        if kept is None or not data.startswith(_REQUEST_OPENS) or monotonic() >= kept[0]:
+        self.repeats = 0
+        if kept is None or not data.startswith(_REQUEST_OPENS):
+            return None
+        if monotonic() >= kept.until:
+            self.repeats, kept.given = kept.given, 0
             return None
         self.taken += 1
-        return _RESPONSE_OPENS + data[2:end] + kept[1]
+        kept.given += 1
+        return _RESPONSE_OPENS + data[2:end] + kept.answer
 
     def keep(self, data: bytes, response: bytes) -> None:
         """Keep the response to ``data``, one whole request, if it is a lookup's answer and not an error."""
@@ -55,7 +72,7 @@ class Shortcuts:
             return
         if len(self._answers) >= MAX_SHORTCUTS:
             self._answers.clear()
-        self._answers[question] = (monotonic() + HOLDS_S, answer)
+        self._answers[question] = _Kept(monotonic() + HOLDS_S, answer)
 
     def clear(self) -> None:
         """Forget all: something changed."""

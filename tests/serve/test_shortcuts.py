@@ -80,3 +80,19 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     large = wire.encode_request(1, "lookup", {"kernel": "k" * 2000, "problem": {}})
     known.keep(large, response())
     assert known.find(large) is None
+
+
+def test_old_answer_tells_how_often_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever works an answer out anew learns how many asked meanwhile, once; another question has its own count."""
+    now = monotonic()
+    monkeypatch.setattr(shortcuts, "monotonic", lambda: now)
+    known = Shortcuts()
+    known.keep(question(), response())
+    for _ in range(3):
+        assert known.find(question()) is not None
+    assert known.repeats == 0
+    now += shortcuts.HOLDS_S
+    assert known.find(question()) is None
+    assert known.repeats == 3
+    assert known.find(question()) is None
+    assert known.repeats == 0
