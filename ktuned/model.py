@@ -60,7 +60,7 @@ class Status(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job stands; ``queued`` and ``running`` ones are taken up again by the next daemon, ``paused`` ones wait."""
+    """Where a job stands; the next daemon takes ``queued`` and ``running`` ones up again, and lets ``paused`` ones wait."""
 
     QUEUED = "queued"
     PAUSED = "paused"
