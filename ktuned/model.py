@@ -60,7 +60,7 @@ class Status(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job stands; the next daemon takes ``queued`` and ``running`` ones up again, and lets ``paused`` ones wait."""
+    """Where a job stands; the next daemon takes ``queued`` and ``running`` ones up, and lets ``paused`` ones wait."""
 
     QUEUED = "queued"
     PAUSED = "paused"
