@@ -203,7 +203,7 @@ class KernelInfo:
 
     @property
     def parts(self) -> dict[str, str]:
-        """What ``digest`` is made of: short digests by labels that begin with their group, ``source:`` or ``python:``."""
+        """What ``digest`` is made of: short digests by labels that begin with ``source:`` or ``python:``."""
         groups = (("source", self.extra.get("files", {})), ("python", self.extra.get("definitions", {})))
         return {f"{group}:{label}": digest for group, found in groups for label, digest in found.items()}
 
