@@ -21,7 +21,7 @@ from ktuned.model import MEASURING_VERSION, JobState, Outcome, Plan, canonical
 RSS_BUDGET_MIB = 64.0
 READY_BUDGET_S = 0.5
 CPU_BUDGET_PERCENT = 0.5
-TRIALS_PER_JOB = 1000
+TRIALS_PER_JOB = 100
 _MIB = 1024**2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import anyio.lowlevel
 import structlog
 
 from ktuned.catalog import Catalog, check_problem
@@ -33,21 +34,25 @@ class Reverifying:
     async def run(self) -> list[Job]:
         """Queue what is to be measured again; return those jobs. A kernel whose meaning changed is not our concern."""
         queued = []
-        for winner in self._store.winners():
-            try:
-                job = await self._renew(winner)
-            except KtunedError as error:
-                _log.info("not_verified", kernel=winner.context.kernel, reason=error.message)
-            else:
-                queued += [job] if job is not None else []
+        # By kernel, and not all winners at once: a store may hold ten thousand, most of kernels that are gone.
+        for kernel in self._catalog.kernels:
+            await anyio.lowlevel.checkpoint()
+            for winner in self._store.winners(kernel.name):
+                try:
+                    job = await self._renew(kernel, winner)
+                except KtunedError as error:
+                    _log.info("not_verified", kernel=kernel.name, reason=error.message)
+                else:
+                    queued += [job] if job is not None else []
         return queued
 
-    async def _renew(self, winner: Winner) -> Job | None:
-        kernel = self._catalog.resolve(winner.context.kernel)
+    async def _renew(self, kernel: KernelInfo, winner: Winner) -> Job | None:
+        if kernel.digest != winner.context.digest:
+            return None
         trial = self._store.trial(winner.trial)
         # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
         job = None if trial is None else self._store.job(trial.job)
-        if kernel.digest != winner.context.digest or job is None:
+        if job is None:
             return None
         check_problem(kernel, job.problem)
         environment = self._catalog.environment(kernel)
