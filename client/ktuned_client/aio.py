@@ -24,10 +24,11 @@ from ktuned_client.answers import (
     hit_from,
     unavailable,
 )
+from ktuned_client.generations import MAX_NAMES
 from ktuned_client.memo import Memo, key_of, pack
 from ktuned_client.progress import Event, Progress
 from ktuned_client.transport_aio import AsyncSubscription, AsyncTransport
-from ktuned_client.wire import MAX_LOOKUPS, ProtocolError, encode_lookup, encode_question
+from ktuned_client.wire import LOOKUP, MAX_LOOKUPS, ProtocolError, encode_lookup, encode_lookups
 
 if TYPE_CHECKING:
     from ktuned_client.winners import Winners
@@ -63,7 +64,7 @@ class AsyncClient:
         self._memo = Memo()
         self._transport = AsyncTransport(self.socket, self._memo.greet)
         self._backoff = Backoff()
-        self._questions: dict[Any, bytes] = {}
+        self._questions: dict[tuple[str, str | None], bytes] = {}
 
     async def lookup(
         self,
@@ -249,19 +250,16 @@ class AsyncClient:
         key = self._known(kernel, problem, default, device)
         if not isinstance(key, bytes):
             return key
-        name = kernel if device is None else (kernel, device)
         try:
-            question = self._questions.get(name)
-            if question is None:
-                question = self._questions[name] = encode_lookup(kernel, device, self.pin)
-            hit = hit_from(await self._transport.look_up(question + key, self.deadline_s))
+            question = self._question(kernel, device) + key
+            hit = hit_from(await self._transport.look_up(LOOKUP + question, self.deadline_s))
         except DaemonUnavailable as error:
             self._backoff.failed(str(error))
             return self._last_word(kernel, problem, default, device, key, str(error))
         except (DaemonError, TypeError, ValueError) as error:
             return unavailable(kernel, problem, device, default, str(error))
         self._backoff.succeeded()
-        self._memo.remember(name, key, hit)
+        self._memo.remember(kernel if device is None else (kernel, device), key, hit)
         return completed(hit, default)
 
     async def _answers(
@@ -269,10 +267,7 @@ class AsyncClient:
     ) -> list[Hit]:
         """Ask one ``lookup_many``; each question has its problem's bytes with it."""
         try:
-            lookups = [
-                given(kernel=kernel, problem=problem, device=device, pin=self.pin) for kernel, problem, *_ in asked
-            ]
-            question = encode_question("lookup_many", {"lookups": lookups})
+            question = encode_lookups([self._question(kernel, device) + key for kernel, _, _, key in asked])
             answers = (await self._transport.look_up(question, self.deadline_s))["answers"]
         except DaemonUnavailable as error:
             self._backoff.failed(str(error))
@@ -293,6 +288,15 @@ class AsyncClient:
             self._memo.remember(kernel if device is None else (kernel, device), key, hit)
             hits.append(completed(hit, default))
         return hits
+
+    def _question(self, kernel: str, device: str | None) -> bytes:
+        """Return the bytes of a lookup up to its problem."""
+        known = self._questions.get((kernel, device))
+        if known is None:
+            if len(self._questions) >= MAX_NAMES:
+                self._questions.clear()
+            known = self._questions[kernel, device] = encode_lookup(kernel, device, self.pin)
+        return known
 
     def _last_word(
         self,

@@ -11,7 +11,7 @@ Source of the format: the MessagePack-RPC specification. Messages follow each ot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -106,15 +106,25 @@ def encode_question(method: str, params: Mapping[str, Any]) -> bytes:
     return _pack(method) + b"\x91" + _pack(params)
 
 
+LOOKUP: Final = b"\xa6lookup\x91"
+"""What a lookup's params stand behind."""
+
+
 def encode_lookup(kernel: str, device: str | None, pin: str | None) -> bytes:
-    """Return the bytes of a ``lookup`` that stand between its id and its problem, which comes last."""
+    """Return the bytes of a lookup's params up to its problem, which comes last."""
     params: dict[str, Any] = {"kernel": kernel}
     if device is not None:
         params["device"] = device
     if pin is not None:
         params["pin"] = pin
     fields = b"".join(_pack(part) for pair in params.items() for part in pair)
-    return b"\xa6lookup\x91" + bytes((0x81 + len(params),)) + fields + b"\xa7problem"
+    return bytes((0x81 + len(params),)) + fields + b"\xa7problem"
+
+
+def encode_lookups(lookups: Sequence[bytes]) -> bytes:
+    """Return a ``lookup_many`` of lookups' params, from its method on; at most 65,535 of them."""
+    head = b"\xablookup_many\x91\x81\xa7lookups\xdc" + len(lookups).to_bytes(2, "big")
+    return head + b"".join(lookups)
 
 
 def request_head(request_id: int) -> bytes:
