@@ -32,7 +32,7 @@ def test_a_mob_disturbs_nobody() -> None:
     """Beside 500 idle, 100 slow and 100 deaf ones lookups keep their p99; who breaks a limit goes, and only those."""
     rows: list[dict[str, Any]] = []
     while not rows or (rows[-1]["ratio"] > P99_BUDGET and len(rows) < ROUNDS):
-        rows.append(measure(Crowd(), lookups=1_500))
+        rows.append(measure(Crowd(), lookups=1_000))
         assert rows[-1]["connections"] == 701
         assert rows[-1]["others_closed"] == 0
     assert min(row["ratio"] for row in rows) <= P99_BUDGET, rows
@@ -47,12 +47,12 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
         process = psutil.Process(daemon.process.pid)
         before = process.memory_info().rss
         big = "x" * 200_000
-        for number in range(400):
+        for number in range(200):
             unknown = daemon.client.lookup(f"{number}{big}", {"n": number, "s": big})
             assert unknown.status == "unknown"
             refused = daemon.client.lookup("it", {"n": number, "s": f"{number}{big}"})
             assert refused.status == "unavailable"
-        # 400 times two requests of 200 to 400 kB would be 240 MB.
+        # 200 times two requests of 200 to 400 kB would be 120 MB.
         assert process.memory_info().rss - before < 48 * 2**20
 
 
