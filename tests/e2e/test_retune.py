@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from time import monotonic
 from typing import Any
 
+from ktuned_client import Client, Hit
 from tests.e2e.harness import Daemon, kernel_text
 
 SPACE = (
@@ -157,3 +160,61 @@ def test_more_important_job_goes_first_and_the_other_is_resumed(daemon: Daemon) 
     daemon.gate("door").open()
     daemon.until(lambda: _settled(daemon, 2), "the background job")
     assert [job["state"] for job in _jobs(daemon)][:2] == ["done", "done"]
+
+
+def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
+    """While a re-tune runs, a loop of lookups gets valid configs, within its deadline, and ends on the new winner."""
+    path = daemon.kernel_file(_text())
+    daemon.tune(path=str(path))
+    deadline_s, is_over = 2.0, threading.Event()
+    hits: list[tuple[float, Hit]] = []
+
+    def application() -> None:
+        with Client(str(daemon.socket), deadline_s=deadline_s) as client:
+            while not is_over.wait(0.001):
+                began = monotonic()
+                hit = client.lookup("it", dict(n=64))
+                hits.append((monotonic() - began, hit))
+
+    thread = threading.Thread(target=application)
+    thread.start()
+    try:
+        more = _text(gate="door", reference="lambda x: dict(y=x + x)")
+        daemon.kernel_file(more.replace("])", ", dict(us=100.0, does='work', tag='c', gate='door')])", 1))
+        daemon.gate("door").wait_reached()
+        daemon.until(lambda: bool(hits) and hits[-1][1].status == "stale", "the loop to see that it is stale")
+        daemon.gate("door").open()
+        daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+        daemon.until(lambda: (hits[-1][1].config or {}).get("tag") == "c", "the loop to see the new winner")
+    finally:
+        is_over.set()
+        thread.join()
+    assert {hit.status for _, hit in hits} <= {"fresh", "stale"}
+    assert {(hit.config or {}).get("tag") for _, hit in hits} <= {"a", "b", "c"}
+    assert max(took for took, _ in hits) < 5 * deadline_s
+    assert hits[-1][1].status == "fresh"
+
+
+def test_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None:
+    """What does not compile is told with its first line; the old winner stays, and the undone edit is fresh at once."""
+    path = daemon.kernel_file(_text())
+    daemon.tune(path=str(path))
+    broken = _text(reference="lambda x: dict(y=x * 2)").replace("does='work'", "does='compile_error'")
+    path.write_text(broken)
+    daemon.until(lambda: _settled(daemon, 2), "the failing job")
+    job = _jobs(daemon)[-1]
+    assert job["state"] == "failed"
+    assert "compile_error: fake.c:1: error: no" in job["message"]
+    assert daemon.client.lookup("it", dict(n=64)).status == "stale"
+    told = daemon.ktuned("kernels", "it", "--why").stdout
+    assert "stale" in told
+    assert "tune_it.py: `reference` changed" in told
+    assert "fake.c:1: error: no" in told
+
+    compiled = len(daemon.compiles.read_text().splitlines())
+    path.write_text(_text())
+    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the old winner")
+    daemon.until(lambda: _settled(daemon, 3), "the job that finds all known")
+    assert not _jobs(daemon)[-1]["cost"].get("lane_s")
+    assert len(daemon.compiles.read_text().splitlines()) == compiled
+    assert "fresh; nothing changed since" in daemon.ktuned("kernels", "it", "--why").stdout
