@@ -25,7 +25,7 @@ _log = structlog.get_logger()
 DEBOUNCE_S = 0.05
 """Editors write a file in several steps, checkouts many files: events that lie this close together are one save."""
 
-QUIET_S = 0.015
+QUIET_S = 0.025
 """After this long without an event a save is over."""
 
 POLL_S = 1.0

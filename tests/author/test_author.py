@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -158,6 +159,15 @@ class Author:
         self._jobs: set[int] = set()
         self._marks = 0
 
+    def edit(self) -> str:
+        """Make one random edit as one save: on a busy machine the author may pause for longer than a save takes."""
+        assert self.daemon.process is not None
+        self.daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            return self.project.edit()
+        finally:
+            self.daemon.process.send_signal(signal.SIGCONT)
+
     def truths(self) -> dict[str, str]:
         """Ask the oracle what each kernel is now."""
         done = subprocess.run(
@@ -228,7 +238,7 @@ def test_exactly_the_edited_kernels_are_tuned_anew(tmp_path: Path, edits: int, s
         seen = {name: {truth} for name, truth in author.truths().items()}
         assert set(author.measured()) == set(seen)
         for number in range(edits):
-            kind = project.edit()
+            kind = author.edit()
             author.until_taken()
             truths = author.truths()
             expected = sorted(name for name, truth in truths.items() if truth not in seen[name])
