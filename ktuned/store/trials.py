@@ -48,16 +48,21 @@ def twin(read: Read, content: str) -> Trial | None:
 
 
 def past(read: Read, context: Context, grounds: int, limit: int) -> list[Trial]:
-    """Return how the latest grounds of a seat ended, the context's own before the others, of each the fastest first."""
+    """Return how the latest grounds of a seat ended, the context's own before the others, of each the fastest first.
+
+    Of its own only what was measured: what failed here needs no prediction, and costs nothing wherever it comes.
+    """
     found = read(
         f"""{rows.SELECT_TRIALS} WHERE trials.outcome IS NOT NULL AND contexts.id IN (
             SELECT id FROM contexts WHERE (kernel, problem, device) = (?, ?, ?) ORDER BY id DESC LIMIT ?)
+            AND (trials.outcome = 'measured' OR ({rows.CONTEXT_COLUMNS}) <> (?, ?, ?, ?, ?, ?, ?))
         ORDER BY ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?) DESC, contexts.id DESC,
             trials.outcome <> 'measured', trials.latency_us, trials.id LIMIT ?""",
         context.kernel,
         context.problem,
         context.device,
         grounds,
+        *rows.context_values(context),
         *rows.context_values(context),
         limit,
     )
