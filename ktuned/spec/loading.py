@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -207,6 +207,12 @@ def _local_modules(root: Path) -> dict[Path, str]:
     return found
 
 
+def _places(module: ModuleType) -> Iterable[object]:
+    """Return the directories of a package; walking over a namespace's own path looks for more on the disk each time."""
+    path = getattr(module, "__path__", ())
+    return getattr(path, "_path", path)
+
+
 def _local_namespaces(root: Path) -> list[str]:
     """Return the packages without ``__init__.py``, which have no file: one that is kept holds on to its old modules."""
     below = f"{root}{os.sep}"
@@ -214,7 +220,7 @@ def _local_namespaces(root: Path) -> list[str]:
         name
         for name, module in list(sys.modules.items())
         if getattr(module, "__file__", None) is None
-        and any(str(place).startswith(below) for place in getattr(module, "__path__", ()))
+        and any(str(place).startswith(below) for place in _places(module))
         and not is_ours(name)
     ]
 

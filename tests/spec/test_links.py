@@ -43,6 +43,14 @@ class Fakes:
 
     names = ("fake",)
 
+    def load(self, name: str) -> Fakes:
+        """Return the backend."""
+        return self
+
+    def for_sources(self, sources: object) -> str:
+        """Return the backend's name."""
+        return "fake"
+
 
 def inspected(project: Project, name: str = "tune_it.py") -> KernelInfo:
     """Inspect a file as a worker does and return its only kernel."""
