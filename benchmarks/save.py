@@ -138,7 +138,7 @@ def measure_release(author: Author, rounds: int) -> list[float]:
         threading.Event().wait(0.3)
         (old,) = [job["id"] for job in author.jobs() if job["state"] == "running"][:1]
         saved = author.edit()
-        _until(lambda old=old: author.client.call("jobs", job=old)["jobs"][0]["state"] == "cancelled")  # type: ignore[misc]
+        _until(lambda old=old: author.client.call("jobs", job=old)["jobs"][0]["state"] == "cancelled")
         released.append(perf_counter() - saved)
         author.settle()
     return released

@@ -56,7 +56,7 @@ def main(project: Path) -> None:
     """Print every kernel's hash."""
     from ktuned.spec.loading import load_file
 
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted(project.glob("tune_*.py")):
         if path.name != "tune_marker.py":
             loaded = load_file(path, project)
