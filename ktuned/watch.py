@@ -16,7 +16,7 @@ from ktuned.errors import KtunedError
 from ktuned.inotify import Inotify
 from ktuned.model import Root
 from ktuned.polling import Snapshot
-from ktuned.spec.stamps import stamp
+from ktuned.stamps import stamp
 from ktuned.survey import Survey, find_kernel_files, is_kernel_file, is_looked_into
 from ktuned.trees import Trees
 

@@ -139,10 +139,12 @@ def test_what_says_nothing_of_the_config_is_tried_again() -> None:
 
 
 def test_who_waits_goes_first() -> None:
-    """A person who waits comes before a save, a save before a question, a question before the background."""
+    """Who waits comes before who asked and left, then a save, a question, the background; verifying is last."""
     assert sorted(Priority, reverse=True) == [
         Priority.WAITED_FOR,
+        Priority.REQUESTED,
         Priority.SAVED,
         Priority.ASKED,
         Priority.BACKGROUND,
+        Priority.VERIFY,
     ]

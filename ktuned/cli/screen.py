@@ -8,7 +8,9 @@ from ktuned.cli import text
 from ktuned.cli.board import Board, Row, shown
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from collections.abc import Sequence
+
+    from rich.console import Group, RenderableType
     from rich.text import Text
 
 KEYS = (("↑↓", "choose"), ("t", "tune now"), ("p", "pause or resume"), ("P", "all"), ("c", "cancel"), ("q", "quit"))
@@ -38,7 +40,6 @@ def render(board: Board, title: str, now: float, height: int) -> Group:
     """Return the picture of a board for a terminal of so many lines."""
     from rich.console import Group
     from rich.rule import Rule
-    from rich.table import Table
     from rich.text import Text
 
     errors = list(board.errors.values())[:MAX_ERRORS]
@@ -47,28 +48,10 @@ def render(board: Board, title: str, now: float, height: int) -> Group:
     failures = sum(bool(row.failure) for row in board.rows.values())
     place = max(1, height - _FRAME_LINES - len(errors) - len(notices) - 2 - failures)
     rows = shown(board, place)
-    table = Table(box=None, expand=True, padding=(0, 1), header_style="bold")
-    table.add_column("", width=1)
-    table.add_column("kernel", ratio=3, no_wrap=True, overflow="ellipsis")
-    for name in ("saved", "before", "now", "change"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("state", ratio=3, no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        is_selected = board.selected is not None and row.case == board.selected.case
-        table.add_row(
-            Text("▸" if is_selected else " "),
-            Text(_name(row), style="bold" if is_selected else ""),
-            Text(_ago(row.saved_at, now)),
-            Text(text.latency(row.before_us)),
-            Text(text.latency(row.now_us)),
-            _change(row),
-            Text(_state(row), style=_STYLES.get(row.state, "")),
-        )
-        if row.failure:
-            table.add_row("", Text(f"  {row.failure}", style="red", no_wrap=True, overflow="ellipsis"))
-    parts: list[Table | Text | Rule] = [Text(title, style="bold", no_wrap=True, overflow="ellipsis")]
+    tables = _tables(rows, board, now)
+    parts: list[RenderableType] = [Text(title, style="bold", no_wrap=True, overflow="ellipsis")]
     parts += [Text(notice, style="magenta", no_wrap=True, overflow="ellipsis") for notice in notices]
-    parts += [Rule(style="dim"), table]
+    parts += [Rule(style="dim"), *tables]
     if not board.rows:
         parts.append(Text("no kernel yet: a kernel file is named tune_*.py and declares an @kernel", style="dim"))
     if len(rows) < len(board.rows):
@@ -78,6 +61,44 @@ def render(board: Board, title: str, now: float, height: int) -> Group:
     if board.said:
         parts.append(Text(board.said, no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
+
+
+def _tables(rows: Sequence[Row], board: Board, now: float) -> list[RenderableType]:
+    """Return the rows as tables whose columns stand below each other; between them, at full width, the failures."""
+    from rich.table import Table
+    from rich.text import Text
+
+    figures = {
+        "saved": [Text(_ago(row.saved_at, now)) for row in rows],
+        "before": [Text(text.latency(row.before_us)) for row in rows],
+        "now": [Text(text.latency(row.now_us)) for row in rows],
+        "change": [_change(row) for row in rows],
+    }
+    widths = {name: max([len(name), *(cell.cell_len for cell in cells)]) for name, cells in figures.items()}
+
+    def begin(*, is_first: bool) -> Table:
+        table = Table(box=None, expand=True, padding=(0, 1), header_style="bold", show_header=is_first)
+        table.add_column("", width=1)
+        table.add_column("kernel", ratio=3, no_wrap=True, overflow="ellipsis")
+        for name, width in widths.items():
+            table.add_column(name, justify="right", no_wrap=True, width=width)
+        table.add_column("state", ratio=3, no_wrap=True, overflow="ellipsis")
+        return table
+
+    parts: list[RenderableType] = []
+    table = begin(is_first=True)
+    for place, row in enumerate(rows):
+        is_selected = board.selected is not None and row.case == board.selected.case
+        table.add_row(
+            Text("▸" if is_selected else " "),
+            Text(_name(row), style="bold" if is_selected else ""),
+            *(cells[place] for cells in figures.values()),
+            Text(_state(row), style=_STYLES.get(row.state, "")),
+        )
+        if row.failure:
+            parts += [table, Text(f"      {row.failure}", style="red", no_wrap=True, overflow="ellipsis")]
+            table = begin(is_first=False)
+    return [*parts, table] if table.row_count or not parts else parts
 
 
 def _notices(board: Board) -> list[str]:

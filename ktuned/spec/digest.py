@@ -21,7 +21,7 @@ from ktuned.spec.kernel import Kernel
 from ktuned.spec.kernel import kernel as declare
 from ktuned.spec.pyreach import Reach
 from ktuned.spec.pysource import meaning, parse
-from ktuned.spec.stamps import stamps
+from ktuned.stamps import stamps
 
 DIGEST_VERSION = 1
 """Raised whenever the texts below change, because every digest then does."""

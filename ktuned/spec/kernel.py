@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 from ktuned.errors import KernelFileError, Unsupported
 from ktuned.model import DEFAULT_TRIALS, PRESETS, Config, Plan, Problem, Scalar, canonical
 from ktuned.spec.space import BoundSpace, Space
-from ktuned.spec.stamps import lexical
 from ktuned.spec.tensors import TensorSpec, layout
 from ktuned.spec.values import Site, Values, listed, mapping_fault
+from ktuned.stamps import lexical
 
 if TYPE_CHECKING:
     from ktuned.backends import Build, Layout

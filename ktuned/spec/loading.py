@@ -19,8 +19,8 @@ from types import ModuleType
 from ktuned.backends import ENTRY_POINT_GROUP as BACKENDS_GROUP
 from ktuned.errors import KernelFileError
 from ktuned.spec.kernel import Collector, Kernel, collecting
-from ktuned.spec.stamps import lexical
 from ktuned.spec.values import listed, one_line
+from ktuned.stamps import lexical
 
 FOREIGN_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 """Installed code: not the project's, even when the environment lies inside the project."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from ktuned.spec.loading import is_local, is_ours, module_file
 from ktuned.spec.pysource import Source, free_names, meaning, parse
-from ktuned.spec.stamps import lexical
+from ktuned.stamps import lexical
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _ABSENT = object()

@@ -174,7 +174,8 @@ def poison(target: torch.Tensor) -> torch.Tensor:
     if target.dtype == torch.bool:
         return target.fill_(True)
     if target.dtype.is_floating_point or target.dtype.is_complex:
-        return target.copy_(torch.full((), math.nan).expand(target.shape))
+        # On the tensor's device: a copy from the host would cost more than all else that a trial does there.
+        return target.copy_(torch.full((), math.nan, device=target.device))
     # torch cannot fill every unsigned dtype, but can view each as the signed one of its size.
     signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[target.element_size()]
     target.view(signed).fill_(torch.iinfo(signed).max if target.dtype.is_signed else -1)

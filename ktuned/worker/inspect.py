@@ -14,7 +14,7 @@ from ktuned.model import Config, Outcome, Plan, Problem, canonical
 from ktuned.spec.bound import MEMBERSHIP_BOUND, BoundSpace
 from ktuned.spec.digest import describe
 from ktuned.spec.loading import forget_modules, load_file
-from ktuned.spec.stamps import lexical, stamp, stamps
+from ktuned.stamps import lexical, stamp, stamps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

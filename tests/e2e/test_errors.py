@@ -154,7 +154,7 @@ def test_full_disk(tmp_path: Path) -> None:
     home = daemon.home
     config = (home / "config.toml").read_text()
     script = (
-        f"mount -t tmpfs -o size=2m tmpfs {home} && printf '%s' '{config}' > {home}/config.toml && "
+        f"mount -t tmpfs -o size=2m,mode=700 tmpfs {home} && printf '%s' '{config}' > {home}/config.toml && "
         f"mkdir -p {home}/cache && exec {sys.executable} -m ktuned serve"
     )
     with daemon.log.open("ab") as log:

@@ -332,7 +332,9 @@ class TestEditing:
             "stamps": {},
             "target": cpu.target(),
             "into": str(tmp_path / "into"),
-            "units": [{"key": "key", "build": Build("double", ("x", "y")).to_plain()}],
+            "units": [
+                {"key": "key", "build": Build("double", ("x", "y")).to_plain(), "place": str(tmp_path / "artifact")}
+            ],
         }
         compile_units(Registry(), request, cast(Any, Reply()))
         path.write_text(path.read_text().replace("double", "twice"))

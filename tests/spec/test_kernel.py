@@ -93,6 +93,7 @@ def test_full_declaration(project: Project) -> None:
         "preset": "fast",
         "trials": 7,
         "seconds": 2.5,
+        "compile_only": False,
         "early_stop": 2,
         "deadlines": {"timing": 4},
     }

@@ -9,7 +9,7 @@ import pytest
 
 from ktuned.model import KernelInfo
 from ktuned.spec.ctokens import follow, normalise
-from ktuned.spec.stamps import stamps, trail
+from ktuned.stamps import stamps, trail
 from ktuned.worker.inspect import Inspector
 from ktuned.worker.main import Reply
 from tests.spec.conftest import Project
