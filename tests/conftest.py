@@ -23,6 +23,8 @@ _FAILED = pytest.StashKey[bool]()
 def pytest_configure() -> None:
     """Mark this run's processes before the first one starts."""
     leaks.mark_environment()
+    # Each test's own Inductor cache would begin with ten seconds of that.
+    os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that starts us in the background has it ignored, and so would what the tests start and interrupt.
         signal.signal(signal.SIGINT, signal.default_int_handler)
