@@ -150,7 +150,7 @@ class Lane:
         """Return a worker on a device that works: at once where nothing speaks against it, else after a canary."""
         trouble = await self._unreaped()
         if not trouble:
-            worker = await self._fleet.acquire("bench", bench.environment)
+            worker = await self._fleet.acquire("bench", bench.environment, self.device.name)
             # A crash on the CPU leaves nothing behind: every other process runs on it all the while.
             if not self._is_suspect or self.device.kind == "cpu":
                 return worker

@@ -145,34 +145,39 @@ class Fleet:
             raise
         self.release(environment, worker)
 
-    async def acquire(self, role: str, environment: Environment) -> WorkerProcess:
+    async def acquire(self, role: str, environment: Environment, seat: str = "") -> WorkerProcess:
         """Return an idle worker of that role and environment, or a new one; give it back by :meth:`release`.
+
+        ``seat`` is the device that it works on: one that has worked there before is preferred, for it has its context
+        there; one that has worked on another device is left alone.
 
         Raises:
             WorkerError: it cannot be started, or could not so often that it is not tried again yet.
         """
         idle = self._idle.setdefault((role, environment), [])
         while True:
-            while idle:
-                _, worker = idle.pop()
-                if worker.is_alive:
-                    self._busy.set()
-                    return worker
+            worker = _take(idle, seat)
+            if worker is not None:
+                worker.seat = seat
+                self._busy.set()
+                return worker
             under_way = self._spares_under_way.get((role, environment))
-            if not under_way:
-                return await self._spawn(role, environment)
-            # A spare that is half started is there sooner than a worker that is not begun.
-            with anyio.move_on_after(self._spawn_s) as scope:
-                await under_way[0].wait()
-            if scope.cancelled_caught:
-                return await self._spawn(role, environment)
+            if under_way:
+                # A spare that is half started is there sooner than a worker that is not begun.
+                with anyio.move_on_after(self._spawn_s):
+                    await under_way[0].wait()
+                    continue
+            worker = await self._spawn(role, environment)
+            worker.seat = seat
+            return worker
 
     def release(self, environment: Environment, worker: WorkerProcess) -> None:
         """Take a worker back; it idles until it is lent again or :data:`IDLE_S` have passed."""
         idle = self._idle.setdefault((worker.role, environment), [])
         if not worker.settled_bytes:
             worker.settle()
-        if not worker.is_alive or self._closing or len(idle) >= MAX_IDLE or self.is_worn(worker):
+        alike = sum(other.seat == worker.seat for _, other in idle)
+        if not worker.is_alive or self._closing or alike >= MAX_IDLE or self.is_worn(worker):
             worker.kill()
             return
         idle.append((monotonic(), worker))
@@ -186,7 +191,7 @@ class Fleet:
         """Have so many idle workers of that role ready, in the background, with the backend imported."""
         key = (role, environment)
         under_way = self._spares_under_way.setdefault(key, [])
-        there = sum(worker.is_alive for _, worker in self._idle.get(key, ()))
+        there = sum(worker.is_alive and not worker.seat for _, worker in self._idle.get(key, ()))
         for _ in range(0 if self._closing else count - there - len(under_way)):
             made = anyio.Event()
             under_way.append(made)
@@ -327,3 +332,16 @@ class Fleet:
             }
             for worker in self._workers.values()
         ]
+
+
+def _take(idle: list[tuple[float, WorkerProcess]], seat: str) -> WorkerProcess | None:
+    """Take out the worker that idles for the shortest time of those that know a seat, else of those that know none."""
+    for wanted in (seat, ""):
+        for place in range(len(idle) - 1, -1, -1):
+            worker = idle[place][1]
+            if not worker.is_alive:
+                del idle[place]
+            elif worker.seat == wanted:
+                del idle[place]
+                return worker
+    return None

@@ -90,6 +90,8 @@ class WorkerProcess:
         self.role = role
         self.started = monotonic()
         self.requests = 0
+        # The device on which it has worked, and has its context.
+        self.seat = ""
         self.memory_bytes = 0
         self.settled_bytes = 0
         self.gone = anyio.Event()

@@ -108,7 +108,7 @@ class Bench:
         reference = self._data.reference_launch()
         if reference is None:
             return {"outcome": None, "latency_us": None}
-        watch = self._watch()
+        watch = self._watch(request)
         preset = Preset(**request["preset"])
         try:
             timing = self._timer.time(reference, preset)
@@ -117,7 +117,7 @@ class Bench:
                 return _raised(error, phase="reference")
             # Not every program of torch's can be captured in a graph.
             timing = CudaTimer(self._device.name, EVENTS).time(reference, preset)
-        if request["judge_contention"] and watch.is_contended():
+        if watch is not None and watch.is_contended():
             return self._contended(phase="reference")
         return _timed(timing)
 
@@ -138,7 +138,7 @@ class Bench:
         self, launch: Launch, request: dict[str, Any], reply: Reply, stop_above_us: float | None
     ) -> dict[str, Any]:
         reply.phase("timing")
-        watch = self._watch()
+        watch = self._watch(request)
         try:
             timing = self._timer.time(
                 launch,
@@ -148,7 +148,7 @@ class Bench:
             )
         except Exception as error:
             return _raised(error, phase="timing")
-        if request["judge_contention"] and not timing.stopped_early and watch.is_contended():
+        if watch is not None and not timing.stopped_early and watch.is_contended():
             return self._contended(phase="timing")
         result = _timed(timing)
         if isinstance(watch, GpuWatch) and watch.absence:
@@ -159,7 +159,9 @@ class Bench:
         message = f"other programs used {self._device.name} while this was timed"
         return _ended(Outcome.CONTENDED, message, phase=phase)
 
-    def _watch(self) -> CpuWatch | GpuWatch:
+    def _watch(self, request: dict[str, Any]) -> CpuWatch | GpuWatch | None:
+        if not request["judge_contention"]:
+            return None
         if self._device.kind != "cuda":
             return CpuWatch()
         import torch

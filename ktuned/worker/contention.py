@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Self
 
 CONTENDED_SHARE = 0.6
@@ -80,6 +81,23 @@ def nvml_absence() -> str:
     return ""
 
 
+@cache
+def _gpu(uuid: str) -> tuple[Any, str]:
+    """Return NVML's handle of a GPU on which this process has a context, and why it cannot be judged, if it cannot."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, NOT_INSTALLED
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        users = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    except pynvml.NVMLError as error:
+        return None, f"NVML: {error}"
+    # Own work would be taken for somebody else's.
+    return handle, "" if os.getpid() in users else FOREIGN_PIDS
+
+
 class GpuWatch:
     """Watches one GPU, on which this process has a context, from its making on.
 
@@ -87,20 +105,13 @@ class GpuWatch:
     """
 
     def __init__(self, uuid: str) -> None:
-        self.absence = ""
-        try:
-            import pynvml
-        except ImportError:
-            self.absence = NOT_INSTALLED
+        self._handle, self.absence = _gpu(uuid)
+        if self.absence:
             return
+        import pynvml
+
         self._nvml = pynvml
         try:
-            pynvml.nvmlInit()
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-            users = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
-            if os.getpid() not in users:
-                # Own work would be taken for somebody else's.
-                self.absence = FOREIGN_PIDS
             self._since = max((sample.timeStamp for sample in self._samples(0)), default=0)
         except pynvml.NVMLError as error:
             self.absence = f"NVML: {error}"

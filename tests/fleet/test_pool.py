@@ -179,6 +179,20 @@ async def test_each_lane_has_a_core_to_itself(run_fleet: RunFleet, environment: 
             assert psutil.Process(worker.pid).cpu_affinity() == left
 
 
+async def test_a_worker_returns_to_the_device_that_it_knows(run_fleet: RunFleet, environment: Environment) -> None:
+    """It has its context there; a worker that knows another device is left alone, one that knows none is taken."""
+    async with run_fleet() as fleet:
+        first = await fleet.acquire("bench", environment, "cuda:0")
+        second = await fleet.acquire("bench", environment, "cuda:1")
+        unseated = await fleet.acquire("bench", environment)
+        for worker in (second, unseated, first):
+            fleet.release(environment, worker)
+        assert await fleet.acquire("bench", environment, "cuda:1") is second
+        assert await fleet.acquire("bench", environment, "cuda:1") is unseated
+        assert await fleet.acquire("bench", environment, "cuda:1") is not first
+        assert await fleet.acquire("bench", environment, "cuda:0") is first
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
 async def test_nothing_survives_the_fleet(
     run_fleet: RunFleet, playground: Playground, environment: Environment, tmp_path: Path, fails: bool
