@@ -35,8 +35,9 @@ lint: install  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# More processes than cores: much of a test's time is waiting for processes, deadlines and gates.
 test: lint  ## lint, then the whole suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 chaos: install  ## everything that can go wrong at once, seeded (SEED=3), for up to ten minutes
 	$(BIN)/python -m pytest tests/chaos -m 'not gpu' -o faulthandler_timeout=0 --chaos=full --chaos-seed=$(or $(SEED),3)

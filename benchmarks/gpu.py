@@ -9,7 +9,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from benchmarks.direct import Quiet, Space, burning, compile_seconds, in_new_process
@@ -77,16 +79,16 @@ def pipeline(arguments: argparse.Namespace) -> tuple[str, Rows]:
         with private_home() as home, serving(home) as daemon:
             project = _project(home, GEMM)
             for state in ("cold", "warm"):
-                job, slots, lanes = _tune(daemon, project, arguments.preset)
-                cost = job["cost"]
-                trying_s = cost["wall_s"] - cost.get("finalists_s", 0.0)
-                bound_s = max(cost["compile_s"] / slots, cost["lane_s"] / lanes)
+                tuned = _tune(daemon, project, arguments.preset)
+                cost = tuned.job["cost"]
+                bound_s = max(cost["compile_s"] / tuned.slots, cost["lane_s"] / tuned.lanes)
                 rows.append(
                     {
-                        "workers": state, "configs": job["done"], "compile_s": cost["compile_s"], "slots": slots,
-                        "lane_s": cost["lane_s"], "lanes": lanes, "open_s": cost.get("open_s", 0.0),
-                        "bound_s": bound_s, "trying_s": trying_s, "ratio": trying_s / bound_s,
-                        "wall_s": cost["wall_s"], "in_goal": trying_s <= PIPELINE_GOAL * bound_s,
+                        "workers": state, "configs": tuned.job["done"], "compile_s": cost["compile_s"],
+                        "slots": tuned.slots, "lane_s": cost["lane_s"], "lanes": tuned.lanes,
+                        "open_s": cost.get("open_s", 0.0), "bound_s": bound_s, "trying_s": tuned.trying_s,
+                        "ratio": tuned.trying_s / bound_s, "wall_s": cost["wall_s"],
+                        "in_goal": tuned.trying_s <= PIPELINE_GOAL * bound_s,
                     }
                 )  # fmt: skip
                 _make_new(daemon, project)
@@ -139,15 +141,14 @@ def lanes(arguments: argparse.Namespace) -> tuple[str, Rows]:
             _tune(daemon, project, "fast")
             with daemon.client() as client:
                 client.call("forget", kernel="gemm")
-            job, _, used = _tune(daemon, project, arguments.preset)
-        cost = job["cost"]
-        trying_s = cost["wall_s"] - cost.get("finalists_s", 0.0)
-        speedup = rows[0]["trying_s"] / trying_s if rows else 1.0
+            tuned = _tune(daemon, project, arguments.preset)
+        cost = tuned.job["cost"]
+        speedup = tuned.trials_per_s / (rows[0]["trials_per_s"] if rows else tuned.trials_per_s)
         rows.append(
             {
-                "gpus": count, "lanes": used, "configs": job["done"], "compile_s": cost["compile_s"],
-                "lane_s": cost["lane_s"], "open_s": cost.get("open_s", 0.0), "trying_s": trying_s,
-                "wall_s": cost["wall_s"], "times": speedup, "of_n": speedup / count,
+                "gpus": count, "lanes": tuned.lanes, "configs": tuned.job["done"], "lane_s": cost["lane_s"],
+                "open_s": cost.get("open_s", 0.0), "trying_s": tuned.trying_s, "wall_s": cost["wall_s"],
+                "trials_per_s": tuned.trials_per_s, "times": speedup, "of_n": speedup / count,
                 "in_goal": speedup >= LANES_GOAL * count,
             }
         )  # fmt: skip
@@ -202,18 +203,39 @@ def _project(home: Path, example: Path) -> Path:
     return project
 
 
-def _tune(daemon: PrivateDaemon, project: Path, preset: str) -> tuple[dict[str, Any], int, int]:
-    """Tune a project's kernel exhaustively; return its job, the compile slots and the lanes."""
+@dataclass(frozen=True)
+class Tuned:
+    """A job that is done: its value, the compile slots and the lanes that it had, when its trials were told."""
+
+    job: Mapping[str, Any]
+    slots: int
+    lanes: int
+    told: Sequence[float]
+
+    @property
+    def trying_s(self) -> float:
+        """Its wall seconds up to the finalists."""
+        cost = self.job["cost"]
+        return float(cost["wall_s"] - cost.get("finalists_s", 0.0))
+
+    @property
+    def trials_per_s(self) -> float:
+        """How fast it measured once every lane was open: after each lane's first two trials."""
+        steady = self.told[2 * self.lanes :]
+        return (len(steady) - 1) / (steady[-1] - steady[0])
+
+
+def _tune(daemon: PrivateDaemon, project: Path, preset: str) -> Tuned:
+    """Tune a project's kernel exhaustively."""
     with daemon.client() as client:
         with client.tune(path=project, preset=preset, strategy="exhaustive") as tuning:
-            for _ in tuning:
-                pass
+            told = [perf_counter() for event in tuning if event["type"] == "trial_done"]
         (job,) = tuning.jobs
         status = client.call("status")
     if job["state"] != "done":
         raise RuntimeError(f"the job is {job['state']}: {job['message']}")
     used = sum(lane["device"].startswith("cuda:") for lane in status["lanes"])
-    return dict(job), status["compile_slots"], used
+    return Tuned(job, status["compile_slots"], used, told)
 
 
 def _device() -> Device:

@@ -41,6 +41,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str = "always"
     artifacts_gib: float = DEFAULT_ARTIFACTS_GIB
     contention: bool = True
+    spares: bool = True
     arch: str = ""
     devices: tuple[str, ...] = ()
     bench_memory_gib: float | None = None
@@ -64,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True):
     artifacts_bytes: int
     policy: str
     judges_contention: bool
+    keeps_spares: bool
     arch: str
     devices: tuple[str, ...]
     bench_bytes: int
@@ -128,6 +130,7 @@ def load_settings(
         policy=file.policy,
         artifacts_bytes=int(file.artifacts_gib * 2**30),
         judges_contention=file.contention,
+        keeps_spares=file.spares,
         arch=file.arch,
         devices=file.devices,
         bench_bytes=_bytes(file.bench_memory_gib, bench_bytes),

@@ -87,6 +87,7 @@ async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) 
                 compile_cores=settings.compile_cores,
                 spawn_s=settings.deadlines["spawn"],
                 memory_limits=(settings.bench_bytes, settings.compile_bytes),
+                keeps_spares=settings.keeps_spares,
             )
             async with fleet.running():
                 daemon = Daemon(
@@ -275,6 +276,7 @@ class Daemon:
         self._deadlines.update(settings.deadlines)
         self._trust.allow(settings.trusted_directories)
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
+        self._fleet.keeps_spares = settings.keeps_spares
         self._artifacts.cap_bytes = settings.artifacts_bytes
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
         self._housekeeping.due()

@@ -68,8 +68,10 @@ class Fleet:
         compile_cores: frozenset[int],
         spawn_s: float,
         memory_limits: tuple[int, int] | None = None,
+        keeps_spares: bool = True,
     ) -> None:
         self.gate = QuietGate()
+        self.keeps_spares = keeps_spares
         self.compile_slots = Turns(compile_slots)
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.scratch = scratch / self._id
@@ -188,11 +190,11 @@ class Fleet:
         return worker.requests >= MAX_REQUESTS or grown > WORN_SHARE * self._limits[worker.role]
 
     def prepare_spares(self, role: str, environment: Environment, backend: str, count: int = 1) -> None:
-        """Have so many idle workers of that role ready, in the background, with the backend imported."""
+        """Have so many idle workers of that role ready, if any are kept; in the background, with the backend imported."""
         key = (role, environment)
         under_way = self._spares_under_way.setdefault(key, [])
         there = sum(worker.is_alive and not worker.seat for _, worker in self._idle.get(key, ()))
-        for _ in range(0 if self._closing else count - there - len(under_way)):
+        for _ in range(0 if self._closing or not self.keeps_spares else count - there - len(under_way)):
             made = anyio.Event()
             under_way.append(made)
             self._tasks.start_soon(self._make_spare, role, environment, backend, made)

@@ -207,13 +207,27 @@ class Pipeline:
                         await self._record(attempt, result)
 
     async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
-        async with channel:
+        # What a GPU measures does not feel the daemon at work, so its lane goes on while a result is recorded: at most
+        # one waits for that. A CPU would feel it.
+        overlaps = lane.device.kind != "cpu"
+        recorded = anyio.Event()
+        recorded.set()
+        async with channel, anyio.create_task_group() as recording:
             async for attempt in channel:
                 is_default = attempt.config == self.work.kernel.default
                 # The default is what speed-ups are told against: it is measured in full, however slow.
                 best_us = None if is_default else self.progress.best_us
                 with structlog.contextvars.bound_contextvars(trial=attempt.trial):
-                    await self._record(attempt, await self._measuring.measure(lane, attempt, best_us))
+                    result = await self._measuring.measure(lane, attempt, best_us)
+                    await recorded.wait()
+                    recorded = anyio.Event()
+                    recording.start_soon(self._record_measured, attempt, result, recorded)
+                    if not overlaps:
+                        await recorded.wait()
+
+    async def _record_measured(self, attempt: Attempt, result: TrialResult, recorded: anyio.Event) -> None:
+        await self._record(attempt, result)
+        recorded.set()
 
     async def _record(self, attempt: Attempt, result: TrialResult) -> None:
         """Commit one outcome; only then tell anybody."""

@@ -14,7 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def edits(request: pytest.FixtureRequest) -> int:
     """Return how many edits to make."""
-    return 50 if request.config.getoption("author", "slice") == "full" else 14
+    return 50 if request.config.getoption("author", "slice") == "full" else 8
 
 
 @pytest.fixture

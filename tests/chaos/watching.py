@@ -25,6 +25,8 @@ _KEPT_SCRATCH = {"expected"}
 class ChaosDaemon(Daemon):
     """A daemon all of whose processes bear a mark, and whose temporary files have one place."""
 
+    spares = True
+
     def __init__(self, directory: Path, *, config: str = "") -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.temporary = directory / "tmp"

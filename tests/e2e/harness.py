@@ -25,7 +25,12 @@ QUICK = "deadlines = {first_launch = 1.0}\n"
 
 
 class Daemon:
-    """A ``ktuned serve`` process with a home, a socket and an environment of its own."""
+    """A ``ktuned serve`` process with a home, a socket and an environment of its own.
+
+    Most tests lose no worker, and a spare's import of torch would be their largest cost: ``spares`` says who keeps one.
+    """
+
+    spares = False
 
     def __init__(self, directory: Path, *, env: Mapping[str, str] | None = None, config: str = "") -> None:
         self.directory = directory
@@ -36,7 +41,7 @@ class Daemon:
         self.compiles = directory / "compiles.log"
         self.gates.mkdir(exist_ok=True)
         self.home.mkdir(exist_ok=True)
-        (self.home / "config.toml").write_text(f"contention = false\n{config}")
+        (self.home / "config.toml").write_text(f"contention = false\nspares = {str(self.spares).lower()}\n{config}")
         self.env = {
             **os.environ,
             "KTUNED_HOME": str(self.home),

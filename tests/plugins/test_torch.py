@@ -139,43 +139,37 @@ class TestKeeping:
         assert [path.name for path in artifact.iterdir()] == [KERNEL_FILE]
         assert json.loads((artifact / KERNEL_FILE).read_text())["reason"] == reason
 
-    def test_kept_code_is_not_compiled_again(self, tmp_path: Path) -> None:
-        """A new process finds it: with an empty cache, more cores, and torch imported first by somebody else."""
+    def test_kept_code_is_not_compiled_again(self, tmp_path: Path, compile_one: Compile) -> None:
+        """A new process finds it: with an empty cache, more cores, and torch imported later than what it compiles."""
+        cores = os.sched_getaffinity(0)
+        # As the daemon does, so that the lanes keep a core each.
+        os.sched_setaffinity(0, {min(cores)})
+        try:
+            result, artifact = compile_one(COMPILED.good)
+        finally:
+            os.sched_setaffinity(0, cores)
+        assert result.facts == {"persisted": True}, result.message
         code = """if True:
             import os, sys
             from pathlib import Path
-            if sys.argv[1] == "compile":
-                # As the daemon does, so that the lanes keep a core each.
-                os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-                import tests.plugins.torch_kernels
             from ktuned import cpu
             from ktuned_torch import Torch
-            into = Path(sys.argv[2])
             import torch
             from tests.plugins.torch_kernels import COMPILED, inputs, verify
             unit = COMPILED.unit("key", COMPILED.good, cpu.target())
-            if sys.argv[1] == "compile":
-                (result,) = Torch().compile([unit], into)
-                sys.exit(result.message or result.facts.get("reason"))
             tensors = inputs("cpu")
-            Torch().load(into / "key", unit, cpu.device()).bind(tensors)()
+            Torch().load(Path(sys.argv[1]), unit, cpu.device()).bind(tensors)()
             verify(tensors)
             from torch._dynamo.utils import counters
             print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
         """
-        (tmp_path / "key").mkdir()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        (tmp_path / "new").mkdir()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "new")}
         environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-        for role in ("compile", "load"):
-            (tmp_path / role).mkdir()
-            said = subprocess.run(
-                [sys.executable, "-c", code, role, str(tmp_path)],
-                capture_output=True,
-                text=True,
-                check=False,
-                env={**environment, "TMPDIR": str(tmp_path / role)},
-            )
-            assert said.returncode == 0, said.stderr
+        said = subprocess.run(
+            [sys.executable, "-c", code, str(artifact)], capture_output=True, text=True, check=False, env=environment
+        )
+        assert said.returncode == 0, said.stderr
         assert said.stdout.split() == ["1", "0"]
 
     def test_every_unit_keeps_its_own_code(self, compile_one: Compile) -> None:
