@@ -190,7 +190,7 @@ class Fleet:
         return worker.requests >= MAX_REQUESTS or grown > WORN_SHARE * self._limits[worker.role]
 
     def prepare_spares(self, role: str, environment: Environment, backend: str, count: int = 1) -> None:
-        """Have so many idle workers of that role ready, with the backend imported, in the background; none if none are kept."""
+        """Have so many idle workers of that role ready in the background, if any are kept; they import the backend."""
         key = (role, environment)
         under_way = self._spares_under_way.setdefault(key, [])
         there = sum(worker.is_alive and not worker.seat for _, worker in self._idle.get(key, ()))

@@ -25,16 +25,13 @@ _KEPT_SCRATCH = {"expected"}
 class ChaosDaemon(Daemon):
     """A daemon all of whose processes bear a mark, and whose temporary files have one place."""
 
-    spares = True
-
     def __init__(self, directory: Path, *, config: str = "") -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.temporary = directory / "tmp"
         self.temporary.mkdir()
         self._mark = f"{_MARK}={uuid.uuid4().hex}"
-        super().__init__(
-            directory, env={_MARK: self._mark.partition("=")[2], "TMPDIR": str(self.temporary)}, config=config
-        )
+        own = {_MARK: self._mark.partition("=")[2], "TMPDIR": str(self.temporary)}
+        super().__init__(directory, env=own, config=config, spares=True)
 
     @property
     def pid(self) -> int:

@@ -30,9 +30,9 @@ class Daemon:
     Most tests lose no worker, and a spare's import of torch would be their largest cost: ``spares`` says who keeps one.
     """
 
-    spares = False
-
-    def __init__(self, directory: Path, *, env: Mapping[str, str] | None = None, config: str = "") -> None:
+    def __init__(
+        self, directory: Path, *, env: Mapping[str, str] | None = None, config: str = "", spares: bool = False
+    ) -> None:
         self.directory = directory
         self.home = directory / "home"
         self.socket = directory / "run" / "k.sock"
@@ -41,7 +41,7 @@ class Daemon:
         self.compiles = directory / "compiles.log"
         self.gates.mkdir(exist_ok=True)
         self.home.mkdir(exist_ok=True)
-        (self.home / "config.toml").write_text(f"contention = false\nspares = {str(self.spares).lower()}\n{config}")
+        (self.home / "config.toml").write_text(f"contention = false\nspares = {str(spares).lower()}\n{config}")
         self.env = {
             **os.environ,
             "KTUNED_HOME": str(self.home),
