@@ -40,13 +40,13 @@ from ktuned.serve.sharing import Sharing
 from ktuned.serve.systemd import Handover, Notifier
 from ktuned.serve.why import Why
 from ktuned.store import Artifacts, Store
-from ktuned.survey import Survey
 from ktuned.trust import Trust
 from ktuned.tuning.deadlines import merged
 from ktuned.tuning.jobs import Jobs
 from ktuned.tuning.manners import Manners
 from ktuned.tuning.trying import Work
-from ktuned.watch import Watcher
+from ktuned.watching.survey import Survey
+from ktuned.watching.watcher import Watcher
 
 _log = structlog.get_logger()
 

@@ -17,10 +17,10 @@ from ktuned.errors import BackendError, KtunedError, UsageError
 from ktuned.machine import Machine
 from ktuned.model import MAX_PRIORITY, PRESETS, Job, KernelInfo, Plan, Priority, Problem, Root, canonical
 from ktuned.store import Store
-from ktuned.survey import Survey, find_kernel_files, is_kernel_file
 from ktuned.tuning.experience import settled
 from ktuned.tuning.jobs import Jobs
 from ktuned.tuning.telling import Publish, publish_winner
+from ktuned.watching.survey import Survey, find_kernel_files, is_kernel_file
 
 _log = structlog.get_logger()
 

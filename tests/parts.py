@@ -22,10 +22,10 @@ from ktuned.model import PRESETS, Job, KernelInfo, Outcome, Problem, Root, Trial
 from ktuned.serve.generations import Generations
 from ktuned.serve.lookups import Lookups
 from ktuned.store import Artifacts, Store
-from ktuned.survey import Survey
 from ktuned.tuning.deadlines import merged
 from ktuned.tuning.jobs import Jobs
 from ktuned.tuning.trying import Work
+from ktuned.watching.survey import Survey
 
 FAKE_BACKEND = Path(__file__).parent / "fake_backend"
 ALL_ROUNDS = 1_000
@@ -100,7 +100,7 @@ class Parts:
         self.fleet = fleet
         self.told = Told(self._published)
         self.new_roots = 0
-        self.deadlines = merged({"inspect": 30.0})
+        self.deadlines = merged({"inspect": 30.0, "first_launch": PATIENCE_S, "floor": PATIENCE_S})
         self.artifacts = Artifacts(directory / "artifacts", 2**30)
         self.artifacts.clean_staging()
         self.catalog = Catalog([self.root])

@@ -11,7 +11,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from ktuned.catalog import Changes
 from ktuned.model import Root
-from ktuned.watch import Watcher
+from ktuned.watching.watcher import Watcher
 from tests.parts import PATIENCE_S, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio

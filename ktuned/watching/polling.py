@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from ktuned.survey import find_kernel_files
+from ktuned.watching.survey import find_kernel_files
 
 Sight = tuple[int, int, int]
 """What a look at a file shows without reading it: its number, its size, when it was changed (ns)."""

@@ -13,12 +13,12 @@ import structlog
 
 from ktuned.catalog import Catalog, Changes
 from ktuned.errors import KtunedError
-from ktuned.inotify import Inotify
 from ktuned.model import Root
-from ktuned.polling import Snapshot
 from ktuned.stamps import stamp
-from ktuned.survey import Survey, find_kernel_files, is_kernel_file, is_looked_into
-from ktuned.trees import Trees
+from ktuned.watching.inotify import Inotify
+from ktuned.watching.polling import Snapshot
+from ktuned.watching.survey import Survey, find_kernel_files, is_kernel_file, is_looked_into
+from ktuned.watching.trees import Trees
 
 _log = structlog.get_logger()
 

@@ -14,14 +14,14 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from ktuned import inotify
 from ktuned.catalog import Changes
-from ktuned.inotify import Inotify, Mask, decode
 from ktuned.model import Root
-from ktuned.polling import Snapshot
-from ktuned.survey import find_kernel_files, walk
-from ktuned.trees import Trees
-from ktuned.watch import Watcher
+from ktuned.watching import inotify
+from ktuned.watching.inotify import Inotify, Mask, decode
+from ktuned.watching.polling import Snapshot
+from ktuned.watching.survey import find_kernel_files, walk
+from ktuned.watching.trees import Trees
+from ktuned.watching.watcher import Watcher
 from tests.parts import PATIENCE_S, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio

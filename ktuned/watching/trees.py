@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-from ktuned.inotify import Happening, Inotify, Mask
-from ktuned.survey import is_looked_into, walk
+from ktuned.watching.inotify import Happening, Inotify, Mask
+from ktuned.watching.survey import is_looked_into, walk
 
 _GONE = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT
 _LEFT = Mask.MOVED_FROM | Mask.DELETE

@@ -11,7 +11,7 @@ from ktuned.errors import StoreError
 from ktuned.fleet.failures import Output, WorkerDied
 from ktuned.model import KernelInfo
 from ktuned.store import Store
-from ktuned.survey import Survey, find_kernel_files, is_kernel_file
+from ktuned.watching.survey import Survey, find_kernel_files, is_kernel_file
 from tests.parts import Parts, assembled, kernel_text
 
 HANGS = "import signal\nwhile True:\n    signal.pause()\n"
