@@ -22,7 +22,7 @@ from ktuned.stamps import lexical
 if TYPE_CHECKING:
     from ktuned.backends import Build, Layout
 
-PHASES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing")
+DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
 """What a deadline may be declared for."""
 
 DEFAULT_RTOL = 1e-4
@@ -234,7 +234,7 @@ def kernel(
     ``backend``, ``space``, ``inputs`` and one of ``reference``, ``check`` or ``check=None`` are required. ``sources``
     are relative to the file; ``problems`` are one, a list or a callable; ``specialize`` names the problem keys that
     enter the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
-    that take that many times the best, ``deadlines`` are seconds by phase (:data:`PHASES`). ``timing`` is how a GPU
+    that take that many times the best, ``deadlines`` are seconds by phase (:data:`DEADLINES`). ``timing`` is how a GPU
     kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
 
     Raises:
@@ -393,8 +393,8 @@ def _plan_fault(plan: Any) -> str:
     if not _is_number(plan.early_stop) or plan.early_stop <= 1:
         return f"early_stop={plan.early_stop!r} is not a number > 1"
     for phase, seconds in plan.deadlines.items():
-        if phase not in PHASES:
-            return f"deadlines: there is no phase {phase!r} {listed(PHASES, near=str(phase))}"
+        if phase not in DEADLINES:
+            return f"deadlines: there is no phase {phase!r} {listed(DEADLINES, near=str(phase))}"
         if not _is_number(seconds) or seconds <= 0:
             return f"deadlines: {phase}={seconds!r} is not a number of seconds > 0"
     return ""

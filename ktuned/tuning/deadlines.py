@@ -25,15 +25,14 @@ DEFAULT_DEADLINES: Mapping[str, float] = MappingProxyType(
         "check": 60.0,
         # Many runs, capped by the preset; this is for the single run that does not come back.
         "timing": 30.0,
+        # What a known best shortens is no shorter: thread pools start, pages fault in, the machine is busy.
+        "floor": 2.0,
     }
 )
-"""Seconds a phase may take before its worker is killed."""
+"""Seconds a phase may take before its worker is killed, and the least that ``for_trial`` makes of them."""
 
 HOPELESS_RATIO = 50.0
 """A config that takes this many times the best is given up before the fixed deadline."""
-
-FLOOR_S = 2.0
-"""No adaptive deadline is shorter: thread pools start, pages fault in, the machine is busy."""
 
 
 def merged(*layers: Mapping[str, float]) -> dict[str, float]:
@@ -47,12 +46,13 @@ def merged(*layers: Mapping[str, float]) -> dict[str, float]:
 def for_trial(deadlines: Mapping[str, float], preset: Preset, best_us: float | None) -> dict[str, float]:
     """Return a trial's deadlines, shortened once something has been measured (``best_us``, in µs).
 
-    The first launch gets :data:`HOPELESS_RATIO` times the best, timing as much on top of the preset's time.
+    The first launch gets :data:`HOPELESS_RATIO` times the best and at least the ``floor``, timing as much on top of the
+    preset's time.
     """
     result = dict(deadlines)
     if best_us is None:
         return result
-    hopeless_s = max(FLOOR_S, HOPELESS_RATIO * best_us / 1e6)
+    hopeless_s = max(deadlines["floor"], HOPELESS_RATIO * best_us / 1e6)
     result["first_launch"] = min(result["first_launch"], hopeless_s)
     result["timing"] = min(result["timing"], preset.timing_s + hopeless_s)
     return result

@@ -31,7 +31,7 @@ KINDS = (
 """What configs do, how many do it, and how they must end."""
 
 FIRST_LAUNCH_S = 2.0
-"""What a first launch gets at least once something was measured (``deadlines.FLOOR_S``): hangs cost users this much."""
+"""What a first launch gets at least once something was measured (the ``floor``): hangs cost users this much."""
 
 TAKE_OVER_S = 1.5
 """What a hung config may cost its lane beyond its deadline."""

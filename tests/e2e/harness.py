@@ -22,6 +22,8 @@ PATIENCE_S = 60.0
 """How long anything may take on a busy machine before a test gives up; nothing waits this long in vain."""
 
 QUICK = "deadlines = {first_launch = 1.0}\n"
+UNHURRIED = "dict(compile=60.0, first_launch=60.0, floor=60.0)"
+"""The deadlines of a kernel that stands at gates."""
 
 
 class Daemon:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.e2e.harness import FAKE_BACKEND, Daemon, kernel_text
+from tests.e2e.harness import FAKE_BACKEND, UNHURRIED, Daemon, kernel_text
 
 DAY_S = 86_400
 
@@ -38,7 +38,7 @@ def test_clock_that_steps_back(tmp_path: Path) -> None:
         space = (
             "space([dict(us=50.0, does='work', tag='a', gate=''), dict(us=60.0, does='work', tag='b', gate='door')])"
         )
-        path = daemon.kernel_file(kernel_text(space, deadlines="dict(first_launch=60.0)"))
+        path = daemon.kernel_file(kernel_text(space, deadlines=UNHURRIED))
         daemon.client.call("tune", path=str(path))
         daemon.gate("door").wait_reached()
         before = daemon.client.call("jobs")["jobs"][0]["created"]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.e2e.harness import PATIENCE_S, kernel_text, running
+from tests.e2e.harness import PATIENCE_S, UNHURRIED, kernel_text, running
 
 SOURCE = """\
 #include <tvm/ffi/container/tensor.h>
@@ -62,7 +62,7 @@ def test_tuning_after_compiling_compiles_nothing(tmp_path: Path) -> None:
 def test_interrupting_cancels(tmp_path: Path) -> None:
     """Ctrl-C ends the command and its job; what was compiled stays."""
     with running(tmp_path) as daemon:
-        path = daemon.kernel_file(kernel_text("space([dict(does='gate_compile', gate='door')])"))
+        path = daemon.kernel_file(kernel_text("space([dict(does='gate_compile', gate='door')])", deadlines=UNHURRIED))
         command = subprocess.Popen(
             [sys.executable, "-m", "ktuned", "compile", str(path)], env=daemon.env, stderr=subprocess.PIPE, text=True
         )

@@ -11,7 +11,7 @@ from time import monotonic
 
 import psutil
 
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
 
 DRAIN_S = 10.0
 """How long a daemon that is told to stop may take for what is under way."""
@@ -28,7 +28,7 @@ def _none_alive(pids: set[int]) -> bool:
 def test_sigterm_ends_cleanly_and_the_job_is_taken_up_again(daemon: Daemon) -> None:
     """SIGTERM in the middle of a job exits 0, leaves no worker, and the next daemon finishes the job."""
     space = "space([dict(us=50.0, does='work', tag='a', gate=''), dict(us=60.0, does='work', tag='b', gate='door')])"
-    path = daemon.kernel_file(kernel_text(space, deadlines="dict(first_launch=60.0)"))
+    path = daemon.kernel_file(kernel_text(space, deadlines=UNHURRIED))
     daemon.client.call("tune", path=str(path))
     daemon.gate("door").wait_reached()
     workers = set(daemon.workers())
@@ -52,7 +52,7 @@ def test_sigterm_ends_cleanly_and_the_job_is_taken_up_again(daemon: Daemon) -> N
 def test_warden_kills_what_a_killed_daemon_leaves(daemon: Daemon) -> None:
     """A config that hangs at the moment of ``kill -9`` does not outlive the daemon, nor does its scratch directory."""
     space = "space([dict(us=50.0, does='hang', tag='a', gate='door')])"
-    path = daemon.kernel_file(kernel_text(space, deadlines="dict(first_launch=60.0)"))
+    path = daemon.kernel_file(kernel_text(space, deadlines=UNHURRIED))
     daemon.client.call("tune", path=str(path))
     daemon.gate("door").wait_reached()
     daemon.gate("door").open()

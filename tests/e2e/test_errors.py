@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
 
 SPACE = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='work', tag='b')])"
 DONE, NOT_REACHED, USAGE, NO_DAEMON = 0, 1, 2, 3
@@ -268,7 +268,7 @@ def test_memory_eater_is_stopped_before_the_machine_suffers(tmp_path: Path) -> N
     daemon = Daemon(tmp_path, config="bench_memory_gib = 1.5\n")
     with daemon:
         space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='eat', tag='b')])"
-        path = daemon.kernel_file(kernel_text(space, deadlines="dict(first_launch=60.0)"))
+        path = daemon.kernel_file(kernel_text(space, deadlines=UNHURRIED))
         daemon.tune(path=str(path))
         eater = daemon.trials()["b"]
         assert eater["outcome"] == "crashed"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.harness import Daemon, kernel_text, running
+from tests.e2e.harness import UNHURRIED, Daemon, kernel_text, running
 
 MANY = "space([dict(us=50.0 + 100 * n, tag=str(n)) for n in range(12)])"
 GATED = "space([dict(us=1.0, does='gate_compile', gate='door')])"
@@ -22,7 +22,7 @@ def job(daemon: Daemon, number: int) -> dict[str, Any]:
 
 def test_attached_tune_goes_first_until_it_is_gone(daemon: Daemon) -> None:
     """While `ktuned tune` follows a job it has the device; when that process dies the job falls back and makes way."""
-    path = daemon.kernel_file(kernel_text(GATED, deadlines="dict(compile=60.0)"))
+    path = daemon.kernel_file(kernel_text(GATED, deadlines=UNHURRIED))
     command = [sys.executable, "-m", "ktuned", "tune", str(path), "--no-spawn", "--json"]
     with subprocess.Popen(command, env=daemon.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         daemon.gate("door").wait_reached()

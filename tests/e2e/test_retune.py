@@ -7,16 +7,15 @@ from time import monotonic
 from typing import Any
 
 from ktuned_client import Client, Hit
-from tests.e2e.harness import Daemon, kernel_text
+from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
 
 SPACE = (
     "space([dict(us={us}, does='work', tag='a', gate={gate!r}), dict(us=900.0, does='work', tag='b', gate={gate!r})])"
 )
-SLOW_LANE = "dict(first_launch=60.0)"
 
 
 def _text(us: float = 300.0, gate: str = "", **options: str) -> str:
-    return kernel_text(SPACE.format(us=us, gate=gate), deadlines=SLOW_LANE, **options)
+    return kernel_text(SPACE.format(us=us, gate=gate), deadlines=UNHURRIED, **options)
 
 
 def _jobs(daemon: Daemon) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from time import monotonic
 
 import pytest
 
-from tests.e2e.harness import PATIENCE_S, Daemon, kernel_text, running
+from tests.e2e.harness import PATIENCE_S, UNHURRIED, Daemon, kernel_text, running
 
 SPACE = (
     "space([dict(us={us}, does='work', tag='a', gate={gate!r}), dict(us=1.0, does='compile_error', tag='b', gate='')])"
@@ -33,7 +33,7 @@ _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 def text_of(us: float = 300.0, gate: str = "", **options: str) -> str:
     """Return a kernel file with a config that works and one that does not compile."""
-    return kernel_text(SPACE.format(us=us, gate=gate), deadlines="dict(first_launch=60.0)", **options)
+    return kernel_text(SPACE.format(us=us, gate=gate), deadlines=UNHURRIED, **options)
 
 
 class Sitting:
@@ -92,7 +92,7 @@ class Sitting:
     @property
     def is_left_as_found(self) -> bool:
         """Whether the terminal is as it was, its screen and its cursor too."""
-        order = self.shown.rindex(LEAVE) > self.shown.rindex(ENTER) and b"\x1b[?25h" in self.shown
+        order = self.shown.rfind(LEAVE) > self.shown.rfind(ENTER) and b"\x1b[?25h" in self.shown
         return order and termios.tcgetattr(self.slave) == self.found
 
 
@@ -154,7 +154,7 @@ def test_suspended_terminal_is_the_shell_s(daemon: Daemon, sit: Callable[..., Si
         return words[0] == "T"
 
     screen.until(is_stopped, "it to stop")
-    assert screen.is_left_as_found
+    screen.until(lambda: screen.is_left_as_found, "the terminal as it was found")
     shown = len(screen.shown)
     screen.process.send_signal(signal.SIGCONT)
     screen.until(lambda: ENTER in screen.shown[shown:] and "it n=64" in screen.picture, "the picture again")

@@ -1,9 +1,10 @@
 import pytest
 
 from ktuned.model import PRESETS
-from ktuned.tuning.deadlines import DEFAULT_DEADLINES, FLOOR_S, HOPELESS_RATIO, for_trial, merged
+from ktuned.tuning.deadlines import DEFAULT_DEADLINES, HOPELESS_RATIO, for_trial, merged
 
 FAST = PRESETS["fast"]
+FLOOR_S = DEFAULT_DEADLINES["floor"]
 
 
 def test_layers_override_in_turn() -> None:
@@ -36,3 +37,9 @@ def test_fixed_deadlines_are_never_exceeded(best_us: float | None) -> None:
 def test_short_declared_deadline_stays() -> None:
     """A kernel file that asks for less than the floor gets it."""
     assert for_trial(merged({"first_launch": 0.5, "timing": 0.5}), FAST, 1.0)["first_launch"] == 0.5
+
+
+def test_floor_is_a_setting() -> None:
+    """A kernel whose first launch builds tables may raise what is left of a shortened deadline."""
+    assert for_trial(merged({"floor": 5.0}), FAST, 1.0)["first_launch"] == 5.0
+    assert for_trial(merged({"floor": 60.0}), FAST, 1.0)["first_launch"] == DEFAULT_DEADLINES["first_launch"]
