@@ -214,8 +214,9 @@ class KernelInfo:
         return {key: problem[key] for key in self.specialize}
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data that :meth:`from_wire` reads."""
-        return dataclasses.asdict(self)
+        """Return plain data that :meth:`from_wire` reads; what is nested in it is the kernel's own."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return values | {"plan": self.plan.to_wire()}
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> KernelInfo:

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from ktuned.stamps import lexical
@@ -24,6 +25,9 @@ SUFFIXES = frozenset(
 
 MAX_ROUTES = 8
 """Paths over which links may lead to one file: directories that link to each other make endless ones."""
+
+NORMALISED_KEPT = 64
+"""A header that many sources include is read once for all of them."""
 
 _TOKEN = re.compile(
     r"""
@@ -67,6 +71,7 @@ class Followed:
     absent: frozenset[Path]
 
 
+@lru_cache(maxsize=NORMALISED_KEPT)
 def normalise(source: str) -> Normalised:
     """Return what a source means, whatever its comments and formatting."""
     lines: list[list[str]] = [[]]

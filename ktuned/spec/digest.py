@@ -117,7 +117,7 @@ def _source_meaning(path: Path, content: bytes) -> str:
         return ctokens.normalise(ctokens.decode(content)).text
     if path.suffix == ".py":
         try:
-            return meaning(parse(path, content))
+            return meaning(parse(path, content).tree)
         except SyntaxError:
             return hashlib.sha256(content).hexdigest()
     return hashlib.sha256(content).hexdigest()

@@ -40,6 +40,9 @@ UNSET: Any = object()
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
+MAX_NAME_CHARS = 200
+"""A kernel's name is a column of every table, and a file's name where winners are exported."""
+
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
@@ -76,7 +79,7 @@ class Kernel:
         """Call the kernel function as it is."""
         return self.function(p, c)
 
-    @property
+    @cached_property
     def source_paths(self) -> tuple[Path, ...]:
         """The sources' absolute paths; they are written relative to the kernel file."""
         return tuple(lexical(self.file.parent / source) for source in self.sources)
@@ -320,6 +323,8 @@ def _fault(declared: Any) -> str:
     """Say what is wrong with a declaration, or ``""``."""
     if not isinstance(declared.name, str) or not _NAME.fullmatch(declared.name):
         return f"the name {declared.name!r} is not letters, digits, '_', '.' and '-'"
+    if len(declared.name) > MAX_NAME_CHARS:
+        return f"the name has {len(declared.name)} characters; {MAX_NAME_CHARS} are as many as one may have"
     if not isinstance(declared.backend, str):
         return "backend= is missing or not a string"
     if not isinstance(declared.space, Space):

@@ -64,19 +64,19 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
     with collecting(path) as collector, importing_from(path.parent):
         try:
             _execute(path)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             collector.kernels.clear()
             collector.errors.append(_import_error(error, path, root))
     if backends is not None:
         _refuse_unknown_backends(collector, backends)
-    files = {path, *(Path(error.path) for error in collector.errors if error.path), *_local_modules(root)}
+    files = {path, *(Path(error.path) for error in collector.errors if error.path)}
+    files |= set(filter(None, _local_modules(root).values()))
     return Loaded(path, tuple(collector.kernels), tuple(collector.errors), tuple(sorted(files)))
 
 
 def forget_modules(root: Path) -> None:
     """Drop the project's modules from ``sys.modules``, so that the next load sees their new code."""
-    root = root.resolve()
-    for name in (*_local_modules(root).values(), *_local_namespaces(root)):
+    for name in _local_modules(root.resolve()):
         del sys.modules[name]
 
 
@@ -121,6 +121,9 @@ def module_file(module: ModuleType) -> Path | None:
 
 
 def _execute(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        # A pipe would be waited at, and a device has no end.
+        raise KernelFileError(f"{path} is no regular file", path=str(path), hint="put a Python file in its place")
     code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     name = _module_name(path)
     module = ModuleType(name)
@@ -165,7 +168,7 @@ def _import_error(error: BaseException, path: Path, root: Path) -> KernelFileErr
             file = Path(frame.f_code.co_filename)
             if file == path or (is_local(file, root) and not is_ours(frame.f_globals.get("__name__", ""))):
                 place, line = file, number
-    said, hint = f"{type(error).__name__}: {words}", ""
+    said, hint = ": ".join(filter(None, (type(error).__name__, words))), ""
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         if distribution := _distribution(package):
@@ -194,16 +197,23 @@ def _refuse_unknown_backends(collector: Collector, backends: Collection[str]) ->
         )
 
 
-def _local_modules(root: Path) -> dict[Path, str]:
-    found = {}
+def _local_modules(root: Path) -> dict[str, Path | None]:
+    """Return the project's modules with their files.
+
+    A package without ``__init__.py`` has none; one that is kept holds on to its old modules.
+    """
+    found: dict[str, Path | None] = {}
     below = f"{root}{os.sep}"
     for name, module in list(sys.modules.items()):
         # Resolving the paths of torch's thousands of modules would take most of a second.
         file = getattr(module, "__file__", None)
-        if name != "__main__" and isinstance(file, str) and file.startswith(below) and not is_ours(name):
+        if file is None:
+            if any(str(place).startswith(below) for place in _places(module)) and not is_ours(name):
+                found[name] = None
+        elif isinstance(file, str) and file.startswith(below) and name != "__main__" and not is_ours(name):
             path = Path(file)
             if is_local(path, root):
-                found[path] = name
+                found[name] = path
     return found
 
 
@@ -211,18 +221,6 @@ def _places(module: ModuleType) -> Iterable[object]:
     """Return the directories of a package; walking over a namespace's own path looks for more on the disk each time."""
     path = getattr(module, "__path__", ())
     return getattr(path, "_path", path)
-
-
-def _local_namespaces(root: Path) -> list[str]:
-    """Return the packages without ``__init__.py``, which have no file: one that is kept holds on to its old modules."""
-    below = f"{root}{os.sep}"
-    return [
-        name
-        for name, module in list(sys.modules.items())
-        if getattr(module, "__file__", None) is None
-        and any(str(place).startswith(below) for place in _places(module))
-        and not is_ours(name)
-    ]
 
 
 @cache

@@ -81,8 +81,7 @@ class Reach:
         seen = {path}
         while queue:
             source = queue.pop()
-            statements = [node for node in ast.walk(source.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-            taken = [item for node in statements for item in imported_names(node, source.package)]
+            taken = [item for node in source.syntax.imports for item in imported_names(node, source.package)]
             for module in dict.fromkeys([*(module for module, _ in taken), *map(".".join, taken)]):
                 found = self._module_source(module, source)
                 if found is not None and found.path not in seen:
@@ -153,17 +152,20 @@ class Reach:
 
     def _add_whole(self, source: Source) -> None:
         self.files.add(source.path)
-        for name in source.definitions:
+        for name in source.syntax.definitions:
             self._add_name(source, name)
 
     def _add_reached(
-        self, source: Source, node: ast.AST, bound: frozenset[str] = frozenset(), dropped: Sequence[ast.AST] = ()
+        self,
+        source: Source,
+        node: ast.stmt | ast.expr,
+        bound: frozenset[str] = frozenset(),
+        dropped: Sequence[ast.AST] = (),
     ) -> None:
         for dotted in free_names(node, bound, dropped):
             self._add_dotted(source, dotted)
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Import | ast.ImportFrom):
-                self._add_import(source, inner)
+        for inner in source.syntax.imports_in(node):
+            self._add_import(source, inner)
 
     def _add_dotted(self, source: Source, dotted: tuple[str, ...]) -> None:
         """Add ``a.b.c``: through modules of the project only the name at the end counts."""
@@ -187,7 +189,7 @@ class Reach:
         """Add what a module-level name stands for: its plain value, or the statements that define it."""
         label = f"{self._relative(source.path)}:{name}"
         value = source.namespace.get(name, _ABSENT)
-        statements = source.definitions.get(name, ())
+        statements = source.syntax.definitions.get(name, ())
         if label in self.parts or (value is _ABSENT and not statements):
             return
         self.files.add(source.path)
@@ -209,7 +211,7 @@ class Reach:
         """Follow an import of the project's own: the names that it takes, or whole modules."""
         for module, name in imported_names(node, source.package, only):
             found = self._module_source(module, source)
-            if found is not None and name in found.definitions:
+            if found is not None and name in found.syntax.definitions:
                 self._add_name(found, name)
                 continue
             whole = self._module_source(f"{module}.{name}", source) if name not in ("", "*") else found
@@ -218,6 +220,8 @@ class Reach:
 
     def _module_source(self, name: str, importer: Source) -> Source | None:
         """Find a module of the project: as it is loaded, or else as a file that a later import would load."""
+        if is_ours(name):
+            return None
         module = sys.modules.get(name)
         if module is not None:
             return self._loaded_source(module)

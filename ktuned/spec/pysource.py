@@ -21,19 +21,11 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _MEANINGLESS_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 
 
-@dataclass(frozen=True)
-class Source:
-    """One file's syntax, and the namespace of the module that was loaded from it (empty if none was)."""
+class Syntax:
+    """A file's syntax, with what is asked of it again and again worked out once."""
 
-    path: Path
-    tree: ast.Module
-    namespace: Mapping[str, Any]
-
-    @property
-    def package(self) -> str:
-        """The package that relative imports start from."""
-        package = self.namespace.get("__package__")
-        return package if isinstance(package, str) else str(self.namespace.get("__name__", "")).rpartition(".")[0]
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
 
     @cached_property
     def definitions(self) -> dict[str, list[ast.stmt]]:
@@ -44,22 +36,60 @@ class Source:
                 found.setdefault(name, []).append(statement)
         return found
 
+    @cached_property
+    def imports(self) -> list[ast.Import | ast.ImportFrom]:
+        """Every import, also those inside functions."""
+        return [node for node in self._nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+
+    def imports_in(self, node: ast.stmt | ast.expr) -> list[ast.Import | ast.ImportFrom]:
+        """Return the imports that a node of this file is or encloses."""
+        start, end = _span(node)
+        return [found for found in self.imports if start <= _span(found)[0] and _span(found)[1] <= end]
+
+    @cached_property
+    def functions(self) -> dict[tuple[str, int], list[FunctionNode]]:
+        """Every function and lambda, by the name and first line that its code object has."""
+        found: dict[tuple[str, int], list[FunctionNode]] = {}
+        for node in self._nodes:
+            if isinstance(node, _SCOPES):
+                found.setdefault(_start(node), []).append(node)
+        return found
+
+    @cached_property
+    def _nodes(self) -> list[ast.AST]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, (*_SCOPES, ast.Import, ast.ImportFrom))]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file's syntax, and the namespace of the module that was loaded from it (empty if none was)."""
+
+    path: Path
+    syntax: Syntax
+    namespace: Mapping[str, Any]
+
+    @property
+    def package(self) -> str:
+        """The package that relative imports start from."""
+        package = self.namespace.get("__package__")
+        return package if isinstance(package, str) else str(self.namespace.get("__name__", "")).rpartition(".")[0]
+
     def find(self, code: CodeType) -> FunctionNode | None:
         """Return the function or lambda that a code object was compiled from."""
-        nodes = [node for node in ast.walk(self.tree) if isinstance(node, _SCOPES) and _starts(node, code)]
+        nodes = self.syntax.functions.get((code.co_name, code.co_firstlineno), [])
         if len(nodes) > 1:
             nodes = [node for node in nodes if _encloses(node, code)]
         return min(nodes, key=_extent, default=None)
 
 
 @lru_cache(maxsize=PARSED_FILES_KEPT)
-def parse(path: Path, content: bytes) -> ast.Module:
+def parse(path: Path, content: bytes) -> Syntax:
     """Parse a file's content.
 
     Raises:
         SyntaxError: it is not Python.
     """
-    return ast.parse(content, str(path))
+    return Syntax(ast.parse(content, str(path)))
 
 
 def meaning(node: ast.AST, dropped: Collection[ast.AST] = ()) -> str:
@@ -199,16 +229,15 @@ def _bound_by(statement: ast.stmt) -> set[str]:
     return set(_locals_of(statement))
 
 
-def _starts(node: FunctionNode, code: CodeType) -> bool:
+def _start(node: FunctionNode) -> tuple[str, int]:
     if isinstance(node, ast.Lambda):
-        return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno
-    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-    return node.name == code.co_name and first == code.co_firstlineno
+        return "<lambda>", node.lineno
+    return node.name, min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
 
 
 def _encloses(node: FunctionNode, code: CodeType) -> bool:
     """Tell whether all of a code object's instructions were compiled from inside a node."""
-    start, end = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+    start, end = _span(node)
     for line, end_line, column, end_column in code.co_positions():
         # Instructions of the interpreter's own have no place, or one without width.
         if line is None or end_line is None or column is None or end_column is None or column == end_column:
@@ -216,6 +245,10 @@ def _encloses(node: FunctionNode, code: CodeType) -> bool:
         if (line, column) < start or (end_line, end_column) > end:
             return False
     return True
+
+
+def _span(node: ast.stmt | ast.expr) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
 
 
 def _extent(node: FunctionNode) -> tuple[int, int]:
