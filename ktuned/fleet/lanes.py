@@ -133,8 +133,11 @@ class Lane:
             if self._worker is None or not self._worker.is_alive:
                 self._bench = None
                 self._worker = await self._well_worker(bench, deadlines)
-            self._fleet.prepare_spares("bench", bench.environment, bench.backend, self._spares_wanted)
+            if self._is_in_trouble:
+                self._prepare_spares(bench)
             await self._worker.call(bench.request, deadlines, first_phase="inspect")
+            # Where nothing has failed lately, its start would only slow this opening.
+            self._prepare_spares(bench)
             # The problem's data is its to keep; only what comes on top wears a worker out.
             self._worker.settle()
             self._bench = bench
@@ -163,8 +166,12 @@ class Lane:
         raise LaneSick(f"{self.device.name}: {trouble}")
 
     @property
-    def _spares_wanted(self) -> int:
-        return SPARES_IN_TROUBLE if monotonic() - self._killed_at < TROUBLE_S else 1
+    def _is_in_trouble(self) -> bool:
+        return monotonic() - self._killed_at < TROUBLE_S
+
+    def _prepare_spares(self, bench: Bench) -> None:
+        count = SPARES_IN_TROUBLE if self._is_in_trouble else 1
+        self._fleet.prepare_spares("bench", bench.environment, bench.backend, count)
 
     async def _unreaped(self) -> str:
         """Wait for the killed worker's end; return why the device cannot be used if it does not come."""

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -81,10 +82,12 @@ class Fleet:
         self._workers: dict[int, WorkerProcess] = {}
         self._idle: dict[tuple[str, Environment], list[tuple[float, WorkerProcess]]] = {}
         self._spares_under_way: dict[tuple[str, Environment], list[anyio.Event]] = {}
+        self._spares_awaited: Counter[tuple[str, Environment]] = Counter()
         self._health: dict[tuple[str, Environment], Health] = {}
         bench_bytes, compile_bytes = memory_limits or memory.default_limits(compile_slots)
         self._limits = {"bench": bench_bytes, "compile": compile_bytes, "inspect": bench_bytes, "explore": bench_bytes}
         self._busy = anyio.Event()
+        self._ending = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
         self._closing = False
         self._count = 0
@@ -163,12 +166,16 @@ class Fleet:
                 worker.seat = seat
                 self._busy.set()
                 return worker
-            under_way = self._spares_under_way.get((role, environment))
-            if under_way:
-                # A spare that is half started is there sooner than a worker that is not begun.
-                with anyio.move_on_after(self._spawn_s):
-                    await under_way[0].wait()
-                    continue
+            under_way = self._spares_under_way.setdefault((role, environment), [])
+            if self._spares_awaited[role, environment] < len(under_way):
+                # A spare that is half started is there sooner than a worker that is not begun; but only for one.
+                self._spares_awaited[role, environment] += 1
+                try:
+                    with anyio.move_on_after(self._spawn_s):
+                        await under_way[0].wait()
+                        continue
+                finally:
+                    self._spares_awaited[role, environment] -= 1
             worker = await self._spawn(role, environment)
             worker.seat = seat
             return worker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -81,14 +82,26 @@ class Measuring:
             CannotOpen: the problem's data cannot be made.
             LaneSick: its device does not work, and another lane's does.
         """
+        if self._others(lane):
+            await self._open_now(lane)
+        else:
+            await lane.open(self.bench(lane), self._work.deadlines)
+
+    async def open_early(self, lane: Lane) -> None:
+        """Have a lane ready before there is anything to measure, unless it is sick; the caller holds its seat.
+
+        Raises:
+            CannotOpen: the problem's data cannot be made.
+        """
+        with suppress(LaneSick):
+            await self._open_now(lane)
+
+    async def _open_now(self, lane: Lane) -> None:
         bench, deadlines = self.bench(lane), self._work.deadlines
-        if not self._others(lane):
-            await lane.open(bench, deadlines)
-            return
         try:
             await lane.open_now(bench, deadlines)
         except CannotOpen:
-            if lane.device.kind == "cpu":
+            if lane.device.kind == "cpu" or not self._others(lane):
                 raise
             # Perhaps it is the device that fails, not the problem: now a canary must pass first.
             await lane.open_now(bench, deadlines)

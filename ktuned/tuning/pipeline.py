@@ -55,6 +55,7 @@ class Pipeline:
         self._under_way: dict[int, Attempt] = {}
         self._first_failure = ""
         self._told: list[dict[str, Any]] = []
+        self._has_fresh = anyio.Event()
         self._news = anyio.Event()
         self._channels: dict[str, MemoryObjectSendStream[Attempt]] = {}
 
@@ -82,11 +83,17 @@ class Pipeline:
             ExceptionGroup: of these.
         """
         began = monotonic()
+        deciding = Deciding(
+            self.work, self.progress, self._fleet, self._lanes, self._store, self._measuring, self._publish
+        )
         try:
-            await self._try_all()
-            await Deciding(
-                self.work, self.progress, self._fleet, self._lanes, self._store, self._measuring, self._publish
-            ).run()
+            async with anyio.create_task_group() as openings:
+                for lane in self._lanes:
+                    openings.start_soon(self._open_early, lane)
+                await self._try_all()
+                await deciding.run()
+                # Whatever is not open yet was not needed.
+                openings.cancel_scope.cancel()
         finally:
             self.progress.spend("wall_s", monotonic() - began)
             self._compiling.close()
@@ -160,8 +167,8 @@ class Pipeline:
                 self._tell(known)
         if not fresh:
             return
-        # What measures takes seconds to start where nothing was measured lately: meanwhile there is enough to compile.
-        self._fleet.prepare_spares("bench", self.work.environment, self.work.kernel.backend)
+        if any(proposal["build"] is not None for proposal in fresh):
+            self._has_fresh.set()
         configs = [proposal["config"] for proposal in fresh]
         # Shielded: a row that was entered has an attempt that gives it its outcome.
         with anyio.CancelScope(shield=True):
@@ -205,6 +212,19 @@ class Pipeline:
                         await onward.send(attempt)
                     else:
                         await self._record(attempt, result)
+
+    async def _open_early(self, lane: Lane) -> None:
+        """Open a lane, if it is free, while the first configs still compile: where nothing was measured lately, that
+        takes seconds. Like a compile it keeps out of other jobs' quiet windows.
+        """
+        await self._has_fresh.wait()
+        async with self._fleet.gate.compiling():
+            self._fleet.prepare_spares("bench", self.work.environment, self.work.kernel.backend)
+            if lane.state == "ready":
+                async with lane.seat(self.work.job.id):
+                    began = monotonic()
+                    await self._measuring.open_early(lane)
+                    self.progress.spend("open_s", monotonic() - began)
 
     async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         # What a GPU measures does not feel the daemon at work, so its lane goes on while a result is recorded: at most

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import psutil
 import pytest
 
@@ -17,7 +18,17 @@ from ktuned.fleet.failures import DeadlineExpired
 from ktuned.fleet.pool import COMPILE_NICENESS, Fleet
 from ktuned.fleet.process import Environment
 from tests.fleet.conftest import RunFleet
-from tests.fleet.playing import BRIEF_S, CHILDREN, DEADLINE_S, DEADLINES, Playground, gone, is_running, until
+from tests.fleet.playing import (
+    BRIEF_S,
+    CHILDREN,
+    DEADLINE_S,
+    DEADLINES,
+    FAKE_DIRECTORY,
+    Playground,
+    gone,
+    is_running,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +121,30 @@ async def test_spares_under_way_are_shared_out(run_fleet: RunFleet, environment:
         fleet.prepare_spares("bench", environment, "fake", 2)
         async with fleet.lend("bench", environment), fleet.lend("bench", environment):
             assert len(states(fleet)) == 2
+
+
+async def test_a_spare_under_way_is_waited_for_by_one(
+    run_fleet: RunFleet, environment: Environment, playground: Playground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes second starts a worker at once: lanes that open together do not wait for spare after spare."""
+    monkeypatch.setattr(pool, "BENCH_MODULES", ("slow",))
+    (playground.root / "slow.py").write_text("from ktuned_fake import wait_at\nwait_at('spare')\n")
+    path = f"{FAKE_DIRECTORY}:{playground.root}"
+    first: list[int] = []
+
+    async def come(fleet: Fleet) -> None:
+        async with fleet.lend("bench", environment) as worker:
+            first.append(worker.pid)
+
+    async with run_fleet(PYTHONPATH=path, FAKE_GATE=str(playground.root)) as fleet, anyio.create_task_group() as tasks:
+        fleet.prepare_spares("bench", environment, "fake")
+        tasks.start_soon(come, fleet)
+        await until((playground.root / "spare.reached").exists)
+        async with fleet.lend("bench", environment) as second:
+            assert first == []
+            (playground.root / "spare").touch()
+            await until(lambda: first)
+            assert first != [second.pid]
 
 
 async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
