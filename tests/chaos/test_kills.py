@@ -56,7 +56,7 @@ class Onslaught:
         name = f"k{len(self.kernels)}"
         does = {f"t{index}": SPECIAL.get(index, "work") for index in range(CONFIGS)}
         configs = [{"us": 100.0 + 10 * index, "does": did, "tag": tag} for index, (tag, did) in enumerate(does.items())]
-        text = kernel_text(f"space({configs})", name=f"'{name}'", early_stop="100.0", deadlines="dict(load=30.0)")
+        text = kernel_text(f"space({configs})", name=f"'{name}'", early_stop="100.0")
         self.daemon.client.call(
             "tune", path=str(self.daemon.kernel_file(text, f"tune_{name}.py")), deadline_s=PATIENCE_S
         )

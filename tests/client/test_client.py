@@ -19,6 +19,8 @@ from tests.client import daemon
 DEFAULT = {"BM": 64}
 PATIENT_S = 10.0
 """A deadline that a loaded machine does not miss."""
+RETRIES = 10
+"""Failures after which a client asks no more for as long as it ever does: a whole second."""
 
 
 @contextlib.contextmanager
@@ -92,8 +94,9 @@ def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> N
         took_s = time.monotonic() - start
         assert (hit.status, hit.config) == ("unavailable", DEFAULT)
         assert "within 0.05 s" in hit.message
-        assert 0.05 <= took_s < 1
-        client._backoff.failed("still silent")
+        assert 0.05 <= took_s < PATIENT_S
+        for _ in range(RETRIES):
+            client._backoff.failed("still silent")
         assert client.lookup("gemm", {}, DEFAULT).message == "still silent"
 
 
@@ -116,7 +119,7 @@ def test_a_daemon_that_drips_does_not_stretch_the_deadline(path: str) -> None:
         took_s = time.monotonic() - start
         done.set()
         thread.join()
-    assert took_s < 1
+    assert took_s < PATIENT_S
 
 
 def test_garbage_from_the_daemon_gives_the_default(path: str) -> None:
@@ -220,9 +223,9 @@ def test_an_interrupted_lookup_leaves_no_stale_answer(path: str) -> None:
 
     with silent_listener(path + "2"), Client(path + "2", deadline_s=PATIENT_S) as client:
         before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
         try:
-            with pytest.raises(Interrupted):
+            with pytest.raises(Interrupted):  # noqa: PT012 - nobody knows how soon the alarm comes
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
                 client.lookup("gemm", {})
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)

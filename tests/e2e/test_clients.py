@@ -19,7 +19,7 @@ from tests.e2e.harness import Daemon, kernel_text
 DEFAULT = {"us": 1.0}
 PROBLEM = {"n": 64}
 SPACE = "space([dict(us=300.0), dict(us=900.0)])"
-DEADLINE_S = 2.0
+DEADLINE_S = 10.0
 """Far above what a lookup takes, because the machine is busy; what may not happen is to wait for longer."""
 
 PINNED = """
@@ -142,7 +142,8 @@ def test_an_application_survives_a_stepped_clock(tuned: Daemon, monkeypatch: pyt
 
 def test_a_pin_sees_one_winner_while_a_tuning_finds_twenty(daemon: Daemon) -> None:
     """Eight processes under one pin get the same config from first to last, over a restart too; others get the best."""
-    speeds = [2000.0 - 90.0 * number for number in range(21)]
+    # Far less than a scheduler's time slice: a median of such times is right on a busy machine too.
+    speeds = [500.0 - 20.0 * number for number in range(21)]
     space = f"space([dict(us=us) for us in {speeds}])"
     text = kernel_text(space, strategy="'exhaustive'", default=f"dict(us={speeds[0]})", early_stop="1e9")
     with daemon.client.tune(path=str(daemon.kernel_file(text)), trials=1) as tuning:

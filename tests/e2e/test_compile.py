@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.harness import PATIENCE_S, UNHURRIED, kernel_text, running
 
 SOURCE = """\
@@ -37,12 +39,13 @@ def twice(p, c):
 """
 
 
+@pytest.mark.timeout(5 * PATIENCE_S)
 def test_tuning_after_compiling_compiles_nothing(tmp_path: Path) -> None:
     """By the C++ compiler, for what this machine needs: each config is told, and the next job finds its artifact."""
     with running(tmp_path) as daemon:
         path = daemon.kernel_file(KERNEL, "tune_twice.py")
         path.with_name("twice.cc").write_text(SOURCE)
-        compiled = daemon.ktuned("compile", str(path), "--json")
+        compiled = daemon.ktuned("compile", str(path), "--json", timeout_s=4 * PATIENCE_S)
         assert compiled.returncode == 0, compiled.stderr
         *told, jobs = map(json.loads, compiled.stdout.splitlines())
         outcomes = {entry["config"]["STEP"]: entry["outcome"] for entry in told}
@@ -67,6 +70,7 @@ def test_interrupting_cancels(tmp_path: Path) -> None:
             [sys.executable, "-m", "ktuned", "compile", str(path)], env=daemon.env, stderr=subprocess.PIPE, text=True
         )
         daemon.gate("door").wait_reached()
+        daemon.until(lambda: daemon.client.call("jobs")["jobs"][0]["waiters"] == 1, "the command to follow its job")
         command.send_signal(signal.SIGINT)
         _, said = command.communicate(timeout=PATIENCE_S)
         assert (command.returncode, said) == (130, "cancelled; what was compiled stays\n")

@@ -13,8 +13,8 @@ import psutil
 
 from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
 
-DRAIN_S = 10.0
-"""How long a daemon that is told to stop may take for what is under way."""
+DRAIN_S = 30.0
+"""How long a daemon that is told to stop may take for what is under way, which would last longer."""
 
 
 def _alive(pids: set[int]) -> set[int]:

@@ -19,6 +19,9 @@ from tests.fleet.playing import BRIEF_S, CHILDREN, DEADLINE_S, DEADLINES, HANG, 
 
 pytestmark = pytest.mark.anyio
 
+SPOKEN_S = 4.0
+"""A deadline that is meant to pass, though not before user code has said or started something."""
+
 KERNEL = """\
 from ktuned import kernel, space, tensor
 from ktuned_fake import Build
@@ -117,9 +120,9 @@ async def test_items_sent_before_a_death_are_kept(worker: WorkerProcess, playgro
 async def test_a_phase_past_its_deadline_kills_the_worker(worker: WorkerProcess, playground: Playground) -> None:
     """The error names phase, deadline and last words, and the process is gone at once."""
     body = f"import sys\nprint('waiting for the lock', file=sys.stderr, flush=True)\n{HANG}"
-    with pytest.raises(DeadlineExpired, match=r"^inspect was not over after 1 s: waiting for the lock$") as caught:
-        await ask(worker, playground.request(body), inspect=1.0)
-    assert (caught.value.phase, caught.value.deadline_s) == ("inspect", 1.0)
+    with pytest.raises(DeadlineExpired, match=r"^inspect was not over after 4 s: waiting for the lock$") as caught:
+        await ask(worker, playground.request(body), inspect=SPOKEN_S)
+    assert (caught.value.phase, caught.value.deadline_s) == ("inspect", SPOKEN_S)
     assert caught.value.output.stderr == "waiting for the lock\n"
     with anyio.fail_after(DEADLINE_S):
         await worker.gone.wait()
@@ -155,7 +158,7 @@ async def test_all_that_a_worker_started_dies_with_it(worker: WorkerProcess, pla
     pids: list[int] = []
 
     async def run() -> None:
-        await ask(worker, playground.request(body), inspect=1.5 if end == "deadline" else DEADLINE_S)
+        await ask(worker, playground.request(body), inspect=SPOKEN_S if end == "deadline" else DEADLINE_S)
 
     if end == "cancel":
         async with anyio.create_task_group() as tasks:
@@ -242,18 +245,59 @@ async def test_a_worker_killed_while_it_is_being_asked(worker: WorkerProcess, pl
             await ask(worker, request)
 
 
-async def test_messages_that_are_none_kill_the_worker(worker: WorkerProcess, playground: Playground) -> None:
-    """User code that scribbles into the daemon's pipe ends its own process and nothing else."""
-    scribble = """\
+@pytest.mark.parametrize(
+    "scribble",
+    ["b'\\xff' * 64", "frame({'done': 5})", "frame({'what': {}})", "frame({'failed': 'x'})", "frame({'phase': [1]})"],
+)
+async def test_messages_that_are_none_kill_the_worker(
+    worker: WorkerProcess, playground: Playground, scribble: str
+) -> None:
+    """User code that scribbles into the daemon's pipe ends its own process and nothing else, and is told why."""
+    body = f"""\
         import os
-        for descriptor in range(3, 20):
+        from ktuned.frames import encode as frame
+        for descriptor in range(3, 64):
             try:
-                os.write(descriptor, b"\\xff" * 64)
+                os.write(descriptor, {scribble})
             except OSError:
                 pass
     """
-    with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
-        await ask(worker, playground.request(scribble, HANG))
+    with pytest.raises(WorkerDied, match="the worker sent what is no answer") as caught:
+        await ask(worker, playground.request(body, HANG))
+    assert not caught.value.is_outside_kill
+
+
+async def test_a_forked_child_that_returns_answers_nobody(worker: WorkerProcess, playground: Playground) -> None:
+    """User code forks and lets both return: the worker goes on, and its copy ends."""
+    for _ in range(2):
+        items, _ = await ask(worker, playground.request("import os\nos.fork()", ""))
+        assert [item["errors"] for item in items] == [[], []]
+
+
+@pytest.mark.parametrize(
+    "raises", ["SystemExit(3)", "KeyboardInterrupt", "GeneratorExit", "type('E', (BaseException,), {})()"]
+)
+async def test_what_user_code_raises_is_told_whatever_it_is(
+    worker: WorkerProcess, playground: Playground, raises: str
+) -> None:
+    """No exception of its ends the worker, and each is told with its line."""
+    (wrong, fine), _ = await ask(worker, playground.request(f"\nraise {raises}", ""))
+    (error,) = wrong["errors"]
+    assert error["line"] == 2
+    assert error["message"].split(": ")[1] in ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "E")
+    assert fine["errors"] == []
+
+
+async def test_a_worker_ends_at_once(worker: WorkerProcess, playground: Playground) -> None:
+    """What user code has registered for the interpreter's end cannot make a death look like a hang."""
+    body = """\
+        import atexit, os, threading
+        atexit.register(threading.Event().wait)
+        threading.Thread(target=threading.Event().wait).start()
+        os.closerange(3, 64)
+    """
+    with pytest.raises(WorkerDied, match="exited with code 1"):
+        await ask(worker, playground.request(body))
 
 
 async def test_the_environment_is_built(start_worker: StartWorker, environment: Environment, tmp_path: Path) -> None:

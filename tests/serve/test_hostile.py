@@ -20,7 +20,7 @@ from benchmarks.hostile import P99_BUDGET, Crowd, measure
 from ktuned_client import wire
 from tests.e2e.harness import PATIENCE_S, Daemon, kernel_text
 
-ROUNDS = 4
+ROUNDS = 8
 """A busy machine may spoil a p99; it does not spoil the best of so many."""
 
 SOMEBODY = 65534

@@ -117,7 +117,7 @@ class Running:
 
     async def until(self, **statistics: int) -> None:
         """Let the loop run until the server's figures are these."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while not statistics.items() <= self.server.statistics().items():  # noqa: ASYNC110 - figures have no event
                 await asyncio.sleep(0)
 

@@ -19,6 +19,8 @@ from ktuned_client import Client
 from tests.e2e.harness import PATIENCE_S, Daemon, kernel_text
 
 ACTIVATE = shutil.which("systemd-socket-activate")
+ACCEPTS = 0x10000
+"""``__SO_ACCEPTCON``, the flag in /proc/net/unix of a socket at which somebody listens."""
 
 
 @pytest.fixture
@@ -36,6 +38,12 @@ def heard(manager: socket.socket, wanted: str) -> list[str]:
     while not said or not said[-1].startswith(wanted):
         said.append(manager.recv(4096).decode())
     return said
+
+
+def is_listened_at(path: Path) -> bool:
+    """Tell whether somebody accepts connections there: the file appears a moment before."""
+    entries = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return any(entry[-1] == str(path) and int(entry[3], 16) & ACCEPTS for entry in entries)
 
 
 @contextmanager
@@ -62,7 +70,7 @@ def activated(directory: Path, manager: socket.socket, *arguments: str) -> Itera
             stderr=log,
         )
     try:
-        while not (place / "k.sock").exists():
+        while not is_listened_at(place / "k.sock"):
             assert process.poll() is None, (directory / "serve.log").read_text()
         yield process
     finally:
