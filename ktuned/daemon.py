@@ -88,6 +88,7 @@ async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) 
                 spawn_s=settings.deadlines["spawn"],
                 memory_limits=(settings.bench_bytes, settings.compile_bytes),
                 keeps_spares=settings.keeps_spares,
+                adopts=True,
             )
             async with fleet.running():
                 daemon = Daemon(
@@ -273,6 +274,8 @@ class Daemon:
         self._life.idle_exit_s = self._idle_exit_s()
         self._manners.policy = settings.policy
         self._jobs.review()
+        # With more time or memory it may work.
+        self._jobs.forget_failures()
         self._deadlines.update(settings.deadlines)
         self._trust.allow(settings.trusted_directories)
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))

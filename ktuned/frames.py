@@ -37,6 +37,16 @@ def encode(message: dict[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def is_answer(message: dict[str, Any]) -> bool:
+    """Tell whether a message is one that a worker sends: ``phase``, ``item``, ``done`` or ``failed``."""
+    match message:
+        case {"phase": str()} | {"item": dict()} | {"done": dict()}:
+            return True
+        case {"failed": {"code": str(), "message": str()}}:
+            return True
+    return False
+
+
 class Decoder:
     """Turns bytes, in pieces of any size, into messages."""
 

@@ -98,6 +98,7 @@ class Intake:
         if os.path.isfile(place) and not is_kernel_file(place):
             raise UsageError(f"{path} is no kernel file", hint="kernel files are named tune_*.py")
         self._survey.trust.check_directory(place if os.path.isdir(place) else os.path.dirname(place))
+        is_new = self._catalog.root_of(place) is None
         root = await self._root_for(place, python)
         if os.path.isfile(place):
             found = await self._survey.files(root, [place])
@@ -107,6 +108,11 @@ class Intake:
         kernels = self._catalog.below(place)
         errors = self._catalog.errors_below(place)
         if not kernels and not errors:
+            if is_new and not self._catalog.below(root.path):
+                # What was asked for in error is not watched for ever.
+                self._catalog.remove_root(root.path)
+                await self._store.remove_root(root.path)
+                self._roots_changed()
             raise UsageError(
                 f"there is no kernel at {path}", hint="a kernel file is named tune_*.py and declares an @kernel"
             )

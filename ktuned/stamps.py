@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -26,9 +27,15 @@ def lexical(path: Path) -> Path:
 
 
 def stamp(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, or :data:`ABSENT` when there is none that can be read."""
+    """Return the SHA-256 of a file's bytes, or :data:`ABSENT` when there is none that can be read.
+
+    What is no regular file has none: a pipe would be waited at, and a device has no end.
+    """
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with open(path, "rb", opener=_at_once) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                return ABSENT
+            return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError:
         return ABSENT
 
@@ -55,3 +62,7 @@ def trail(path: Path) -> Iterator[Path]:
     real = Path(os.path.realpath(path))
     if real not in (path, place):
         yield real
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -130,3 +130,12 @@ def test_a_stream_cut_short_is_told_from_one_that_ended() -> None:
         decoder = Decoder()
         list(decoder.feed((frame * 2)[:cut]))
         assert decoder.is_between_frames == (cut % len(frame) == 0)
+
+
+def test_answers_are_told_from_what_only_looks_like_one() -> None:
+    """A worker's pipe may be written by the code that it runs: what is none of the four kinds is found out here."""
+    failed = {"code": "raised", "message": "no"}
+    answers: list[dict[str, Any]] = [{"phase": "check"}, {"item": {}}, {"done": {}}, {"failed": failed}]
+    assert all(map(frames.is_answer, answers))
+    for bad in ({}, {"what": 1}, {"phase": [1]}, {"item": 5}, {"done": None}, {"failed": "x"}, {"failed": {"code": 1}}):
+        assert not frames.is_answer(bad)

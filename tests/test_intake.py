@@ -56,14 +56,23 @@ class TestTunePath:
         jobs, errors = await parts.intake.tune_path(str(parts.project / "sub"), None, Wish())
         assert ([job.kernel for job in jobs], errors) == (["project:two"], [])
 
-    async def test_path_without_kernels_is_an_error(self, parts: Parts) -> None:
-        """It says what is there instead."""
+    async def test_path_without_kernels_is_an_error(self, parts: Parts, tmp_path: Path) -> None:
+        """It says what is there instead, and nothing is watched that was not before."""
+        elsewhere = tmp_path / "elsewhere" / "tune_nothing.py"
+        elsewhere.parent.mkdir()
+        elsewhere.touch()
+        for place in (elsewhere, elsewhere.parent):
+            with pytest.raises(UsageError, match="no kernel at"):
+                await parts.intake.tune_path(str(place), None, Wish())
+        assert [root.name for root in parts.catalog.roots] == ["project"]
+        assert parts.store.roots() == []
         parts.write("", "other.py")
         parts.write("", "empty/read.me")
         wrong = {"nothing.py": "does not exist", "other.py": "no kernel file", "empty": "no kernel at"}
         for name, words in wrong.items():
             with pytest.raises(UsageError, match=words):
                 await parts.intake.tune_path(str(parts.project / name), None, Wish())
+        parts.kill_workers()
 
     async def test_roots_of_one_name_are_told_apart(self, parts: Parts, tmp_path: Path) -> None:
         """A root is named for its directory, with as many parents as it takes; each is watched and remembered."""

@@ -115,6 +115,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     from ktuned.cli.spawn import DaemonNotStarted
     from ktuned_client import DaemonError, DaemonUnavailable
 
+    for word in sys.argv[1:] if arguments is None else arguments:
+        if not word.isascii() and word != word.encode(errors="replace").decode():
+            output.complain(f"{word!a} is no UTF-8 text", "rename what it names")
+            return Exit.USAGE
     try:
         result: Any = cli.main(args=arguments, prog_name="ktuned", standalone_mode=False)
         return result if isinstance(result, int) else Exit.DONE

@@ -23,7 +23,7 @@ import anyio.to_thread
 import structlog
 
 from ktuned.errors import WorkerError
-from ktuned.fleet import memory, warden
+from ktuned.fleet import memory, orphans, warden
 from ktuned.fleet.failures import WorkerDied
 from ktuned.fleet.health import Health
 from ktuned.fleet.kills import is_outside_kill
@@ -50,6 +50,7 @@ TOLERATED_FAILURES = 3
 """Starts of a worker that may fail in a row before there is a pause between them."""
 
 _REAP_S = 5.0
+_GENERATIONS = 20
 _MEMORY_S = 0.2
 
 BENCH_MODULES = ("torch", "safetensors.torch")
@@ -57,7 +58,11 @@ BENCH_MODULES = ("torch", "safetensors.torch")
 
 
 class Fleet:
-    """Spawns, lends, recycles and buries worker processes."""
+    """Spawns, lends, recycles and buries worker processes.
+
+    One that ``adopts`` ends what outlives a worker, in whatever way it detached itself: it takes every child of this
+    process that it did not start for such, so the process must start none besides.
+    """
 
     def __init__(
         self,
@@ -70,9 +75,11 @@ class Fleet:
         spawn_s: float,
         memory_limits: tuple[int, int] | None = None,
         keeps_spares: bool = True,
+        adopts: bool = False,
     ) -> None:
         self.gate = QuietGate()
         self.keeps_spares = keeps_spares
+        self._adopts = adopts
         self.compile_slots = Turns(compile_slots)
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.scratch = scratch / self._id
@@ -97,7 +104,9 @@ class Fleet:
         """Hold the fleet's tasks and its warden; on leaving, every worker is killed and reaped."""
         shutil.rmtree(self.scratch.parent, ignore_errors=True)
         self.scratch.mkdir(parents=True)
-        guard = subprocess.Popen(  # noqa: ASYNC220 - once, before anybody is served
+        if self._adopts:
+            orphans.adopt()
+        self._guard = guard = subprocess.Popen(  # noqa: ASYNC220 - once, before anybody is served
             [sys.executable, "-I", "-S", warden.__file__, f"{DAEMON_MARK}={self._id}", str(self.scratch)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -286,6 +295,17 @@ class Fleet:
         if self._workers.pop(worker.pid, None) is not None:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(worker.bury)
+                await self._end_orphans()
+
+    async def _end_orphans(self) -> None:
+        # Looked for here, where workers are started, and in no thread: one just started is known.
+        async with self._ending:
+            for _ in range(_GENERATIONS if self._adopts else 0):
+                left = orphans.children() - self._workers.keys() - {self._guard.pid}
+                if not left:
+                    break
+                _log.info("orphans_ended", pids=sorted(left))
+                await anyio.to_thread.run_sync(orphans.end, left)
 
     async def _retire_idle(self) -> None:
         while True:

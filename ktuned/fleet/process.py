@@ -33,6 +33,8 @@ WORKER_MARK = "KTUNED_WORKER"
 TAIL_BYTES = 16 * 1024
 """How much of a worker's output is kept: enough for a compiler's first errors or a traceback."""
 
+_NO_ANSWERS = "the worker sent what is no answer: its code writes to files that it did not open"
+
 _READ_BYTES = 1 << 16
 _PIPEFULS = 4
 _INBOX_LIMIT = 256
@@ -247,7 +249,7 @@ class WorkerProcess:
             for message in self._decoder.feed(data):
                 self._take_in(message)
         except frames.FrameError:
-            self.kill()
+            self.stop(_NO_ANSWERS)
             data = b""
         if not data or len(self._inbox) > _INBOX_LIMIT:
             self._loop.remove_reader(self._read_fd)
@@ -256,6 +258,8 @@ class WorkerProcess:
 
     def _take_in(self, message: dict[str, Any]) -> None:
         """Follow a phase at once, without waking who waits for the answer; keep anything else for them."""
+        if not frames.is_answer(message):
+            raise frames.FrameError("a message that is no answer")
         if "phase" not in message:
             self._inbox.append(message)
             self._wake()

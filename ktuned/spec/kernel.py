@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,6 +41,7 @@ UNSET: Any = object()
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
+MAX_PROBLEMS = 1000
 MAX_NAME_CHARS = 200
 """A kernel's name is a column of every table, and a file's name where winners are exported."""
 
@@ -93,7 +95,7 @@ class Kernel:
         if not callable(self.problems):
             return tuple(dict(problem) for problem in self.problems)
         try:
-            problems = tuple(self.problems())
+            problems = tuple(islice(self.problems(), MAX_PROBLEMS + 1))
         except Exception as error:
             raise self.site.failure("problems()", error) from error
         if fault := _problems_fault(problems, self.specialize):
@@ -360,6 +362,8 @@ def _default_fault(default: Any, space: Space) -> str:
 
 
 def _problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None) -> str:
+    if len(problems) > MAX_PROBLEMS:
+        return f"problems names more than {MAX_PROBLEMS}; each is a job of its own, and lookups ask for others"
     seen: dict[str, int] = {}
     for position, problem in enumerate(problems):
         if fault := mapping_fault(problem, f"problem {position}"):

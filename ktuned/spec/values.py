@@ -77,7 +77,7 @@ class Site:
     def error(self, message: str, *, line: int = 0, hint: str = "") -> KernelFileError:
         """Return the error ``path:line: kernel: message`` for the caller to raise."""
         line = line or self.line
-        named = f"{self.kernel}: {message}" if self.kernel else message
+        named = f"{one_line(self.kernel)}: {message}" if self.kernel else message
         text = f"{self.path}:{line}: {named}" if self.path else named
         return KernelFileError(text, path=self.path, line=line, hint=hint)
 
@@ -102,8 +102,8 @@ def listed(known: Iterable[str], *, near: str = "") -> str:
 
 
 def one_line(error: BaseException | str) -> str:
-    """Return an error's text with its white space folded, cut at :data:`MAX_MESSAGE_CHARS`."""
-    text = " ".join(str(error).split())
+    """Return an error's text as Unicode with its white space folded, cut at :data:`MAX_MESSAGE_CHARS`."""
+    text = " ".join(str(error).encode(errors="backslashreplace").decode().split())
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
 
 

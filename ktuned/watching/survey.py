@@ -128,7 +128,7 @@ class Survey:
         """Inspect every kernel file of a root."""
         files = await anyio.to_thread.run_sync(find_kernel_files, root.path)
         owned = [file for file in files if self._catalog.root_of(file) == root]
-        gone = set(self._catalog.files_of(root)) - set(owned)
+        gone = set(self._catalog.files_of(root)) - set(map(_printable, owned))
         return await self.files(root, owned, gone)
 
     async def files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Found:
@@ -137,11 +137,11 @@ class Survey:
         A file whose inspection hangs, crashes or raises is an error of that file; the others go on.
         """
         wanted = sorted(set(files))
-        removed = list(gone)
+        removed = list(map(_printable, gone))
         async with self._lock:
-            refused = [wrong for file in wanted if (wrong := self._refused(file))]
-            trusted = sorted(set(wanted) - {one.file for one in refused})
-            inspections = refused + await self._inspect(root, trusted)
+            refused = {file: wrong for file in wanted if (wrong := self._refused(file))}
+            trusted = [file for file in wanted if file not in refused]
+            inspections = [*refused.values(), *await self._inspect(root, trusted)]
             changes = self._catalog.apply(inspections, removed)
             names = set(wanted)
             kernels = [kernel for kernel in self._catalog.kernels if kernel.file in names]
@@ -153,10 +153,17 @@ class Survey:
                     _log.warning("kernels_not_recorded", root=root.path, reason=fault.message)
         for error in changes.errors:
             _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
-        return Found(changes, tuple(wanted))
+        return Found(changes, tuple(map(_printable, wanted)))
 
     def _refused(self, file: str) -> Inspection | None:
-        """Return what is wrong with a file that somebody else could have written; it is not run to find out more."""
+        """Return what is wrong with a file that somebody else could have written; it is not run to find out more.
+
+        Nor is one whose name is no text: it could be told to nobody, neither to workers nor to clients.
+        """
+        name = _printable(file)
+        if name != file:
+            wrong = FileError(name, 0, f"{name}: the name is no UTF-8 text", "rename it")
+            return Inspection(name, errors=(wrong,), stamps={name: ""})
         try:
             self.trust.check_file(file)
         except Untrusted as error:
@@ -203,6 +210,11 @@ class Survey:
                 wrong = FileError(blamed, 0, f"{blamed}: {error.message}", error.hint)
                 done.append(Inspection(blamed, errors=(wrong,), stamps={blamed: ""}))
         return done
+
+
+def _printable(path: str) -> str:
+    """Return a path as text that can be told; the bytes of a name that is no UTF-8 as escapes."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def _inspection(item: Mapping[str, Any]) -> Inspection:

@@ -160,7 +160,7 @@ class Watcher:
                     try:
                         found = await self._survey.root(root)
                         await self._on_changes(found.changes, False)
-                    except KtunedError as error:
+                    except Exception as error:
                         self._refuse(error)
 
     async def _take(self, paths: set[str]) -> None:
@@ -179,13 +179,18 @@ class Watcher:
                     found = await self._survey.files(root, present, set(files) - set(present))
                     await self._on_changes(found.changes, True)
                     self._refused = ""
-                except KtunedError as error:
+                except Exception as error:
                     self._refuse(error)
 
-    def _refuse(self, error: KtunedError) -> None:
+    def _refuse(self, error: Exception) -> None:
         # The files are what they are: the next save, or the next start, inspects them again.
-        self._refused = f"a save was not taken in: {error.message}"
-        _log.error("save_not_taken_in", reason=error.message, hint=error.hint)
+        if isinstance(error, KtunedError):
+            self._refused = f"a save was not taken in: {error.message}"
+            _log.error("save_not_taken_in", reason=error.message, hint=error.hint)
+        else:
+            # What nobody thought of must not take those down who only look up.
+            self._refused = f"a save was not taken in: {type(error).__name__}: {error}"
+            _log.error("save_not_taken_in", reason=str(error), exc_info=error)
 
     async def _kernel_files(self, path: str) -> Iterable[str]:
         """Return the kernel files at or below a path; one that is gone, too."""

@@ -13,6 +13,7 @@ from ktuned.model import Device, Outcome, Preset
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
 from ktuned.worker.cuda_timing import EVENTS, CudaTimer
+from ktuned.worker.failures import words
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.timing import HostTimer, Timing
@@ -123,6 +124,8 @@ class Bench:
 
     def _launch(self, request: dict[str, Any]) -> Launch:
         """Return the bound launch of a request's artifact; the last one is kept for the finalists' rounds."""
+        if self._data.renew():
+            self._bound = None
         if self._bound is not None and self._bound[0] == request["unit"]["key"]:
             return self._bound[1]
         self._bound = None
@@ -198,4 +201,4 @@ def _ended(outcome: Outcome, message: str, **detail: Any) -> dict[str, Any]:
 def _raised(error: Exception, *, phase: str) -> dict[str, Any]:
     if isinstance(error, MemoryError):
         raise error
-    return _ended(Outcome.LAUNCH_ERROR, f"{type(error).__name__}: {error}", phase=phase)
+    return _ended(Outcome.LAUNCH_ERROR, words(error), phase=phase)

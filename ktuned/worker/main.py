@@ -14,15 +14,15 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from ktuned import frames
 from ktuned.backends import Registry
-from ktuned.errors import KernelFileError, KtunedError
+from ktuned.worker.failures import describe_failure
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 1 << 16
-_TRACE_CHARS = 8_000
 _OOM_SCORE = 800
 
 Operation = Callable[[dict[str, Any], "Reply"], dict[str, Any]]
@@ -33,6 +33,7 @@ class Reply:
 
     def __init__(self, write_fd: int) -> None:
         self._write_fd = write_fd
+        self._pid = os.getpid()
 
     def phase(self, name: str) -> None:
         """Say which phase begins, so that the daemon watches the right deadline."""
@@ -44,6 +45,9 @@ class Reply:
 
     def send(self, message: dict[str, Any]) -> None:
         """Write one frame; blocks while the daemon does not read."""
+        if os.getpid() != self._pid:
+            # A child that user code forked and let return: two that answer one question are no answer.
+            os._exit(1)
         data = memoryview(frames.encode(message))
         while data:
             data = data[os.write(self._write_fd, data) :]
@@ -56,8 +60,11 @@ def _requests(read_fd: int) -> Iterator[dict[str, Any]]:
 
 
 def _die_with(daemon_pid: int) -> None:
-    """Have the kernel kill this process when the daemon dies, however it dies."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """Have the kernel kill this process when the daemon dies, however it dies, and make what detaches itself ours."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # What stays below this process counts as its memory, and is the daemon's when it is gone.
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getppid() != daemon_pid:
         # The daemon died before the kernel was told.
         os._exit(1)
@@ -69,16 +76,11 @@ def _be_the_first_to_go() -> None:
         stream.write(str(_OOM_SCORE))
 
 
-def describe_failure(error: BaseException) -> dict[str, Any]:
-    """Return what the daemon keeps of an exception: code, one line, hint, place, traceback (capped)."""
-    trace = "".join(traceback.format_exception(error))[-_TRACE_CHARS:]
-    if isinstance(error, KtunedError):
-        failure: dict[str, Any] = {**error.to_wire(), "trace": trace}
-        if isinstance(error, KernelFileError):
-            failure |= {"path": error.path, "line": error.line}
-        return failure
-    failure = {"code": "raised", "message": f"{type(error).__name__}: {error}", "hint": "", "trace": trace}
-    return failure | ({"errno": error.errno} if isinstance(error, OSError) else {})
+def _flush() -> None:
+    """Have what user code printed sent on; its streams are what it made of them, and may be none any more."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def _operations() -> dict[str, Operation]:
@@ -127,13 +129,29 @@ def main(argv: list[str]) -> int:
             answer = {"done": operations[request["op"]](request, reply)}
         except MemoryError:
             return frames.OUT_OF_MEMORY
-        except Exception as error:
+        except BaseException as error:
+            # User code raises what it likes: a SystemExit of its own is no reason for this process to end.
             answer = {"failed": describe_failure(error)}
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         try:
             reply.send(answer)
         except (frames.FrameError, ValueError, TypeError) as error:
             # Too large, or words that are no Unicode: who asked is told so, and asks on.
             reply.send({"failed": describe_failure(RuntimeError(f"an answer that cannot be sent: {error!r}"))})
     return 0
+
+
+def run(argv: list[str]) -> NoReturn:
+    """Be a worker process to its end, which comes at once.
+
+    The interpreter's own end runs what user code has registered for it, and waits for threads: with torch loaded for
+    seconds, so that a death would look like a hang, or for ever.
+    """
+    code = 1
+    try:
+        code = main(argv)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _flush()
+        os._exit(code)

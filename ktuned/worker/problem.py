@@ -40,7 +40,11 @@ class ProblemData:
         self._outputs: list[str] = []
         for name, entry in declared.items():
             if isinstance(entry, TensorSpec):
-                self._pristine[name] = materialise(entry, name, seed, device.name)
+                try:
+                    self._pristine[name] = materialise(entry, name, seed, device.name)
+                except RuntimeError as error:
+                    # Torch's word for memory that it cannot have.
+                    raise kernel.site.failure(f"inputs(p): {name}", error) from error
                 if entry.output:
                     self._outputs.append(name)
             else:
@@ -51,8 +55,22 @@ class ProblemData:
             raise kernel.site.error("there is a reference, but inputs(p) makes no tensor with output=True")
         self._writes_in_place = tuple(kernel.setup) if isinstance(kernel.setup, tuple) else ()
         self._setup_call: Callable[..., object] | None = None if isinstance(kernel.setup, tuple) else kernel.setup
-        self.tensors = {name: value.clone() for name, value in self._pristine.items()}
         self._expected: dict[str, Any] = {}
+        self._make()
+
+    def _make(self) -> None:
+        self.tensors = {name: value.clone() for name, value in self._pristine.items()}
+        self._layouts = {name: _layout(tensor) for name, tensor in self.tensors.items()}
+
+    def renew(self) -> bool:
+        """Make the tensors anew if a config has resized or replaced what it was given; tell whether it has.
+
+        What was bound to the old ones must be bound again.
+        """
+        if all(_layout(tensor) == self._layouts[name] for name, tensor in self.tensors.items()):
+            return False
+        self._make()
+        return True
 
     def _take(self, captured: str, device: Device) -> None:
         """Put captured tensors in the place of made ones, which say what shape and dtype they must have."""
@@ -127,7 +145,7 @@ class ProblemData:
         site = self._kernel.site
         try:
             result: Any = self._call_reference(inputs)
-        except Exception as error:
+        except BaseException as error:
             raise site.failure("reference", error) from error
         if not isinstance(result, Mapping):
             if len(self._outputs) != 1:
@@ -181,3 +199,11 @@ class ProblemData:
             own = run_check(kernel.check, self._pristine, outputs)
             return own if not own.ok else verdict
         return verdict
+
+
+def _layout(tensor: Any) -> tuple[object, ...]:
+    """Return where a tensor's elements are and how they are read: all that in-place writing leaves as it is."""
+    import torch
+
+    place = (tensor.stride(), tensor.data_ptr()) if tensor.layout is torch.strided else ()
+    return tensor.shape, tensor.dtype, tensor.device, *place

@@ -306,3 +306,10 @@ def test_what_only_asks_stays_light(serve: Serve, arguments: tuple[str, ...]) ->
     )
     ran = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
     assert ran.stderr.splitlines()[-1] == "[]"
+
+
+def test_an_argument_that_is_no_text_is_named(run: Run) -> None:
+    """A file's name can be any bytes; what cannot be sent is one line."""
+    ran = run("tune", "tune_\udcff.py")
+    assert ran.code == 2
+    assert ran.err == "ktuned: 'tune_\\udcff.py' is no UTF-8 text. rename what it names\n"

@@ -274,3 +274,18 @@ def test_memory_eater_is_stopped_before_the_machine_suffers(tmp_path: Path) -> N
         assert eater["outcome"] == "crashed"
         assert "out of memory" in eater["message"]
         assert daemon.trials()["a"]["outcome"] == "measured"
+
+
+def test_nothing_outlives_its_worker_however_it_detached(daemon: Daemon) -> None:
+    """A process without its worker's group, session, parent and environment ends all the same."""
+    path = daemon.kernel_file(
+        """\
+        import os, pathlib, subprocess
+        child = subprocess.Popen(["env", "-i", "setsid", "sleep", "1000"])
+        pathlib.Path(__file__).with_name("left").write_text(str(child.pid))
+        os._exit(0)
+        """
+    )
+    assert daemon.ktuned("tune", str(path)).returncode == NOT_REACHED
+    left = int(path.with_name("left").read_text())
+    daemon.until(lambda: not Path(f"/proc/{left}").exists(), "the process that the kernel file left to end")

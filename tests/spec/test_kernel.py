@@ -37,6 +37,7 @@ LINE = HEADER_LINES + 1
         ({"default": "dict(BM=None)"}, "default: BM=None is of type NoneType"),
         ({"space": "space(BM=[1], BN=[1])", "default": "dict(BM=1)"}, "default must be a full config; it lacks BN"),
         ({"problems": "[dict(M=1), dict(M=1)]"}, "problem 1 repeats problem 0"),
+        ({"problems": "[dict(M=m) for m in range(1001)]"}, "problems names more than 1000"),
         ({"problems": "[dict(M=None)]"}, "problem 0: M=None"),
         ({"problems": "[3]"}, "problem 0 is of type int, not a dict"),
         ({"problems": "[dict(M=1)]", "specialize": "('N',)"}, "specialize names 'N', which problem 0 does not have"),
@@ -169,6 +170,7 @@ def test_inputs_may_be_real_tensors(project: Project) -> None:
         ("lambda: [dict(M=1), dict(M=1)]", "problem 1 repeats problem 0"),
         ("lambda: [dict(N=1)]", "specialize names 'M', which problem 0 does not have"),
         ("lambda: 1 / 0", "problems(): ZeroDivisionError"),
+        ("lambda: (dict(M=m) for m in iter(int, 1))", "problems names more than 1000"),
     ],
 )
 def test_problems_callable_is_checked_when_called(project: Project, problems: str, words: str) -> None:
@@ -227,3 +229,18 @@ def test_a_build_may_take_note_of_its_tensors(project: Project) -> None:
     assert builds == [2, 3, 3]
     assert module.called == [5, 6]
     assert module.noted[0] == {"A": ("float16", (2, 5), (5, 1)), "B": ("float32", (4, 3), (1, 4))}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("'n' * 201", "the name has 201 characters"),
+        ("'a\\nb'", "a b: the name 'a\\nb' is not letters"),
+        ("'a\\udcff'", "a\\udcff: the name"),
+    ],
+)
+def test_a_name_that_cannot_be_is_told_in_one_line(project: Project, name: str, said: str) -> None:
+    """However long it is, and whatever is in it."""
+    (error,) = project.declare(name=name).errors
+    assert said in error.message
+    assert "\n" not in error.message.encode().decode()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -116,3 +117,23 @@ async def test_full_disk_hides_no_change(tmp_path: Path) -> None:
         found = await parts.survey.files(parts.root, [str(path)])
         assert found.changes.added == ("project:it",)
         assert isinstance(parts.catalog.resolve("it"), KernelInfo)
+
+
+@pytest.mark.anyio
+async def test_what_cannot_be_a_kernel_file_is_an_error_of_its_own(parts: Parts) -> None:
+    """A name that is no text, and a pipe that nobody writes to: told, again after each survey, and no other is lost."""
+    parts.write(kernel_text("a"), "tune_a.py")
+    project = os.fsencode(parts.root.path)
+    (Path(os.fsdecode(project)) / os.fsdecode(b"tune_\xff.py")).write_text("x = 1")
+    os.mkfifo(project + b"/tune_pipe.py")
+    survey = Survey(parts.catalog, parts.fleet, parts.store, parts.deadlines)
+    for _ in range(2):
+        await survey.root(parts.root)
+        told = {Path(error.path).name: error.message for error in parts.catalog.errors}
+        assert set(told) == {"tune_\\xff.py", "tune_pipe.py"}
+        assert "no UTF-8" in told["tune_\\xff.py"]
+        assert "no regular file" in told["tune_pipe.py"]
+    assert [kernel.name for kernel in parts.catalog.kernels] == ["project:a"]
+    os.unlink(project + b"/tune_\xff.py")
+    await survey.root(parts.root)
+    assert [Path(error.path).name for error in parts.catalog.errors] == ["tune_pipe.py"]

@@ -257,3 +257,27 @@ def test_check_none_checks_nothing(cached: Path) -> None:
     assert run(data, lambda tensors: None).ok
     assert data.reference_launch() is None
     assert not cached.exists()
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_a_resized_tensor_is_made_anew(cached: Path, name: str) -> None:
+    """A config that resizes or replaces what it was given fails alone: the next one is given what the first one was."""
+
+    def swap(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name].data = torch.zeros(3, dtype=torch.int32)
+
+    data = opened(declare(), cached)
+    assert not data.renew()
+    for spoil in (swap, lambda tensors: tensors[name].resize_(3), lambda tensors: tensors[name].resize_(100_000)):
+        data.begin_trial()
+        spoil(data.tensors)
+        assert data.renew()
+        assert run(data, double).ok
+        assert not data.renew()
+
+
+def test_inputs_that_do_not_fit_into_memory_are_told_by_name() -> None:
+    """Which tensor of which kernel it is, and where the kernel is declared."""
+    kernel = declare(inputs=lambda p: dict(x=tensor((1 << 50,)), y=tensor(1, output=True)))
+    with pytest.raises(KernelFileError, match=r"it: inputs\(p\): x: RuntimeError"):
+        ProblemData(kernel, PROBLEM, CPU)
