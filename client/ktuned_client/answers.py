@@ -61,9 +61,10 @@ class Hit(NamedTuple):
     """A lookup's answer.
 
     ``status`` is ``fresh``, ``stale``, ``near``, ``default`` or ``unknown`` as the daemon says it, else
-    ``unavailable``, and then ``message`` says why. ``config`` is the best config known now; the caller's own default
-    when the daemon has none. ``latency_us`` and ``decided`` (when, in Unix seconds, it was) are ``None`` when nothing
-    was measured; ``artifact`` is the path of the compiled winner; ``generation`` changes when the answer may have.
+    ``unavailable``; ``message`` says why that is so, or how the tuning failed that would have made it ``fresh``.
+    ``config`` is the best config known now; the caller's own default when the daemon has none. ``latency_us`` and
+    ``decided`` (when, in Unix seconds, it was) are ``None`` when nothing was measured; ``artifact`` is the path of the
+    compiled winner; ``generation`` changes when the answer may have.
     """
 
     kernel: str
@@ -101,6 +102,7 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
             answer.get("artifact"),
             answer.get("decided"),
             answer.get("generation"),
+            answer.get("message") or "",
         )
     except (KeyError, TypeError, AttributeError):
         if type(answer) is dict and type(answer.get("error")) is dict:

@@ -188,11 +188,16 @@ class Lookups:
         )
         if found.undecided:
             self._send(_Errand(kernel, problem, seat, found.undecided))
-        if tune and found.wants_tuning and seat is not None:
+        # What was tried in vain for these very files would be so again: the answer says so instead.
+        failure = "" if ground is None else self._jobs.failure(ground, kernel.plan_digest)
+        if tune and found.wants_tuning and seat is not None and not failure:
             self._send(_Errand(kernel, problem, seat))
             # This lookup, and those that were given the last answer since.
             self._jobs.ask((kernel.name, canonical(problem), seat.model), 1 + self.shortcuts.repeats)
-        return self._reply(kernel, problem, model, found.status, found.winner, found.config)
+        reply = self._reply(kernel, problem, model, found.status, found.winner, found.config)
+        if found.status is not Status.FRESH:
+            reply["message"] = failure
+        return reply
 
     def _reply(
         self,
@@ -228,6 +233,7 @@ class Lookups:
             "artifact": None,
             "age_s": None,
             "decided": None,
+            "message": "",
             "generation": self.generations.of(kernel),
         }
 

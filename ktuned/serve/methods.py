@@ -372,6 +372,7 @@ class Methods:
         if wanted.outcome is None:
             await self._jobs.supersede(name)
         forgotten = await self._store.forget(name, wanted.outcome)
+        self._jobs.forget_failures(name)
         self._lookups.changed(name)
         return {"kernel": name, "trials": forgotten}
 

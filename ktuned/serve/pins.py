@@ -53,7 +53,7 @@ class Pins:
             UsageError: there are too many.
         """
         keys = [_key(kernel, problem, device), _key(answer["kernel"], problem, answer["device"])]
-        kept = {name: value for name, value in answer.items() if name not in ("age_s", "generation")}
+        kept = {name: value for name, value in answer.items() if name not in ("age_s", "generation", "message")}
         held = await self._store.pinned.hold(pin, keys, json.dumps(kept), now=time.time(), limit=MAX_PINNED)
         return {**_as_answer(held), "generation": answer["generation"]}
 

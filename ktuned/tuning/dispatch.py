@@ -21,6 +21,7 @@ from ktuned.fleet.pool import Fleet
 from ktuned.fleet.turns import Turns
 from ktuned.model import Device, Job, JobState
 from ktuned.store import Artifacts, Store
+from ktuned.tuning.failed import FailedGrounds
 from ktuned.tuning.manners import Manners, Reading
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.precompiling import Precompiling
@@ -54,8 +55,8 @@ class Dispatcher:
     """Runs what :attr:`queue` says should run, until it is cancelled; what is unfinished stays queued.
 
     ``manners`` say when tuning yields to others, told by what ``read`` finds; without it nothing is read. ``running``
-    has the job of each device model, ``inspections`` counts each kernel's, ``stalled`` says why nothing can be
-    recorded.
+    has the job of each device model, ``inspections`` counts each kernel's, ``failed`` knows what was tried in vain,
+    ``stalled`` says why nothing can be recorded.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Dispatcher:
         self.running: dict[str, Running] = {}
         self.lanes: dict[tuple[str, str, str], Lane] = {}
         self.inspections: Counter[str] = Counter()
+        self.failed = FailedGrounds()
         self.stalled = ""
         self._fleet = fleet
         self._store = store
@@ -216,6 +218,7 @@ class Dispatcher:
                 state, message = running.stopped, running.message
             if state is None:
                 state, message = running.pipeline.verdict
+            self.failed.note(running.pipeline.work, state, message)
             await self._close(running, state, message)
         finally:
             del self.running[running.job.device]

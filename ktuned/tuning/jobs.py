@@ -13,7 +13,7 @@ import anyio
 from ktuned.errors import KtunedError, NotFound, StoreError
 from ktuned.fleet.lanes import Lane
 from ktuned.fleet.pool import Fleet
-from ktuned.model import Job, JobState, Plan, Priority, Problem, canonical
+from ktuned.model import Context, Job, JobState, Plan, Priority, Problem, canonical
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.dispatch import MAX_WAITING, Dispatcher, Prepare
 from ktuned.tuning.manners import Manners, Reading
@@ -252,6 +252,14 @@ class Jobs:
         self._dispatcher.inspections[kernel] += 1
         self._queue.release(kernel)
         self.review()
+
+    def failure(self, ground: Context, plan_digest: str) -> str:
+        """Return how the newest job on this very ground failed, all its configs tried; nothing if none did."""
+        return self._dispatcher.failed.message(ground, plan_digest)
+
+    def forget_failures(self, kernel: str | None = None) -> None:
+        """Let lookups ask again for what failed, of one kernel or of all."""
+        self._dispatcher.failed.forget(kernel)
 
     def live(self) -> list[Job]:
         """Return what runs, then what waits in its order."""

@@ -204,7 +204,10 @@ def test_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None
     job = _jobs(daemon)[-1]
     assert job["state"] == "failed"
     assert "compile_error: fake.c:1: error: no" in job["message"]
-    assert daemon.client.lookup("it", dict(n=64)).status == "stale"
+    hit = daemon.client.lookup("it", dict(n=64))
+    assert hit.status == "stale"
+    assert "compile_error: fake.c:1: error: no" in hit.message
+    assert "compile_error: fake.c:1: error: no" in daemon.ktuned("lookup", "it", "-p", "n=64").stdout
     told = daemon.ktuned("kernels", "it", "--why").stdout
     assert "stale" in told
     assert "tune_it.py: `reference` changed" in told

@@ -9,7 +9,7 @@ import pytest
 
 from ktuned.catalog import Inspection
 from ktuned.errors import AmbiguousName, StoreError, UsageError
-from ktuned.model import Job, KernelInfo, Plan, Problem, Root
+from ktuned.model import Job, JobState, KernelInfo, Plan, Problem, Root
 from ktuned.store import Store
 from tests.parts import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text
 
@@ -49,6 +49,7 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
         "config": {"us": 20.0},
         "latency_us": 5.0,
         "artifact": None,
+        "message": "",
     }
 
 
@@ -124,6 +125,42 @@ async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
         parts.open_gate("door")
         await parts.told.ended()
     assert len(parts.store.jobs()) == 1
+
+
+async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None:
+    """An answer says how its tuning failed and lookups leave it at that, until who may know better says otherwise."""
+    await tuned(parts)
+    (before,) = parts.store.jobs()
+    await parts.store.update_job(replace(before, state=JobState.DONE))
+    kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
+    parts.lookups.changed(kernel.name)
+    assert ask(parts)["message"] == ""
+    async with parts.working():
+        await parts.jobs.submit(
+            kernel.name, {"n": 64}, "Fake CPU", priority=300, reason="saved", plan=replace(kernel.plan, trials=1)
+        )
+        await parts.told.ended(1)
+        assert ask(parts)["message"] == "", "one that was to try less has not tried all"
+        assert ask(parts, tune=True)["status"] == "stale"
+        await parts.told.ended(2)
+        answer = ask(parts)
+        assert (answer["status"], answer["config"]) == ("stale", {"us": 20.0})
+        assert "compile_error: fake.c:1: error: no" in answer["message"]
+
+        parts.jobs.forget_failures("project:another")
+        await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.25"))
+        parts.lookups.changed(kernel.name)
+        assert ask(parts)["message"] == "", "another state of the files may work"
+        await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
+        parts.lookups.changed(kernel.name)
+        assert ask(parts, tune=True)["message"] == answer["message"]
+
+        parts.jobs.forget_failures(kernel.name)
+        parts.lookups.changed(kernel.name)
+        assert ask(parts)["message"] == ""
+        await parts.jobs.submit(kernel.name, {"n": 1}, "none", priority=1, reason="a marker", plan=Plan())
+        await parts.told.ended(3)
+    assert [job.reason for job in parts.store.jobs()] == ["a marker", "looked up", "saved", "asked"]
 
 
 async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:

@@ -32,6 +32,8 @@ def lookup(kernel: str, problem: dict[str, Any], device: str | None, pin: str | 
         output.emit("  ".join(fact for fact in facts if fact))
         if answer["artifact"]:
             output.emit(answer["artifact"])
+        if answer.get("message"):
+            output.emit(f"its tuning failed: {text.first_line(answer['message'])}")
     if answer["status"] == Status.UNKNOWN:
         output.complain(f"no kernel {kernel} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file")
         return Exit.NOT_REACHED
