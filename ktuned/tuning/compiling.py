@@ -18,6 +18,7 @@ from ktuned.lifecycle import Event
 from ktuned.model import Outcome, TrialResult
 from ktuned.store import Artifacts
 from ktuned.store.faults import DISK_ERRORS, file_fault
+from ktuned.tuning.grouping import GroupSize
 from ktuned.tuning.trying import Attempt, Work
 
 _log = structlog.get_logger()
@@ -26,27 +27,14 @@ Compiled = tuple[Attempt, TrialResult | None]
 """An attempt, and its outcome if it ended here; ``None`` says that it has its artifact."""
 
 
-class GroupSize:
-    """How many configs to compile at once: more while the lanes have work, fewer while they wait for it. No IO."""
-
-    def __init__(self, largest: int) -> None:
-        self._largest = largest
-        self._next = 1
-
-    def next(self, *, lanes_starve: bool) -> int:
-        """Return the next group's size; the first is one, so that something is measured soon."""
-        size = self._next
-        self._next = max(1, size // 2) if lanes_starve else min(self._largest, size * 2)
-        return size
-
-
 class Compiling:
-    """Compiles one job's configs; how many groups at once is the fleet's to say."""
+    """Compiles one job's configs; how many groups at once the fleet says, how large ``group_size``."""
 
     def __init__(self, work: Work, fleet: Fleet, artifacts: Artifacts) -> None:
         self._work = work
         self._fleet = fleet
         self._artifacts = artifacts
+        self.group_size = GroupSize(work.group_size)
         self._directories: list[Path] = []
         self._made = 0
 
@@ -134,6 +122,8 @@ class Compiling:
 
         async with self._fleet.lend("compile", work.environment) as worker:
             await worker.call(request, deadlines, first_phase="load", on_item=note)
+        if items and all(item["outcome"] is None for item in items.values()):
+            self.group_size.took(len(items), sum(item["seconds"] for item in items.values()))
 
     def _take(self, attempt: Attempt, item: dict[str, Any]) -> TrialResult | None:
         attempt.compile_s += item["seconds"]

@@ -21,7 +21,7 @@ from ktuned.fleet.process import WorkerProcess
 from ktuned.lifecycle import Event
 from ktuned.model import RETRIED_BY_NEXT_JOB, JobState, Outcome, Trial, TrialResult
 from ktuned.store import Artifacts, Store
-from ktuned.tuning.compiling import Compiling, GroupSize
+from ktuned.tuning.compiling import Compiling
 from ktuned.tuning.deciding import Deciding
 from ktuned.tuning.experience import Experience
 from ktuned.tuning.measuring import Measuring
@@ -49,7 +49,6 @@ class Pipeline:
         self._store = store
         self._publish = publish
         self._compiling = Compiling(work, fleet, artifacts)
-        self._group_size = GroupSize(work.group_size)
         self._measuring = Measuring(work, lanes, self._compiling, artifacts)
         self._experience = Experience(work, store, artifacts)
         self._under_way: dict[int, Attempt] = {}
@@ -102,7 +101,8 @@ class Pipeline:
     async def _try_all(self) -> None:
         slots = self._fleet.compile_slots.total_tokens
         to_compile, compile_from = anyio.create_memory_object_stream[Attempt](slots * self.work.group_size)
-        to_bench, bench_from = anyio.create_memory_object_stream[Attempt](2 * len(self._lanes))
+        # Besides what each lane takes next, a whole group: its worker goes on with another one meanwhile.
+        to_bench, bench_from = anyio.create_memory_object_stream[Attempt](2 * len(self._lanes) + self.work.group_size)
         self._channels = {"compile": to_compile, "bench": to_bench}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._ask, to_compile)
@@ -201,7 +201,7 @@ class Pipeline:
             async for first in channel:
                 group = [first]
                 lanes_starve = not onward.statistics().current_buffer_used
-                for _ in range(self._group_size.next(lanes_starve=lanes_starve) - 1):
+                for _ in range(self._compiling.group_size.next(lanes_starve=lanes_starve) - 1):
                     try:
                         group.append(channel.receive_nowait())
                     except (anyio.WouldBlock, anyio.EndOfStream):

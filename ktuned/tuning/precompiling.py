@@ -17,7 +17,7 @@ from ktuned.fleet.pool import Fleet
 from ktuned.lifecycle import Event
 from ktuned.model import JobState, Outcome, TrialResult
 from ktuned.store import Artifacts
-from ktuned.tuning.compiling import Compiling, GroupSize
+from ktuned.tuning.compiling import Compiling
 from ktuned.tuning.telling import Publish
 from ktuned.tuning.trying import Attempt, Progress, Work
 
@@ -37,7 +37,6 @@ class Precompiling:
         self._artifacts = artifacts
         self._publish = publish
         self._compiling = Compiling(work, fleet, artifacts)
-        self._group_size = GroupSize(work.group_size)
         self._channel: MemoryObjectSendStream[Attempt] | None = None
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -118,7 +117,7 @@ class Precompiling:
         async with channel:
             async for first in channel:
                 group = [first]
-                for _ in range(self._group_size.next(lanes_starve=False) - 1):
+                for _ in range(self._compiling.group_size.next(lanes_starve=False) - 1):
                     try:
                         group.append(channel.receive_nowait())
                     except (anyio.WouldBlock, anyio.EndOfStream):
