@@ -63,12 +63,14 @@ class Followed:
     """Sources with all that they include: the bytes of each file found, and the places where one was missed.
 
     ``contents`` is in the order of discovery. ``unresolved`` maps (including file, name) to nothing found;
-    ``absent`` are paths that were looked at in vain and would be used if they appeared.
+    ``absent`` are paths that were looked at in vain and would be used if they appeared; ``outside`` tells whether a
+    name in angle brackets was not found, which is the toolchain's then.
     """
 
     contents: dict[Path, bytes]
     unresolved: tuple[tuple[Path, str], ...]
     absent: frozenset[Path]
+    outside: bool = False
 
 
 @lru_cache(maxsize=NORMALISED_KEPT)
@@ -129,6 +131,7 @@ def follow(sources: Iterable[Path], include_dirs: Sequence[Path] = ()) -> Follow
     routes = Counter(map(os.path.realpath, contents))
     unresolved: list[tuple[Path, str]] = []
     absent: set[Path] = set()
+    outside = False
     while queue:
         file = queue.pop(0)
         if file.suffix.lower() not in SUFFIXES:
@@ -153,7 +156,20 @@ def follow(sources: Iterable[Path], include_dirs: Sequence[Path] = ()) -> Follow
             else:
                 if is_own:
                     unresolved.append((file, name))
-    return Followed(contents, tuple(unresolved), frozenset(absent))
+                outside = outside or not is_own
+    return Followed(contents, tuple(unresolved), frozenset(absent), outside)
+
+
+def merged(searches: Sequence[Followed]) -> Followed:
+    """Return all that was found by any of several searches; missing is what was missed by each."""
+    contents = {path: content for found in searches for path, content in found.contents.items()}
+    missed = set.intersection(*(set(found.unresolved) for found in searches))
+    return Followed(
+        contents,
+        tuple(dict.fromkeys(entry for found in searches for entry in found.unresolved if entry in missed)),
+        frozenset().union(*(found.absent for found in searches)),
+        any(found.outside for found in searches),
+    )
 
 
 def decode(content: bytes) -> str:

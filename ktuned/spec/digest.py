@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,26 @@ from ktuned.spec.kernel import Kernel
 from ktuned.spec.kernel import kernel as declare
 from ktuned.spec.pyreach import Reach
 from ktuned.spec.pysource import meaning, parse
+from ktuned.spec.searching import include_searches
 from ktuned.stamps import stamps
 
 DIGEST_VERSION = 1
 """Raised whenever the texts below change, because every digest then does."""
 
 
-def describe(kernel: Kernel, project: str, root: Path, include_dirs: Sequence[Path] = ()) -> KernelInfo:
+def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     """Return all that the daemon may know of a kernel, right after its file was loaded.
 
-    ``include_dirs`` are searched for includes after the sources' own directories. ``extra`` holds ``knobs`` (their
-    names; none for a callable's space), ``missing`` (quoted includes that are not there), ``data_digest`` (over what
-    decides data and checks alone) and, for telling what changed, ``files``, ``definitions`` and ``plan``: the short
-    digests of each source file, each Python definition and each part of the plan by their labels.
+    ``extra`` holds ``knobs`` (their names; none for a callable's space), ``missing`` (quoted includes that are not
+    there), ``data_digest`` (over what decides data and checks alone) and, for telling what changed, ``files``,
+    ``definitions`` and ``plan``: the short digests of each source file, each Python definition and each part of the
+    plan by their labels.
 
     Raises:
         KernelFileError: a source cannot be read, or ``problems`` is at fault.
     """
     root = root.resolve()
-    sources = _sources(kernel, include_dirs)
+    sources = _sources(kernel)
     home = kernel.file.parent
     texts = _source_texts(kernel, sources)
     function, measured, plan = (Reach(kernel.file.parent, root, _is_declaration) for _ in range(3))
@@ -93,14 +94,17 @@ def _is_declaration(value: object) -> bool:
     return value is declare or value is Kernel
 
 
-def _sources(kernel: Kernel, include_dirs: Sequence[Path]) -> ctokens.Followed:
+def _sources(kernel: Kernel) -> ctokens.Followed:
     for name, path in zip(kernel.sources, kernel.source_paths, strict=True):
         if not path.is_file():
             raise kernel.site.error(
                 f"the source {name!r} does not exist", hint="sources are relative to the kernel file"
             )
     try:
-        return ctokens.follow(kernel.source_paths, include_dirs)
+        found = ctokens.follow(kernel.source_paths)
+        if not (found.unresolved or found.outside):
+            return found
+        return ctokens.merged([ctokens.follow(kernel.source_paths, places) for places in include_searches(kernel)])
     except OSError as error:
         raise kernel.site.error(f"the source {error.filename} cannot be read: {error.strerror}") from error
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned import strategies
 from ktuned.backends import Registry
-from ktuned.errors import BackendError, KernelFileError, KtunedError, NotFound, Unsupported, UsageError
+from ktuned.errors import BackendError, KernelFileError, NotFound, Unsupported, UsageError
 from ktuned.model import Config, Outcome, Plan, Problem, canonical
 from ktuned.spec.bound import MEMBERSHIP_BOUND, BoundSpace
 from ktuned.spec.digest import describe
 from ktuned.spec.loading import forget_modules, load_file
-from ktuned.stamps import lexical, stamp, stamps
+from ktuned.stamps import stamp, stamps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ class Inspector:
         for kernel in loaded.kernels:
             try:
                 _check_spaces(kernel)
-                info = describe(kernel, project, root, include_dirs(kernel))
+                info = describe(kernel, project, root)
                 kernels.append(replace(info, backend=self._backend_of(kernel)).to_wire())
             except KernelFileError as error:
                 errors.append(error)
@@ -126,26 +126,6 @@ class Inspector:
         reply.phase("inspect")
         space = load_kernel(request).bound_space(request["problem"])
         return {"admitted": [config in space for config in request["configs"]]}
-
-
-def include_dirs(kernel: Kernel) -> list[Path]:
-    """Return the directories that the flags of a kernel's Builds have searched for includes.
-
-    They are asked of the default, or else of the first config, for each problem: a flag that only another config adds
-    leads to includes that are taken for missing.
-    """
-    if not kernel.sources:
-        return []
-    found: dict[Path, None] = {}
-    for problem in kernel.problem_list():
-        config = kernel.default or next(iter(kernel.bound_space(problem)), None)
-        try:
-            flagged = () if config is None else kernel.build(problem, config).include_dirs
-        except (KtunedError, TypeError):
-            # What is wrong with this config is told when it is tried.
-            continue
-        found |= dict.fromkeys(lexical(kernel.source_paths[0].parent / name) for name in flagged)
-    return list(found)
 
 
 COUNTED_SPACE = 20_000
