@@ -287,9 +287,9 @@ class Store:
         """Return what is known of a config on this very context."""
         return trials.of_config(self._read, context, config)
 
-    def best_trials(self, context: Context, limit: int) -> list[Trial]:
-        """Return the measured trials of a context, the fastest first."""
-        return trials.best(self._read, context, limit)
+    def best_trials(self, context: Context, limit: int, *, rounds: int = 0) -> list[Trial]:
+        """Return the measured trials of a context, the fastest first; with ``rounds`` only finalists of so many."""
+        return trials.best(self._read, context, limit, rounds)
 
     def twin(self, content: str) -> Trial | None:
         """Return the newest measured trial of this very content (the detail ``content``), on whatever ground."""

@@ -25,10 +25,11 @@ def of_config(read: Read, context: Context, config: Config) -> Trial | None:
     return next(map(rows.trial, found), None)
 
 
-def best(read: Read, context: Context, limit: int) -> list[Trial]:
-    """Return the measured trials of a context, the fastest first."""
+def best(read: Read, context: Context, limit: int, rounds: int) -> list[Trial]:
+    """Return the measured trials of a context, the fastest first; with ``rounds`` only finalists of so many."""
+    as_finalist = f"AND json_extract(trials.detail, '$.rounds') >= {rounds:d}" if rounds else ""
     found = read(
-        f"{_ON_GROUND} AND trials.outcome = ? ORDER BY trials.latency_us, trials.id LIMIT ?",
+        f"{_ON_GROUND} AND trials.outcome = ? {as_finalist} ORDER BY trials.latency_us, trials.id LIMIT ?",
         *rows.context_values(context),
         Outcome.MEASURED,
         limit,

@@ -64,7 +64,7 @@ def settled(store: Store, context: Context, finalists: int) -> Trial | None:
     seated = store.winner(context.kernel, context.problem, context.device)
     if seated is not None and seated.context == context:
         return None
-    return chosen(store.best_trials(context, finalists))
+    return chosen(store.best_trials(context, 1, rounds=1) or store.best_trials(context, finalists))
 
 
 class Experience:

@@ -189,6 +189,11 @@ class Progress:
         """How many configs have their outcome, or all that they were to have."""
         return self.compiled + sum(self.outcomes.values())
 
+    @property
+    def has_measured(self) -> bool:
+        """Whether a lane was asked anything by this job: what was known, or carries over, needs none."""
+        return self.cost.get("lane_s", 0.0) > 0
+
     def count(self, outcome: Outcome, latency_us: float | None, *, is_default: bool) -> None:
         """Take one config's outcome into account."""
         self.outcomes[outcome] += 1

@@ -78,3 +78,16 @@ def ground(parts: Parts) -> Context:
     kernel = parts.catalog.resolve("it")
     device = parts.machine.device(parts.environment, "fake", None)
     return parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+
+
+async def test_what_was_decided_is_not_decided_again(parts: Parts) -> None:
+    """A finalist's figure rose in the contest above that of one that was none: no news, so nothing is measured."""
+    kernel = await parts.inspect(kernel_text(configs=CONFIGS))
+    await parts.measured(kernel, {2.0: 10.5, 3.0: 10.6})
+    await parts.measured(kernel, {1.0: 11.0}, rounds=ALL_ROUNDS)
+    (decided,) = parts.store.best_trials(ground(parts), 3, rounds=ALL_ROUNDS)
+    await parts.store.decide_winner(decided.id)
+    ended = await tune(parts)
+    assert (ended["state"], ended["done"], parts.told.of("refining", "winner")) == ("done", 3, [])
+    (seated,) = parts.store.winners()
+    assert (seated.config, seated.latency_us) == ({"us": 1.0}, 11.0)
