@@ -53,6 +53,13 @@ def _show(answer: Mapping[str, Any]) -> None:
         output.table(["kernel", "backend", "declared at", "space", "problems", "default"], rows)
     elif not answer["errors"]:
         output.say("no kernels are known; `ktuned tune PATH` adds a file or a directory")
+    _show_faults(answer)
+
+
+def _show_faults(answer: Mapping[str, Any]) -> None:
+    for kernel in answer["kernels"]:
+        for missing in kernel["extra"].get("missing", ()):
+            output.emit(f"{kernel['name']}: {missing}, which is not there")
     for error in answer["errors"]:
         output.emit(lines.error_line(error.get("path"), error.get("line"), error["message"]))
 
@@ -72,10 +79,7 @@ def _explain(answer: Mapping[str, Any]) -> None:
                 output.emit(f"  {sentence(change)}")
             if entry["message"]:
                 output.emit(f"  the newest job: {entry['message']}")
-        for missing in kernel["extra"].get("missing", ()):
-            output.emit(f"{kernel['name']}: {missing}, which is not there")
-    for error in answer["errors"]:
-        output.emit(lines.error_line(error.get("path"), error.get("line"), error["message"]))
+    _show_faults(answer)
 
 
 def _space(space: Mapping[str, Any]) -> str:
