@@ -191,6 +191,8 @@ class Dispatcher:
     def _lane_changed(self, lane: Lane) -> None:
         log = _log.warning if lane.health.is_sick else _log.info
         log("lane_state", device=lane.device.name, state=lane.state, reason=lane.health.reason)
+        # A device that was ill may have been the reason why nothing worked.
+        self.failed.forget()
         self._publish("lane", device=lane.device.name, state=lane.state, reason=lane.health.reason)
 
     async def _work(self, running: Running) -> None:
