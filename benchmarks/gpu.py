@@ -86,8 +86,8 @@ def pipeline(arguments: argparse.Namespace) -> tuple[str, Rows]:
                     {
                         "workers": state, "configs": tuned.job["done"], "compile_s": cost["compile_s"],
                         "slots": tuned.slots, "lane_s": cost["lane_s"], "lanes": tuned.lanes,
-                        "open_s": cost.get("open_s", 0.0), "bound_s": bound_s, "trying_s": tuned.trying_s,
-                        "ratio": tuned.trying_s / bound_s, "wall_s": cost["wall_s"],
+                        "open_s": cost.get("open_s", 0.0), "first_s": tuned.told[0], "bound_s": bound_s,
+                        "trying_s": tuned.trying_s, "ratio": tuned.trying_s / bound_s, "wall_s": cost["wall_s"],
                         "in_goal": tuned.trying_s <= PIPELINE_GOAL * bound_s,
                     }
                 )  # fmt: skip
@@ -205,7 +205,7 @@ def _project(home: Path, example: Path) -> Path:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A job that is done: its value, the compile slots and the lanes that it had, when its trials were told."""
+    """A job that is done: its value, the slots and the lanes that it had, when after its start its trials were told."""
 
     job: Mapping[str, Any]
     slots: int
@@ -228,8 +228,13 @@ class Tuned:
 def _tune(daemon: PrivateDaemon, project: Path, preset: str) -> Tuned:
     """Tune a project's kernel exhaustively."""
     with daemon.client() as client:
+        began, told = 0.0, []
         with client.tune(path=project, preset=preset, strategy="exhaustive") as tuning:
-            told = [perf_counter() for event in tuning if event["type"] == "trial_done"]
+            for event in tuning:
+                if event["type"] == "job_started":
+                    began = perf_counter()
+                elif event["type"] == "trial_done":
+                    told.append(perf_counter() - began)
         (job,) = tuning.jobs
         status = client.call("status")
     if job["state"] != "done":
