@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
 import signal
 import sys
@@ -31,7 +33,7 @@ from ktuned.serve.events import Events
 from ktuned.serve.generations import Generations
 from ktuned.serve.housekeeping import Housekeeping
 from ktuned.serve.life import AUTO_IDLE_EXIT_S, Life
-from ktuned.serve.listening import bind_socket, inherit_socket
+from ktuned.serve.listening import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.lookups import Lookups
 from ktuned.serve.methods import Methods
 from ktuned.serve.overview import Overview
@@ -52,6 +54,9 @@ _log = structlog.get_logger()
 
 _STORE_NAME = "ktuned.sqlite"
 
+_HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
+"""It halves the daemon's part of a lookup; where it cannot be installed, asyncio's own loop does the same work."""
+
 
 def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
     """Run a daemon until it is told to stop; return the exit code.
@@ -65,7 +70,7 @@ def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
     os.umask(home.PRIVATE_UMASK)
     handover = Handover.take(os.environ, os.getpid())
     try:
-        anyio.run(serve, settings, handover, starts_by_itself)
+        anyio.run(serve, settings, handover, starts_by_itself, backend_options={"use_uvloop": _HAS_UVLOOP})
     except* KtunedError as group:
         raise _first(group) from None
     return 0
@@ -94,7 +99,7 @@ async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) 
                 daemon = Daemon(
                     settings, store, fleet, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s
                 )
-                await daemon.run(listening)
+                await daemon.run(listening, is_bound=descriptor is None)
 
 
 class Daemon:
@@ -226,8 +231,8 @@ class Daemon:
             stop=self._stopping.set,
         )
 
-    async def run(self, listening: Any) -> None:
-        """Run every part until told to stop, then take them down."""
+    async def run(self, listening: Any, *, is_bound: bool) -> None:
+        """Run every part until told to stop, then take them down; ``is_bound`` if the socket's file is ours to keep."""
         self._artifacts.clean_staging()
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._await_signals)
@@ -241,6 +246,7 @@ class Daemon:
                 self._doubt_devices,
                 self._take_up,
                 self._life.run,
+                *([functools.partial(keep_reachable, self._settings.socket, self._server.listen)] if is_bound else ()),
             ):
                 tasks.start_soon(part)
             await self._stopping.wait()
@@ -299,7 +305,7 @@ class Daemon:
 
     def _notices(self) -> list[str]:
         return [
-            *(notice for notice in (self._store.notice, self._watcher.notice, self._config_notice) if notice),
+            *filter(None, (self._store.notice, self._store.lost, self._watcher.notice, self._config_notice)),
             *([f"tuning is paused: {self._jobs.stalled}"] if self._jobs.stalled else []),
             *self._fleet.notices,
             *self._machine.notices,

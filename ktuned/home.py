@@ -51,7 +51,7 @@ def held(state: Path, cache: Path) -> Iterator[None]:
             holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
             raise StoreError(
                 f"a daemon (pid {holder}) already keeps its state in {state}",
-                hint="stop it with `ktuned stop`, or set KTUNED_HOME to another directory",
+                hint=f"`kill {holder}` stops it, wherever its socket is; or set KTUNED_HOME to another directory",
             ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)

@@ -57,6 +57,10 @@ class DaemonUnavailable(Exception):
         self.hint = hint
 
 
+class DaemonSilent(DaemonUnavailable):
+    """A daemon is there, and the deadline passed without its answer."""
+
+
 class Hit(NamedTuple):
     """A lookup's answer.
 
@@ -166,7 +170,9 @@ def explained(error: Exception, path: str, deadline_s: float) -> DaemonUnavailab
     if isinstance(error, BlockingIOError):
         return DaemonUnavailable(f"the daemon at {path} takes no more connections now")
     if isinstance(error, TimeoutError):
-        return DaemonUnavailable(f"the daemon at {path} did not answer within {deadline_s:g} s")
+        return DaemonSilent(
+            f"the daemon at {path} did not answer within {deadline_s:g} s", "it is stopped, or the machine is very busy"
+        )
     return DaemonUnavailable(f"the daemon at {path} was lost: {error}")
 
 

@@ -18,6 +18,8 @@ MAX_PATH_BYTES: Final = 107
 
 DIRECTORY_MODE: Final = 0o700
 SOCKET_MODE: Final = 0o600
+LOCK_NAME: Final = "ktuned.lock"
+"""Beside the socket; it holds the pid of the daemon that holds its lock, and stays when the daemon goes."""
 
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from enum import IntEnum
 from keyword import iskeyword
+from pathlib import Path
 from typing import Any
 
 import click
@@ -114,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     from ktuned.cli.spawn import DaemonNotStarted
     from ktuned_client import DaemonError, DaemonUnavailable
+    from ktuned_client.answers import DaemonSilent
 
     for word in sys.argv[1:] if arguments is None else arguments:
         if not word.isascii() and word != word.encode(errors="replace").decode():
@@ -132,6 +134,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         return Exit.USAGE
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
+    except DaemonSilent as error:
+        output.complain(error.message, f"{error.hint}; {_how_to_end_it()}")
+        return Exit.NO_DAEMON
     except DaemonUnavailable as error:
         output.complain(error.message, error.hint)
         return Exit.NO_DAEMON
@@ -144,6 +149,17 @@ def _run(arguments: Sequence[str] | None) -> int:
     except KtunedError as error:
         output.complain(error.message, error.hint)
         return Exit.USAGE if error.code in _USAGE_CODES else Exit.NOT_REACHED
+
+
+def _how_to_end_it() -> str:
+    """Say what ends a daemon that can be asked nothing; nothing that was told is lost by it."""
+    from ktuned_client.paths import LOCK_NAME, socket_path
+
+    try:
+        pid = Path(socket_path()).with_name(LOCK_NAME).read_text("ascii").strip()
+    except (OSError, ValueError):
+        pid = "PID"
+    return f"`kill -9 {pid}` ends it, and what was measured stays"
 
 
 def _abandon_stdout() -> None:

@@ -141,10 +141,11 @@ def check_plugins(points: list[EntryPoint]) -> Finding:
     return Finding(Level.OK, "plugins", ", ".join(named))
 
 
-def check_daemon(status: Mapping[str, Any] | None, version: str, absence: str = "") -> Finding:
-    """Judge whether a daemon answers, and is of this version; ``absence`` says why none does."""
+def check_daemon(status: Mapping[str, Any] | None, version: str, absence: str = "", mend: str = "") -> Finding:
+    """Judge whether a daemon answers, and is of this version; ``absence`` says why none does, ``mend`` what helps."""
     if status is None:
-        return Finding(Level.WARN, "daemon", absence or "none runs", "ktuned serve (tune and watch start one too)")
+        starts = "ktuned serve (tune and watch start one too)"
+        return Finding(Level.WARN, "daemon", absence or "none runs", mend or starts)
     said = f"pid {status['pid']}, version {status['version']}"
     if status["version"] != version:
         return Finding(Level.WARN, "daemon", f"{said}; this is {version}", "ktuned stop")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ktuned_client import Client, DaemonError, DaemonUnavailable
+from ktuned_client.answers import DaemonSilent
 from ktuned_client.wire import PROTOCOL_VERSION
 
 ACROSS_VERSIONS: Final = frozenset({"serve", "status", "stop", "doctor", "metrics", "service"})
@@ -29,10 +30,13 @@ def check() -> None:
 
     Raises:
         DaemonUnavailable: it is another one than ours; names both versions.
+        DaemonSilent: it does not answer; whatever comes next would wait in vain as well.
     """
     try:
         with Client() as client:
             said = client.call("hello")
+    except DaemonSilent:
+        raise
     except (DaemonUnavailable, DaemonError):
         return
     spoken = said.get("protocol", PROTOCOL_VERSION)

@@ -106,12 +106,17 @@ class Fleet:
         self.scratch.mkdir(parents=True)
         if self._adopts:
             orphans.adopt()
-        self._guard = guard = subprocess.Popen(  # noqa: ASYNC220 - once, before anybody is served
-            [sys.executable, "-I", "-S", warden.__file__, f"{DAEMON_MARK}={self._id}", str(self.scratch)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        try:
+            self._guard = guard = subprocess.Popen(  # noqa: ASYNC220 - once, before anybody is served
+                [sys.executable, "-I", "-S", warden.__file__, f"{DAEMON_MARK}={self._id}", str(self.scratch)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise WorkerError(
+                f"cannot start any process: {error.strerror}", hint="raise its limits of open files and processes"
+            ) from error
         assert guard.stdin is not None
         try:
             async with anyio.create_task_group() as self._tasks:

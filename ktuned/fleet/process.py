@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -34,6 +35,13 @@ TAIL_BYTES = 16 * 1024
 """How much of a worker's output is kept: enough for a compiler's first errors or a traceback."""
 
 _NO_ANSWERS = "the worker sent what is no answer: its code writes to files that it did not open"
+
+_MENDS = {
+    errno.EMFILE: "raise the daemon's limit of open files (`ulimit -Hn`, or LimitNOFILE= of its unit)",
+    errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
+    errno.EAGAIN: "raise the limit of processes (`ulimit -u`, or TasksMax= of its unit), or end some",
+    errno.ENOMEM: "end what takes the machine's memory",
+}
 
 _READ_BYTES = 1 << 16
 _PIPEFULS = 4
@@ -336,14 +344,15 @@ def spawn(
         child_read, write_fd = os.pipe()
     except OSError as error:
         raise WorkerError(
-            f"cannot start a worker: {scratch}: {error.strerror}", hint="free disk space, or close files"
+            f"cannot start a worker: {scratch}: {error.strerror}",
+            hint=_MENDS.get(error.errno or 0, "free disk space, or make it writable"),
         ) from error
     try:
         read_fd, child_write = os.pipe()
     except OSError as error:
         os.close(child_read)
         os.close(write_fd)
-        raise WorkerError(f"cannot start a worker: {error.strerror}", hint="close files") from error
+        raise WorkerError(f"cannot start a worker: {error.strerror}", hint=_MENDS.get(error.errno or 0, "")) from error
     env = {**base_env, **dict(environment.env), WORKER_MARK: worker_id, "TMPDIR": str(scratch)}
     try:
         # -P: a module in the worker's directory must not shadow the ones that the worker itself is made of.
@@ -360,9 +369,10 @@ def spawn(
     except OSError as error:
         os.close(write_fd)
         os.close(read_fd)
+        interpreter = "set this root's `python` in config.toml to an interpreter that has ktuned installed"
         raise WorkerError(
             f"cannot start a worker with {environment.python} in {environment.cwd}: {error.strerror}",
-            hint="set this root's `python` in config.toml to an interpreter that has ktuned installed",
+            hint=_MENDS.get(error.errno or 0, interpreter),
         ) from error
     finally:
         os.close(child_read)

@@ -6,14 +6,19 @@ import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
+
+import anyio
+import structlog
 
 from ktuned.errors import KtunedError
 from ktuned_client import paths
 
-LOCK_NAME: Final = "ktuned.lock"
-"""Beside the socket; it holds the pid of whoever holds its lock, and stays when the daemon goes."""
+LOOK_S: Final = 2.0
+"""How often a daemon looks whether its socket's file is still there."""
+
+_log = structlog.get_logger()
 
 
 class CannotListen(KtunedError):
@@ -49,6 +54,27 @@ def bind_socket(path: str) -> Iterator[socket.socket]:
                 os.unlink(path)
 
 
+async def keep_reachable(path: str, listen: Callable[[socket.socket], Awaitable[None]]) -> None:
+    """Bind ``path`` anew whenever its file is gone, and have it listened at; runs until cancelled.
+
+    Who cleans a directory, as systemd does ``/tmp``, takes files that are as old as a daemon's socket. Without its file
+    nobody could reach the daemon, who holds its state, so that no other could start either.
+    """
+    while True:
+        await anyio.sleep(LOOK_S)
+        # Another daemon's file, if there is one, stays.
+        if os.path.lexists(path):
+            continue
+        try:
+            paths.make_directory(os.path.dirname(path))
+            listening = _listen(path)
+        except OSError as error:
+            _log.error("socket_lost", socket=path, reason=str(error))
+            continue
+        await listen(listening)
+        _log.warning("socket_bound_anew", socket=path)
+
+
 @contextlib.contextmanager
 def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
     """Hold the lock beside a listening socket that a service manager made, and yield it.
@@ -78,7 +104,7 @@ def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
 @contextlib.contextmanager
 def _held_lock(path: str) -> Iterator[None]:
     """Hold the lock; the kernel lets go of it when this process ends, however it ends."""
-    lock_path = os.path.join(os.path.dirname(path), LOCK_NAME)
+    lock_path = os.path.join(os.path.dirname(path), paths.LOCK_NAME)
     try:
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, paths.SOCKET_MODE)
     except OSError as error:

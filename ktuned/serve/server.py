@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 import anyio.abc
@@ -105,17 +105,23 @@ class Server:
         self, listening: socket.socket, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve until cancelled; then stop accepting, cancel what waits, and let the last answers be read."""
-        loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as self._tasks:
-            self._acceptor = await loop.create_unix_server(
-                lambda: Connection(self), sock=listening, backlog=self.limits.connections, **_KEEP_THE_FILE
-            )
+            await self.listen(listening)
             task_status.started()
             try:
                 await anyio.sleep_forever()
             finally:
-                self._acceptor.close()
+                if self._acceptor is not None:
+                    self._acceptor.close()
                 await self._close_all()
+
+    async def listen(self, listening: socket.socket) -> None:
+        """Take connections from this socket, which is the server's to close, and from no other any more."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+        self._acceptor = await asyncio.get_running_loop().create_unix_server(
+            lambda: Connection(self), sock=listening, backlog=self.limits.connections, **_KEEP_THE_FILE
+        )
 
     async def drain(self) -> None:
         """Take no more connections, and no more requests that wait; let those end that wait already, for a while."""
@@ -303,7 +309,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit the peer, if it runs as us and there is room."""
-        assert isinstance(transport, asyncio.Transport)
+        # uvloop's is no subclass.
+        transport = cast("asyncio.Transport", transport)
         try:
             paths.check_peer(transport.get_extra_info("socket"))
         except OSError as error:

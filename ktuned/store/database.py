@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 import anyio
 import anyio.to_thread
 
-from ktuned.errors import UsageError
+from ktuned.errors import StoreError, UsageError
 from ktuned.model import (
     Config,
     Context,
@@ -62,6 +62,7 @@ class Store:
             raise database_fault(error, path) from error
         self.pinned = Pinned(self._read, self._write)
         self.captured = Captured(self._read, self._write)
+        self._identity = opening.identity(path)
         self._writer = Writer(self._connection)
         self._writer.start()
 
@@ -346,7 +347,17 @@ class Store:
     def _recover(self, connection: sqlite3.Connection) -> None:
         self.recovered = recording.recover(connection)
 
+    @property
+    def lost(self) -> str:
+        """Why nothing is stored any more: the file that is open is not the one at the path; ``""`` while it is."""
+        if opening.identity(self.path) == self._identity:
+            return ""
+        return f"the store {self.path} was removed or replaced while it was in use"
+
     async def _write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+        if lost := self.lost:
+            # SQLite would go on in a file without a name, which is gone with the last who has it open.
+            raise StoreError(lost, hint="restart ktuned: it makes a new one, or put it back first")
         try:
             return await self._writer.write(operation)
         except sqlite3.Error as error:

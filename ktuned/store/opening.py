@@ -7,6 +7,7 @@ at once), or later. Then a marker beside the database asks the next opening for 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -57,6 +58,15 @@ def open_for_writing(
 def open_for_reading(path: Path, *, vfs: str | None) -> sqlite3.Connection:
     """Open a second connection, which cannot write."""
     return _connect(path, vfs, "ro", READER_PATIENCE_S)
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells the file at a path from another that may take its place; ``None`` if none is there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def mark_suspect(path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -289,3 +291,32 @@ def test_nothing_outlives_its_worker_however_it_detached(daemon: Daemon) -> None
     assert daemon.ktuned("tune", str(path)).returncode == NOT_REACHED
     left = int(path.with_name("left").read_text())
     daemon.until(lambda: not Path(f"/proc/{left}").exists(), "the process that the kernel file left to end")
+
+
+def test_a_socket_s_file_that_was_removed_comes_back(daemon: Daemon) -> None:
+    """Cleaners take old files: the daemon stays reachable, and holds what it held."""
+    daemon.socket.unlink()
+    daemon.until(daemon.socket.exists, "the socket to be bound anew")
+    assert daemon.process is not None
+    assert daemon.client.call("status", deadline_s=30.0)["pid"] == daemon.process.pid
+    shutil.rmtree(daemon.socket.parent)
+    daemon.until(daemon.socket.exists, "the socket and its directory to be made anew")
+    assert daemon.ktuned("status").returncode == DONE
+    assert daemon.stop() == 0
+    assert not daemon.socket.exists()
+
+
+def test_a_daemon_that_is_stopped_is_told_from_one_that_is_not_there(daemon: Daemon) -> None:
+    """Whoever asks learns within one deadline which process it is, and how to end it."""
+    assert daemon.process is not None
+    daemon.process.send_signal(signal.SIGSTOP)
+    try:
+        began = monotonic()
+        refused = daemon.ktuned("tune", "it")
+        assert refused.returncode == NO_DAEMON
+        line = _one_line(refused.stderr)
+        assert "did not answer" in line
+        assert f"kill -9 {daemon.process.pid}" in line
+        assert monotonic() - began < 40
+    finally:
+        daemon.process.send_signal(signal.SIGCONT)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.serve.listening import LOCK_NAME, CannotListen, bind_socket
+from ktuned.serve.listening import CannotListen, bind_socket
+from ktuned_client.paths import LOCK_NAME
 from tests.client import daemon
 
 

@@ -415,6 +415,27 @@ async def test_a_closed_store_says_so(database: Path) -> None:
         store.roots()
 
 
+async def test_a_store_whose_file_is_gone_says_so(database: Path) -> None:
+    """Nothing is told to be stored that is in a file without a name; what was read before is read on."""
+    async with Store.open(database) as store:
+        assert store.lost == ""
+        await store.add_root(Root("/a", "a", "python3"))
+        assert [root.path for root in store.roots()] == ["/a"]
+        aside = database.with_name("aside")
+        database.rename(aside)
+        for _ in range(2):
+            assert "was removed or replaced" in store.lost
+            with pytest.raises(StoreError, match="was removed or replaced") as caught:
+                await store.remove_root("/a")
+            assert "restart" in caught.value.hint
+            assert [root.path for root in store.roots()] == ["/a"]
+            database.write_bytes(b"")
+        aside.replace(database)
+        assert store.lost == ""
+        await store.remove_root("/a")
+        assert store.roots() == []
+
+
 async def test_reads_use_indexes(store: Store) -> None:
     """What the daemon asks on its way never walks over all trials."""
     seen: list[tuple[str, tuple[object, ...]]] = []

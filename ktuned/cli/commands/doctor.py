@@ -51,7 +51,7 @@ def _examine() -> list[Finding]:
         equipment.check_gpu(),
         checks.check_inotify(),
         checks.check_plugins(list(entry_points(group=ENTRY_POINT_GROUP))),
-        checks.check_daemon(status, version(), absence),
+        checks.check_daemon(status, version(), *absence),
     ]
     if status is None:
         return [*findings, *equipment.check_backends([equipment.probe_here()])]
@@ -67,8 +67,8 @@ def _examine() -> list[Finding]:
     return findings
 
 
-def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], str]:
-    """Return the daemon's status, what its backends are and its kernels, or why there is none."""
+def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], tuple[str, ...]]:
+    """Return the daemon's status, what its backends are and its kernels, or why there is none and what mends it."""
     try:
         skew.check()
         with Client() as client:
@@ -76,5 +76,5 @@ def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], li
             environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]
             kernels = client.call("kernels").get("kernels", [])
     except (DaemonUnavailable, DaemonError) as error:
-        return None, [], [], error.message
-    return status, environments, kernels, ""
+        return None, [], [], (error.message, error.hint)
+    return status, environments, kernels, ()

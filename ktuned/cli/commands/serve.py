@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import signal
 import sys
@@ -18,6 +19,9 @@ from ktuned_client import Client, DaemonError, paths
 
 STOP_DEADLINE_S = 10.0
 """How long a daemon may take to let go of its socket: it kills its workers, and ends its last commit."""
+
+OPEN_FILES = 4096
+"""More than one daemon's connections, workers and files are. Workers inherit the limit, so it is not set higher."""
 
 
 @click.command()
@@ -59,10 +63,19 @@ def serve(
         from ktuned.config import load_settings
         from ktuned.daemon import run
 
+    _may_open_files()
     logs.configure(log_level, logs.choose(os.environ, sys.stderr.fileno(), as_json=as_json))
     listen_at = None if socket is None else socket.absolute()
     settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s)
     return run(settings, starts_by_itself=auto_started)
+
+
+def _may_open_files() -> None:
+    """Raise the limit of open files, which is low by default: a connection takes one, a worker six."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if 0 <= soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @contextmanager
