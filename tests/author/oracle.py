@@ -27,14 +27,17 @@ class Number:
 
 
 def truth(kernel: Any) -> str:
-    """Return the hash of what a loaded kernel does."""
+    """Return the hash of what a loaded kernel does; nothing for one that does not compile."""
     said: list[Any] = [kernel.rtol]
     for problem in kernel.problem_list():
         said.append([repr(spec) for spec in kernel.input_specs(problem).values()])
         said.append(kernel.reference(Number(3.0))["y"].value)
         for config in kernel.bound_space(problem):
             build = kernel.build(problem, config)
-            said.append([build.to_plain(), _compiled(kernel, build)])
+            try:
+                said.append([build.to_plain(), _compiled(kernel, build)])
+            except subprocess.CalledProcessError:
+                return ""
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 

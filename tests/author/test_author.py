@@ -68,6 +68,7 @@ class Project:
         self.texts: dict[str, str] = {}
         self.history: list[dict[str, str]] = []
         self._count = 100
+        self._mend: dict[str, str] = {}
         for file, kernels in FILES.items():
             declared = "".join(KERNEL.format(name=name, source=source, scale=2) for name, source in kernels)
             self.texts[file] = f"{IMPORTS}from shape import rows\n{declared}"
@@ -88,7 +89,7 @@ class Project:
         """Save one file in one of the ways of editors."""
         path = self.root / name
         path.parent.mkdir(exist_ok=True, parents=True)
-        way = self.chance.choice(["in place", "rename", "twice", "anew"])
+        way = self.chance.choice(["in place", "rename", "twice", "anew", "linked", "moved"])
         if way == "rename":
             beside = path.with_name(f".{path.name}.tmp")
             beside.write_text(text)
@@ -96,8 +97,18 @@ class Project:
             return
         if way == "twice":
             path.write_text(text[: len(text) // 2] if path.suffix == ".h" else text)
-        if way == "anew":
+        if way in ("anew", "linked"):
             path.unlink(missing_ok=True)
+        if way == "linked":
+            # From now on it lies outside of the project, until it is replaced again.
+            path.symlink_to(self.root.parent / "elsewhere" / path.name)
+            path.readlink().parent.mkdir(exist_ok=True)
+        if way == "moved" and path.parent != self.root:
+            away = self.root.parent / "away"
+            path.parent.rename(away)
+            (away / path.name).write_text(text)
+            away.rename(path.parent)
+            return
         path.write_text(text)
 
     def save(self, changed: dict[str, str]) -> None:
@@ -108,7 +119,12 @@ class Project:
             self.write(name, text)
 
     def edit(self) -> str:
-        """Make one random edit and return its kind."""
+        """Make one random edit and return its kind; after one that does not compile, it is taken back."""
+        if self._mend:
+            mend, self._mend = self._mend, {}
+            self.texts |= mend
+            self.write(*mend.popitem())
+            return "mended"
         kinds: dict[str, Callable[[], dict[str, str]]] = {
             "source": lambda: self._number_in(self.chance.choice(["a.c", "b.c", "c.c"]), "twist = "),
             "header": lambda: self._number_in(f"include/{self.chance.choice('abc')}.h", "TWIST "),
@@ -120,6 +136,7 @@ class Project:
             "unreached helper": lambda: self._number_in("shape.py", "nobodys():\n    return "),
             "nothing": lambda: dict([self.chance.choice(list(self.texts.items()))]),
             "checkout": lambda: dict(self.chance.choice(self.history)) if self.history else {},
+            "broken": self._broken,
             "all at once": lambda: {name: f"{text}\n" for name, text in self.texts.items()},
         }
         kind = self.chance.choice(list(kinds))
@@ -136,6 +153,11 @@ class Project:
         name = self.chance.choice(list(self.texts))
         text = self.texts[name]
         return {name: f"# note {self.number()}\n{text}" if name.endswith(".py") else f"/* {self.number()} */\n{text}"}
+
+    def _broken(self) -> dict[str, str]:
+        name = f"{self.chance.choice('abc')}.c"
+        self._mend = {name: self.texts[name]}
+        return {name: self.texts[name].replace("(void)twist;", "(void)twist")}
 
     def _scale(self) -> dict[str, str]:
         file = self.chance.choice(list(FILES))
@@ -200,13 +222,14 @@ class Author:
     def _is_settled(self) -> bool:
         return all(job["state"] not in ("queued", "running") for job in self.daemon.client.call("jobs")["jobs"])
 
-    def measured(self) -> list[str]:
-        """Return the kernels whose jobs measured anything since the last call, once for each job."""
+    def worked(self) -> tuple[list[str], list[str]]:
+        """Return the kernels whose jobs measured anything since the last call, and those whose failed, for each job."""
         jobs: list[dict[str, Any]] = self.daemon.client.call("jobs", limit=2000)["jobs"]
         new = [job for job in jobs if job["id"] not in self._jobs]
         self._jobs |= {job["id"] for job in new}
-        assert {job["state"] for job in new} <= {"done", "cancelled"}, new
-        return sorted(job["kernel"].partition(":")[2] for job in new if job["cost"].get("lane_s"))
+        assert {job["state"] for job in new} <= {"done", "cancelled", "failed"}, new
+        measured = sorted(job["kernel"].partition(":")[2] for job in new if job["cost"].get("lane_s"))
+        return measured, sorted(job["kernel"].partition(":")[2] for job in new if job["state"] == "failed")
 
     def story(self, measured: list[str], expected: list[str]) -> str:
         """Return the newest jobs and trials of the kernels that are not as they should be."""
@@ -218,11 +241,11 @@ class Author:
             lines += [f"trial of {trial['job']} {trial['digest'][:8]} {trial['outcome']}" for trial in trials]
         return "\n".join(lines)
 
-    def stale(self) -> list[str]:
-        """Return the kernels that a lookup does not answer with ``fresh``."""
+    def stale(self) -> dict[str, str]:
+        """Return the kernels that a lookup does not answer with ``fresh``, and what it says of why."""
         names = [name for kernels in FILES.values() for name, _ in kernels]
-        client = self.daemon.client
-        return [name for name in names if client.call("lookup", kernel=name, problem={"n": 256})["status"] != "fresh"]
+        answers = {name: self.daemon.client.call("lookup", kernel=name, problem={"n": 256}) for name in names}
+        return {name: answer["message"] for name, answer in answers.items() if answer["status"] != "fresh"}
 
 
 @pytest.mark.timeout(600)
@@ -236,16 +259,19 @@ def test_exactly_the_edited_kernels_are_tuned_anew(tmp_path: Path, edits: int, s
         daemon.tune(path=str(project.root))
         author.until_taken()
         seen = {name: {truth} for name, truth in author.truths().items()}
-        assert set(author.measured()) == set(seen)
+        assert set(author.worked()[0]) == set(seen)
         for number in range(edits):
             kind = author.edit()
             author.until_taken()
             truths = author.truths()
-            expected = sorted(name for name, truth in truths.items() if truth not in seen[name])
+            broken = sorted(name for name, truth in truths.items() if not truth)
+            expected = sorted(name for name, truth in truths.items() if truth and truth not in seen[name])
             compiled = log.read_text().count("\n")
-            measured = author.measured()
+            measured, failed = author.worked()
             assert measured == expected, f"edit {number} ({kind}), seed {seed}: {author.story(measured, expected)}"
-            assert author.stale() == [], f"edit {number} ({kind}), seed {seed}"
+            stale = author.stale()
+            assert sorted(stale) == failed == broken, f"edit {number} ({kind}), seed {seed}"
+            assert all("error: expected" in message for message in stale.values()), stale
             for name, truth in truths.items():
                 seen[name].add(truth)
             assert log.read_text().count("\n") == compiled
