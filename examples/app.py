@@ -22,7 +22,8 @@ from ktuned_client import Client, Hit
 PROBLEM = {"M": 384, "N": 384, "K": 400}
 RUNS_PER_LOOK = 20
 PAUSE_S = 0.1
-"""Between two looks; an application that kept every core busy would spoil the measuring that it profits from."""
+"""Between two looks, and how long one may take; an application that kept every core busy would spoil the measuring that
+it profits from."""
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     a, b = torch.rand(PROBLEM["M"], PROBLEM["K"]), torch.rand(PROBLEM["K"], PROBLEM["N"])
     c = torch.empty(PROBLEM["M"], PROBLEM["N"])
 
-    tuned = Client()
+    tuned = Client(deadline_s=PAUSE_S)
     shown: tuple[object, ...] = ()
     multiply: Multiply = with_torch
     loaded = ""

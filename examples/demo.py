@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,6 @@ COMMAND_S = TUNING_S + 50.0
 RETUNE_S = 20.0
 """How long the application looks on while the edited kernel is tuned again; the rest is cancelled."""
 
-LAST_LOOK_S = 1.0
 PATIENCE_S = 60.0
 """How long anything else may take before the demo gives up."""
 
@@ -105,14 +105,15 @@ class Stage:
             raise DemoFailed(f"`ktuned {words[0]}` has not ended after {COMMAND_S:g} s") from None
 
     @contextmanager
-    def app(self, seconds: float) -> Iterator[Iterator[str]]:
-        """Run ``examples/app.py`` so long; yields its lines, which are printed as they are read."""
-        print(f"$ python examples/app.py --seconds {seconds:g}", flush=True)
-        command = [sys.executable, str(EXAMPLES / "app.py"), "--kernel", KERNEL, "--seconds", f"{seconds:g}"]
+    def app(self) -> Iterator[Application]:
+        """Run ``examples/app.py`` for the length of a block."""
+        print("$ python examples/app.py", flush=True)
+        command = [sys.executable, str(EXAMPLES / "app.py"), "--kernel", KERNEL]
         with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
             try:
-                yield map(_echo, process.stdout)
+                yield Application(process)
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=PATIENCE_S)
             except BaseException:
                 process.kill()
                 raise
@@ -128,6 +129,29 @@ class Stage:
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
         return found
+
+
+@dataclass(frozen=True)
+class Application:
+    """A running ``examples/app.py``."""
+
+    process: subprocess.Popen[str]
+
+    def lines(self, at_most_s: float) -> Iterator[str]:
+        """Yield its lines and print them, as they come; after ``at_most_s`` it is asked to end, and with it they do."""
+        assert self.process.stdout is not None
+        timer = threading.Timer(at_most_s, self.process.send_signal, [signal.SIGINT])
+        timer.start()
+        try:
+            for line in self.process.stdout:
+                print(line, end="", flush=True)
+                yield line
+        finally:
+            timer.cancel()
+
+    def sees(self, status: str) -> bool:
+        """Wait until a lookup has a status, and tell whether one had."""
+        return any(status_in(line) == status for line in self.lines(PATIENCE_S))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -296,15 +320,16 @@ def edit_comment(stage: Stage, client: Client, job: Mapping[str, Any]) -> None:
 
 def edit_code(stage: Stage, client: Client, job: Mapping[str, Any], retune_s: float) -> None:
     """Save the source with a prefetch in its inner loop, and follow an application while that is tuned."""
-    with stage.app(retune_s) as lines:
-        # A busy machine may keep the daemon from answering within the first lookup's few milliseconds.
-        if "fresh" not in map(status_in, lines):
+    with stage.app() as app:
+        if not app.sees("fresh"):
             raise DemoFailed("the application did not see the winner before the edit")
         save(stage, stage.source.read_text().replace(LINE, EDITED_LINE))
+        saved_at = time.monotonic()
         print(f"           saved {stage.source.name}: + {EDITED_LINE.removeprefix(LINE).strip()}", flush=True)
-        seen = [status_in(line) for line in lines]
-    if "stale" not in seen:
-        raise DemoFailed(f"the application was to see `stale` after the edit, and saw {', '.join(seen) or 'no change'}")
+        if not app.sees("stale"):
+            raise DemoFailed("the application did not see `stale` after the edit")
+        for _ in app.lines(max(0.0, saved_at + retune_s - time.monotonic())):
+            pass
     until(lambda: look_up(client, job)["status"] == "fresh", "the edited kernel's first winner")
     for stopped in client.call("cancel", kernel=KERNEL)["jobs"]:
         tried = f"{stopped['done']} of {stopped['total']} configs"
@@ -313,10 +338,9 @@ def edit_code(stage: Stage, client: Client, job: Mapping[str, Any], retune_s: fl
 
 def run_winner(stage: Stage) -> None:
     """Start the application once more: what it looks up now is compiled, and it runs that."""
-    with stage.app(LAST_LOOK_S) as lines:
-        seen = list(lines)
-    if not seen or status_in(seen[-1]) != "fresh" or "kernel.so" not in seen[-1]:
-        raise DemoFailed("the application was to run the winner, and did not")
+    with stage.app() as app:
+        if not any(status_in(line) == "fresh" and "kernel.so" in line for line in app.lines(PATIENCE_S)):
+            raise DemoFailed("the application was to run the winner, and did not")
 
 
 def stop(stage: Stage) -> None:
@@ -376,11 +400,6 @@ def until(condition: Callable[[], bool], what: str) -> None:
         if time.monotonic() > deadline:
             raise DemoFailed(f"waited {PATIENCE_S:g} s for {what}")
         pause.wait(_POLL_S)
-
-
-def _echo(line: str) -> str:
-    print(line, end="", flush=True)
-    return line
 
 
 if __name__ == "__main__":
