@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import psutil
 
-GRACE_S = 5.0
+GRACE_S = 20.0
 """How long what is already ending (a killed process, a joined pool's thread) may take; waited for, never slept."""
 
 HARMLESS_TARGETS = ("/dev/urandom", "/dev/random", "/dev/null", "/dev/nvidia", "/proc/", "/sys/")
@@ -108,9 +108,11 @@ _AnyTask = asyncio.Task[Any]
 _creators: WeakKeyDictionary[_AnyTask, _AnyTask | None] = WeakKeyDictionary()
 
 
-def tracking_loop() -> asyncio.AbstractEventLoop:
+def tracking_loop(
+    make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> asyncio.AbstractEventLoop:
     """Return an event loop that remembers which task made each task."""
-    loop = asyncio.new_event_loop()
+    loop = make_loop()
 
     def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> _AnyTask:
         task: _AnyTask = asyncio.Task(coroutine, loop=loop, **options)

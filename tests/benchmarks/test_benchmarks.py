@@ -11,11 +11,13 @@ import pytest
 from ktuned.cuda import has_gpu
 
 ROOT = Path(__file__).parent.parent.parent
+TIMEOUT_S = 250
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 50)
 
 
 def _run(name: str, *options: str) -> dict[str, Any]:
     command = [sys.executable, str(ROOT / "benchmarks" / name), *options, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
     return dict(row)
