@@ -168,6 +168,11 @@ class Gate:
         """Let everyone through."""
         self._open.touch()
 
+    def close(self) -> None:
+        """Let nobody through from now on."""
+        self._open.unlink()
+        self._reached.unlink(missing_ok=True)
+
 
 @contextmanager
 def running(directory: Path, **options: Any) -> Iterator[Daemon]:

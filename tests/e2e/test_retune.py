@@ -88,6 +88,27 @@ def test_newer_save_supersedes_the_running_job(daemon: Daemon) -> None:
     assert {trial["outcome"] for trial in trials} == {"measured", "cancelled"}
 
 
+def test_old_winner_is_fresh_again_while_the_rest_is_tried(daemon: Daemon) -> None:
+    """A re-tune begins with the winner before it and serves that one's new figure while others are still to come."""
+    text = _text().replace("tag='b', gate=''", "tag='b', gate='door'")
+    door = daemon.gate("door")
+    door.open()
+    path = daemon.kernel_file(text)
+    daemon.tune(path=str(path))
+    before = daemon.client.lookup("it", dict(n=64))
+    door.close()
+    path.write_text(text.replace("y=2 * x", "y=x + x"))
+    door.wait_reached()
+    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the old winner to be measured")
+    hit = daemon.client.lookup("it", dict(n=64))
+    assert hit.config == before.config
+    assert hit.decided != before.decided
+    assert _jobs(daemon)[-1]["state"] == "running"
+    door.open()
+    daemon.until(lambda: _settled(daemon, 2), "the rest")
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+
+
 def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:
     """A file that no longer imports is reported with its line; its winner is served, other files are tuned."""
     path = daemon.kernel_file(_text())
