@@ -13,7 +13,7 @@ import structlog
 
 from ktuned.catalog import Catalog, Changes, FileError, check_problem
 from ktuned.config import make_root
-from ktuned.errors import BackendError, KtunedError, UsageError
+from ktuned.errors import BackendError, KtunedError, NotFound, StoreError, UsageError
 from ktuned.machine import Machine
 from ktuned.model import MAX_PRIORITY, PRESETS, Job, KernelInfo, Plan, Priority, Problem, Root, canonical
 from ktuned.store import Store
@@ -63,6 +63,10 @@ class Wish:
         return replace(declared, **wished, compile_only=self.compile_only)
 
 
+RETRY_S = 5.0
+"""How often it is tried again to tune anew what a store that could not be written refused."""
+
+
 class Intake:
     """Takes in paths, kernels and saves; ``roots_changed`` is called when there is one more root to watch."""
 
@@ -84,6 +88,27 @@ class Intake:
         self._jobs = jobs
         self._publish = publish
         self._roots_changed = roots_changed
+        self._put_off: dict[str, bool] = {}
+        self._refusal = ""
+        self._is_refused = anyio.Event()
+
+    @property
+    def notice(self) -> str:
+        """What was not taken in for want of a store that can be written, in one line."""
+        return f"{', '.join(sorted(self._put_off))} is tuned anew later: {self._refusal}" if self._put_off else ""
+
+    async def run(self) -> None:
+        """Tune anew what could not be while nothing could be stored; until cancelled."""
+        while True:
+            await self._is_refused.wait()
+            _log.warning("retune_put_off", kernels=sorted(self._put_off), reason=self._refusal)
+            while self._put_off:
+                await anyio.sleep(RETRY_S)
+                again, self._put_off = self._put_off, {}
+                for name, saved in again.items():
+                    with suppress(NotFound):
+                        await self._retune(self._catalog.resolve(name), saved=saved)
+            self._is_refused = anyio.Event()
 
     async def tune_path(self, path: str, python: str | None, wish: Wish) -> tuple[list[Job], list[FileError]]:
         """Tune every kernel at or below a path, which from now on is watched; return the jobs and what is wrong there.
@@ -160,6 +185,8 @@ class Intake:
         if not problems:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
         environment = self._catalog.environment(kernel)
+        if not wish.compile_only:
+            self._machine.expect_measuring(environment, kernel.backend)
         await self._machine.probe(environment)
         if not self._machine.devices(environment, kernel.backend):
             # Perhaps what was missing has been installed since.
@@ -289,5 +316,10 @@ class Intake:
             try:
                 await self._restore(kernel, problem)
                 await self.tune_kernel(kernel, replace(wish, problem=problem))
+            except StoreError as error:
+                self._put_off[kernel.name] = saved
+                self._refusal = error.message
+                self._is_refused.set()
+                return
             except KtunedError as error:
                 _log.warning("retune_refused", kernel=kernel.name, reason=error.message)

@@ -108,6 +108,15 @@ class Machine:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report
 
+    def expect_measuring(self, environment: Environment, backend: str) -> None:
+        """Have a worker that measures start beside an environment's first probe: both take seconds.
+
+        Not where there was no device the last time.
+        """
+        is_first = _key(environment) not in self._probed
+        if is_first and (self.report(environment) is None or self.devices(environment, backend)):
+            self._fleet.prepare_spares("bench", environment, backend)
+
     def report(self, environment: Environment) -> dict[str, Any] | None:
         """Return what is known of an environment now."""
         return self._reports.get(_key(environment))

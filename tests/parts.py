@@ -237,6 +237,7 @@ async def assembled(directory: Path, *, store_type: type[Store] = Store, **manne
         compile_slots=2,
         compile_cores=frozenset(),
         spawn_s=PATIENCE_S,
+        keeps_spares=False,
     )
     async with store_type.open(directory / "k.sqlite") as store, fleet.running():
         for key, report in _reports.items():

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from ktuned.errors import BackendError, NotFound
+from ktuned.fleet import pool
 from ktuned.fleet.process import Environment
 from ktuned.machine import Machine, fingerprint_digest
+from tests.fleet.playing import until
 from tests.parts import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -35,6 +37,24 @@ async def test_devices_by_name_model_or_none(parts: Parts) -> None:
     with pytest.raises(NotFound) as refused:
         parts.machine.device(environment, "fake", "cuda:0")
     assert refused.value.hint == "it has cpu:0 (Fake CPU), cpu:1 (Fake CPU)"
+    parts.kill_workers()
+
+
+async def test_what_measures_starts_beside_the_first_probe(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for an environment, and not where there was no device the last time."""
+    monkeypatch.setattr(pool, "BENCH_MODULES", ())
+    parts.fleet.keeps_spares = True
+
+    def spares() -> int:
+        return sum(worker["role"] == "bench" for worker in parts.fleet.describe())
+
+    none, one = changed(parts, FAKE_DEVICES=""), changed(parts, FAKE_DEVICES="1")
+    for environment, known in ((none, False), (one, True)):
+        await parts.machine.probe(environment)
+        parts.machine.expect_measuring(environment, "fake")
+        again = Machine(parts.fleet, parts.store, deadline_s=30.0)
+        again.expect_measuring(environment, "fake")
+        await until(lambda: spares() == known)  # noqa: B023 - waited for at once
     parts.kill_workers()
 
 
