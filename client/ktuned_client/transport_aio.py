@@ -8,7 +8,7 @@ import socket
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ktuned_client import paths, wire
 from ktuned_client.answers import check_hello, explained, next_id, result_of
@@ -193,8 +193,8 @@ class _Connection(asyncio.BufferedProtocol):
             os.close(descriptor)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's is no subclass.
+        self._transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._read_buffer

@@ -111,7 +111,7 @@ class Lookups:
     @property
     def answered(self) -> int:
         """How many lookups were answered since the start."""
-        return self._answered + self.shortcuts.taken
+        return self._answered + self.shortcuts.lookups
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return how full the queue of ``errands`` is, and how much each of the ``caches`` holds."""

@@ -1,6 +1,7 @@
 """Answers by the bytes of their questions: what was asked in the same bytes a moment ago is not worked out again.
 
-Most lookups are a repetition, to the byte, of one before; only the id differs, which stands in front. No IO.
+Most lookups are a repetition, to the byte, of one before; only the id differs, which stands in front. So are the many
+that the processes of one job ask for when they start, all of them the same. No IO.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ HOLDS_S: Final = 1.0
 removed or a backend that was installed after this long."""
 
 MAX_SHORTCUTS: Final = 4_096
-MAX_QUESTION_BYTES: Final = 1024
-MAX_ANSWER_BYTES: Final = 4096
-"""Together these hold the memory below 20 MiB; questions are some 50 bytes, and answers 200."""
+MAX_QUESTION_BYTES: Final = 16 * 1024
+MAX_ANSWER_BYTES: Final = 96 * 1024
+"""As much as 250 lookups at once take, a question being some 50 bytes, and an answer 300."""
+
+MAX_BYTES: Final = 8 * 1024 * 1024
+"""What all that is kept may take together."""
 
 _LOOKUP: Final = b"\xa6lookup\x91"
+_LOOKUP_MANY: Final = b"\xablookup_many\x91\x81\xa7lookups"
 _REQUEST_OPENS: Final = b"\x94\x00"
 _RESPONSE_OPENS: Final = b"\x94\x01"
 _ID_ENDS: Final = {**dict.fromkeys(range(0x80), 3), 0xCC: 4, 0xCD: 5, 0xCE: 7}
@@ -29,18 +34,21 @@ _ID_ENDS: Final = {**dict.fromkeys(range(0x80), 3), 0xCC: 4, 0xCD: 5, 0xCE: 7}
 class _Kept:
     until: float
     answer: bytes
+    lookups: int
     given: int = 0
 
 
 class Shortcuts:
-    """From a lookup's bytes to its answer's; ``taken`` counts the answers that were found here.
+    """From a question's bytes to its answer's; ``taken`` counts those that were found here, ``lookups`` what they hold.
 
     ``repeats`` says how often the answer was given that :meth:`find` has just found too old, for whoever makes it anew.
     """
 
     def __init__(self) -> None:
         self.taken = 0
+        self.lookups = 0
         self.repeats = 0
+        self._bytes = 0
         self._answers: dict[bytes, _Kept] = {}
 
     def __len__(self) -> int:
@@ -59,21 +67,41 @@ class Shortcuts:
             self.repeats, kept.given = kept.given, 0
             return None
         self.taken += 1
+        self.lookups += kept.lookups
         kept.given += 1
         return _RESPONSE_OPENS + data[2:end] + kept.answer
 
     def keep(self, data: bytes, response: bytes) -> None:
-        """Keep the response to ``data``, one whole request, if it is a lookup's answer and not an error."""
+        """Keep the response to ``data``, one whole request, if it answers lookups and is no error."""
         if len(data) > MAX_QUESTION_BYTES or len(response) > MAX_ANSWER_BYTES:
             return
         question = data[_ID_ENDS.get(data[2], len(data)) :]
         answer = response[_ID_ENDS[response[2]] :]
-        if not question.startswith(_LOOKUP) or not answer.startswith(b"\xc0"):
+        lookups = _lookups_of(question)
+        if not lookups or not answer.startswith(b"\xc0"):
             return
-        if len(self._answers) >= MAX_SHORTCUTS:
-            self._answers.clear()
-        self._answers[question] = _Kept(monotonic() + HOLDS_S, answer)
+        size = len(question) + len(answer)
+        before = self._answers.pop(question, None)
+        if before is not None:
+            self._bytes -= len(question) + len(before.answer)
+        if len(self._answers) >= MAX_SHORTCUTS or self._bytes + size > MAX_BYTES:
+            self.clear()
+        self._answers[question] = _Kept(monotonic() + HOLDS_S, answer, lookups)
+        self._bytes += size
 
     def clear(self) -> None:
         """Forget all: something changed."""
         self._answers.clear()
+        self._bytes = 0
+
+
+def _lookups_of(question: bytes) -> int:
+    """Return how many lookups a request asks for, by its bytes from its method on; 0 for other methods."""
+    if question.startswith(_LOOKUP):
+        return 1
+    if not question.startswith(_LOOKUP_MANY):
+        return 0
+    count = question[len(_LOOKUP_MANY) :]
+    if 0x90 <= count[0] <= 0x9F:
+        return count[0] & 0x0F
+    return int.from_bytes(count[1:3], "big") if count[0] == 0xDC else 0

@@ -1,11 +1,15 @@
 import asyncio
+import functools
 import socket
 import subprocess
+from typing import Any
 
 import anyio
 import pytest
+import uvloop
 
 from ktuned_client import AsyncClient, Client, DaemonError, DaemonUnavailable
+from tests import leaks
 from tests.client import daemon
 
 pytestmark = pytest.mark.anyio
@@ -13,6 +17,13 @@ pytestmark = pytest.mark.anyio
 DEFAULT = {"BM": 64}
 PATIENT_S = 10.0
 RETRIES = 10
+
+
+@pytest.fixture(scope="module", params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Run on the loops that applications have."""
+    request.param().close()  # libuv's first loop opens a pipe that stays
+    return "asyncio", {"loop_factory": functools.partial(leaks.tracking_loop, request.param)}
 
 
 @pytest.mark.usefixtures("served")

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import anyio
 import msgpack
 import pytest
+import uvloop
 
 from ktuned.errors import NotFound
 from ktuned.serve.events import Events
@@ -16,10 +18,18 @@ from ktuned.serve.listening import bind_socket
 from ktuned.serve.server import Connection, Limits, Server
 from ktuned_client import wire
 from ktuned_client.wire import Decoder, Message, Notification, Response
+from tests import leaks
 
 pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(connections=8, pending=4, request_bytes=10_000, response_bytes=4_000_000, write_buffer_bytes=64 * 1024)
+
+
+@pytest.fixture(scope="module", params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """Serve on the daemon's loop, and on that which it falls back to."""
+    request.param().close()  # libuv's first loop opens a pipe that stays
+    return "asyncio", {"loop_factory": functools.partial(leaks.tracking_loop, request.param)}
 
 
 class Peer:

@@ -35,9 +35,31 @@ def test_the_answer_bears_the_id_of_its_question(asked: int, asked_before: int) 
     assert known.taken == 1
 
 
-def test_only_answers_to_lookups_are_kept() -> None:
-    """Neither errors nor other methods, nor notifications."""
+@pytest.mark.parametrize("count", [1, 15, 16, 250])
+@pytest.mark.parametrize("encode", ["client's", "any library's"])
+def test_many_lookups_at_once_are_kept_as_one(count: int, encode: str) -> None:
+    """Whatever form the list's length has, the whole answer is found, and each of its lookups counts."""
+    question = wire.request_head(7) + wire.encode_lookups(
+        [wire.encode_lookup("p:k", None, None) + b"\x81\xa1M" + bytes((number % 128,)) for number in range(count)]
+    )
+    if encode != "client's":
+        lookups = [{"kernel": "p:k", "problem": {"M": number % 128}} for number in range(count)]
+        question = wire.encode_request(7, "lookup_many", {"lookups": lookups})
+    told = {"answers": [{**ANSWER, "kernel": "p:k" * 80}] * count}
     known = Shortcuts()
+    known.keep(question, wire.encode_response(7, None, told))
+    for _ in range(2):
+        found = known.find(question)
+        assert found is not None
+        assert wire.Decoder().feed(found) == [wire.Response(7, None, told)]
+    assert (known.taken, known.lookups) == (2, 2 * count)
+
+
+def test_only_answers_to_lookups_are_kept() -> None:
+    """Neither errors nor other methods, nor notifications, nor many lookups whose number is not told by the bytes."""
+    known = Shortcuts()
+    known.keep(wire.encode_request(1, "lookup_many", {"more": 1, "lookups": [PARAMS]}), response())
+    known.keep(wire.encode_request(1, "lookup_many", {"lookups": []}), response())
     known.keep(question(), response(error={"code": "usage", "message": "no", "hint": ""}))
     known.keep(question(method="status"), response())
     known.keep(wire.encode_notification("lookup", PARAMS), response())
@@ -77,9 +99,21 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         known.keep(asked, response())
         assert known.find(asked) is not None
         assert len(known) <= 3
-    large = wire.encode_request(1, "lookup", {"kernel": "k" * 2000, "problem": {}})
+    large = wire.encode_request(1, "lookup", {"kernel": "k" * shortcuts.MAX_QUESTION_BYTES, "problem": {}})
     known.keep(large, response())
     assert known.find(large) is None
+
+
+def test_all_that_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too much together goes; the same question again takes the room of its last answer."""
+    monkeypatch.setattr(shortcuts, "MAX_BYTES", 3 * (len(question()) + len(response())))
+    known = Shortcuts()
+    for _ in range(10):
+        known.keep(question(), response())
+    assert known.find(question()) is not None
+    for number in range(10):
+        known.keep(wire.encode_request(1, "lookup", {**PARAMS, "problem": {"M": number}}), response())
+        assert len(known) <= 3
 
 
 def test_old_answer_tells_how_often_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
