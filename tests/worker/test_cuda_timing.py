@@ -1,0 +1,70 @@
+"""Timing by the GPU's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ktuned.model import PRESETS
+from ktuned.worker.cuda_timing import EVENTS, GRAPH, CudaTimer
+
+pytestmark = pytest.mark.gpu
+
+MEGABYTES = 1 << 20
+
+
+def median_us(method: str, launch: Callable[[], object]) -> float:
+    """Return what a timer finds."""
+    timing = CudaTimer("cuda:0", method).time(lambda: (launch(), None)[1], PRESETS["default"])
+    assert not timing.stopped_early
+    return timing.samples.median_us
+
+
+def test_twice_the_work_takes_twice_the_time() -> None:
+    """As long as it comes from memory: nothing of it is left in the cache, for it is flushed before each run."""
+    import torch
+
+    small, large = (torch.zeros(size * MEGABYTES, dtype=torch.int8, device="cuda") for size in (256, 512))
+    ratio = median_us(EVENTS, large.zero_) / median_us(EVENTS, small.zero_)
+    assert 1.6 < ratio < 2.4
+
+
+def test_a_cached_kernel_is_timed_without_its_cache() -> None:
+    """Events after a flush see memory; a graph's replays, one after the other, see the cache."""
+    import torch
+
+    x = torch.zeros(16 * MEGABYTES, dtype=torch.int8, device="cuda")
+    y = torch.empty_like(x)
+    assert median_us(GRAPH, lambda: y.copy_(x)) < median_us(EVENTS, lambda: y.copy_(x))
+
+
+def test_a_tiny_kernel_is_resolved_by_a_graph() -> None:
+    """A few µs: less than what two events around one launch tell."""
+    import torch
+
+    x = torch.zeros(1, device="cuda")
+    by_graph = median_us(GRAPH, lambda: x.add_(1))
+    assert 0 < by_graph < 5
+    assert by_graph <= median_us(EVENTS, lambda: x.add_(1))
+
+
+def test_a_slow_one_is_given_up_early() -> None:
+    """Against a best that it cannot reach, after its first launches."""
+    import torch
+
+    x = torch.zeros(256 * MEGABYTES, dtype=torch.int8, device="cuda")
+    timing = CudaTimer("cuda:0", EVENTS).time(lambda: (x.zero_(), None)[1], PRESETS["default"], stop_above_us=1.0)
+    assert timing.stopped_early
+
+
+def test_what_is_restored_is_not_timed() -> None:
+    """A restore that takes far longer than the kernel is not in the figure."""
+    import torch
+
+    x = torch.zeros(1, device="cuda")
+    large = torch.zeros(512 * MEGABYTES, dtype=torch.int8, device="cuda")
+    restoring = CudaTimer("cuda:0", EVENTS).time(
+        lambda: (x.add_(1), None)[1], PRESETS["fast"], restore=lambda: (large.zero_(), None)[1]
+    )
+    assert restoring.samples.median_us < median_us(EVENTS, large.zero_) / 2

@@ -1,0 +1,158 @@
+"""Who used a GPU while a kernel was timed, as NVML tells it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from time import monotonic
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ktuned.worker import contention
+from ktuned.worker.contention import FOREIGN_PIDS, NOT_INSTALLED, GpuWatch
+
+OWN, OTHER = os.getpid(), 1
+
+NEIGHBOUR = """
+import sys, torch
+x = torch.ones(4096, 4096, device="cuda")
+x @ x
+torch.cuda.synchronize()
+print("works", flush=True)
+while True:
+    for _ in range(20):
+        x @ x
+    torch.cuda.synchronize()
+"""
+
+
+class NVMLError(Exception):
+    """What NVML raises."""
+
+
+class NotFoundError(NVMLError):
+    """It has no samples."""
+
+
+class PlayedNvml(ModuleType):
+    """NVML of one GPU: who has a context, and which samples there are; ``None`` for a driver that fails."""
+
+    NVMLError = NVMLError
+    NVMLError_NotFound = NotFoundError
+
+    def __init__(self, users: Sequence[int] | None = (OWN,)) -> None:
+        super().__init__("pynvml")
+        self.users = users
+        self.samples: list[tuple[int, int, int]] | None = []
+
+    def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
+        """Begin."""
+        if self.users is None:
+            raise NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> str:  # noqa: N802 - NVML's name
+        """Return the device."""
+        return uuid.decode()
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802 - NVML's name
+        """Return who has a context."""
+        return [SimpleNamespace(pid=pid) for pid in self.users or ()]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: str, since: int) -> list[Any]:  # noqa: N802 - NVML's name
+        """Return the samples since a moment: (pid, moment, share of the multiprocessors)."""
+        if self.samples is None:
+            raise NVMLError("GPU is lost")
+        found = [SimpleNamespace(pid=p, timeStamp=at, smUtil=share) for p, at, share in self.samples if at > since]
+        if not found:
+            raise NotFoundError("Not Found")
+        return found
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedNvml]:
+    """Put an NVML in the place of the real one."""
+    played = PlayedNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", played)
+    contention._gpu.cache_clear()
+    yield played
+    contention._gpu.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("later", "contended"),
+    [
+        ([], False),
+        ([(OWN, 20, 90)], False),
+        ([(OWN, 20, 60), (OTHER, 20, 30)], True),
+        ([(OTHER, 20, 0)], False),
+        ([(0, 20, 50)], False),
+    ],
+    ids=["nobody", "ourselves", "somebody-else", "an-idle-one", "nobody-known"],
+)
+def test_somebody_elses_work_since_then_is_contention(
+    nvml: PlayedNvml, later: list[tuple[int, int, int]], contended: bool
+) -> None:
+    """What others did before does not count, nor that they are there, nor what is our own."""
+    nvml.samples = [(OTHER, 10, 80)]
+    watch = GpuWatch("a")
+    assert not watch.absence
+    nvml.samples += later
+    assert watch.is_contended() is contended
+
+
+def test_what_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
+    """No driver, or processes of which only others' ids are told: nothing is called contended."""
+    for users, reason in ((None, "NVML: Driver Not Loaded"), ((7_000_001,), FOREIGN_PIDS)):
+        contention._gpu.cache_clear()
+        nvml.users = users
+        watch = GpuWatch("a")
+        assert (watch.absence, watch.is_contended()) == (reason, False)
+
+
+def test_a_gpu_that_is_lost_meanwhile_is_not_judged(nvml: PlayedNvml) -> None:
+    """The timing's own failure tells of it; the watch only says that it saw nothing."""
+    watch = GpuWatch("a")
+    nvml.samples = None
+    assert not watch.is_contended()
+    assert watch.absence == "NVML: GPU is lost"
+
+
+def test_without_nvml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's name is in the reason."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    contention._gpu.cache_clear()
+    assert GpuWatch("a").absence == NOT_INSTALLED
+    contention._gpu.cache_clear()
+
+
+@pytest.mark.gpu
+def test_a_real_neighbour_is_seen() -> None:
+    """Another process that computes on the same GPU makes a timing contended; alone it is not."""
+    import torch
+
+    contention._gpu.cache_clear()
+    x = torch.ones(2048, 2048, device="cuda")
+    uuid = str(torch.cuda.get_device_properties("cuda:0").uuid)
+    if absence := GpuWatch(uuid).absence:
+        pytest.skip(absence)
+
+    def busy(seconds: float) -> GpuWatch:
+        watch = GpuWatch(uuid)
+        until = monotonic() + seconds
+        while monotonic() < until:
+            x @ x
+            torch.cuda.synchronize()
+        return watch
+
+    assert not busy(2.0).is_contended()
+    with subprocess.Popen([sys.executable, "-c", NEIGHBOUR], stdout=subprocess.PIPE, text=True) as neighbour:
+        try:
+            assert neighbour.stdout is not None
+            assert neighbour.stdout.readline() == "works\n"
+            assert busy(3.0).is_contended()
+        finally:
+            neighbour.kill()
