@@ -1,0 +1,140 @@
+"""What is wrong with what ``@kernel`` was given: one line in words, or ``""``. No IO."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ktuned.model import PRESETS, canonical
+from ktuned.spec.space import Space
+from ktuned.spec.values import listed, mapping_fault
+
+DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
+"""What a deadline may be declared for."""
+
+TIMINGS = ("events", "graph")
+"""How a kernel may be timed on a GPU; on the CPU the host's clock is the only way."""
+
+UNSET: Any = object()
+"""Marks an argument that was not given, where ``None`` says something."""
+
+MAX_PROBLEMS = 1000
+MAX_NAME_CHARS = 200
+"""A kernel's name is a column of every table, and a file's name where winners are exported."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
+
+
+def unknown_fault(unknown: Mapping[str, object], known: Iterable[str]) -> str:
+    """Say that an argument is none that ``kernel`` knows."""
+    if not unknown:
+        return ""
+    name = next(iter(unknown))
+    return f"kernel() has no argument {name!r} {listed(known, near=name)}"
+
+
+def check_fault(reference: object, check: object) -> str:
+    """Say why nobody can tell whether a result is right."""
+    if reference is None and check is UNSET:
+        return "nothing says what is right: give reference= or check=, or say check=None to measure without checking"
+    if reference is not None and check is None:
+        return "check=None says that nothing is checked, but there is a reference: leave one of them out"
+    if reference is not None and not callable(reference):
+        return "reference is not callable; it takes the inputs by name and returns a dict of outputs"
+    if check is not UNSET and check is not None and not callable(check):
+        return "check is not callable; it takes (inputs, outputs) and raises or returns a bool"
+    return ""
+
+
+def fault_of(declared: Any) -> str:
+    """Say what is wrong with a ``Kernel``, any of whose values may be of a wrong type."""
+    if not isinstance(declared.name, str) or not _NAME.fullmatch(declared.name):
+        return f"the name {declared.name!r} is not letters, digits, '_', '.' and '-'"
+    if len(declared.name) > MAX_NAME_CHARS:
+        return f"the name has {len(declared.name)} characters; {MAX_NAME_CHARS} are as many as one may have"
+    if not isinstance(declared.backend, str):
+        return "backend= is missing or not a string"
+    if not isinstance(declared.space, Space):
+        return "space= is missing or not made by space(...)"
+    if not callable(declared.inputs):
+        return "inputs= is missing or not a callable p -> dict of tensors"
+    if any(not isinstance(source, str) for source in declared.sources):
+        return f"sources must be strings, not {declared.sources!r}"
+    if declared.specialize is not None and any(not isinstance(key, str) for key in declared.specialize):
+        return f"specialize must name problem keys, not {declared.specialize!r}"
+    if isinstance(declared.setup, tuple) and any(not isinstance(item, str) for item in declared.setup):
+        return f"setup must name tensors or be a callable, not {declared.setup!r}"
+    return (
+        declared.space.fault
+        or _default_fault(declared.default, declared.space)
+        or ("" if callable(declared.problems) else problems_fault(declared.problems, declared.specialize))
+        or _number_fault(declared)
+        or _plan_fault(declared.plan)
+    )
+
+
+def _default_fault(default: Any, space: Space) -> str:
+    if default is None:
+        return ""
+    if fault := mapping_fault(default, "default"):
+        return fault
+    knobs = space.knobs
+    for knob in () if knobs is None else default:
+        if knob not in (knobs or ()):
+            return f"default has no knob {knob!r} to set {listed(knobs or (), near=knob)}"
+    missing = [knob for knob in knobs or () if knob not in default]
+    return f"default must be a full config; it lacks {', '.join(missing)}" if missing else ""
+
+
+def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None) -> str:
+    """Say what is wrong with a list of problems."""
+    if len(problems) > MAX_PROBLEMS:
+        return f"problems names more than {MAX_PROBLEMS}; each is a job of its own, and lookups ask for others"
+    seen: dict[str, int] = {}
+    for position, problem in enumerate(problems):
+        if fault := mapping_fault(problem, f"problem {position}"):
+            return fault
+        text = canonical(problem)
+        if text in seen:
+            return f"problem {position} repeats problem {seen[text]}: {text}"
+        seen[text] = position
+        for key in specialize or ():
+            if key not in problem:
+                return f"specialize names {key!r}, which problem {position} does not have {listed(problem, near=key)}"
+    return ""
+
+
+def _number_fault(declared: Any) -> str:
+    if declared.timing not in TIMINGS:
+        return f"there is no timing {declared.timing!r} {listed(TIMINGS, near=str(declared.timing))}"
+    for name in ("rtol", "atol"):
+        if not _is_number(getattr(declared, name)) or getattr(declared, name) < 0:
+            return f"{name}={getattr(declared, name)!r} is not a number >= 0"
+    ratio = declared.max_mismatched_ratio
+    return "" if _is_number(ratio) and 0 <= ratio <= 1 else f"max_mismatched_ratio={ratio!r} is not between 0 and 1"
+
+
+def _plan_fault(plan: Any) -> str:
+    if not isinstance(plan.strategy, str):
+        return f"strategy={plan.strategy!r} is not a name"
+    if plan.preset not in PRESETS:
+        return f"there is no preset {plan.preset!r} {listed(PRESETS, near=str(plan.preset))}"
+    if type(plan.seed) is not int:
+        return f"seed={plan.seed!r} is not an int"
+    if type(plan.trials) is not int or plan.trials < 1:
+        return f"trials={plan.trials!r} is not an int >= 1"
+    if plan.seconds is not None and not (_is_number(plan.seconds) and plan.seconds > 0):
+        return f"seconds={plan.seconds!r} is not a number > 0"
+    if not _is_number(plan.early_stop) or plan.early_stop <= 1:
+        return f"early_stop={plan.early_stop!r} is not a number > 1"
+    for phase, seconds in plan.deadlines.items():
+        if phase not in DEADLINES:
+            return f"deadlines: there is no phase {phase!r} {listed(DEADLINES, near=str(phase))}"
+        if not _is_number(seconds) or seconds <= 0:
+            return f"deadlines: {phase}={seconds!r} is not a number of seconds > 0"
+    return ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
