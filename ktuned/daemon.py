@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -37,7 +38,7 @@ from ktuned.serve.listening import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.lookups import Lookups
 from ktuned.serve.methods import Methods
 from ktuned.serve.overview import Overview
-from ktuned.serve.server import Server
+from ktuned.serve.server import Connection, Server
 from ktuned.serve.sharing import Sharing
 from ktuned.serve.systemd import Handover, Notifier
 from ktuned.serve.why import Why
@@ -123,6 +124,7 @@ class Daemon:
         self._stopping = anyio.Event()
         self._device_failed = anyio.Event()
         self._config_notice = ""
+        self._reloading = anyio.Lock()
         # One map for all who watch deadlines, so that a reload reaches them.
         self._deadlines = dict(settings.deadlines)
         self.events = Events()
@@ -205,7 +207,8 @@ class Daemon:
             | sharing.table()
             | self._captures.table()
             | self._lookups.pins.table()
-            | self._housekeeping.table(),
+            | self._housekeeping.table()
+            | {"reload": self._reload},
             shortcuts=self._lookups.shortcuts,
         )
         self._overview = Overview(
@@ -242,6 +245,7 @@ class Daemon:
             for part in (
                 self._lookups.run,
                 self._watcher.run,
+                self._intake.run,
                 self._housekeeping.run,
                 self._doubt_devices,
                 self._take_up,
@@ -260,20 +264,28 @@ class Daemon:
             task_status.started()
             async for number in signals:
                 if number == signal.SIGHUP:
-                    self._notifier.reloading()
-                    await self._reload()
-                    self._notifier.ready(self._overview.line())
+                    with suppress(KtunedError):
+                        await self._reload({}, None)
                 else:
                     self._stopping.set()
 
-    async def _reload(self) -> None:
-        """Follow ``config.toml`` as it is now; where it cannot be followed, everything stays as it was."""
-        try:
-            settings = self._settings.again()
-        except KtunedError as error:
-            self._config_notice = f"config.toml was not taken in: {error.message}"
-            _log.error("config_wrong", reason=error.message, hint=error.hint)
-            return
+    async def _reload(self, params: dict[str, Any], connection: Connection | None) -> dict[str, Any]:
+        """Follow ``config.toml`` as it is now, and tell what changed; what cannot be followed changes nothing."""
+        async with self._reloading:
+            self._notifier.reloading()
+            try:
+                settings = self._settings.again()
+                changed = settings.changed_since(self._settings)
+                await self._follow(settings)
+            except KtunedError as error:
+                self._config_notice = f"config.toml was not taken in: {error.message}"
+                _log.error("config_wrong", reason=error.message, hint=error.hint)
+                raise
+            finally:
+                self._notifier.ready(self._overview.line())
+        return {"path": str(settings.config_path), "changed": changed}
+
+    async def _follow(self, settings: Settings) -> None:
         self._config_notice = ""
         # The socket stays where it is, whoever made it.
         self._settings = self._overview.settings = msgspec.structs.replace(settings, socket=self._settings.socket)
@@ -305,7 +317,8 @@ class Daemon:
 
     def _notices(self) -> list[str]:
         return [
-            *filter(None, (self._store.notice, self._store.lost, self._watcher.notice, self._config_notice)),
+            *filter(None, (self._store.notice, self._store.lost, self._watcher.notice)),
+            *filter(None, (self._intake.notice, self._config_notice)),
             *([f"tuning is paused: {self._jobs.stalled}"] if self._jobs.stalled else []),
             *self._fleet.notices,
             *self._machine.notices,

@@ -78,6 +78,10 @@ class StoreError(KtunedError):
     code = "store"
 
 
+class StoreDamaged(StoreError):
+    """What the store holds is broken; the next opening moves it aside."""
+
+
 class WorkerError(KtunedError):
     """Base of what can befall a request to a worker process."""
 

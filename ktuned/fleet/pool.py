@@ -106,18 +106,7 @@ class Fleet:
         self.scratch.mkdir(parents=True)
         if self._adopts:
             orphans.adopt()
-        try:
-            self._guard = guard = subprocess.Popen(  # noqa: ASYNC220 - once, before anybody is served
-                [sys.executable, "-I", "-S", warden.__file__, f"{DAEMON_MARK}={self._id}", str(self.scratch)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError as error:
-            raise WorkerError(
-                f"cannot start any process: {error.strerror}", hint="raise its limits of open files and processes"
-            ) from error
-        assert guard.stdin is not None
+        self._guard = self._start_guard()
         try:
             async with anyio.create_task_group() as self._tasks:
                 self._tasks.start_soon(self._retire_idle)
@@ -130,9 +119,36 @@ class Fleet:
                     with anyio.CancelScope(shield=True):
                         await self._kill_all()
         finally:
-            guard.stdin.close()
+            assert self._guard.stdin is not None
+            self._guard.stdin.close()
             with anyio.CancelScope(shield=True), anyio.move_on_after(_REAP_S):
-                await anyio.to_thread.run_sync(guard.wait, abandon_on_cancel=True)
+                await anyio.to_thread.run_sync(self._guard.wait, abandon_on_cancel=True)
+
+    def _start_guard(self) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-S", warden.__file__, f"{DAEMON_MARK}={self._id}", str(self.scratch)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            raise WorkerError(
+                f"cannot start any process: {error.strerror}", hint="raise its limits of open files and processes"
+            ) from error
+
+    def _keep_guard(self) -> None:
+        """Have a warden again where somebody killed it: it is what ends the workers if the daemon is killed next."""
+        if self._guard.poll() is None:
+            return
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        try:
+            self._guard = self._start_guard()
+        except WorkerError as error:
+            _log.error("no_warden", reason=error.message)
+        else:
+            _log.warning("warden_started_anew", pid=self._guard.pid)
 
     def resize(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
         """Follow new settings; what runs goes on, and counts under the new limits."""
@@ -309,12 +325,13 @@ class Fleet:
                 left = orphans.children() - self._workers.keys() - {self._guard.pid}
                 if not left:
                     break
-                _log.info("orphans_ended", pids=sorted(left))
+                _log.debug("orphans_ended", count=len(left))
                 await anyio.to_thread.run_sync(orphans.end, left)
 
     async def _retire_idle(self) -> None:
         while True:
             await anyio.sleep(IDLE_S / 4)
+            self._keep_guard()
             for idle in self._idle.values():
                 while idle and monotonic() - idle[0][0] > IDLE_S_OF.get(idle[0][1].role, IDLE_S):
                     idle.pop(0)[1].kill()

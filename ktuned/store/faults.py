@@ -6,7 +6,7 @@ import errno
 import sqlite3
 from pathlib import Path
 
-from ktuned.errors import StoreError
+from ktuned.errors import StoreDamaged, StoreError
 
 _NO_SPACE = "free some space on its disk, then try again"
 _WRITABLE = "make its directory writable, or set KTUNED_HOME to one that is"
@@ -54,7 +54,8 @@ def is_damage(error: sqlite3.Error) -> bool:
 def database_fault(error: sqlite3.Error, path: Path) -> StoreError:
     """Return what to tell the user of an SQLite error."""
     what, hint = _DATABASE_FAULTS.get(primary_code(error), ("refused", ""))
-    return StoreError(f"the store {path} {what} ({error})", hint=hint)
+    kind = StoreDamaged if is_damage(error) else StoreError
+    return kind(f"the store {path} {what} ({error})", hint=hint)
 
 
 def file_fault(error: OSError, doing: str) -> StoreError:

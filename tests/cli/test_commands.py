@@ -151,7 +151,7 @@ def test_lookup_of_an_unknown_kernel_exits_1(run: Run, serve: Serve) -> None:
     serve(lookup=unknown)
     ran = run("lookup", "gemm", "--json")
     assert (ran.code, ran.values) == (1, [unknown])
-    assert ran.err.startswith("ktuned: no kernel gemm is known. ")
+    assert ran.err.startswith("ktuned: no kernel 'gemm' is known. ")
 
 
 @pytest.mark.parametrize(

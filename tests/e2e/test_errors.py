@@ -246,6 +246,27 @@ def test_reload_follows_the_config_or_leaves_everything_as_it_was(daemon: Daemon
     assert daemon.client.call("kernels")["kernels"]
 
 
+def test_reload_tells_what_changed_or_what_is_wrong(daemon: Daemon) -> None:
+    """``ktuned reload`` names the settings that changed; a wrong file is its one error, and changes nothing."""
+    config = daemon.home / "config.toml"
+    before = config.read_text()
+    config.write_text(before + "idle_exit_s = 0\nartifacts_gib = 1.0\n")
+    told = daemon.ktuned("reload")
+    assert (told.returncode, told.stdout.strip()) == (DONE, f"{config}: artifacts_gib, idle_exit_s changed")
+    assert daemon.client.call("status")["artifacts"]["cap_bytes"] == 2**30
+
+    config.write_text(before + "artifacts_gib = -1\n")
+    refused = daemon.ktuned("reload")
+    assert (refused.returncode, refused.stdout) == (USAGE, "")
+    assert f"{config}: artifacts_gib is -1" in refused.stderr
+    assert daemon.client.call("status")["artifacts"]["cap_bytes"] == 2**30
+    assert "artifacts_gib" in daemon.client.call("status")["notices"][0]
+
+    config.write_text(before + "artifacts_gib = 1.0\nidle_exit_s = 0\n")
+    assert daemon.client.call("reload") == {"path": str(config), "changed": []}
+    assert daemon.client.call("status")["notices"] == []
+
+
 def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
     """A config that crashed is not run again, by no job and no daemon, until it is forgotten."""
     space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='abort', tag='b')])"
@@ -320,3 +341,37 @@ def test_a_daemon_that_is_stopped_is_told_from_one_that_is_not_there(daemon: Dae
         assert monotonic() - began < 40
     finally:
         daemon.process.send_signal(signal.SIGCONT)
+
+
+def test_a_store_found_damaged_after_it_was_opened_is_moved_aside(tmp_path: Path) -> None:
+    """One start is enough, whatever bytes were flipped: it goes on with a fresh one, and says so."""
+    daemon = Daemon(tmp_path)
+    with daemon:
+        daemon.kernel_file(kernel_text(SPACE))
+    store = daemon.home / "ktuned.sqlite"
+    held = bytearray(store.read_bytes())
+    held[4096:] = bytes(byte ^ 0xFF for byte in held[4096:])
+    store.write_bytes(held)
+    with daemon:
+        said = daemon.ktuned("status").stderr
+        assert "was damaged" in said
+        (aside,) = daemon.home.glob("ktuned.sqlite.damaged-*")
+        assert aside.name in said
+        assert said.rstrip().endswith("`") or ".recover" in said
+
+
+def test_what_a_full_store_refused_is_tuned_when_it_can_be_written(daemon: Daemon) -> None:
+    """A save meanwhile is told in status, and is not forgotten."""
+    path = daemon.kernel_file(kernel_text(SPACE))
+    assert daemon.ktuned("tune", str(path)).returncode == DONE
+    store = daemon.home / "ktuned.sqlite"
+    store.rename(store.with_name("aside"))
+    path.write_text(path.read_text().replace("us=90.0", "us=20.0"))
+    daemon.until(lambda: "tuned anew later" in daemon.ktuned("status").stderr, "the save to be put off")
+    assert "was removed or replaced" in daemon.ktuned("status").stderr
+    store.with_name("aside").rename(store)
+    daemon.until(
+        lambda: (daemon.client.lookup("it", dict(n=64)).config or {}).get("tag") == "b",
+        "the save to be tuned once it can be stored",
+    )
+    assert daemon.ktuned("status").stderr == ""

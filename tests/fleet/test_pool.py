@@ -320,3 +320,18 @@ async def test_a_status_says_of_each_worker(run_fleet: RunFleet, environment: En
         (entry,) = fleet.describe()
         assert {"pid", "role", "state", "age_s", "requests"} <= set(entry)
         assert entry["age_s"] >= 0
+
+
+async def test_a_warden_that_was_killed_is_replaced(run_fleet: RunFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends the workers of a killed daemon is there again before long."""
+    monkeypatch.setattr(pool, "IDLE_S", 0.1)
+
+    def wardens() -> set[int]:
+        children = psutil.Process().children()
+        return {child.pid for child in children if is_running(child.pid) and "warden.py" in " ".join(child.cmdline())}
+
+    async with run_fleet():
+        (first,) = wardens()
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: wardens() - {first})
+    assert not wardens()

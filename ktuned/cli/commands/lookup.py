@@ -35,6 +35,6 @@ def lookup(kernel: str, problem: dict[str, Any], device: str | None, pin: str | 
         if answer.get("message"):
             output.emit(f"its tuning failed: {text.first_line(answer['message'])}")
     if answer["status"] == Status.UNKNOWN:
-        output.complain(f"no kernel {kernel} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file")
+        output.complain(f"no kernel {kernel!r} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file")
         return Exit.NOT_REACHED
     return Exit.DONE

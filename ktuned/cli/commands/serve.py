@@ -62,12 +62,21 @@ def serve(
         from ktuned.cli import logs
         from ktuned.config import load_settings
         from ktuned.daemon import run
+        from ktuned.errors import StoreDamaged
 
     _may_open_files()
     logs.configure(log_level, logs.choose(os.environ, sys.stderr.fileno(), as_json=as_json))
     listen_at = None if socket is None else socket.absolute()
     settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s)
-    return run(settings, starts_by_itself=auto_started)
+    is_handed_over = "LISTEN_FDS" in os.environ
+    try:
+        return run(settings, starts_by_itself=auto_started)
+    except StoreDamaged as error:
+        if is_handed_over:
+            # The socket went with the daemon; whose it is starts another one.
+            raise
+        output.complain(error.message, "starting again, which moves it aside")
+        return run(settings, starts_by_itself=auto_started)
 
 
 def _may_open_files() -> None:

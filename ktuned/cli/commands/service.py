@@ -37,7 +37,10 @@ def service() -> None:
 @click.option("--force", is_flag=True, help="Replace units that were written by hand.")
 @json_option
 def install(no_start: bool, force: bool, as_json: bool) -> int:
-    """Write the user units for this installation, and have the socket listened at from now on."""
+    """Write the user units, and listen at the socket.
+
+    They run this installation; from now on systemd starts the daemon when somebody connects.
+    """
     wanted = units.for_this_installation(sys.executable, os.environ)
     place = units.directory(os.environ)
     foreign = [name for name in wanted if (text := _read(place / name)) and not text.startswith(units.MARK)]
@@ -67,7 +70,10 @@ def install(no_start: bool, force: bool, as_json: bool) -> int:
 @service.command()
 @json_option
 def uninstall(as_json: bool) -> int:
-    """Stop the service and remove its units; state and artifacts stay."""
+    """Stop the service and remove its units.
+
+    State and artifacts stay.
+    """
     place = units.directory(os.environ)
     ours = [name for name in (units.SERVICE, units.SOCKET) if (_read(place / name) or "").startswith(units.MARK)]
     answers = _manager_answers()
@@ -86,7 +92,10 @@ def uninstall(as_json: bool) -> int:
 @service.command()
 @json_option
 def status(as_json: bool) -> int:
-    """Show whether the units are installed, are this installation's, and run. Exits with 1 if they do not."""
+    """Show whether the units are there and run.
+
+    Exits with 1 if they do not, or are another installation's.
+    """
     place = units.directory(os.environ)
     wanted = units.for_this_installation(sys.executable, os.environ)
     answers = _manager_answers()

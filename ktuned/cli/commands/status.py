@@ -15,6 +15,9 @@ from ktuned_client.wire import PROTOCOL_VERSION
 PROBE_DEADLINE_S = 60.0
 """How long the daemon may take to ask every backend: each is imported in a worker."""
 
+NOTICE_CHARS = 1000
+"""A notice ends with what mends it, which is not to be cut off."""
+
 
 @click.command()
 @json_option
@@ -41,7 +44,7 @@ def status(as_json: bool) -> int:
             output.emit(title)
             output.table(columns, rows)
     for notice in found["notices"]:
-        output.say(f"notice: {text.first_line(str(notice))}")
+        output.say(f"notice: {text.first_line(str(notice), NOTICE_CHARS)}")
     return Exit.DONE
 
 
