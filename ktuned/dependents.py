@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from pathlib import PurePosixPath
+from posixpath import dirname
 
 
 class Dependents:
@@ -24,7 +24,7 @@ class Dependents:
         self._stamps[owner] = (file, stamps)
         for path in stamps:
             self._files.setdefault(path, Counter())[file] += 1
-            self._directories[_directory(path)] += 1
+            self._directories[dirname(path)] += 1
 
     def drop(self, owner: Hashable) -> None:
         """Forget an owner; harmless when there is none."""
@@ -36,7 +36,7 @@ class Dependents:
                 del users[file]
             if not users:
                 del self._files[path]
-            directory = _directory(path)
+            directory = dirname(path)
             self._directories[directory] -= 1
             if not self._directories[directory]:
                 del self._directories[directory]
@@ -59,7 +59,3 @@ class Dependents:
     def stamps(self) -> set[tuple[str, str]]:
         """Return every path that is depended on, with what it held."""
         return {entry for _, stamps in self._stamps.values() for entry in stamps.items()}
-
-
-def _directory(path: str) -> str:
-    return str(PurePosixPath(path).parent)

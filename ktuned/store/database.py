@@ -129,10 +129,10 @@ class Store:
     async def save_kernels(self, infos: Sequence[KernelInfo], removed: Sequence[str] = ()) -> None:
         """Remember kernels as they were last inspected, and drop those whose full names are ``removed``."""
         now = time.time()
-        entries = [(info.name, json.dumps(info.to_wire()), now) for info in infos]
-        parts = [(info.name, info.digest, json.dumps(info.parts)) for info in infos]
 
         def save(connection: sqlite3.Connection) -> None:
+            entries = [(info.name, json.dumps(info.to_wire()), now) for info in infos]
+            parts = [(info.name, info.digest, json.dumps(info.parts)) for info in infos]
             connection.executemany("DELETE FROM kernels WHERE name = ?", [(name,) for name in removed])
             connection.executemany("INSERT OR REPLACE INTO kernels (name, info, updated) VALUES (?, ?, ?)", entries)
             meanings.keep(connection, parts)
