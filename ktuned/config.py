@@ -51,7 +51,10 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a daemon runs by. ``state`` is kept, ``cache`` can be made anew; ``asked`` is what it was started with."""
+    """What a daemon runs by. ``state`` is kept, ``cache`` can be made anew.
+
+    ``file`` is what ``config.toml`` says, ``asked`` what the daemon was started with.
+    """
 
     socket: str
     state: Path
@@ -72,6 +75,7 @@ class Settings(msgspec.Struct, frozen=True):
     compile_bytes: int
     idle_exit_s: float | None
     trusted_directories: tuple[str, ...]
+    file: File = File()
     asked: tuple[str | None, str | None, str | None, float | None] = (None, None, None, None)
 
     def again(self) -> Settings:
@@ -81,6 +85,10 @@ class Settings(msgspec.Struct, frozen=True):
             SettingsError: it cannot be followed.
         """
         return load_settings(*self.asked)
+
+    def changed_since(self, before: Settings) -> list[str]:
+        """Return the names of what ``config.toml`` says otherwise than it did."""
+        return [name for name in File.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)]
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
@@ -137,12 +145,16 @@ def load_settings(
         compile_bytes=_bytes(file.compile_memory_gib, compile_bytes),
         idle_exit_s=file.idle_exit_s if idle_exit_s is None else idle_exit_s,
         trusted_directories=_absolute(file.trusted_directories, config_path),
+        file=file,
         asked=asked,
     )
 
 
 def _read(path: Path, *, must_exist: bool) -> File:
     try:
+        if path.exists() and not path.is_file():
+            # A pipe would be waited at.
+            raise SettingsError(f"{path} cannot be read: it is no regular file", hint="put one in its place")
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:

@@ -375,3 +375,11 @@ def test_what_a_full_store_refused_is_tuned_when_it_can_be_written(daemon: Daemo
         "the save to be tuned once it can be stored",
     )
     assert daemon.ktuned("status").stderr == ""
+
+
+def test_a_refused_file_s_line_says_what_mends_it(daemon: Daemon) -> None:
+    """In ``tune`` and in ``kernels``."""
+    path = daemon.kernel_file(kernel_text(SPACE))
+    path.chmod(0o666)
+    assert f"chmod go-w {path}" in _one_line(daemon.ktuned("tune", str(path)).stderr)
+    assert f"chmod go-w {path}" in daemon.ktuned("kernels").stdout

@@ -61,7 +61,8 @@ def _show_faults(answer: Mapping[str, Any]) -> None:
         for missing in kernel["extra"].get("missing", ()):
             output.emit(f"{kernel['name']}: {missing}, which is not there")
     for error in answer["errors"]:
-        output.emit(lines.error_line(error.get("path"), error.get("line"), error["message"]))
+        what = lines.error_line(error.get("path"), error.get("line"), error["message"])
+        output.emit(f"{what}; {error['hint']}" if error.get("hint") else what)
 
 
 def _explain(answer: Mapping[str, Any]) -> None:

@@ -95,7 +95,8 @@ def announce(pid: int | None) -> None:
 def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
     """Print a line for each error in a kernel file."""
     for error in errors:
-        output.complain(lines.error_line(error.get("path"), error.get("line"), error["message"]))
+        what = lines.error_line(error.get("path"), error.get("line"), error["message"])
+        output.complain(what, error.get("hint", ""))
 
 
 def follow(tuning: Tuning, as_json: bool) -> View:
