@@ -7,7 +7,6 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,7 +24,7 @@ from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import Environment
 from ktuned.intake import Intake
 from ktuned.machine import Machine
-from ktuned.model import PRESETS, Job, Root
+from ktuned.model import PRESETS, Job
 from ktuned.observing import Observer
 from ktuned.reverifying import Reverifying
 from ktuned.serve.captures import Captures
@@ -309,7 +308,7 @@ class Daemon:
         self._watcher.roots_changed()
         _log.info("config_reloaded", path=str(settings.config_path))
         paths = {root.path for root in known}
-        await self._look_around([root for root in settings.roots if root not in known and root.path in paths])
+        await self._intake.look_around([root for root in settings.roots if root not in known and root.path in paths])
 
     def _idle_exit_s(self) -> float:
         chosen = self._settings.idle_exit_s
@@ -346,18 +345,6 @@ class Daemon:
         """Have renewed what changed while no daemon was there: sources first, then drivers and toolchains."""
         await self._watcher.caught_up.wait()
         await self._reverifying.run()
-
-    async def _look_around(self, roots: Sequence[Root]) -> None:
-        """Inspect roots that are read otherwise than before; the watcher looks at those that are new."""
-        for root in roots:
-            await self._machine.probe(environment_of(root))
-            if not os.path.isdir(root.path):
-                continue
-            try:
-                found = await self._survey.root(root)
-                await self._intake.react(found.changes, saved=False)
-            except KtunedError as error:
-                _log.error("root_not_surveyed", root=root.path, reason=error.message, hint=error.hint)
 
     async def _doubt_devices(self) -> None:
         """Ask anew what devices there are whenever one fails: it may be gone, and the next job must not count on it."""

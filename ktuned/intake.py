@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio.to_thread
 import structlog
 
-from ktuned.catalog import Catalog, Changes, FileError, check_problem
+from ktuned.catalog import Catalog, Changes, FileError, check_problem, environment_of
 from ktuned.config import make_root
 from ktuned.errors import BackendError, KtunedError, NotFound, StoreError, UsageError
 from ktuned.machine import Machine
@@ -251,6 +251,18 @@ class Intake:
                 # The next daemon finds no root for them either.
                 _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
             await self.react(gone, saved=False)
+
+    async def look_around(self, roots: Iterable[Root]) -> None:
+        """Inspect roots that are read otherwise than before; the watcher looks at those that are new."""
+        for root in roots:
+            await self._machine.probe(environment_of(root))
+            if not os.path.isdir(root.path):
+                continue
+            try:
+                found = await self._survey.root(root)
+                await self.react(found.changes, saved=False)
+            except KtunedError as error:
+                _log.error("root_not_surveyed", root=root.path, reason=error.message, hint=error.hint)
 
     async def react(self, changes: Changes, *, saved: bool) -> None:
         """Tell of changes, stop what they outdate, and have the kernels tuned anew that anybody cares for.

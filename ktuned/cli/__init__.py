@@ -39,6 +39,7 @@ COMMANDS = {
     "service": "service",
     "metrics": "metrics",
     "gc": "gc",
+    "reload": "reload",
     "stop": "serve",
 }
 """Every command, in the order of ``--help``, and the module below ``commands`` that holds it."""
