@@ -23,8 +23,8 @@ REAP_S = 1.0
 
 SPARES_IN_TROUBLE = 2
 """Warm spares of a lane that has just lost a worker. Bad configs come in rows, being neighbours in the space: with one
-spare, whoever fails next waits for an interpreter that imports torch, which takes two seconds and more. A third was
-measured to gain nothing: on few cores they only slow each other."""
+spare, whoever fails next waits for an interpreter that imports torch, which takes two seconds and more. Spares that
+start together share the cores, and each holds memory."""
 
 TROUBLE_S = 60.0
 """How long after a loss the second spare is kept: it holds some 250 MiB."""

@@ -147,7 +147,7 @@ def test_kills(tmp_path: Path, scale: Scale, row: Row) -> None:
         ended = onslaught.finish()
         jobs = Counter(job["state"] for job in daemon.client.call("jobs")["jobs"])
         leaks = before.leaks(daemon)
-        row |= {"jobs": dict(jobs), **ended, **leaks}
+        row |= {"jobs": dict(jobs), **ended, **leaks, "daemon's RSS growth, MiB": before.growth_mib(daemon)}
         assert set(jobs) == {"done"}
         assert ended["right outcomes"] == ended["configs"]
         assert not any(leaks.values()), daemon.stray_files()

@@ -98,6 +98,7 @@ def test_two_hundred(tmp_path: Path, scale: Scale, row: Row) -> None:
             "a cold lane opens in": f"{cold_s:.2f} s",
             "job": {name: job["cost"].get(name) for name in ("wall_s", "lane_s", "open_s", "compile_s")},
             **leaks,
+            "daemon's RSS growth, MiB": before.growth_mib(daemon),
         }
         assert found == expected
         assert job["state"] == "done"

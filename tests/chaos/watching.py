@@ -58,6 +58,10 @@ class ChaosDaemon(Daemon):
         staging = (cache / "artifacts" / ".staging").glob("*")
         return sorted(str(path) for path in (*scratch, *staging, *self.temporary.iterdir()))
 
+    def rss_mib(self) -> float:
+        """Return what the daemon's own process has resident."""
+        return float(self.client.call("status")["rss_bytes"]) / 2**20
+
     def settle(self) -> None:
         """Kill the workers that are left, which idle, until the daemon stands alone."""
 
@@ -88,6 +92,11 @@ class Baseline:
         daemon.settle()
         self._descriptors = daemon.descriptors()
         self._processes = len(daemon.processes())
+        self._rss_mib = daemon.rss_mib()
+
+    def growth_mib(self, daemon: ChaosDaemon) -> float:
+        """Return how much more the daemon has resident now; one that was killed since is another one than then."""
+        return round(daemon.rss_mib() - self._rss_mib, 1)
 
     def leaks(self, daemon: ChaosDaemon) -> dict[str, Any]:
         """Return how many processes and files, and which descriptors, are left of what happened since; falsy if none.
