@@ -77,8 +77,3 @@ class Decoder:
             if not isinstance(message, dict):
                 raise FrameError(f"a frame that holds a {type(message).__name__}, not a map")
             yield message
-
-    @property
-    def is_between_frames(self) -> bool:
-        """Whether the stream may end here without losing a message."""
-        return not self._buffer

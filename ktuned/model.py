@@ -242,10 +242,6 @@ class Context:
     device_fingerprint: str
     measuring_version: int = MEASURING_VERSION
 
-    def is_same_ground(self, other: Context) -> bool:
-        """Tell whether measurements of both may be compared and served for each other."""
-        return self == other
-
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:

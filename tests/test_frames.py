@@ -123,15 +123,6 @@ def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
         encode({"data": b"x" * (room + 1)})
 
 
-def test_a_stream_cut_short_is_told_from_one_that_ended() -> None:
-    """``is_between_frames`` is true exactly where no message has begun."""
-    frame = encode({"a": 1})
-    for cut in range(2 * len(frame) + 1):
-        decoder = Decoder()
-        list(decoder.feed((frame * 2)[:cut]))
-        assert decoder.is_between_frames == (cut % len(frame) == 0)
-
-
 def test_answers_are_told_from_what_only_looks_like_one() -> None:
     """A worker's pipe may be written by the code that it runs: what is none of the four kinds is found out here."""
     failed = {"code": "raised", "message": "no"}

@@ -33,7 +33,6 @@ class Mask(IntFlag):
     OVERFLOW = 0x4000
     IGNORED = 0x8000
     ONLYDIR = 0x1000000
-    ISDIR = 0x40000000
 
 
 WATCHED = (

@@ -21,10 +21,6 @@ def _alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
 
 
-def _none_alive(pids: set[int]) -> bool:
-    return not _alive(pids)
-
-
 def test_sigterm_ends_cleanly_and_the_job_is_taken_up_again(daemon: Daemon) -> None:
     """SIGTERM in the middle of a job exits 0, leaves no worker, and the next daemon finishes the job."""
     space = "space([dict(us=50.0, does='work', tag='a', gate=''), dict(us=60.0, does='work', tag='b', gate='door')])"
