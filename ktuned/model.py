@@ -232,7 +232,7 @@ class KernelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Everything besides the config that a measurement depends on (DESIGN 8)."""
+    """Everything besides the config that a measurement depends on."""
 
     kernel: str
     problem: str

@@ -1,4 +1,4 @@
-"""The layout of DESIGN 13: imports point one way, modules stay small, workers and clients stay light."""
+"""The layout: imports point one way, modules stay small, workers and clients stay light."""
 
 import ast
 import sys

@@ -37,8 +37,8 @@ class Presenter(Protocol):
         ...
 
 
-class JsonPresenter:
-    """One event a line."""
+class _Printing:
+    """What only prints leaves nothing to clean up."""
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +47,10 @@ class JsonPresenter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         return
+
+
+class JsonPresenter(_Printing):
+    """One event a line."""
 
     def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
         """Print the event as it came."""
@@ -54,16 +58,8 @@ class JsonPresenter:
             output.emit_json(event)
 
 
-class LinePresenter:
+class LinePresenter(_Printing):
     """One line for each piece of news; what workers do stays unsaid."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return
 
     def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
         """Print the news."""

@@ -83,7 +83,7 @@ class Events:
         self._max_bytes = ring_bytes
         self._subscriptions: dict[int, _Subscription] = {}
 
-    def publish(self, type: str, *, kernel: str | None = None, job: int | None = None, **fields: Any) -> dict[str, Any]:  # noqa: A002
+    def publish(self, type: str, *, kernel: str | None = None, job: int | None = None, **fields: Any) -> dict[str, Any]:  # noqa: A002 - the protocol's word
         """Number an event, give it to everyone who wants it and takes it, and return its map.
 
         ``kernel`` is the full name; ``fields`` hold what MessagePack can carry.

@@ -184,7 +184,7 @@ class Pipeline:
                 await channel.send(attempt)
 
     def _is_tried_again(self, known: Trial) -> bool:
-        """Tell whether an old outcome leaves open what the config is worth (DESIGN 7)."""
+        """Tell whether an old outcome leaves open what the config is worth."""
         if known.outcome is Outcome.COMPILE_TIMEOUT:
             return self.work.deadlines["compile"] > float(known.detail.get("after_s", 0.0))
         return known.outcome in RETRIED_BY_NEXT_JOB
