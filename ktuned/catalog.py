@@ -49,7 +49,8 @@ class Inspection:
 class Changes:
     """Names of kernels that an inspection added, changed (digest), replanned (only the plan, or moved) or removed.
 
-    ``inspected`` are all that it found, whether or not they differ from before: their files' stamps are new.
+    ``inspected`` are all that it found, whether or not they differ from before: their files' stamps are new. ``mended``
+    are files that had errors and have none any more.
     """
 
     added: tuple[str, ...] = ()
@@ -58,9 +59,10 @@ class Changes:
     removed: tuple[str, ...] = ()
     errors: tuple[FileError, ...] = ()
     inspected: tuple[str, ...] = ()
+    mended: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.changed or self.replanned or self.removed or self.errors)
+        return bool(self.added or self.changed or self.replanned or self.removed or self.errors or self.mended)
 
 
 class Catalog:
@@ -70,6 +72,7 @@ class Catalog:
         self._roots = {root.path: root for root in roots}
         self._kernels = {kernel.name: kernel for kernel in kernels if self._owner(kernel.file) is not None}
         self._errors: dict[str, tuple[FileError, ...]] = {}
+        self._faults: dict[str, str] = {}
         self._inspected: set[str] = set()
         self._dependents = Dependents()
         for kernel in self._kernels.values():
@@ -99,8 +102,7 @@ class Catalog:
         self._roots.pop(path, None)
         gone = [name for name, kernel in self._kernels.items() if self._owner(kernel.file) is None]
         for name in gone:
-            self._dependents.drop(name)
-            del self._kernels[name]
+            self._drop(name)
         for file in [file for file in self._inspected if self._owner(file) is None]:
             self._forget(file)
         return Changes(removed=tuple(gone))
@@ -138,6 +140,10 @@ class Catalog:
             raise AmbiguousName(f"the kernel {name!r} is in several projects", hint=f"say which: {names}")
         raise NotFound(f"there is no kernel {name!r}", hint="`ktuned kernels` lists them; `ktuned tune PATH` adds some")
 
+    def fault(self, kernel: KernelInfo) -> str:
+        """Return what is wrong with a kernel's file, if that is why the file no longer declares it; else nothing."""
+        return self._faults.get(kernel.name, "")
+
     def below(self, path: str) -> list[KernelInfo]:
         """Return the kernels that a file, or the files below a directory, declare."""
         return [kernel for kernel in self.kernels if is_below(kernel.file, path)]
@@ -170,6 +176,7 @@ class Catalog:
         """
         added, changed, replanned, inspected = [], [], [], []
         errors: list[FileError] = []
+        wrong = set(self._errors)
         # What each file is known to declare now; its other kernels are free for other files to declare.
         declared: dict[str, set[str]] = {file: set() for file in removed_files}
         for file in declared:
@@ -187,6 +194,7 @@ class Catalog:
                     stamps.setdefault(before.file, before.stamps.get(before.file, ""))
                     continue
                 self._kernels[kernel.name] = kernel
+                self._faults.pop(kernel.name, None)
                 self._dependents.put(kernel.name, kernel.file, kernel.stamps)
                 gone.pop(kernel.name, None)
                 inspected.append(kernel.name)
@@ -196,12 +204,23 @@ class Catalog:
                     changed.append(kernel.name)
                 elif before.plan_digest != kernel.plan_digest or before.file != kernel.file:
                     replanned.append(kernel.name)
+            if inspection.errors:
+                found = {kernel.name for kernel in inspection.kernels}
+                lost = (name for name, kernel in self._kernels.items() if kernel.file == inspection.file)
+                self._faults |= {name: inspection.errors[0].message for name in lost if name not in found}
             self._note(inspection.file, problems, stamps)
             errors += problems
         for name in gone:
-            self._dependents.drop(name)
-            del self._kernels[name]
-        return Changes(tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected))
+            self._drop(name)
+        mended = tuple(sorted(wrong - self._errors.keys()))
+        return Changes(
+            tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected), mended
+        )
+
+    def _drop(self, name: str) -> None:
+        self._dependents.drop(name)
+        self._faults.pop(name, None)
+        del self._kernels[name]
 
     def _note(self, file: str, problems: list[FileError], stamps: Mapping[str, str]) -> None:
         self._errors.pop(file, None)

@@ -228,3 +228,20 @@ def test_check_problem(problem: Problem, options: dict[str, Any], words: str) ->
     with pytest.raises(UsageError) as refused:
         check_problem(checked, problem)
     assert words in f"{refused.value.message}; {refused.value.hint}"
+
+
+def test_file_that_cannot_be_read_is_the_fault_of_the_kernels_it_lost(catalog: Catalog, files: list[Path]) -> None:
+    """They stay known, with what is wrong; those that it still declares have no fault, and mending it is told."""
+    gemm, add = kernel(files[0]), kernel(files[0], "add")
+    catalog.apply([seen(files[0], gemm, add)])
+    assert catalog.apply([seen(files[0], gemm, errors=("add is wrong",))]).mended == ()
+    assert [catalog.fault(known) for known in (gemm, add)] == ["", "add is wrong"]
+    catalog.apply([seen(files[0], errors=("no syntax",))])
+    assert [catalog.fault(known) for known in (gemm, add)] == ["no syntax", "no syntax"]
+    changes = catalog.apply([seen(files[0], gemm, add)])
+    assert changes == Changes(inspected=("p:gemm", "p:add"), mended=(str(files[0]),))
+    assert changes
+    assert [catalog.fault(known) for known in (gemm, add)] == ["", ""]
+    catalog.apply([seen(files[0], errors=("no syntax",))])
+    assert catalog.apply([], [str(files[0])]).mended == (str(files[0]),)
+    assert catalog.fault(gemm) == ""

@@ -177,7 +177,9 @@ class Lookups:
         except KtunedError:
             seat = None
         model = seat.model if seat is not None else device
-        ground = None if seat is None else self._machine.context(kernel, environment, problem, seat)
+        fault = self._catalog.fault(kernel)
+        # A file that cannot be read is not what any winner was measured with.
+        ground = None if seat is None or fault else self._machine.context(kernel, environment, problem, seat)
         found = answer(
             kernel,
             problem,
@@ -189,7 +191,7 @@ class Lookups:
         if found.undecided:
             self._send(_Errand(kernel, problem, seat, found.undecided))
         # What was tried in vain for these very files would be so again: the answer says so instead.
-        failure = "" if ground is None else self._jobs.failure(ground, kernel.plan_digest)
+        failure = fault if ground is None else self._jobs.failure(ground, kernel.plan_digest)
         if tune and found.wants_tuning and seat is not None and not failure:
             self._send(_Errand(kernel, problem, seat))
             # This lookup, and those that were given the last answer since.

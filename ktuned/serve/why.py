@@ -43,6 +43,9 @@ class Why:
             "changes": [],
             "message": "",
         }
+        fault = self._catalog.fault(kernel)
+        if fault:
+            return {**entry, "status": "stale", "message": fault}
         try:
             now = self._ground(kernel, winner)
         except KtunedError as error:

@@ -118,7 +118,10 @@ def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:
     (error,) = daemon.client.call("kernels")["errors"]
     assert error["message"].startswith(f"{path}:{len(_text().splitlines()) + 2}: ")
     assert "nonsense_module" in error["message"]
-    assert daemon.client.lookup("it", dict(n=64)).config is not None
+    hit = daemon.client.lookup("it", dict(n=64))
+    assert (hit.status, hit.message) == ("stale", error["message"])
+    assert hit.config is not None
+    assert error["message"] in daemon.ktuned("kernels", "it", "--why").stdout
 
     other = daemon.kernel_file(_text().replace("def it(", "def other("), "tune_other.py")
     daemon.until(lambda: _settled(daemon, 2), "the other kernel's tuning")
@@ -127,6 +130,9 @@ def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:
 
     path.write_text(_text())
     daemon.until(lambda: not daemon.client.call("kernels")["errors"], "the error to be gone")
+    hit = daemon.client.lookup("it", dict(n=64))
+    assert (hit.status, hit.message) == ("fresh", "")
+    assert [job["kernel"] for job in _jobs(daemon)] == ["project:it", "project:other"]
 
 
 def test_change_while_no_daemon_runs_is_seen_at_the_next_start(daemon: Daemon) -> None:
