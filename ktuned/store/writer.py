@@ -12,7 +12,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ class WriterStatistics:
 @dataclass(frozen=True, slots=True)
 class _Write:
     operation: Callable[[sqlite3.Connection], Any]
-    future: Future[Any]
+    future: asyncio.Future[Any]
 
 
 class Writer:
@@ -69,15 +69,15 @@ class Writer:
             sqlite3.Error: the write failed; nothing of it was stored.
         """
         async with self._slots:
-            return await asyncio.wrap_future(self.submit(operation))
+            return await self.submit(operation)
 
-    def submit(self, operation: Callable[[sqlite3.Connection], T]) -> Future[T]:
-        """Queue a write without waiting; its future is settled after the commit.
+    def submit(self, operation: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+        """Queue a write without waiting; its future, one of the running loop, is settled after the commit.
 
         Raises:
             StoreError: the store is closed.
         """
-        future: Future[T] = Future()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:
             if not self._is_open:
                 raise StoreError("the store is closed")
@@ -103,7 +103,7 @@ class Writer:
             while not self._queue.empty():
                 entries.append(self._queue.get())
             is_last = None in entries
-            group = [entry for entry in entries if entry and entry.future.set_running_or_notify_cancel()]
+            group = [entry for entry in entries if entry and not entry.future.cancelled()]
             if group:
                 self._commit(group)
 
@@ -112,7 +112,7 @@ class Writer:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             for write in group:
-                write.future.set_exception(error)
+                _tell(write, None, error)
             return
         try:
             results = self._attempt_all(group)
@@ -121,7 +121,7 @@ class Writer:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             if len(group) == 1:
-                group[0].future.set_exception(error)
+                _tell(group[0], None, error)
                 return
             for write in group:
                 self._commit([write])
@@ -129,10 +129,7 @@ class Writer:
         self._groups += 1
         self._writes += len(group)
         for write, (result, failure) in zip(group, results, strict=True):
-            if failure is None:
-                write.future.set_result(result)
-            else:
-                write.future.set_exception(failure)
+            _tell(write, result, failure)
 
     def _attempt_all(self, group: list[_Write]) -> list[tuple[Any, Exception | None]]:
         """Run each write so that it can fail alone; one that has the transaction to itself needs no savepoint."""
@@ -153,3 +150,18 @@ class Writer:
             return None, failure
         self._connection.execute("RELEASE one")
         return result, None
+
+
+def _tell(write: _Write, result: Any, failure: Exception | None) -> None:
+    """Have the loop of whoever waits settle its future; one whose loop has ended waits no more."""
+    with suppress(RuntimeError):
+        write.future.get_loop().call_soon_threadsafe(_settle, write.future, result, failure)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, failure: Exception | None) -> None:
+    if future.cancelled():
+        return
+    if failure is None:
+        future.set_result(result)
+    else:
+        future.set_exception(failure)

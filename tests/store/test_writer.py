@@ -67,7 +67,7 @@ async def test_what_waits_is_committed_as_one_group(writer: Writer, connection: 
     futures = [writer.submit(insert(value)) for value in range(100)]
     assert writer.statistics().waiting == 100
     held.go.set()
-    assert [future.result(10) for future in futures] == list(range(1, 101))
+    assert [await future for future in futures] == list(range(1, 101))
     assert (writer.statistics().groups, writer.statistics().writes) == (2, 101)
     assert values(connection) == list(range(100))
 
@@ -82,11 +82,11 @@ async def test_one_that_fails_fails_alone(writer: Writer, connection: sqlite3.Co
     held = Held(writer)
     good, bad, twice, last = (writer.submit(write) for write in (insert(1), fail, insert(1), insert(2)))
     held.go.set()
-    assert (good.result(10), last.result(10)) == (1, 2)
+    assert (await good, await last) == (1, 2)
     with pytest.raises(LookupError):
-        bad.result(10)
+        await bad
     with pytest.raises(sqlite3.IntegrityError):
-        twice.result(10)
+        await twice
     assert values(connection) == [1, 2]
 
 
@@ -101,9 +101,9 @@ async def test_a_group_that_sqlite_undoes_is_tried_one_by_one(writer: Writer, co
     held = Held(writer)
     first, bad, second = (writer.submit(write) for write in (insert(1), undo_all, insert(2)))
     held.go.set()
-    assert (first.result(10), second.result(10)) == (1, 2)
+    assert (await first, await second) == (1, 2)
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        bad.result(10)
+        await bad
     assert values(connection) == [1, 2]
 
 
@@ -125,7 +125,7 @@ async def test_stopping_commits_what_waits(writer: Writer, connection: sqlite3.C
     held.go.set()
     writer.stop()
     writer.stop()
-    assert [future.result(0) for future in futures] == [1, 2, 3, 4, 5]
+    assert [await future for future in futures] == [1, 2, 3, 4, 5]
     with pytest.raises(StoreError, match="closed"):
         await writer.write(insert(6))
     assert values(connection) == list(range(5))
