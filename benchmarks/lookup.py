@@ -310,7 +310,7 @@ def measure(server: str | None, count: int, clients: list[int], *, large: bool) 
         with Client(daemon.socket, deadline_s=PATIENT_S) as client:
             rows += memo_beside_cache(client, count)
             answer = client.call("lookup", kernel=NAME, problem=PROBLEM)
-        if server is None:
+        if not server:
             sys.stderr.write("lookup: skipped beside Redis: there is no redis-server (apt-get install redis-server)\n")
         else:
             cache = stack.enter_context(redis_serving(server, home))
