@@ -4,6 +4,16 @@ from pathlib import Path
 
 import pytest
 
+TIMEOUT_S = 300
+"""How long a test here may take: compilers are niced, and on a busy machine wait for everybody else."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test of this directory its time, unless it asks for another."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
 
 @pytest.fixture(scope="session")
 def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
