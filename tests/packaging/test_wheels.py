@@ -116,7 +116,9 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
 def test_dependencies_are_stated_and_open(wheels: dict[str, Path]) -> None:
     """The client needs msgpack alone, the daemon no torch, and no range has an upper bound."""
     needed = {
-        name: {text.partition(";")[0] for text in _metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in text}
+        name: {
+            text.partition(";")[0] for text in _metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in text
+        }
         for name, wheel in wheels.items()
     }
     assert {re.split(r"[<>=!~]", text)[0] for text in needed["ktuned-client"]} == {"msgpack"}
