@@ -112,7 +112,8 @@ class Lane:
             CannotOpen: the kernel file, its inputs or its reference fail, hang or crash.
         """
         while True:
-            await anyio.sleep(self.health.pause_s)
+            if self.health.pause_s:
+                await anyio.sleep(self.health.pause_s)
             with suppress(LaneSick):
                 await self.open_now(bench, deadlines)
                 return

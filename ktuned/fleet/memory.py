@@ -43,12 +43,16 @@ def cap(pid: int, limit_bytes: int) -> None:
 def tree_bytes(pid: int) -> int:
     """Return the resident memory of a process and its descendants; 0 for one that is gone."""
     try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as stream:
-            own = int(stream.read().split()[1]) * PAGE_BYTES
+        own = int(_words(f"/proc/{pid}/statm")[1]) * PAGE_BYTES
         children = []
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as stream:
-                children += stream.read().split()
+            children += _words(f"/proc/{pid}/task/{thread}/children")
     except (OSError, IndexError):
         return 0
     return own + sum(tree_bytes(int(child)) for child in children)
+
+
+def _words(path: str) -> list[bytes]:
+    # Five times a second for each thread of a worker: read as text it would take half as long again.
+    with open(path, "rb", buffering=0) as stream:
+        return (stream.read() or b"").split()

@@ -83,6 +83,8 @@ class _Tail:
 
     def take(self) -> str:
         """Return the tail as text and begin anew."""
+        if not self.kept:
+            return ""
         text = bytes(self.kept[-TAIL_BYTES:]).decode(errors="replace")
         self.kept.clear()
         return text
@@ -265,17 +267,21 @@ class WorkerProcess:
             self._wake()
 
     def _take_in(self, message: dict[str, Any]) -> None:
-        """Follow a phase at once, without waking who waits for the answer; keep anything else for them."""
+        """Follow a phase at once, without waking who waits for the answer; keep anything else for them.
+
+        After an item its phase begins anew: what comes next has the whole deadline.
+        """
         if not frames.is_answer(message):
             raise frames.FrameError("a message that is no answer")
+        phase = message.get("phase", self._phase)
+        if "phase" in message or "item" in message:
+            if phase not in self._deadlines:
+                raise frames.FrameError(f"a phase {phase!r} that has no deadline")
+            self._phase = phase
+            self._expiry.begin(self._deadlines[phase])
         if "phase" not in message:
             self._inbox.append(message)
             self._wake()
-        elif message["phase"] in self._deadlines:
-            self._phase = message["phase"]
-            self._expiry.begin(self._deadlines[self._phase])
-        else:
-            raise frames.FrameError(f"a phase {message['phase']!r} that has no deadline")
 
     def _on_output(self, tail: _Tail) -> None:
         if not tail.read_some():

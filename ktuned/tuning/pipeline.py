@@ -229,7 +229,6 @@ class Pipeline:
     async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         # What a GPU measures does not feel the daemon at work, so its lane goes on while a result is recorded: at most
         # one waits for that. A CPU would feel it.
-        overlaps = lane.device.kind != "cpu"
         recorded = anyio.Event()
         recorded.set()
         async with channel, anyio.create_task_group() as recording:
@@ -239,11 +238,12 @@ class Pipeline:
                 best_us = None if is_default else self.progress.best_us
                 with structlog.contextvars.bound_contextvars(trial=attempt.trial):
                     result = await self._measuring.measure(lane, attempt, best_us)
+                    if lane.device.kind == "cpu":
+                        await self._record(attempt, result)
+                        continue
                     await recorded.wait()
                     recorded = anyio.Event()
                     recording.start_soon(self._record_measured, attempt, result, recorded)
-                    if not overlaps:
-                        await recorded.wait()
 
     async def _record_measured(self, attempt: Attempt, result: TrialResult, recorded: anyio.Event) -> None:
         await self._record(attempt, result)

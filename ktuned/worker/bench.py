@@ -33,7 +33,6 @@ class Bench:
 
     def open(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
         """Make the inputs and the expected outputs of a problem on a device."""
-        reply.phase("inspect")
         kernel = load_kernel(request)
         reply.phase("load")
         self._backend: Backend = self._registry.load(request["backend"])
@@ -52,7 +51,6 @@ class Bench:
 
         ``outcome`` is ``None`` when the artifact itself is damaged; it is then to be made anew.
         """
-        reply.phase("load")
         try:
             launch = self._launch(request)
         except manifest.DamagedArtifact as error:
@@ -81,7 +79,6 @@ class Bench:
 
     def time(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
         """Time a finalist again; it was checked when it was tried."""
-        reply.phase("load")
         try:
             launch = self._launch(request)
             self._data.begin_trial()
@@ -93,7 +90,6 @@ class Bench:
 
     def canary(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
         """Run something tiny on a device, to see that it still works after a worker on it was killed."""
-        reply.phase("load")
         import torch
 
         device = Device.from_wire(request["device"])

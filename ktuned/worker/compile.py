@@ -73,5 +73,4 @@ def compile_units(registry: Registry, request: dict[str, Any], reply: Reply) -> 
                 "bytes": size,
             }
         )
-        reply.phase("compile")
     return {}

@@ -69,9 +69,9 @@ class Inspector:
 
     def inspect(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
         """Import each of ``files`` and send an item for it: its ``kernels`` and its ``errors``."""
+        reply.phase("inspect")
         root = Path(request["root"])
         for name in request["files"]:
-            reply.phase("inspect")
             reply.item({"file": name, **self._inspect_file(Path(name), root, request["project"])})
         return {}
 
@@ -106,7 +106,6 @@ class Inspector:
 
     def explore(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
         """Open the space of one kernel and problem for a job; ``ask`` then walks it."""
-        reply.phase("inspect")
         kernel = load_kernel(request)
         self._exploration = Exploration(
             kernel, request["problem"], Plan(**request["plan"]), request["first"], request.get("last", ())
@@ -117,13 +116,11 @@ class Inspector:
         """Tell the strategy what became of configs, and ask it for up to ``n`` more."""
         if self._exploration is None:
             raise UsageError("ask comes after explore")
-        reply.phase("inspect")
         self._exploration.tell(request["told"])
         return self._exploration.ask(request["n"])
 
     def admits(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
         """Say which of ``configs`` the kernel's space admits for ``problem``."""
-        reply.phase("inspect")
         space = load_kernel(request).bound_space(request["problem"])
         return {"admitted": [config in space for config in request["configs"]]}
 

@@ -1,7 +1,8 @@
 """A worker's loop: reads one request, does it, answers; one request at a time, until the pipe closes.
 
 Answers to a request are frames of one key each: ``phase`` (which deadline runs now), ``item`` (one of several
-results), and last ``done`` or ``failed``. A worker is never asked to stop: the daemon kills it, at any moment.
+results, each of which has the whole deadline), and last ``done`` or ``failed``. The first phase is the asker's to say.
+A worker is never asked to stop: the daemon kills it, at any moment.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """One real worker process: asked, timed out, killed with all that it started, and what is said of its end."""
 
+import asyncio
 import os
 import signal
 from dataclasses import replace
@@ -135,19 +136,25 @@ async def test_each_phase_has_its_own_deadline(worker: WorkerProcess, playground
     assert (caught.value.phase, caught.value.deadline_s) == ("compile", BRIEF_S)
 
 
-async def test_a_phase_named_again_begins_anew(
+async def test_a_phase_begins_anew_after_an_item(
     worker: WorkerProcess, playground: Playground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each unit of a group has the whole compile deadline, whatever the ones before it took."""
+    """Each of several files or units has the whole deadline, whatever the ones before it took."""
     skew_s = 0.0
 
     def take_most_of_the_deadline(item: dict[str, Any]) -> None:
         nonlocal skew_s
         skew_s += 0.7 * DEADLINE_S
+        Path(item["file"]).with_suffix(".taken").touch()
 
-    monkeypatch.setattr(process, "monotonic", lambda: monotonic() + skew_s)
-    request = playground.compile_request({}, {}, {}, {})
-    await worker.call(request, DEADLINES, first_phase="load", on_item=take_most_of_the_deadline)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: monotonic() + skew_s)
+    after = """\
+        import pathlib, time
+        while not (pathlib.Path(__file__).parent / "tune_{}.taken").exists():
+            time.sleep(0.01)
+    """
+    request = playground.request("", *(after.format(number) for number in (1, 2, 3)))
+    await worker.call(request, DEADLINES, first_phase="inspect", on_item=take_most_of_the_deadline)
     assert skew_s > 2 * DEADLINE_S
 
 
