@@ -20,7 +20,7 @@ from ktuned.store import Store
 from ktuned.tuning.experience import settled
 from ktuned.tuning.jobs import Jobs
 from ktuned.tuning.telling import Publish, publish_winner
-from ktuned.watching.survey import Survey, find_kernel_files, is_kernel_file
+from ktuned.watching.survey import Survey, check_extent, find_kernel_files, is_kernel_file
 
 _log = structlog.get_logger()
 
@@ -114,7 +114,7 @@ class Intake:
         """Tune every kernel at or below a path, which from now on is watched; return the jobs and what is wrong there.
 
         Raises:
-            UsageError: there is no kernel file.
+            UsageError: there is no kernel file, or far too many directories.
             Untrusted: somebody else could have put one there.
         """
         place = os.path.realpath(path)
@@ -122,8 +122,11 @@ class Intake:
             raise UsageError(f"{path} does not exist", hint="give a kernel file (tune_*.py) or a directory of them")
         if os.path.isfile(place) and not is_kernel_file(place):
             raise UsageError(f"{path} is no kernel file", hint="kernel files are named tune_*.py")
-        self._survey.trust.check_directory(place if os.path.isdir(place) else os.path.dirname(place))
+        directory = place if os.path.isdir(place) else os.path.dirname(place)
+        self._survey.trust.check_directory(directory)
         is_new = self._catalog.root_of(place) is None
+        if is_new:
+            await anyio.to_thread.run_sync(check_extent, directory)
         root = await self._root_for(place, python)
         if os.path.isfile(place):
             found = await self._survey.files(root, [place])

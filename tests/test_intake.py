@@ -10,6 +10,7 @@ import pytest
 from ktuned.errors import NotFound, UsageError
 from ktuned.intake import Wish
 from ktuned.model import Job, Plan, Priority
+from ktuned.watching import survey
 from tests.parts import ALL_ROUNDS, Parts, kernel_text
 
 DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=9.0)
@@ -72,6 +73,20 @@ class TestTunePath:
         for name, words in wrong.items():
             with pytest.raises(UsageError, match=words):
                 await parts.intake.tune_path(str(parts.project / name), None, Wish())
+        parts.kill_workers()
+
+    async def test_a_whole_disk_is_refused(self, parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A tree with more directories than a project has is not watched, nor that of a kernel file that lies in it."""
+        (tmp_path / "disk" / "a" / "b").mkdir(parents=True)
+        path = tmp_path / "disk" / "tune_it.py"
+        path.write_text(kernel_text())
+        monkeypatch.setattr(survey, "MAX_DIRECTORIES", 2)
+        for place in (path, path.parent):
+            with pytest.raises(UsageError, match="more than 2 directories"):
+                await parts.intake.tune_path(str(place), None, Wish())
+        assert (parts.store.roots(), parts.new_roots) == ([], 0)
+        monkeypatch.setattr(survey, "MAX_DIRECTORIES", 3)
+        assert len((await parts.intake.tune_path(str(path), None, Wish()))[0]) == 1
         parts.kill_workers()
 
     async def test_roots_of_one_name_are_told_apart(self, parts: Parts, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import anyio
@@ -12,7 +13,7 @@ import anyio.to_thread
 import structlog
 
 from ktuned.catalog import Catalog, Changes, FileError, Inspection, environment_of, is_below
-from ktuned.errors import StoreError, WorkerError
+from ktuned.errors import StoreError, UsageError, WorkerError
 from ktuned.fleet.kills import KILLS_EXCUSED, is_outside_kill
 from ktuned.fleet.pool import Fleet
 from ktuned.model import KernelInfo, Root
@@ -27,6 +28,9 @@ SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules", "site-packages",
 
 MANY_FILES = 50
 """Files that are worth a second worker: their inspection takes as long as its start."""
+
+MAX_DIRECTORIES = 50_000
+"""More than any project has, and a few seconds' walk; each takes a watch, and users have some hundred thousand."""
 
 
 def is_kernel_file(name: str) -> bool:
@@ -68,6 +72,18 @@ def walk(top: str) -> Iterator[tuple[str, list[str]]]:
                     below.append(entry.path)
         yield place, files
         places += reversed(below)
+
+
+def check_extent(top: str) -> None:
+    """Refuse a tree that nobody can mean to have watched: a whole disk, ``/proc``. Blocks as :func:`walk`.
+
+    Raises:
+        UsageError: it has more than :data:`MAX_DIRECTORIES`.
+    """
+    if next(islice(walk(top), MAX_DIRECTORIES, None), None) is not None:
+        raise UsageError(
+            f"{top} has more than {MAX_DIRECTORIES:,} directories", hint="give the one that holds your kernels"
+        )
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
