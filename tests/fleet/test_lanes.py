@@ -45,15 +45,14 @@ def bench(playground: Playground, environment: Environment, identity: str = "one
     return Bench(environment, "fake", identity, playground.request(body))
 
 
-async def spare_of(fleet: Fleet) -> int:
-    """Return the spare's process id as soon as it stands ready."""
+async def spares_of(fleet: Fleet, count: int) -> set[int]:
+    """Return the spares' process ids as soon as so many stand ready."""
 
-    def idle() -> list[int]:
-        return [entry["pid"] for entry in fleet.describe() if entry["state"] == "idle"]
+    def idle() -> set[int]:
+        return {entry["pid"] for entry in fleet.describe() if entry["state"] == "idle"}
 
-    await until(idle)
-    (pid,) = idle()
-    return pid
+    await until(lambda: len(idle()) >= count)
+    return idle()
 
 
 async def test_one_seat(run_lane: RunLane) -> None:
@@ -110,16 +109,18 @@ async def test_an_open_problem_is_not_opened_again(
 
 
 async def test_the_spare_takes_over(run_lane: RunLane, playground: Playground, environment: Environment) -> None:
-    """After a hang the next opening gets the warm spare, and a new spare is made."""
+    """After a hang the next opening gets the warm spare, and two new ones are made: failures come in rows."""
     async with run_lane() as (lane, fleet), lane.seat(1):
         await lane.open(bench(playground, environment), DEADLINES)
-        spare = await spare_of(fleet)
+        (spare,) = await spares_of(fleet, 1)
         with pytest.raises(DeadlineExpired):
             await lane.ask(playground.request(HANG), DEADLINES | {"inspect": BRIEF_S})
         assert lane.worker_pid is None
         await lane.open(bench(playground, environment), DEADLINES)
         assert lane.worker_pid == spare
-        assert await spare_of(fleet) != spare
+        spares = await spares_of(fleet, 2)
+        assert len(spares) == 2
+        assert spare not in spares
 
 
 async def test_a_cancelled_trial_leaves_no_worker(
