@@ -316,7 +316,7 @@ class Daemon:
 
     def _notices(self) -> list[str]:
         return [
-            *filter(None, (self._store.notice, self._store.lost, self._watcher.notice)),
+            *filter(None, (self._store.notice, self._store.lost, self._store.damaged, self._watcher.notice)),
             *filter(None, (self._intake.notice, self._config_notice)),
             *([f"tuning is paused: {self._jobs.stalled}"] if self._jobs.stalled else []),
             *self._fleet.notices,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 from typing import NamedTuple
 
-from ktuned.store.pinned import Read, Write
+from ktuned.store.pinned import Write
+from ktuned.store.reading import Reader
 
 
 class Capture(NamedTuple):
@@ -21,15 +22,15 @@ class Capture(NamedTuple):
 class Captured:
     """The store's captures; the tensors themselves are files."""
 
-    def __init__(self, read: Read, write: Write) -> None:
-        self._read = read
+    def __init__(self, reader: Reader, write: Write) -> None:
+        self._reader = reader
         self._write = write
 
     def all(self) -> list[Capture]:
         """Return every capture, by kernel and problem."""
         return [
             Capture(*row)
-            for row in self._read(
+            for row in self._reader.rows(
                 "SELECT kernel, problem, digest, bytes, created FROM captures ORDER BY kernel, problem"
             )
         ]

@@ -32,8 +32,9 @@ from ktuned.model import (
 )
 from ktuned.store import exchange, jobs, meanings, opening, recording, rows, trials
 from ktuned.store.captured import Captured
-from ktuned.store.faults import database_fault, is_damage
+from ktuned.store.faults import database_fault
 from ktuned.store.pinned import Pinned
+from ktuned.store.reading import Reader
 from ktuned.store.recording import Recovered
 from ktuned.store.writer import Writer, WriterStatistics
 
@@ -48,7 +49,8 @@ class Store:
     ``async`` methods write and return once the disk has it; the others read, in microseconds by an index, from the
     thread of the event loop. Each raises :class:`~ktuned.errors.StoreError` when the disk or the database fails; the
     store stays usable, and what was committed stays readable. ``notice`` is a line for the user when opening found
-    damage (else ``""``); ``recovered`` counts what a daemon that died had left under way.
+    damage (else ``""``), ``damaged`` one when rows were left out because they cannot be read; ``recovered`` counts what
+    a daemon that died had left under way.
     """
 
     def __init__(self, path: Path, *, vfs: str | None) -> None:
@@ -56,12 +58,12 @@ class Store:
         self.recovered = Recovered(0, 0)
         self._connection, self.notice = opening.open_for_writing(path, vfs=vfs, prepare=self._recover)
         try:
-            self._reader = opening.open_for_reading(path, vfs=vfs)
+            self._reader = Reader(path, vfs=vfs)
         except sqlite3.Error as error:
             self._connection.close()
             raise database_fault(error, path) from error
-        self.pinned = Pinned(self._read, self._write)
-        self.captured = Captured(self._read, self._write)
+        self.pinned = Pinned(self._reader, self._write)
+        self.captured = Captured(self._reader, self._write)
         self._identity = opening.identity(path)
         self._writer = Writer(self._connection)
         self._writer.start()
@@ -103,7 +105,7 @@ class Store:
 
         It takes some 10 ms at a million trials.
         """
-        ((trials, winners, jobs),) = self._read(
+        ((trials, winners, jobs),) = self._reader.rows(
             "SELECT (SELECT count(*) FROM trials), (SELECT count(*) FROM winners), (SELECT count(*) FROM jobs)"
         )
         files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
@@ -124,7 +126,7 @@ class Store:
 
     def roots(self) -> list[Root]:
         """Return the watched roots, by path."""
-        return [rows.root(row) for row in self._read("SELECT path, name, python, env FROM roots ORDER BY path")]
+        return self._reader.values(rows.root, "SELECT path, name, python, env FROM roots ORDER BY path")
 
     async def save_kernels(self, infos: Sequence[KernelInfo], removed: Sequence[str] = ()) -> None:
         """Remember kernels as they were last inspected, and drop those whose full names are ``removed``."""
@@ -141,11 +143,11 @@ class Store:
 
     def meaning(self, kernel: str, digest: str) -> dict[str, str] | None:
         """Return the parts that a kernel's digest was made of, by their labels; ``None`` if nobody kept them."""
-        return meanings.of(self._read, kernel, digest)
+        return meanings.of(self._reader, kernel, digest)
 
     def versions(self, fingerprint: str) -> dict[str, str] | None:
         """Return the versions and flags that a fingerprint's digest stands for; ``None`` if nobody kept them."""
-        return meanings.versions(self._read, fingerprint)
+        return meanings.versions(self._reader, fingerprint)
 
     async def save_versions(self, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
         """Remember what fingerprints stand for, by their digests."""
@@ -153,9 +155,7 @@ class Store:
 
     def kernels(self) -> list[KernelInfo]:
         """Return all kernels as they were last inspected, by name."""
-        return [
-            KernelInfo.from_wire(json.loads(info)) for (info,) in self._read("SELECT info FROM kernels ORDER BY name")
-        ]
+        return self._reader.values(rows.kernel, "SELECT name, info FROM kernels ORDER BY name")
 
     async def save_probe(self, key: str, data: Mapping[str, Any]) -> None:
         """Remember what an interpreter's backends and devices were found to be."""
@@ -183,7 +183,7 @@ class Store:
 
     def probes(self) -> dict[str, dict[str, Any]]:
         """Return what was last found, by key."""
-        return {key: json.loads(data) for key, data in self._read("SELECT key, data FROM probes ORDER BY key")}
+        return dict(self._reader.values(rows.named_data, "SELECT key, data FROM probes ORDER BY key"))
 
     async def create_job(
         self, kernel: str, problem: Problem, device: str, *, priority: int, reason: str, plan: Plan, now: float
@@ -199,7 +199,7 @@ class Store:
 
     def pauses(self) -> set[str]:
         """Return the device models that are paused."""
-        return {device for (device,) in self._read("SELECT device FROM pauses")}
+        return {device for (device,) in self._reader.rows("SELECT device FROM pauses")}
 
     async def update_job(self, job: Job) -> None:
         """Store all of a job but what it was created with (kernel, problem, device, created).
@@ -211,7 +211,7 @@ class Store:
 
     def job(self, number: int) -> Job | None:
         """Return a job by its id."""
-        return next((rows.job(row) for row in self._read(f"{rows.SELECT_JOBS} WHERE id = ?", number)), None)
+        return self._reader.value(rows.job, f"{rows.SELECT_JOBS} WHERE id = ?", number)
 
     def jobs(
         self, *, kernel: str | None = None, states: Sequence[JobState] | None = None, limit: int = 200
@@ -221,7 +221,7 @@ class Store:
         if states is not None:
             where += f" {'AND' if where else 'WHERE'} state IN ({', '.join('?' * len(states))})"
             values += tuple(states)
-        return [rows.job(row) for row in self._read(f"{rows.SELECT_JOBS} {where} {_NEWEST_JOBS}", *values, limit)]
+        return self._reader.values(rows.job, f"{rows.SELECT_JOBS} {where} {_NEWEST_JOBS}", *values, limit)
 
     async def begin_trial(self, context: Context, problem: Problem, job: int, config: Config) -> int:
         """Enter one trial as under way and return its id; see :meth:`begin_trials`."""
@@ -282,26 +282,26 @@ class Store:
 
     def trial(self, number: int) -> Trial | None:
         """Return a trial by its id."""
-        return trials.by_id(self._read, number)
+        return trials.by_id(self._reader, number)
 
     def known_trial(self, context: Context, config: Config) -> Trial | None:
         """Return what is known of a config on this very context."""
-        return trials.of_config(self._read, context, config)
+        return trials.of_config(self._reader, context, config)
 
     def best_trials(self, context: Context, limit: int, *, rounds: int = 0) -> list[Trial]:
         """Return the measured trials of a context, the fastest first; with ``rounds`` only finalists of so many."""
-        return trials.best(self._read, context, limit, rounds)
+        return trials.best(self._reader, context, limit, rounds)
 
     def twin(self, content: str) -> Trial | None:
         """Return the newest measured trial of this very content (the detail ``content``), on whatever ground."""
-        return trials.twin(self._read, content)
+        return trials.twin(self._reader, content)
 
     def past(self, context: Context, grounds: int, limit: int) -> list[Trial]:
         """Return how the latest ``grounds`` of a context's kernel, problem and device ended, its own before the others.
 
         Of each ground the measured trials come first, the fastest of them at once.
         """
-        return trials.past(self._read, context, grounds, limit)
+        return trials.past(self._reader, context, grounds, limit)
 
     def trials(
         self,
@@ -326,26 +326,31 @@ class Store:
             "trials.outcome = ?": outcome,
             "trials.job_id = ?": job,
         }
-        return trials.chosen(self._read, wanted, limit, order)
+        return trials.chosen(self._reader, wanted, limit, order)
 
     def winner(self, kernel: str, problem: str, device: str) -> Winner | None:
         """Return the winner of a (kernel, problem's canonical text, device model)."""
-        found = self._read(
+        return self._reader.value(
+            rows.winner,
             f"{rows.SELECT_WINNERS} WHERE winners.kernel = ? AND winners.problem = ? AND winners.device = ?",
             kernel,
             problem,
             device,
         )
-        return next(map(rows.winner, found), None)
 
     def winners(self, kernel: str | None = None) -> list[Winner]:
         """Return all winners, of one kernel or of all, by kernel, problem and device."""
         where, values = trials.where({"winners.kernel = ?": kernel})
         tail = "ORDER BY winners.kernel, winners.problem, winners.device"
-        return [rows.winner(row) for row in self._read(f"{rows.SELECT_WINNERS} {where} {tail}", *values)]
+        return self._reader.values(rows.winner, f"{rows.SELECT_WINNERS} {where} {tail}", *values)
 
     def _recover(self, connection: sqlite3.Connection) -> None:
         self.recovered = recording.recover(connection)
+
+    @property
+    def damaged(self) -> str:
+        """Which rows were left out because they cannot be read; ``""`` if none was."""
+        return self._reader.damaged
 
     @property
     def lost(self) -> str:
@@ -360,19 +365,8 @@ class Store:
             raise StoreError(lost, hint="restart ktuned: it makes a new one, or put it back first")
         try:
             return await self._writer.write(operation)
-        except sqlite3.Error as error:
-            raise self._fault(error) from error
-
-    def _read(self, sql: str, *values: Any) -> list[rows.Row]:
-        try:
-            return self._reader.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
-            raise self._fault(error) from error
-
-    def _fault(self, error: sqlite3.Error) -> Exception:
-        if is_damage(error):
-            opening.mark_suspect(self.path)
-        return database_fault(error, self.path)
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise self._reader.fault(error) from error
 
 
 def _add_root(connection: sqlite3.Connection, root: Root) -> None:

@@ -6,8 +6,8 @@ The merge rule is plain code without IO; what goes with it is one read by a conn
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,8 +23,9 @@ from ktuned.model import (
     TrialResult,
     Winner,
 )
-from ktuned.store import jobs, opening, recording, rows
+from ktuned.store import jobs, recording, rows
 from ktuned.store.faults import database_fault
+from ktuned.store.reading import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +73,27 @@ def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Verdict:
 
 def list_shared(path: Path) -> list[tuple[str, str, int]]:
     """Return each kernel and device model that has winners, and how many, sorted; to be called in a thread."""
-    return _read(path, "SELECT kernel, device, count(*) FROM winners GROUP BY kernel, device ORDER BY kernel, device")
+    with _reader(path) as reader:
+        return reader.rows(
+            "SELECT kernel, device, count(*) FROM winners GROUP BY kernel, device ORDER BY kernel, device"
+        )
 
 
 def read_shared(path: Path, kernel: str, device: str) -> list[Winner]:
     """Return a kernel's winners on a device model, by problem; to be called in a thread."""
     select = f"{rows.SELECT_WINNERS} WHERE winners.kernel = ? AND winners.device = ? ORDER BY winners.problem"
-    return [rows.winner(row) for row in _read(path, select, kernel, device)]
+    with _reader(path) as reader:
+        return reader.values(rows.winner, select, kernel, device)
 
 
-def _read(path: Path, sql: str, *values: str) -> list[rows.Row]:
+@contextmanager
+def _reader(path: Path) -> Iterator[Reader]:
     try:
-        with closing(opening.open_for_reading(path, vfs=None)) as connection:
-            return connection.execute(sql, values).fetchall()
+        reader = Reader(path)
     except sqlite3.Error as error:
         raise database_fault(error, path) from error
+    with closing(reader):
+        yield reader
 
 
 def adopt(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequence[Offer], now: float) -> int:

@@ -23,7 +23,6 @@ _DATABASE_FAULTS: dict[int, tuple[str, str]] = {
     sqlite3.SQLITE_NOLFS: ("is too large for its file system", _LOCAL),
     sqlite3.SQLITE_IOERR: ("cannot be read or written by its file system", _LOCAL),
     sqlite3.SQLITE_CORRUPT: ("is damaged", "restart ktuned: it checks the store and moves a damaged one aside"),
-    sqlite3.SQLITE_NOTADB: ("is damaged", "restart ktuned: it checks the store and moves a damaged one aside"),
 }
 
 _FILE_FAULTS: dict[int, tuple[str, str]] = {
@@ -40,20 +39,33 @@ DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Errors of the disk as such: no config is to blame for them."""
 
 
-def primary_code(error: sqlite3.Error) -> int:
+def primary_code(error: Exception) -> int:
     """Return SQLite's primary result code, or ``SQLITE_ERROR`` for an error that Python's module raised itself."""
     code: int = getattr(error, "sqlite_errorcode", None) or sqlite3.SQLITE_ERROR
     return code & 0xFF
 
 
-def is_damage(error: sqlite3.Error) -> bool:
-    """Tell whether the database's content is broken, as opposed to what surrounds it."""
-    return primary_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+def is_damage(error: sqlite3.Error | UnicodeDecodeError) -> bool:
+    """Tell whether the database's content is broken, as opposed to what surrounds it.
+
+    SQLITE_ERROR is a statement that does not fit the schema, and ours fit the one that we made. A text that is no UTF-8
+    and a message that quotes one are found by Python, which has no codes.
+    """
+    if isinstance(error, UnicodeDecodeError) or is_undecodable(error):
+        return True
+    codes = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+    return getattr(error, "sqlite_errorcode", None) is not None and primary_code(error) in codes
 
 
-def database_fault(error: sqlite3.Error, path: Path) -> StoreError:
+def is_undecodable(error: sqlite3.Error) -> bool:
+    """Tell whether Python, not SQLite, refused a text."""
+    return str(error).startswith("Could not decode to UTF-8")
+
+
+def database_fault(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> StoreError:
     """Return what to tell the user of an SQLite error."""
-    what, hint = _DATABASE_FAULTS.get(primary_code(error), ("refused", ""))
+    code = sqlite3.SQLITE_CORRUPT if is_damage(error) else primary_code(error)
+    what, hint = _DATABASE_FAULTS.get(code, ("refused", ""))
     kind = StoreDamaged if is_damage(error) else StoreError
     return kind(f"the store {path} {what} ({error})", hint=hint)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ktuned.store.rows import Row
-
-Read = Callable[..., list[Row]]
+from ktuned.store import rows
+from ktuned.store.reading import Reader
 
 
 def keep(connection: sqlite3.Connection, meanings: Sequence[tuple[str, str, str]]) -> None:
@@ -22,10 +21,11 @@ def keep(connection: sqlite3.Connection, meanings: Sequence[tuple[str, str, str]
     )
 
 
-def of(read: Read, kernel: str, digest: str) -> dict[str, str] | None:
+def of(reader: Reader, kernel: str, digest: str) -> dict[str, str] | None:
     """Return the parts of one digest."""
-    found = read("SELECT parts FROM meanings WHERE kernel = ? AND digest = ?", kernel, digest)
-    return next((json.loads(parts) for (parts,) in found), None)
+    select = "SELECT digest, parts FROM meanings WHERE kernel = ? AND digest = ?"
+    found = reader.value(rows.named_data, select, kernel, digest)
+    return found and found[1]
 
 
 def keep_versions(connection: sqlite3.Connection, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
@@ -37,7 +37,7 @@ def keep_versions(connection: sqlite3.Connection, fingerprints: Mapping[str, Map
     connection.executemany("INSERT OR IGNORE INTO fingerprints (digest, versions) VALUES (?, ?)", entries)
 
 
-def versions(read: Read, fingerprint: str) -> dict[str, str] | None:
+def versions(reader: Reader, fingerprint: str) -> dict[str, str] | None:
     """Return what one fingerprint stands for."""
-    found = read("SELECT versions FROM fingerprints WHERE digest = ?", fingerprint)
-    return next((json.loads(said) for (said,) in found), None)
+    found = reader.value(rows.named_data, "SELECT digest, versions FROM fingerprints WHERE digest = ?", fingerprint)
+    return found and found[1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
@@ -46,7 +47,7 @@ def open_for_writing(
             return _opened(path, vfs, prepare), ""
         except _Damaged as error:
             notice = _move_aside(path, str(error))
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if not is_damage(error):
                 raise
             notice = _move_aside(path, str(error))
@@ -107,6 +108,18 @@ def _check_whole(connection: sqlite3.Connection) -> None:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise _Damaged(verdict)
+    migrate(connection)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
+        migrate(fresh)
+        if missing := _columns(fresh) - _columns(connection):
+            table, column = min(missing)
+            raise _Damaged(f"it has no column {column} in a table {table}")
+
+
+def _columns(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Return every table's name with each of its columns'."""
+    select = "SELECT tables.name, columns.name FROM sqlite_master tables, pragma_table_info(tables.name) columns"
+    return set(connection.execute(f"{select} WHERE tables.type = 'table'"))
 
 
 def _set_up(connection: sqlite3.Connection, path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ktuned.errors import UsageError
+from ktuned.store import rows
+from ktuned.store.reading import Reader
 
 T = TypeVar("T")
-
-Read = Callable[..., list[tuple[Any, ...]]]
 
 
 class Write(Protocol):
@@ -23,20 +23,21 @@ class Write(Protocol):
 class Pinned:
     """The store's pins; an answer is a text, its question another, of which one answer may have several."""
 
-    def __init__(self, read: Read, write: Write) -> None:
-        self._read = read
+    def __init__(self, reader: Reader, write: Write) -> None:
+        self._reader = reader
         self._write = write
 
     def find(self, pin: str, question: str) -> str | None:
         """Return the answer that a pin holds for a question."""
-        found = self._read("SELECT answer FROM pins WHERE pin = ? AND question = ?", pin, question)
-        return found[0][0] if found else None
+        return self._reader.value(
+            rows.answer, "SELECT pin, answer FROM pins WHERE pin = ? AND question = ?", pin, question
+        )
 
     def pins(self) -> list[tuple[str, int, float]]:
         """Return each pin, how many questions it holds answers to, and since when (Unix seconds), by name."""
         return [
             (pin, count, created)
-            for pin, count, created in self._read(
+            for pin, count, created in self._reader.rows(
                 "SELECT pin, count(*), min(created) FROM pins GROUP BY pin ORDER BY pin"
             )
         ]
@@ -52,7 +53,7 @@ class Pinned:
             holds = answer
             for question in questions:
                 row = connection.execute(
-                    "SELECT answer FROM pins WHERE pin = ? AND question = ?", (pin, question)
+                    "SELECT answer FROM pins WHERE pin = ? AND question = ? AND json_valid(answer)", (pin, question)
                 ).fetchone()
                 if row is not None:
                     (holds,) = row
@@ -63,7 +64,8 @@ class Pinned:
                     f"the pins hold {count} answers, and may hold {limit}", hint="give some up: `ktuned forget --pin`"
                 )
             connection.executemany(
-                "INSERT INTO pins (pin, question, answer, created) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                """INSERT INTO pins (pin, question, answer, created) VALUES (?, ?, ?, ?)
+                ON CONFLICT DO UPDATE SET answer = excluded.answer WHERE NOT json_valid(answer)""",
                 [(pin, question, holds, now) for question in questions],
             )
             return holds

@@ -173,9 +173,10 @@ def _ground_and_seat_of(connection: sqlite3.Connection, trial_id: int) -> tuple[
 
 
 def _elect(connection: sqlite3.Connection, ground: int, now: float) -> Winner | None:
-    """Seat the fastest measured trial of a ground, if there is one."""
+    """Seat the fastest measured trial of a ground whose config can be read, if there is one."""
     row = connection.execute(
-        "SELECT id FROM trials WHERE context_id = ? AND outcome = ? ORDER BY latency_us, id LIMIT 1",
+        """SELECT id FROM trials WHERE context_id = ? AND outcome = ? AND json_valid(config)
+        ORDER BY latency_us, id LIMIT 1""",
         (ground, Outcome.MEASURED),
     ).fetchone()
     return _seat(connection, row[0], now) if row else None

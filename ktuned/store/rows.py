@@ -6,9 +6,8 @@ import json
 from dataclasses import fields
 from typing import Any
 
-from ktuned.model import Context, Job, JobState, Outcome, Plan, Root, Trial, Winner
-
-Row = tuple[Any, ...]
+from ktuned.model import Context, Job, JobState, KernelInfo, Outcome, Plan, Root, Trial, Winner
+from ktuned.store.reading import Row
 
 CONTEXT_COLUMNS = (
     "contexts.kernel, contexts.problem, contexts.device, contexts.digest, contexts.toolchain, "
@@ -75,6 +74,24 @@ def root(row: Row) -> Root:
     """Read a row ``path, name, python, env``."""
     path, name, python, env = row
     return Root(path, name, python, json.loads(env))
+
+
+def kernel(row: Row) -> KernelInfo:
+    """Read a row ``name, info``."""
+    return KernelInfo.from_wire(json.loads(row[1]))
+
+
+def named_data(row: Row) -> tuple[str, dict[str, Any]]:
+    """Read a row of a name and a JSON object."""
+    name, data = row
+    return name, dict(json.loads(data))
+
+
+def answer(row: Row) -> str:
+    """Read a row ``pin, answer``: the answer's text, which is sound JSON."""
+    json.loads(row[1])
+    text: str = row[1]
+    return text
 
 
 def _named(kind: type[Trial] | type[Job], row: Row) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import sqlite3
 
 from ktuned.errors import StoreError
+from ktuned.store.faults import primary_code
 
 APPLICATION_ID = 0x6B74756E
 """``ktun`` in the file's header (https://www.sqlite.org/fileformat2.html#application_id): this database is ours."""
@@ -121,7 +122,11 @@ def check_ours(connection: sqlite3.Connection, path: str) -> None:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring the database to :data:`SCHEMA_VERSION`, one transaction per step, so that a step is done or is not."""
+    """Bring the database to :data:`SCHEMA_VERSION`, one transaction per step, so that a step is done or is not.
+
+    Raises:
+        StoreError: a step does not fit what is there; it is no damage that would be worth a fresh start.
+    """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     for number, statements in enumerate(MIGRATIONS[version:], start=version + 1):
         connection.execute("BEGIN IMMEDIATE")
@@ -130,7 +135,12 @@ def migrate(connection: sqlite3.Connection) -> None:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
             connection.execute("COMMIT")
-        except sqlite3.Error:
+        except sqlite3.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            raise
+            if primary_code(error) != sqlite3.SQLITE_ERROR:
+                raise
+            raise StoreError(
+                f"the store cannot be brought from schema {number - 1} to {number} ({error})",
+                hint="go back to the ktuned that made it, or set KTUNED_HOME to another directory",
+            ) from error

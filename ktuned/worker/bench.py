@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +130,7 @@ class Bench:
         manifest.verify(artifact, required=self._backend.required_files)
         loaded: Kernel = self._backend.load(artifact, unit_of(self._registry, request, request["unit"]), self._device)
         launch = loaded.bind(self._data.tensors)
-        _crash_at_once()
+        crash_at_once()
         self._bound = (request["unit"]["key"], launch)
         return launch
 
@@ -168,13 +169,16 @@ class Bench:
         return GpuWatch(str(torch.cuda.get_device_properties(self._device.name).uuid))
 
 
-def _crash_at_once() -> None:
+def crash_at_once() -> None:
     """Let a fatal signal end the process after a short stack dump.
 
-    Libraries install handlers that symbolise a backtrace for seconds (apache-tvm-ffi does), so that a crash looks
-    like a hang.
+    Libraries install handlers that symbolise a backtrace (apache-tvm-ffi does): for seconds, and where the heap is
+    broken without end, so that a crash looks like a hang, or like the handler's own. faulthandler hands over to
+    whichever was there before it.
     """
     faulthandler.disable()
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+        signal.signal(number, signal.SIG_DFL)
     faulthandler.enable(all_threads=False)
 
 

@@ -212,12 +212,23 @@ def test_a_trial_is_told_whole(run: Run, serve: Serve) -> None:
         "signal": "SIGSEGV",
         "stderr": "\x1b[31mred\x1b[0m\nlast words\a",
     }
-    detail |= {"story": ["compile_started", "compile_done", "lane_taken", "died"]}
+    detail |= {
+        "facts": {"registers": 40, "spills": 0},
+        "story": ["compile_started", "compile_done", "lane_taken", "died"],
+    }
     daemon = serve(results={"trials": [trial_map(7, "crashed", detail=detail)]})
     ran = run("results", "--trial", "7")
     assert daemon.params_of("results")["trial"] == 7
     told = ("compile started → compile done → lane taken → died", "tried again  not before its digest, its toolchain")
-    for words in (*told, "crashed", "first_launch", "SIGSEGV", "  more of it", "  red\n  last words\n"):
+    for words in (
+        *told,
+        "registers=40 spills=0\n",
+        "crashed",
+        "first_launch",
+        "SIGSEGV",
+        "  more of it",
+        "  red\n  last words\n",
+    ):
         assert words in ran.out
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", ran.out)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic
 
@@ -358,6 +359,22 @@ def test_a_store_found_damaged_after_it_was_opened_is_moved_aside(tmp_path: Path
         (aside,) = daemon.home.glob("ktuned.sqlite.damaged-*")
         assert aside.name in said
         assert said.rstrip().endswith("`") or ".recover" in said
+
+
+def test_damaged_rows_cost_themselves_alone(tmp_path: Path) -> None:
+    """What SQLite cannot notice is left out, told in status, and made anew; the winner is served as before."""
+    daemon = Daemon(tmp_path)
+    with daemon:
+        assert daemon.ktuned("tune", str(daemon.kernel_file(kernel_text(SPACE)))).returncode == DONE
+        before = daemon.client.lookup("it", dict(n=64))
+    with closing(sqlite3.connect(daemon.home / "ktuned.sqlite")) as connection, connection:
+        connection.execute("UPDATE kernels SET info = '{'")
+        connection.execute("UPDATE probes SET data = CAST(x'ff' AS TEXT)")
+        connection.execute("UPDATE jobs SET plan = '{'")
+    with daemon:
+        assert "damaged and left out" in daemon.ktuned("status").stderr
+        daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the next inspection")
+        assert daemon.client.lookup("it", dict(n=64)).config == before.config
 
 
 def test_what_a_full_store_refused_is_tuned_when_it_can_be_written(daemon: Daemon) -> None:

@@ -439,13 +439,13 @@ async def test_a_store_whose_file_is_gone_says_so(database: Path) -> None:
 async def test_reads_use_indexes(store: Store) -> None:
     """What the daemon asks on its way never walks over all trials."""
     seen: list[tuple[str, tuple[object, ...]]] = []
-    real = store._read
+    real = store._reader.rows
 
     def spy(sql: str, *values: object) -> list[tuple[object, ...]]:
         seen.append((sql, values))
         return real(sql, *values)
 
-    store._read = spy  # type: ignore[method-assign]
+    store._reader.rows = spy  # type: ignore[method-assign]
     store.known_trial(CONTEXT, {"BM": 1})
     store.best_trials(CONTEXT, 5)
     store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)

@@ -74,11 +74,11 @@ async def test_what_is_adopted_is_the_winner(tmp_path: Path) -> None:
 async def test_a_pin_holds_its_first_answer(tmp_path: Path) -> None:
     """Whoever comes later gets the first one's answer, by whichever wording; another store opening keeps it."""
     async with Store.open(tmp_path / "k.sqlite") as store:
-        held = await store.pinned.hold("run", ["short", "full"], "first", now=1.0, limit=10)
-        again = await store.pinned.hold("run", ["other", "full"], "second", now=2.0, limit=10)
-        assert (held, again) == ("first", "first")
+        held = await store.pinned.hold("run", ["short", "full"], '"first"', now=1.0, limit=10)
+        again = await store.pinned.hold("run", ["other", "full"], '"second"', now=2.0, limit=10)
+        assert (held, again) == ('"first"', '"first"')
     async with Store.open(tmp_path / "k.sqlite") as store:
-        assert [store.pinned.find("run", wording) for wording in ("short", "full", "other")] == ["first"] * 3
+        assert [store.pinned.find("run", wording) for wording in ("short", "full", "other")] == ['"first"'] * 3
         assert store.pinned.find("another", "full") is None
         assert store.pinned.pins() == [("run", 3, 1.0)]
         with pytest.raises(Exception, match="may hold 3"):

@@ -96,10 +96,11 @@ def _tell(trial: Mapping[str, Any]) -> None:
         "measuring": text.duration(trial["lane_s"]),
         "artifact": trial["artifact"] or text.ABSENT,
         "digest": trial.get("digest", text.ABSENT),
-        **{key.replace("_", " "): str(value) for key, value in detail.items() if key not in _TOLD_APART},
-        "story": " → ".join(word.replace("_", " ") for word in detail.get("story", ())) or text.ABSENT,
+        **{key.replace("_", " "): _said(value) for key, value in detail.items() if key not in _TOLD_APART},
         "tried again": again,
     }
+    if "story" in detail:
+        facts["story"] = " → ".join(word.replace("_", " ") for word in detail["story"])
     width = max(map(len, facts))
     for name, value in facts.items():
         output.emit(f"{name:<{width}}  {text.clean(value)}")
@@ -109,3 +110,7 @@ def _tell(trial: Mapping[str, Any]) -> None:
             output.emit(f"{name}:")
             for line in text.clean(str(words)).splitlines():
                 output.emit(f"  {line}")
+
+
+def _said(value: object) -> str:
+    return text.flat(value) if isinstance(value, Mapping) else str(value)
