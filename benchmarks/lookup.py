@@ -8,8 +8,9 @@ has a median of at most 0.8 times that of Redis's ``GET`` (redis-py with hiredis
 
 The two of a pair are asked in turns, so that whatever disturbs the machine disturbs both, and a turn is everybody's: 8
 clients are 8 that ask the same server at once. (Each at its own pace, most of them would be found waiting at the slower
-one, and the faster one would be asked by few.) Redis is asked for as many bytes as a lookup's answer has, which its
-client does not decode. Without ``redis-server`` (on Debian ``apt-get install
+one, and the faster one would be asked by few.) One client at rest is kept on its server's core, then on another one:
+where the scheduler would put the two is chance, and worth a factor of two. Redis is asked for as many bytes as a
+lookup's answer has, which its client does not decode. Without ``redis-server`` (on Debian ``apt-get install
 redis-server``; no service has to run) its pairs are skipped.
 """
 
@@ -64,8 +65,8 @@ Ask = Callable[[], object]
 
 
 @contextlib.contextmanager
-def redis_serving(server: str, home: Path) -> Iterator[Path]:
-    """Run a private Redis that keeps nothing on disk, and yield its socket's path."""
+def redis_serving(server: str, home: Path) -> Iterator[tuple[Path, int]]:
+    """Run a private Redis that keeps nothing on disk, and yield its socket's path and its process id."""
     path = home / "redis.sock"
     options = ["--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no", "--dir", str(home)]
     with subprocess.Popen([server, *options], stdout=subprocess.PIPE, text=True) as process:
@@ -74,7 +75,7 @@ def redis_serving(server: str, home: Path) -> Iterator[Path]:
             for line in process.stdout:
                 if "ready to accept connections" in line.lower():
                     break
-            yield path
+            yield path, process.pid
         finally:
             process.terminate()
 
@@ -95,6 +96,20 @@ def tuning(daemon: PrivateDaemon, directory: Path) -> Iterator[None]:
         yield
         for job in events.jobs:
             other.call("cancel", job=job["id"])
+
+
+@contextlib.contextmanager
+def placed(servers: list[int], *, apart: bool) -> Iterator[None]:
+    """Keep ourselves on one core, and the servers' main threads on the same one or on another."""
+    cores = sorted(os.sched_getaffinity(0))
+    for pid in servers:
+        os.sched_setaffinity(pid, {cores[-1] if apart else cores[0]})
+    os.sched_setaffinity(0, {cores[0]})
+    try:
+        yield
+    finally:
+        for pid in (0, *servers):
+            os.sched_setaffinity(pid, cores)
 
 
 @contextlib.contextmanager
@@ -313,11 +328,15 @@ def measure(server: str | None, count: int, clients: list[int], *, large: bool) 
         if not server:
             sys.stderr.write("lookup: skipped beside Redis: there is no redis-server (apt-get install redis-server)\n")
         else:
-            cache = stack.enter_context(redis_serving(server, home))
+            cache, redis_pid = stack.enter_context(redis_serving(server, home))
             with redis.Redis(unix_socket_path=str(cache)) as peer:
                 peer.set(NAME, wire.encode_response(1, None, answer))
+            for what, apart in (("its server's core", False), ("another core", True)):
+                with placed([daemon.process.pid, redis_pid], apart=apart):
+                    rows += socket_beside_redis(f"at rest, on {what}", daemon.socket, cache, 1, count)
             for many in clients:
-                rows += socket_beside_redis("at rest", daemon.socket, cache, many, count)
+                if many > 1:
+                    rows += socket_beside_redis("at rest", daemon.socket, cache, many, count)
             rows += pipelined(daemon.socket, cache, count)
             with tuning(daemon, home / "busy"):
                 for many in clients:
