@@ -340,7 +340,8 @@ def measure(server: str | None, count: int, clients: list[int], *, large: bool) 
             rows += pipelined(daemon.socket, cache, count)
             with tuning(daemon, home / "busy"):
                 for many in clients:
-                    rows += socket_beside_redis("while tuning", daemon.socket, cache, many, count)
+                    # Compilers come and go by the second, and with them the wait for a core.
+                    rows += socket_beside_redis("while tuning", daemon.socket, cache, many, 4 * count)
     if large:
         rows += with_a_large_store(count)
     return rows

@@ -37,6 +37,7 @@ from ktuned.serve.listening import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.lookups import Lookups
 from ktuned.serve.methods import Methods
 from ktuned.serve.overview import Overview
+from ktuned.serve.scheduling import ask_for_short_slices
 from ktuned.serve.server import Connection, Server
 from ktuned.serve.sharing import Sharing
 from ktuned.serve.systemd import Handover, Notifier
@@ -78,6 +79,7 @@ def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
 
 async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) -> None:
     """Serve until SIGTERM, SIGINT or a ``shutdown`` request, or until it has been idle for long enough."""
+    ask_for_short_slices()
     descriptor = handover.descriptor
     socket_of = bind_socket(settings.socket) if descriptor is None else inherit_socket(descriptor)
     idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0
