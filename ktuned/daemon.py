@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import os
 import signal
-import sys
 from contextlib import suppress
 from typing import Any
 
@@ -17,17 +16,19 @@ import msgspec
 import structlog
 
 from ktuned import home
-from ktuned.catalog import Catalog, check_problem, environment_of
+from ktuned.catalog import Catalog
 from ktuned.config import Settings
-from ktuned.errors import KtunedError, NotFound
+from ktuned.errors import KtunedError
 from ktuned.fleet.pool import Fleet
-from ktuned.fleet.process import Environment
 from ktuned.intake import Intake
 from ktuned.machine import Machine
-from ktuned.model import PRESETS, Job
 from ktuned.observing import Observer
+from ktuned.preparing import Preparing
+from ktuned.probing import Probing
 from ktuned.reverifying import Reverifying
+from ktuned.serve.calling import Method
 from ktuned.serve.captures import Captures
+from ktuned.serve.connection import Connection
 from ktuned.serve.control import Control
 from ktuned.serve.events import Events
 from ktuned.serve.generations import Generations
@@ -37,17 +38,16 @@ from ktuned.serve.listening import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.lookups import Lookups
 from ktuned.serve.methods import Methods
 from ktuned.serve.overview import Overview
+from ktuned.serve.params import NoParams
 from ktuned.serve.scheduling import ask_for_short_slices
-from ktuned.serve.server import Connection, Server
+from ktuned.serve.server import Server
 from ktuned.serve.sharing import Sharing
 from ktuned.serve.systemd import Handover, Notifier
 from ktuned.serve.why import Why
 from ktuned.store import Artifacts, Store
 from ktuned.trust import Trust
-from ktuned.tuning.deadlines import merged
 from ktuned.tuning.jobs import Jobs
 from ktuned.tuning.manners import Manners
-from ktuned.tuning.trying import Work
 from ktuned.watching.survey import Survey
 from ktuned.watching.watcher import Watcher
 
@@ -105,7 +105,7 @@ async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) 
 
 
 class Daemon:
-    """All parts of a running daemon."""
+    """All parts of a running daemon; ``methods`` are the protocol's, by their names on the wire."""
 
     def __init__(
         self,
@@ -123,7 +123,6 @@ class Daemon:
         self._notifier = notifier
         self._default_idle_exit_s = idle_exit_s
         self._stopping = anyio.Event()
-        self._device_failed = anyio.Event()
         self._config_notice = ""
         self._reloading = anyio.Lock()
         # One map for all who watch deadlines, so that a reload reaches them.
@@ -136,20 +135,30 @@ class Daemon:
         self._machine = Machine(
             fleet, store, deadline_s=settings.deadlines["inspect"], arch=settings.arch, chosen=settings.devices
         )
+        self._probing = Probing(self._catalog, self._machine, str(settings.state))
         self._trust = Trust(settings.trusted_directories)
         self._survey = Survey(self._catalog, fleet, store, self._deadlines, self._trust)
         self._manners = Manners(settings.policy)
         observer = Observer(
             fleet=fleet,
             machine=self._machine,
-            environments=lambda: [environment_of(root) for root in self._catalog.roots],
+            environments=self._probing.environments,
             deadline_s=settings.deadlines["inspect"],
+        )
+        self._preparing = Preparing(
+            settings,
+            catalog=self._catalog,
+            machine=self._machine,
+            fleet=fleet,
+            trust=self._trust,
+            deadlines=self._deadlines,
+            captured=lambda kernel, problem: self._captures.path(kernel, problem),  # noqa: PLW0108 - made later
         )
         self._jobs = Jobs(
             fleet=fleet,
             store=store,
             artifacts=self._artifacts,
-            prepare=self._prepare,
+            prepare=self._preparing.prepare,
             publish=self._publish,
             manners=self._manners,
             read=observer.read,
@@ -188,7 +197,7 @@ class Daemon:
             events=self.events,
             explain=Why(self._catalog, self._machine, store).explain,
             status=lambda: self._overview.status(self._life),
-            probe=self._probe,
+            probe=self._probing.reports,
             stop=self._stopping.set,
         )
         captures = settings.state / "captures"
@@ -202,16 +211,16 @@ class Daemon:
             publish=self._publish,
         )
         control = Control(catalog=self._catalog, machine=self._machine, jobs=self._jobs)
-        self._server = Server(
-            methods.table()
-            | control.table()
-            | sharing.table()
-            | self._captures.table()
-            | self._lookups.pins.table()
-            | self._housekeeping.table()
-            | {"reload": self._reload},
-            shortcuts=self._lookups.shortcuts,
-        )
+        self.methods = {
+            **methods.table(),
+            **control.table(),
+            **sharing.table(),
+            **self._captures.table(),
+            **self._lookups.pins.table(),
+            **self._housekeeping.table(),
+            "reload": Method(NoParams, self._answer_reload),
+        }
+        self._server = Server(self.methods, shortcuts=self._lookups.shortcuts)
         self._overview = Overview(
             settings,
             catalog=self._catalog,
@@ -248,7 +257,7 @@ class Daemon:
                 self._watcher.run,
                 self._intake.run,
                 self._housekeeping.run,
-                self._doubt_devices,
+                self._probing.run,
                 self._take_up,
                 self._life.run,
                 *([functools.partial(keep_reachable, self._settings.socket, self._server.listen)] if is_bound else ()),
@@ -266,12 +275,20 @@ class Daemon:
             async for number in signals:
                 if number == signal.SIGHUP:
                     with suppress(KtunedError):
-                        await self._reload({}, None)
+                        await self._reload()
                 else:
                     self._stopping.set()
 
-    async def _reload(self, params: dict[str, Any], connection: Connection | None) -> dict[str, Any]:
-        """Follow ``config.toml`` as it is now, and tell what changed; what cannot be followed changes nothing."""
+    async def _answer_reload(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+        changed = await self._reload()
+        return {"path": str(self._settings.config_path), "changed": changed}
+
+    async def _reload(self) -> list[str]:
+        """Follow ``config.toml`` as it is now, and return what it says otherwise.
+
+        Raises:
+            SettingsError: it cannot be followed; nothing has changed.
+        """
         async with self._reloading:
             self._notifier.reloading()
             try:
@@ -284,12 +301,13 @@ class Daemon:
                 raise
             finally:
                 self._notifier.ready(self._overview.line())
-        return {"path": str(settings.config_path), "changed": changed}
+        return changed
 
     async def _follow(self, settings: Settings) -> None:
         self._config_notice = ""
         # The socket stays where it is, whoever made it.
-        self._settings = self._overview.settings = msgspec.structs.replace(settings, socket=self._settings.socket)
+        self._settings = msgspec.structs.replace(settings, socket=self._settings.socket)
+        self._overview.settings = self._preparing.settings = self._settings
         self._life.idle_exit_s = self._idle_exit_s()
         self._manners.policy = settings.policy
         self._jobs.review()
@@ -325,20 +343,10 @@ class Daemon:
             *self._machine.notices,
         ]
 
-    async def _probe(self) -> list[dict[str, Any]]:
-        """Ask every root's backends what they are; before there is a root, those of the daemon's own interpreter."""
-        environments = {environment_of(root): None for root in self._catalog.roots}
-        if not environments:
-            environments = {Environment(sys.executable, str(self._settings.state)): None}
-        # Roots that share an interpreter share its report.
-        return list(
-            {id(report): report for report in [await self._machine.probe(one) for one in environments]}.values()
-        )
-
     async def _take_up(self) -> None:
         """Go on with the work that was left, once it is known what the machine is now."""
         if self._catalog.roots:
-            await self._probe()
+            await self._probing.reports()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._jobs.run)
             tasks.start_soon(self._catch_up)
@@ -347,14 +355,6 @@ class Daemon:
         """Have renewed what changed while no daemon was there: sources first, then drivers and toolchains."""
         await self._watcher.caught_up.wait()
         await self._reverifying.run()
-
-    async def _doubt_devices(self) -> None:
-        """Ask anew what devices there are whenever one fails: it may be gone, and the next job must not count on it."""
-        while True:
-            await self._device_failed.wait()
-            self._device_failed = anyio.Event()
-            for root in self._catalog.roots:
-                await self._machine.probe(environment_of(root), again=True)
 
     def _publish(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
         kernel = fields.get("kernel")
@@ -365,46 +365,11 @@ class Daemon:
         if type == "job_done":
             self._housekeeping.due()
         if type == "lane" and fields["state"] == "sick":
-            self._device_failed.set()
+            self._probing.device_failed()
         if type == "reloaded":
             # A name that is new may make another one ambiguous, or known.
             self._lookups.changed_all()
         self.events.publish(type, **fields)
-
-    def _leave_cores(self, lanes: int) -> None:
-        """Keep compilers off one core for each device; how many run at once is what config.toml says, if it does."""
-        slots = self._settings.compile_slots
-        self._fleet.leave_cores(lanes)
-        if not self._settings.slots_are_given:
-            self._fleet.compile_slots.total_tokens = max(1, slots + 1 - max(1, lanes))
-
-    def _prepare(self, job: Job) -> Work:
-        kernel = self._catalog.resolve(job.kernel)
-        check_problem(kernel, job.problem)
-        self._trust.check_file(kernel.file)
-        root = self._catalog.root_of(kernel.file)
-        if root is None:
-            raise NotFound(f"{kernel.file} is below no watched root")
-        environment = environment_of(root)
-        aim = self._machine.aim(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
-        self._leave_cores(len(self._machine.seats(environment)))
-        return Work(
-            job=job,
-            kernel=kernel,
-            root=root.path,
-            problem=job.problem,
-            devices=aim.devices,
-            target=aim.target,
-            absence=aim.absence,
-            captured=self._captures.path(kernel, job.problem),
-            context=self._machine.context(kernel, environment, job.problem, aim.model),
-            environment=environment,
-            preset=PRESETS[job.plan.preset],
-            deadlines=merged(self._deadlines, kernel.plan.deadlines),
-            judge_contention=self._settings.judges_contention,
-            scratch=self._fleet.scratch,
-            group_size=self._machine.group_size(environment, kernel.backend),
-        )
 
 
 def _first(group: BaseExceptionGroup[KtunedError]) -> KtunedError:

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from ktuned_client import paths
 from ktuned_client.answers import (
@@ -14,24 +14,18 @@ from ktuned_client.answers import (
     LOOKUP_DEADLINE_S,
     PIN_DEADLINE_S,
     TUNE_DEADLINE_S,
-    Backoff,
     DaemonError,
     DaemonUnavailable,
     Hit,
-    completed,
     explained,
     given,
-    hit_from,
     unavailable,
 )
-from ktuned_client.generations import MAX_NAMES
-from ktuned_client.memo import Memo, key_of, pack
+from ktuned_client.knowledge import Knowledge
+from ktuned_client.memo import pack
 from ktuned_client.progress import Event, Progress
 from ktuned_client.transport_aio import AsyncSubscription, AsyncTransport
-from ktuned_client.wire import LOOKUP, MAX_LOOKUPS, ProtocolError, encode_lookup, encode_lookups
-
-if TYPE_CHECKING:
-    from ktuned_client.winners import Winners
+from ktuned_client.wire import LOOKUP, MAX_LOOKUPS, ProtocolError, encode_lookups
 
 
 class AsyncClient:
@@ -60,11 +54,9 @@ class AsyncClient:
         self.socket = paths.socket_path() if socket is None else os.fspath(socket)
         self.pin = pin
         self.deadline_s = (LOOKUP_DEADLINE_S if pin is None else PIN_DEADLINE_S) if deadline_s is None else deadline_s
-        self._winners = None if winners is None else _read_winners(winners)
-        self._memo = Memo()
+        self._knowledge = Knowledge(pin, winners)
+        self._memo = self._knowledge.memo
         self._transport = AsyncTransport(self.socket, self._memo.greet)
-        self._backoff = Backoff()
-        self._questions: dict[tuple[str, str | None], bytes] = {}
 
     async def lookup(
         self,
@@ -119,7 +111,7 @@ class AsyncClient:
         hits: list[Hit | None] = [None] * len(asked)
         open_ones: list[tuple[int, bytes]] = []
         for place, (kernel, problem, default) in enumerate(asked):
-            found = self._known(kernel, problem, default, device)
+            found = self._knowledge.find(kernel, problem, default, device)
             if isinstance(found, bytes):
                 open_ones.append((place, found))
             else:
@@ -202,9 +194,9 @@ class AsyncClient:
         Raises:
             DaemonError: the daemon refused them: there is no such kernel or problem.
             DaemonUnavailable: no daemon answered within ``deadline_s``.
+            OSError: they cannot be written.
             TypeError: a value is neither a tensor nor a number.
-        ValueError: they are too large.
-        OSError: the disk is full.
+            ValueError: they are too large.
         """
         from ktuned_client import capturing
 
@@ -224,91 +216,45 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _known(
-        self, kernel: str, problem: Mapping[str, Any], default: Mapping[str, Any] | None, device: str | None
-    ) -> Hit | bytes:
-        """Return the hit that needs no daemon, or else the problem's bytes to ask it with."""
-        name = kernel if device is None else (kernel, device)
-        try:
-            key = key_of(problem)
-        except (TypeError, ValueError) as error:
-            return unavailable(kernel, problem, device, default, str(error))
-        hit = self._memo.recall(name, key, default)
-        if hit is not None:
-            return hit
-        if self._winners is not None:
-            hit = self._winners.lookup(kernel, problem, device)
-            self._memo.remember_for_good(name, key, hit)
-            return completed(hit, default)
-        if self._backoff.is_waiting:
-            return self._last_word(kernel, problem, default, device, key, self._backoff.message)
-        return key
-
     async def _look_up(
         self, kernel: str, problem: Mapping[str, Any], default: Mapping[str, Any] | None, device: str | None
     ) -> Hit:
-        key = self._known(kernel, problem, default, device)
+        key = self._knowledge.find(kernel, problem, default, device)
         if not isinstance(key, bytes):
             return key
         try:
-            question = self._question(kernel, device) + key
-            hit = hit_from(await self._transport.look_up(LOOKUP + question, self.deadline_s))
+            question = LOOKUP + self._knowledge.question(kernel, device, key)
+            answer = await self._transport.look_up(question, self.deadline_s)
+            return self._knowledge.learn(kernel, default, device, key, answer)
         except DaemonUnavailable as error:
-            self._backoff.failed(str(error))
-            return self._last_word(kernel, problem, default, device, key, str(error))
+            self._knowledge.backoff.failed(str(error))
+            return self._knowledge.last_word(kernel, problem, default, device, key, str(error))
         except (DaemonError, TypeError, ValueError) as error:
             return unavailable(kernel, problem, device, default, str(error))
-        self._backoff.succeeded()
-        self._memo.remember(kernel if device is None else (kernel, device), key, hit)
-        return completed(hit, default)
 
     async def _answers(
         self, asked: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, bytes]], device: str | None
     ) -> list[Hit]:
         """Ask one ``lookup_many``; each question has its problem's bytes with it."""
         try:
-            question = encode_lookups([self._question(kernel, device) + key for kernel, _, _, key in asked])
-            answers = (await self._transport.look_up(question, self.deadline_s))["answers"]
+            question = encode_lookups([self._knowledge.question(kernel, device, key) for kernel, _, _, key in asked])
+            told = (await self._transport.look_up(question, self.deadline_s))["answers"]
+            answers = list(zip(asked, told, strict=True))
         except DaemonUnavailable as error:
-            self._backoff.failed(str(error))
+            self._knowledge.backoff.failed(str(error))
             return [
-                self._last_word(kernel, problem, default, device, key, str(error))
+                self._knowledge.last_word(kernel, problem, default, device, key, str(error))
                 for kernel, problem, default, key in asked
             ]
         except (DaemonError, TypeError, ValueError, KeyError) as error:
             return [unavailable(kernel, problem, device, default, str(error)) for kernel, problem, default, _ in asked]
-        self._backoff.succeeded()
         hits = []
-        for (kernel, problem, default, key), answer in zip(asked, answers, strict=True):
+        for (kernel, problem, default, key), answer in answers:
             try:
-                hit = hit_from(answer)
+                hits.append(self._knowledge.learn(kernel, default, device, key, answer))
             except (DaemonError, ValueError) as error:
                 hits.append(unavailable(kernel, problem, device, default, str(error)))
-                continue
-            self._memo.remember(kernel if device is None else (kernel, device), key, hit)
-            hits.append(completed(hit, default))
         return hits
-
-    def _question(self, kernel: str, device: str | None) -> bytes:
-        """Return the bytes of a lookup up to its problem."""
-        known = self._questions.get((kernel, device))
-        if known is None:
-            if len(self._questions) >= MAX_NAMES:
-                self._questions.clear()
-            known = self._questions[kernel, device] = encode_lookup(kernel, device, self.pin)
-        return known
-
-    def _last_word(
-        self,
-        kernel: str,
-        problem: Mapping[str, Any],
-        default: Mapping[str, Any] | None,
-        device: str | None,
-        key: bytes,
-        why: str,
-    ) -> Hit:
-        known = self._memo.last_word(kernel if device is None else (kernel, device), key, default, why)
-        return unavailable(kernel, problem, device, default, why) if known is None else known
 
 
 class AsyncEventStream(AsyncIterator[Event]):
@@ -394,10 +340,3 @@ class AsyncTuning(AsyncIterator[Event]):
             since = (self._progress.epoch, self._progress.seq)
             self._stream = await self._client.events(since=since, jobs=[job["id"] for job in self.jobs])
         return self._stream
-
-
-def _read_winners(path: str | os.PathLike[str]) -> Winners:
-    # Few programs have such files, and reading them takes what no other lookup needs.
-    from ktuned_client.winners import Winners
-
-    return Winners.read(path)

@@ -17,12 +17,13 @@ from time import time
 from typing import Any, Final
 
 import anyio.to_thread
-import msgspec
 
 from ktuned.catalog import Catalog, check_problem
 from ktuned.errors import NotFound, UsageError
-from ktuned.model import KernelInfo, Problem, Scalar, canonical
-from ktuned.serve.server import Connection, Method
+from ktuned.model import KernelInfo, Problem, canonical
+from ktuned.serve.calling import Method
+from ktuned.serve.connection import Connection
+from ktuned.serve.params import CaptureParams
 from ktuned.store import Store
 from ktuned.store.captured import Capture
 from ktuned.store.faults import file_fault
@@ -36,15 +37,6 @@ MAX_CAPTURED_BYTES: Final = 16 * 2**30
 """All captures together, on the user's disk."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-class CaptureParams(msgspec.Struct, frozen=True):
-    """``capture``: where to write a problem's tensors; with ``digest``, which they are; ``remove`` forgets them."""
-
-    kernel: str
-    problem: dict[str, Scalar]
-    digest: str | None = None
-    remove: bool = False
 
 
 class Captures:
@@ -63,9 +55,9 @@ class Captures:
         self._changed = changed
         self._held = {(held.kernel, held.problem): held for held in store.captured.all()}
 
-    def table(self) -> dict[str, Method]:
+    def table(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"capture": self.capture}
+        return {"capture": Method(CaptureParams, self.capture)}
 
     def digest(self, kernel: str, problem: str) -> str:
         """Return the digest of a problem's (canonical text) captured inputs; empty if there are none."""
@@ -77,12 +69,8 @@ class Captures:
         digest = self.digest(kernel.name, canonical(kernel.specialized(problem)))
         return str(self._file(digest)) if digest else ""
 
-    async def capture(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def capture(self, wanted: CaptureParams, connection: Connection) -> dict[str, Any]:
         """Say where to write a problem's tensors, or take note of those that were written."""
-        try:
-            wanted = msgspec.convert(params, CaptureParams)
-        except msgspec.ValidationError as error:
-            raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
         kernel = self._catalog.resolve(wanted.kernel)
         check_problem(kernel, wanted.problem)
         key = (kernel.name, canonical(kernel.specialized(wanted.problem)))

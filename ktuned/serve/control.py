@@ -6,23 +6,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from ktuned.catalog import Catalog
 from ktuned.errors import NotFound, UsageError
 from ktuned.machine import Machine
 from ktuned.model import Job
-from ktuned.serve.server import Connection, Method
+from ktuned.serve.calling import Method
+from ktuned.serve.connection import Connection
+from ktuned.serve.params import PauseParams
 from ktuned.tuning.jobs import Jobs
 from ktuned.tuning.queue import EVERYTHING
-
-
-class PauseParams(msgspec.Struct, frozen=True):
-    """``pause`` and ``resume``: at most one of them; without any, everything is meant."""
-
-    job: int | None = None
-    kernel: str | None = None
-    device: str | None = None
 
 
 class Control:
@@ -33,25 +25,21 @@ class Control:
         self._machine = machine
         self._jobs = jobs
 
-    def table(self) -> dict[str, Method]:
+    def table(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"pause": self.pause, "resume": self.resume}
+        return {"pause": Method(PauseParams, self.pause), "resume": Method(PauseParams, self.resume)}
 
-    async def pause(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def pause(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
         """Let something wait until it is resumed, in the next daemon's life too."""
-        return await self._set(params, self._jobs.pause, is_paused=True)
+        return await self._set(wanted, self._jobs.pause, is_paused=True)
 
-    async def resume(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def resume(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
         """Take a pause back. What was paused by itself stays paused: a job is not resumed with its device."""
-        return await self._set(params, self._jobs.resume, is_paused=False)
+        return await self._set(wanted, self._jobs.resume, is_paused=False)
 
     async def _set(
-        self, params: dict[str, Any], act: Callable[[int], Awaitable[Job]], *, is_paused: bool
+        self, wanted: PauseParams, act: Callable[[int], Awaitable[Job]], *, is_paused: bool
     ) -> dict[str, Any]:
-        try:
-            wanted = msgspec.convert(params, PauseParams)
-        except msgspec.ValidationError as error:
-            raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
         if sum(given is not None for given in (wanted.job, wanted.kernel, wanted.device)) > 1:
             raise UsageError("a job, a kernel and a device are given together", hint="name one of them, or none")
         changed: list[Job] = []

@@ -12,23 +12,17 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import msgspec
 import structlog
 
 from ktuned.errors import StoreError, UsageError
-from ktuned.serve.server import Connection, Method
+from ktuned.serve.calling import Method
+from ktuned.serve.connection import Connection
+from ktuned.serve.params import CollectParams
 from ktuned.store import Artifacts, Store
 
 _log = structlog.get_logger()
 
 GIB = 2**30
-
-
-class CollectParams(msgspec.Struct, frozen=True):
-    """``gc``: whether only to tell what would go, and the GiB to come down to (the cap, if not given)."""
-
-    dry_run: bool = False
-    keep_gib: float | None = None
 
 
 class Housekeeping:
@@ -40,9 +34,9 @@ class Housekeeping:
         self._on_collected = on_collected
         self._due = anyio.Event()
 
-    def table(self) -> dict[str, Method]:
+    def table(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"gc": self.gc}
+        return {"gc": Method(CollectParams, self.gc)}
 
     def due(self) -> None:
         """Note that there may be more artifacts than there may be."""
@@ -59,12 +53,8 @@ class Housekeeping:
                 _log.warning("artifacts_not_collected", reason=error.message)
             await self._due.wait()
 
-    async def gc(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def gc(self, wanted: CollectParams, connection: Connection) -> dict[str, Any]:
         """Remove the least recently served artifacts, winners' last, until so many bytes are left."""
-        try:
-            wanted = msgspec.convert(params, CollectParams)
-        except msgspec.ValidationError as error:
-            raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
         if wanted.keep_gib is not None and not 0 <= wanted.keep_gib < math.inf:
             raise UsageError(f"keep_gib is {wanted.keep_gib}", hint="give GiB, 0 for none")
         bytes_kept = self._artifacts.cap_bytes if wanted.keep_gib is None else int(wanted.keep_gib * GIB)

@@ -17,9 +17,9 @@ from ktuned.fleet.pool import Fleet
 from ktuned.machine import Machine
 from ktuned.model import Config, Device, KernelInfo, Priority, Problem, Status, Winner, canonical
 from ktuned.serve.answer import admits_plainly, answer
+from ktuned.serve.calling import Later
 from ktuned.serve.generations import Generations
 from ktuned.serve.pins import Pins
-from ktuned.serve.server import Later
 from ktuned.serve.shortcuts import HOLDS_S, Shortcuts
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.jobs import Jobs

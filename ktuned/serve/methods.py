@@ -1,11 +1,11 @@
-"""The protocol's methods (docs/protocol.md): each checks its parameters and asks the part that knows."""
+"""The protocol's methods (docs/protocol.md): each asks the part that knows."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,10 +13,24 @@ import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem
 from ktuned.errors import KtunedError, NotFound, UsageError
 from ktuned.intake import Intake, Wish
-from ktuned.model import JobState, KernelInfo, Outcome, Priority, Scalar, Trial, canonical
+from ktuned.model import KernelInfo, Priority, Trial, canonical
+from ktuned.serve.calling import Later, Method
+from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.lookups import Lookups
-from ktuned.serve.server import Connection, Later, Method
+from ktuned.serve.params import (
+    CancelParams,
+    CompileParams,
+    ForgetParams,
+    JobsParams,
+    KernelsParams,
+    LookupManyParams,
+    LookupParams,
+    NoParams,
+    ResultsParams,
+    SubscribeParams,
+    TuneParams,
+)
 from ktuned.store import Store
 from ktuned.tuning.jobs import Jobs
 from ktuned_client.wire import PROTOCOL_VERSION
@@ -26,109 +40,6 @@ CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
 
 MAX_ROWS = 2_000
 """Trials or jobs in one answer, which must stay below the limit of a message."""
-
-T = TypeVar("T")
-
-
-class LookupParams(msgspec.Struct, frozen=True):
-    """``lookup``: which kernel, which problem, on which device; ``tune`` whether to ask for a better answer."""
-
-    kernel: str
-    problem: dict[str, Scalar]
-    device: str | None = None
-    tune: bool = True
-    pin: str | None = None
-
-
-class LookupManyParams(msgspec.Struct, frozen=True):
-    """``lookup_many``: several lookups, answered in their order."""
-
-    lookups: list[LookupParams]
-
-
-class TuneParams(msgspec.Struct, frozen=True):
-    """``tune``: a kernel by name, or all at or below a path; the rest overrides the kernel file."""
-
-    kernel: str | None = None
-    path: str | None = None
-    problem: dict[str, Scalar] | None = None
-    device: str | None = None
-    preset: str | None = None
-    trials: int | None = None
-    seconds: float | None = None
-    strategy: str | None = None
-    seed: int | None = None
-    python: str | None = None
-    priority: int | None = None
-    stale_only: bool = False
-
-
-class CompileParams(msgspec.Struct, frozen=True):
-    """``compile``: as ``tune``, but nothing is measured; ``arch`` is what to compile for, e.g. ``sm_90a``."""
-
-    kernel: str | None = None
-    path: str | None = None
-    problem: dict[str, Scalar] | None = None
-    arch: str | None = None
-    trials: int | None = None
-    seconds: float | None = None
-    strategy: str | None = None
-    seed: int | None = None
-    python: str | None = None
-
-
-class WhichParams(msgspec.Struct, frozen=True):
-    """``cancel`` and ``jobs``: one job, or those of a kernel, or in a state."""
-
-    job: int | None = None
-    ids: list[int] | None = None
-    kernel: str | None = None
-    state: JobState | None = None
-    limit: int = 200
-
-
-class KernelsParams(msgspec.Struct, frozen=True):
-    """``kernels``: one kernel, or those below a path; all without either. ``why`` tells what made winners stale."""
-
-    kernel: str | None = None
-    path: str | None = None
-    why: bool = False
-
-
-class ResultsParams(msgspec.Struct, frozen=True):
-    """``results``: a kernel's trials, or one trial with its whole story."""
-
-    kernel: str | None = None
-    problem: dict[str, Scalar] | None = None
-    device: str | None = None
-    outcome: Outcome | None = None
-    trial: int | None = None
-    job: int | None = None
-    order: str = "fastest"
-    limit: int = 200
-
-
-class ForgetParams(msgspec.Struct, frozen=True):
-    """``forget``: a kernel's trials, all or those of one outcome."""
-
-    kernel: str
-    outcome: Outcome | None = None
-
-
-class SubscribeParams(msgspec.Struct, frozen=True):
-    """``subscribe``: from where on, and which events."""
-
-    since: list[int] | None = None
-    kernels: list[str] | None = None
-    jobs: list[int] | None = None
-    types: list[str] | None = None
-
-
-def _read(params: Mapping[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(params, kind)
-    except msgspec.ValidationError as error:
-        raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
 
 
 class Methods:
@@ -159,27 +70,27 @@ class Methods:
         self._probe = probe
         self._stop = stop
 
-    def table(self) -> dict[str, Method]:
+    def table(self) -> dict[str, Method[Any]]:
         """Return every method by its name on the wire."""
         return {
-            "hello": self.hello,
-            "lookup": self.lookup,
-            "lookup_many": self.lookup_many,
-            "tune": self.tune,
-            "compile": self.compile,
-            "cancel": self.cancel,
-            "jobs": self.jobs,
-            "kernels": self.kernels,
-            "results": self.results,
-            "forget": self.forget,
-            "subscribe": self.subscribe,
-            "unsubscribe": self.unsubscribe,
-            "backends": self.backends,
-            "status": lambda params, connection: self._status(),
-            "shutdown": self.shutdown,
+            "hello": Method(NoParams, self.hello),
+            "lookup": Method(LookupParams, self.lookup),
+            "lookup_many": Method(LookupManyParams, self.lookup_many),
+            "tune": Method(TuneParams, self.tune),
+            "compile": Method(CompileParams, self.compile),
+            "cancel": Method(CancelParams, self.cancel),
+            "jobs": Method(JobsParams, self.jobs),
+            "kernels": Method(KernelsParams, self.kernels),
+            "results": Method(ResultsParams, self.results),
+            "forget": Method(ForgetParams, self.forget),
+            "subscribe": Method(SubscribeParams, self.subscribe),
+            "unsubscribe": Method(NoParams, self.unsubscribe),
+            "backends": Method(NoParams, self.backends),
+            "status": Method(NoParams, self.status),
+            "shutdown": Method(NoParams, self.shutdown),
         }
 
-    def hello(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def hello(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Say who serves here."""
         return {
             "protocol": PROTOCOL_VERSION,
@@ -190,13 +101,13 @@ class Methods:
             "pid": os.getpid(),
         }
 
-    def lookup(self, params: dict[str, Any], connection: Connection) -> dict[str, Any] | Later:
+    def lookup(self, wanted: LookupParams, connection: Connection) -> dict[str, Any] | Later:
         """Answer one lookup, from memory; the first of a problem under a pin waits for the disk."""
-        return self._look_up(_read(params, LookupParams))
+        return self._look_up(wanted)
 
-    def lookup_many(self, params: dict[str, Any], connection: Connection) -> dict[str, Any] | Later:
+    def lookup_many(self, wanted: LookupManyParams, connection: Connection) -> dict[str, Any] | Later:
         """Answer several lookups, in their order; one that is refused has its error in its place."""
-        answers = [self._look_up_or_explain(entry) for entry in _read(params, LookupManyParams).lookups]
+        answers = [self._look_up_or_explain(entry) for entry in wanted.lookups]
         if not any(type(answer) is Later for answer in answers):
             return {"answers": answers}
 
@@ -218,9 +129,8 @@ class Methods:
         except KtunedError as error:
             return {"error": error.to_wire()}
 
-    async def tune(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
-        wanted = _read(params, TuneParams)
         wish = Wish(
             problem=wanted.problem,
             device=wanted.device,
@@ -235,9 +145,8 @@ class Methods:
         )
         return await self._take_in(wanted, wish)
 
-    async def compile(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def compile(self, wanted: CompileParams, connection: Connection) -> dict[str, Any]:
         """Ask for a space's artifacts alone; each config is told by the event ``config_compiled``."""
-        wanted = _read(params, CompileParams)
         if wanted.arch is not None and not wanted.arch.strip():
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
         wish = Wish(
@@ -267,9 +176,8 @@ class Methods:
         told = [self._jobs.describe(job) for job in jobs]
         return {"jobs": told, "errors": [error.to_wire() for error in errors], **place}
 
-    async def cancel(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def cancel(self, wanted: CancelParams, connection: Connection) -> dict[str, Any]:
         """Cancel one job, or all of a kernel."""
-        wanted = _read(params, WhichParams)
         if wanted.job is not None:
             return {"jobs": [(await self._jobs.cancel(wanted.job)).to_wire()]}
         if wanted.kernel is None:
@@ -282,9 +190,8 @@ class Methods:
                 cancelled.append(await self._jobs.cancel(job.id))
         return {"jobs": [job.to_wire() for job in cancelled]}
 
-    def jobs(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def jobs(self, wanted: JobsParams, connection: Connection) -> dict[str, Any]:
         """List jobs: what runs and waits in its order, then what has ended, newest first."""
-        wanted = _read(params, WhichParams)
         if wanted.job is not None:
             job = self._jobs.job(wanted.job)
             if job is None:
@@ -306,9 +213,8 @@ class Methods:
         ]
         return {"jobs": [self._jobs.describe(job) for job in chosen[: _rows(wanted.limit)]]}
 
-    def kernels(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
         """List kernels, what is wrong with kernel files, and the roots."""
-        wanted = _read(params, KernelsParams)
         kernels, errors = self._catalog.kernels, self._catalog.errors
         if wanted.path is not None:
             place = os.path.realpath(wanted.path)
@@ -324,9 +230,8 @@ class Methods:
             "roots": [msgspec.to_builtins(root) for root in self._catalog.roots],
         }
 
-    def results(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def results(self, wanted: ResultsParams, connection: Connection) -> dict[str, Any]:
         """List trials; ``detail`` comes with a single one only."""
-        wanted = _read(params, ResultsParams)
         if wanted.trial is not None:
             trial = self._store.trial(wanted.trial)
             if trial is None:
@@ -365,9 +270,8 @@ class Methods:
             del entry["detail"]
         return {"trials": public}
 
-    async def forget(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def forget(self, wanted: ForgetParams, connection: Connection) -> dict[str, Any]:
         """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""
-        wanted = _read(params, ForgetParams)
         name = self._catalog.resolve(wanted.kernel).name
         if wanted.outcome is None:
             await self._jobs.supersede(name)
@@ -376,9 +280,8 @@ class Methods:
         self._lookups.changed(name)
         return {"kernel": name, "trials": forgotten}
 
-    def subscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def subscribe(self, wanted: SubscribeParams, connection: Connection) -> dict[str, Any]:
         """Have events sent to this connection; whoever names jobs waits for them, until it unsubscribes or closes."""
-        wanted = _read(params, SubscribeParams)
         self._jobs.leave(connection)
         if wanted.jobs is not None:
             self._jobs.attend(connection, wanted.jobs)
@@ -388,17 +291,21 @@ class Methods:
         )
         return place
 
-    def unsubscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def unsubscribe(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Have no more events sent to this connection."""
         self._events.unsubscribe(connection)
         self._jobs.leave(connection)
         return {}
 
-    async def backends(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def backends(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Say what every environment's backends are and can do, asking those that have not been asked yet."""
         return {"environments": await self._probe()}
 
-    def shutdown(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+        """Say how every part does."""
+        return self._status()
+
+    def shutdown(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Stop the daemon; what is unfinished is taken up by the next one."""
         self._stop()
         return {}

@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from ktuned.errors import NotFound, UsageError
 from ktuned.model import Problem, canonical
-from ktuned.serve.server import Connection, Method
+from ktuned.serve.calling import Method
+from ktuned.serve.connection import Connection
+from ktuned.serve.params import NoParams, UnpinParams
 from ktuned.store import Store
 
 MAX_PINNED: Final = 100_000
@@ -29,9 +31,9 @@ class Pins:
         self._store = store
         self.changed: Callable[[], None] = lambda: None
 
-    def table(self) -> dict[str, Method]:
+    def table(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"pins": self.pins, "unpin": self.unpin}
+        return {"pins": Method(NoParams, self.pins), "unpin": Method(UnpinParams, self.unpin)}
 
     def find(self, pin: str, kernel: str, problem: Problem, device: str | None) -> dict[str, Any] | None:
         """Return what a pin holds for a question, however its first asker named kernel and device.
@@ -57,7 +59,7 @@ class Pins:
         held = await self._store.pinned.hold(pin, keys, json.dumps(kept), now=time.time(), limit=MAX_PINNED)
         return {**_as_answer(held), "generation": answer["generation"]}
 
-    def pins(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def pins(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """List the pins, and how many answers each holds since when."""
         return {
             "pins": [
@@ -66,16 +68,13 @@ class Pins:
             ]
         }
 
-    async def unpin(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def unpin(self, wanted: UnpinParams, connection: Connection) -> dict[str, Any]:
         """Give up a pin: who looks up under it from now on decides anew."""
-        pin = params.get("pin")
-        if not isinstance(pin, str):
-            raise UsageError("`pin` is missing or no text", hint="docs/protocol.md has every method's fields")
-        removed = await self._store.pinned.give_up(pin)
+        removed = await self._store.pinned.give_up(wanted.pin)
         if not removed:
-            raise NotFound(f"there is no pin {pin!r}", hint="`ktuned forget --pins` lists them")
+            raise NotFound(f"there is no pin {wanted.pin!r}", hint="`ktuned forget --pins` lists them")
         self.changed()
-        return {"pin": pin, "questions": removed}
+        return {"pin": wanted.pin, "questions": removed}
 
 
 def _key(kernel: str, problem: Problem, device: str | None) -> str:

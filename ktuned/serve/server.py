@@ -1,8 +1,6 @@
-"""The daemon's end of the socket: bytes to method calls, results to bytes, and limits for everything.
+"""The daemon's end of the socket: admits connections, calls the methods that they ask for, and sets limits to it all.
 
-A bare asyncio protocol, because a lookup must not cost a task switch: a plain method is answered from within
-``buffer_updated``. Methods that wait are tasks of the server's task group. A connection that breaks a limit
-is closed; one that does not read what it asked for is not read from either.
+A plain method is answered at once; those that wait are tasks of the server's task group.
 """
 
 from __future__ import annotations
@@ -11,20 +9,21 @@ import asyncio
 import inspect
 import socket
 import sys
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import anyio
 import anyio.abc
 import structlog
 
 from ktuned.errors import KtunedError
+from ktuned.serve.calling import Later, Method
+from ktuned.serve.connection import Connection
 from ktuned.serve.shortcuts import Shortcuts
-from ktuned_client import paths, wire
+from ktuned_client import wire
 
 MAX_CONNECTIONS: Final = 800
 """Open connections: below the usual limit of 1024 file descriptors, with room for workers and the store."""
@@ -58,16 +57,6 @@ _KEEP_THE_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version
 
 log = structlog.get_logger()
 
-Method = Callable[[dict[str, Any], "Connection"], Any | Awaitable[Any]]
-"""A method: params and connection to result. One that is ``async`` may wait; one that is not must not block."""
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """What a method returns that must wait this time, though it mostly need not: the rest of it."""
-
-    rest: Callable[[], Awaitable[Any]]
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -85,11 +74,11 @@ class Server:
     """Answers requests on a listening Unix socket with ``methods``; ``shortcuts`` spare it some that repeat."""
 
     def __init__(
-        self, methods: Mapping[str, Method], limits: Limits | None = None, *, shortcuts: Shortcuts | None = None
+        self, methods: Mapping[str, Method[Any]], limits: Limits | None = None, *, shortcuts: Shortcuts | None = None
     ) -> None:
         self.limits = limits or Limits()
         self.shortcuts = shortcuts
-        self._methods = {name: (method, inspect.iscoroutinefunction(method)) for name, method in methods.items()}
+        self._methods = {name: (method, inspect.iscoroutinefunction(method.answer)) for name, method in methods.items()}
         self._connections: set[Connection] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._is_empty = anyio.Event()
@@ -187,11 +176,9 @@ class Server:
             return self._respond(message, self._complaint(message), None)
         if waits and self._is_draining:
             return self._respond(message, _STOPPING, None)
-        if waits:
-            self._begin(partial(method, message.params, connection), message, connection)
-            return None
         try:
-            result = method(message.params, connection)
+            params = method.read(message.params)
+            result = Later(partial(method.answer, params, connection)) if waits else method.answer(params, connection)
         except Exception as error:
             return self._respond(message, _explained(error, message.method), None)
         if type(result) is Later:
@@ -255,149 +242,6 @@ class Server:
             }
             response = wire.encode_response(message.id, too_large, None)
         return response
-
-
-class Connection(asyncio.BufferedProtocol):
-    """One peer; the sink of its events. Methods get it as their second argument.
-
-    ``pending`` counts its requests whose methods still wait.
-    """
-
-    # A plain protocol has 256 KiB allocated for each read, which costs more than everything else that a lookup needs.
-
-    def __init__(self, server: Server) -> None:
-        self.on_writable: Callable[[], None] | None = None
-        self.on_closed: Callable[[], None] | None = None
-        self._farewell: Callable[[], None] | None = None
-        self.pending = 0
-        self._server = server
-        self._decoder = wire.Decoder(server.limits.request_bytes, server.limits.request_items)
-        self._unhandled: deque[wire.Message] = deque()
-        self._transport: asyncio.Transport | None = None
-        self._is_paused = False
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether the peer reads: neither gone, nor behind by more than its write buffer."""
-        return self._transport is not None and not self._is_paused
-
-    def send(self, data: bytes) -> None:
-        """Write encoded messages; to a peer that is gone, nothing."""
-        if self._transport is not None:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        """Close once everything written has been read."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def when_closed(self, farewell: Callable[[], None]) -> None:
-        """Have something called once, when the peer is gone; in place of what was to be called before."""
-        self._farewell = farewell
-
-    def finished(self) -> None:
-        """Note that one of the waiting methods has ended."""
-        self.pending -= 1
-        self._server.settled()
-        if self._transport is None and not self.pending:
-            self._server.release(self)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admit the peer, if it runs as us and there is room."""
-        # uvloop's is no subclass.
-        transport = cast("asyncio.Transport", transport)
-        try:
-            paths.check_peer(transport.get_extra_info("socket"))
-        except OSError as error:
-            self._server.refuse("peer", str(error))
-            transport.abort()
-            return
-        if not self._server.admit(self):
-            transport.abort()
-            return
-        transport.set_write_buffer_limits(self._server.limits.write_buffer_bytes)
-        self._transport = transport
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where to read to: one buffer for all, because each read is handled before the next one."""
-        return self._server.read_buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Answer what the bytes complete."""
-        if self._transport is None:
-            return
-        data = bytes(self._server.read_buffer[:nbytes])
-        begins_here = self._decoder.is_between_messages and not self._unhandled
-        shortcuts = self._server.shortcuts
-        if shortcuts is not None and begins_here and not self._is_paused:
-            known = shortcuts.find(data)
-            if known is not None:
-                self._transport.write(known)
-                return
-        try:
-            self._unhandled.extend(self._decoder.feed(data))
-        except wire.ProtocolError as error:
-            self._refuse("protocol", str(error))
-            return
-        is_one = (
-            shortcuts is not None and begins_here and len(self._unhandled) == 1 and self._decoder.is_between_messages
-        )
-        self._handle(data if is_one else None)
-
-    def pause_writing(self) -> None:
-        """Stop reading from a peer that does not read."""
-        self._is_paused = True
-        if self._transport is not None:
-            self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        """Go on where :meth:`pause_writing` stopped."""
-        self._is_paused = False
-        self._handle()
-        if self._transport is not None and not self._is_paused:
-            self._transport.resume_reading()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Forget the peer; its waiting methods run to their ends, and count until then."""
-        if self._transport is None:
-            return
-        self._transport = None
-        self._unhandled.clear()
-        if self.on_closed is not None:
-            self.on_closed()
-        if self._farewell is not None:
-            self._farewell()
-        if not self.pending:
-            self._server.release(self)
-
-    def _handle(self, data: bytes | None = None) -> None:
-        """Answer what waits to be; ``data`` are the bytes of the one request that does, if they are nothing else."""
-        while self._unhandled and self.is_writable:
-            message = self._unhandled.popleft()
-            if type(message) is wire.Response:
-                self._refuse("protocol", "a response to nothing")
-                return
-            assert not isinstance(message, wire.Response)
-            if self.pending >= self._server.limits.pending:
-                self._refuse("pending", f"{self.pending} requests wait already")
-                return
-            response = self._server.start(self, message)
-            if response is not None:
-                self.send(response)
-                if self._server.shortcuts is not None and data is not None and type(message) is wire.Request:
-                    self._server.shortcuts.keep(data, response)
-        if self.on_writable is not None and self.is_writable:
-            self.on_writable()
-
-    def _refuse(self, what: str, why: str) -> None:
-        self._unhandled.clear()
-        self._server.refuse(what, why)
-        self.abort()
 
 
 def _explained(error: Exception, method: str) -> dict[str, str]:

@@ -7,27 +7,21 @@ from time import time
 from typing import Any, Final
 
 import anyio.to_thread
-import msgspec
 
 from ktuned.catalog import Catalog, check_problem
 from ktuned.errors import KtunedError, NotFound, UsageError
 from ktuned.machine import Machine
 from ktuned.model import Context, KernelInfo, Status, Winner, canonical
 from ktuned.serve.answer import admits_plainly
-from ktuned.serve.server import Connection, Method
+from ktuned.serve.calling import Method
+from ktuned.serve.connection import Connection
+from ktuned.serve.params import ExportParams, ImportParams
 from ktuned.store import Artifacts, Store, exchange
 from ktuned.store.exchange import Offer
 from ktuned_client.winners import FORMAT, check_document
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: some 20 ms of the loop's time."""
-
-
-class ExportParams(msgspec.Struct, frozen=True):
-    """``export``: the document of one kernel on one device model, or without both, which there are."""
-
-    kernel: str | None = None
-    device: str | None = None
 
 
 class Sharing:
@@ -48,19 +42,15 @@ class Sharing:
         self._artifacts = artifacts
         self._publish = publish
 
-    def table(self) -> dict[str, Method]:
+    def table(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"export": self.give, "import": self.take}
+        return {"export": Method(ExportParams, self.give), "import": Method(ImportParams, self.take)}
 
-    async def give(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def give(self, wanted: ExportParams, connection: Connection) -> dict[str, Any]:
         """List the kernels and device models that have winners, or return the document of one of each.
 
         It is read in a thread, so that lookups do not wait for it.
         """
-        try:
-            wanted = msgspec.convert(params, ExportParams)
-        except msgspec.ValidationError as error:
-            raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
         name = None if wanted.kernel is None else self._full_name(wanted.kernel)
         if name is None or wanted.device is None:
             found = await anyio.to_thread.run_sync(exchange.list_shared, self._store.path)
@@ -80,9 +70,9 @@ class Sharing:
             "artifacts": {key: place for key, place in places.items() if place is not None},
         }
 
-    async def take(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def take(self, wanted: ImportParams, connection: Connection) -> dict[str, Any]:
         """Take in the winners of a document that may be believed; with ``dry_run``, only say what would be."""
-        document, is_dry = params.get("document"), params.get("dry_run", False)
+        document = wanted.document
         try:
             check_document(document)
         except ValueError as error:
@@ -103,7 +93,7 @@ class Sharing:
             told.append({"problem": winner["problem"], "config": winner["config"], **verdict})
             if offer is not None:
                 taken.append(offer)
-        if taken and not is_dry:
+        if taken and not wanted.dry_run:
             await self._seat(kernel, taken)
         return {"kernel": kernel.name, "device": document["device"], "winners": told}
 

@@ -15,10 +15,12 @@ from typing import Any
 import anyio
 
 from ktuned.errors import NotFound
+from ktuned.serve.calling import Method
+from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.generations import Generations
 from ktuned.serve.listening import bind_socket
-from ktuned.serve.server import Connection, Server
+from ktuned.serve.server import Server
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -34,24 +36,23 @@ class Daemon:
         self.events = Events(epoch=7, ring_events=16)
         self.released = anyio.Event()
         self.jobs: dict[int, dict[str, Any]] = {}
-        self.server = Server(
-            {
-                "hello": self.hello,
-                "asked": lambda params, connection: self.asked,
-                "bump": lambda params, connection: self.generations.bump(params["kernel"]),
-                "lookup": self.lookup,
-                "lookup_many": self.lookup_many,
-                "hold": self.hold,
-                "release": self.release,
-                "boom": self.boom,
-                "garble": self.garble,
-                "tune": self.tune,
-                "jobs": self.list_jobs,
-                "end": self.end,
-                "publish": self.publish,
-                "subscribe": self.subscribe,
-            }
-        )
+        methods = {
+            "hello": self.hello,
+            "asked": lambda params, connection: self.asked,
+            "bump": lambda params, connection: self.generations.bump(params["kernel"]),
+            "lookup": self.lookup,
+            "lookup_many": self.lookup_many,
+            "hold": self.hold,
+            "release": self.release,
+            "boom": self.boom,
+            "garble": self.garble,
+            "tune": self.tune,
+            "jobs": self.list_jobs,
+            "end": self.end,
+            "publish": self.publish,
+            "subscribe": self.subscribe,
+        }
+        self.server = Server({name: Method(dict[str, Any], answer) for name, answer in methods.items()})
 
     def hello(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         return {"protocol": self.protocol, "build": "9.9", "generations": self.generations.path}
@@ -59,6 +60,8 @@ class Daemon:
     def lookup_many(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         answers = []
         for entry in params["lookups"]:
+            if entry["kernel"] == "omitted":
+                continue
             try:
                 answers.append(self.lookup(entry, connection))
             except NotFound as error:

@@ -66,7 +66,7 @@ async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str
             assert asyncio.get_running_loop().time() - start < PATIENT_S
             assert (hit.status, hit.config) == ("unavailable", DEFAULT)
             for _ in range(RETRIES):
-                client._backoff.failed("still silent")
+                client._knowledge.backoff.failed("still silent")
             assert (await client.lookup("gemm", {}, DEFAULT)).message == "still silent"
 
 

@@ -79,6 +79,17 @@ def test_a_refused_lookup_gives_the_default_and_says_why(
         assert client.lookup("gemm", {}).status == "fresh"
 
 
+@pytest.mark.usefixtures("served")
+def test_answers_that_fit_no_questions_are_none(path: str) -> None:
+    """A daemon that answers fewer lookups than it was asked makes nobody raise, nor take another's answer."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        hits = client.lookup_many([("omitted", {}, DEFAULT), ("gemm", {"M": 1}, DEFAULT)])
+        assert [(hit.kernel, hit.status, hit.config) for hit in hits] == [
+            ("omitted", "unavailable", DEFAULT),
+            ("gemm", "unavailable", DEFAULT),
+        ]
+
+
 def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
     """Nobody listens: the default, and the command that starts a daemon."""
     hit = Client(path).lookup("gemm", {"M": 1}, DEFAULT)
@@ -96,7 +107,7 @@ def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> N
         assert "within 0.05 s" in hit.message
         assert 0.05 <= took_s < PATIENT_S
         for _ in range(RETRIES):
-            client._backoff.failed("still silent")
+            client._knowledge.backoff.failed("still silent")
         assert client.lookup("gemm", {}, DEFAULT).message == "still silent"
 
 

@@ -106,7 +106,8 @@ class Desk:
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return a method's result."""
-        found = self._table[method](params, self.peer)  # type: ignore[arg-type]
+        asked = self._table[method]
+        found = asked.answer(asked.read(params), self.peer)  # type: ignore[arg-type]
         result: dict[str, Any] = await found if inspect.isawaitable(found) else found
         return result
 

@@ -13,9 +13,11 @@ import pytest
 import uvloop
 
 from ktuned.errors import NotFound
+from ktuned.serve.calling import Method
+from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.listening import bind_socket
-from ktuned.serve.server import Connection, Limits, Server
+from ktuned.serve.server import Limits, Server
 from ktuned_client import wire
 from ktuned_client.wire import Decoder, Message, Notification, Response
 from tests import leaks
@@ -76,19 +78,17 @@ class Running:
         self.events = Events(epoch=5)
         self.released = anyio.Event()
         self.calls: list[str] = []
-        self.server = Server(
-            {
-                "echo": self.echo,
-                "big": self.big,
-                "missing": self.missing,
-                "boom": self.boom,
-                "object": self.object,
-                "hold": self.hold,
-                "hold_and_boom": self.hold_and_boom,
-                "subscribe": self.subscribe,
-            },
-            LIMITS,
-        )
+        methods = {
+            "echo": self.echo,
+            "big": self.big,
+            "missing": self.missing,
+            "boom": self.boom,
+            "object": self.object,
+            "hold": self.hold,
+            "hold_and_boom": self.hold_and_boom,
+            "subscribe": self.subscribe,
+        }
+        self.server = Server({name: Method(dict[str, Any], answer) for name, answer in methods.items()}, LIMITS)
         self.peers: list[Peer] = []
 
     def peer(self) -> Peer:

@@ -1,0 +1,99 @@
+"""What a client can tell without its daemon: answers that still hold, exported winners, the last that was known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ktuned_client.answers import Backoff, Hit, completed, hit_from, unavailable
+from ktuned_client.generations import MAX_NAMES
+from ktuned_client.memo import Memo, key_of
+from ktuned_client.wire import encode_lookup
+
+if TYPE_CHECKING:
+    from ktuned_client.winners import Winners
+
+
+class Knowledge:
+    """One client's, whichever way it talks to the daemon: what to ask, what was learned, and whether to ask at all.
+
+    ``pin`` and ``winners`` (paths of exported winners) are the client's.
+
+    Raises:
+        WinnersError: ``winners`` cannot be read.
+    """
+
+    def __init__(self, pin: str | None, winners: str | os.PathLike[str] | None) -> None:
+        self.memo = Memo()
+        self.backoff = Backoff()
+        self._pin = pin
+        self._winners = None if winners is None else _read_winners(winners)
+        self._questions: dict[tuple[str, str | None], bytes] = {}
+
+    def find(
+        self, kernel: str, problem: Mapping[str, Any], default: Mapping[str, Any] | None, device: str | None
+    ) -> Hit | bytes:
+        """Return the hit that needs no daemon, or else the problem's bytes to ask it with."""
+        name = kernel if device is None else (kernel, device)
+        try:
+            key = key_of(problem)
+        except (TypeError, ValueError) as error:
+            return unavailable(kernel, problem, device, default, str(error))
+        hit = self.memo.recall(name, key, default)
+        if hit is not None:
+            return hit
+        if self._winners is not None:
+            hit = self._winners.lookup(kernel, problem, device)
+            self.memo.remember_for_good(name, key, hit)
+            return completed(hit, default)
+        if self.backoff.is_waiting:
+            return self.last_word(kernel, problem, default, device, key, self.backoff.message)
+        return key
+
+    def question(self, kernel: str, device: str | None, key: bytes) -> bytes:
+        """Return a lookup's encoded params.
+
+        Raises:
+            TypeError: the kernel's or the device's name is none that MessagePack can carry.
+        """
+        known = self._questions.get((kernel, device))
+        if known is None:
+            if len(self._questions) >= MAX_NAMES:
+                self._questions.clear()
+            known = self._questions[kernel, device] = encode_lookup(kernel, device, self._pin)
+        return known + key
+
+    def learn(
+        self, kernel: str, default: Mapping[str, Any] | None, device: str | None, key: bytes, answer: Mapping[str, Any]
+    ) -> Hit:
+        """Keep the daemon's answer, and return it as a hit.
+
+        Raises:
+            DaemonError: it refuses this question, one of several.
+            ValueError: it is no answer.
+        """
+        self.backoff.succeeded()
+        hit = hit_from(answer)
+        self.memo.remember(kernel if device is None else (kernel, device), key, hit)
+        return completed(hit, default)
+
+    def last_word(
+        self,
+        kernel: str,
+        problem: Mapping[str, Any],
+        default: Mapping[str, Any] | None,
+        device: str | None,
+        key: bytes,
+        why: str,
+    ) -> Hit:
+        """Return the hit of a question that no daemon answers, and ``why``: the last that was known, or the default."""
+        known = self.memo.last_word(kernel if device is None else (kernel, device), key, default, why)
+        return unavailable(kernel, problem, device, default, why) if known is None else known
+
+
+def _read_winners(path: str | os.PathLike[str]) -> Winners:
+    # Few programs have such files, and reading them takes what no other lookup needs.
+    from ktuned_client.winners import Winners
+
+    return Winners.read(path)

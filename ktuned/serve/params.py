@@ -1,0 +1,158 @@
+"""What each method of the protocol takes (docs/protocol.md): its params, as they are read from the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ktuned.model import JobState, Outcome, Scalar
+
+
+class NoParams(msgspec.Struct, frozen=True):
+    """What a method takes that takes nothing; what is sent all the same is passed over."""
+
+
+class LookupParams(msgspec.Struct, frozen=True):
+    """``lookup``: which kernel, which problem, on which device; ``tune`` whether to ask for a better answer."""
+
+    kernel: str
+    problem: dict[str, Scalar]
+    device: str | None = None
+    tune: bool = True
+    pin: str | None = None
+
+
+class LookupManyParams(msgspec.Struct, frozen=True):
+    """``lookup_many``: several lookups, answered in their order."""
+
+    lookups: list[LookupParams]
+
+
+class TuneParams(msgspec.Struct, frozen=True):
+    """``tune``: a kernel by name, or all at or below a path; the rest overrides the kernel file."""
+
+    kernel: str | None = None
+    path: str | None = None
+    problem: dict[str, Scalar] | None = None
+    device: str | None = None
+    preset: str | None = None
+    trials: int | None = None
+    seconds: float | None = None
+    strategy: str | None = None
+    seed: int | None = None
+    python: str | None = None
+    priority: int | None = None
+    stale_only: bool = False
+
+
+class CompileParams(msgspec.Struct, frozen=True):
+    """``compile``: as ``tune``, but nothing is measured; ``arch`` is what to compile for, e.g. ``sm_90a``."""
+
+    kernel: str | None = None
+    path: str | None = None
+    problem: dict[str, Scalar] | None = None
+    arch: str | None = None
+    trials: int | None = None
+    seconds: float | None = None
+    strategy: str | None = None
+    seed: int | None = None
+    python: str | None = None
+
+
+class CancelParams(msgspec.Struct, frozen=True):
+    """``cancel``: one job, or all of a kernel."""
+
+    job: int | None = None
+    kernel: str | None = None
+
+
+class JobsParams(msgspec.Struct, frozen=True):
+    """``jobs``: one job, several, or those of a kernel or in a state."""
+
+    job: int | None = None
+    ids: list[int] | None = None
+    kernel: str | None = None
+    state: JobState | None = None
+    limit: int = 200
+
+
+class KernelsParams(msgspec.Struct, frozen=True):
+    """``kernels``: one kernel, or those below a path; all without either. ``why`` tells what made winners stale."""
+
+    kernel: str | None = None
+    path: str | None = None
+    why: bool = False
+
+
+class ResultsParams(msgspec.Struct, frozen=True):
+    """``results``: a kernel's trials, or one trial with its whole story."""
+
+    kernel: str | None = None
+    problem: dict[str, Scalar] | None = None
+    device: str | None = None
+    outcome: Outcome | None = None
+    trial: int | None = None
+    job: int | None = None
+    order: str = "fastest"
+    limit: int = 200
+
+
+class ForgetParams(msgspec.Struct, frozen=True):
+    """``forget``: a kernel's trials, all or those of one outcome."""
+
+    kernel: str
+    outcome: Outcome | None = None
+
+
+class SubscribeParams(msgspec.Struct, frozen=True):
+    """``subscribe``: from where on, and which events."""
+
+    since: list[int] | None = None
+    kernels: list[str] | None = None
+    jobs: list[int] | None = None
+    types: list[str] | None = None
+
+
+class PauseParams(msgspec.Struct, frozen=True):
+    """``pause`` and ``resume``: at most one of them; without any, everything is meant."""
+
+    job: int | None = None
+    kernel: str | None = None
+    device: str | None = None
+
+
+class UnpinParams(msgspec.Struct, frozen=True):
+    """``unpin``: the pin to give up."""
+
+    pin: str
+
+
+class CaptureParams(msgspec.Struct, frozen=True):
+    """``capture``: where to write a problem's tensors; with ``digest``, which they are; ``remove`` forgets them."""
+
+    kernel: str
+    problem: dict[str, Scalar]
+    digest: str | None = None
+    remove: bool = False
+
+
+class ExportParams(msgspec.Struct, frozen=True):
+    """``export``: the document of one kernel on one device model, or without both, which there are."""
+
+    kernel: str | None = None
+    device: str | None = None
+
+
+class ImportParams(msgspec.Struct, frozen=True):
+    """``import``: a document of winners to take in; with ``dry_run``, only to be judged."""
+
+    document: Any
+    dry_run: bool = False
+
+
+class CollectParams(msgspec.Struct, frozen=True):
+    """``gc``: whether only to tell what would go, and the GiB to come down to (the cap, if not given)."""
+
+    dry_run: bool = False
+    keep_gib: float | None = None
