@@ -34,7 +34,7 @@ class DaemonError(Exception):
     """The daemon refused a request: ``code`` for programs, ``message`` and ``hint`` for people."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
-        super().__init__(f"{message}. {hint}" if hint else message)
+        super().__init__(f"{message}; {hint}" if hint else message)
         self.code = code
         self.message = message
         self.hint = hint
@@ -52,7 +52,7 @@ class DaemonUnavailable(Exception):
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(f"{message}. {hint}" if hint else message)
+        super().__init__(f"{message}; {hint}" if hint else message)
         self.message = message
         self.hint = hint
 

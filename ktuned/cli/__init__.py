@@ -130,7 +130,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return Exit.USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        hint = f"See `{context.command_path} --help`" if context else ""
+        hint = f"see `{context.command_path} --help`" if context else ""
         output.complain(error.format_message(), hint)
         return Exit.USAGE
     except (click.Abort, KeyboardInterrupt):

@@ -10,6 +10,9 @@ from ktuned.cli import lines, text
 from ktuned.cli.progress import ENDED, FAILURES, Case, Event, ratio
 from ktuned.model import JobState, Problem, canonical
 
+OPEN = (JobState.QUEUED, JobState.RUNNING, JobState.PAUSED)
+"""States of a row whose job is still to end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -44,6 +47,11 @@ class Row:
     def gain(self) -> float | None:
         """How many times faster the kernel is than before."""
         return ratio(self.before_us, self.now_us)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its job has not ended."""
+        return self.state in OPEN
 
     @property
     def failed(self) -> int:
@@ -113,7 +121,7 @@ def know(board: Board, answers: Iterable[Mapping[str, Any]]) -> Board:
 def keep(board: Board, kernels: Iterable[str], errors: Iterable[Mapping[str, Any]]) -> Board:
     """Return the board with the rows of these kernels alone, and with these errors of kernel files."""
     names = set(kernels)
-    rows = {key: row for key, row in board.rows.items() if row.kernel in names or row.job is not None}
+    rows = {key: row for key, row in board.rows.items() if row.kernel in names or row.is_open}
     said = {str(error.get("path") or ""): error for error in errors}
     wrong = {path: lines.error_line(path, error.get("line"), error["message"]) for path, error in said.items()}
     return replace(board, rows=rows, errors=wrong)
@@ -131,7 +139,7 @@ def estimate(board: Board, jobs: Iterable[Mapping[str, Any]]) -> Board:
     standing = {job["id"]: job for job in jobs}
     for row in board.rows.values():
         job = standing.get(row.job)
-        if job is not None and row.state in ("queued", "running", "paused"):
+        if job is not None and row.is_open:
             waits_for = job.get("waits_for") or ""
             board = _with(board, replace(row, left_s=job.get("left_s"), waits_for=waits_for))
     return board
@@ -172,11 +180,14 @@ def _take_save(board: Board, kernel: str, now: float) -> Board:
         if row.kernel == kernel:
             known = row.before_us if row.now_us is None else row.now_us
             saved = replace(row, saved_at=now, before_us=known, now_us=None, failure="", outcomes={})
-            board = _with(board, replace(saved, state="stale"))
+            board = _with(board, replace(saved, state="default" if known is None else "stale"))
     return board
 
 
 def _take_job(board: Board, job: Mapping[str, Any], *, is_news: bool) -> Board:
+    if (job.get("plan") or {}).get("compile_only"):
+        # It is no tuning: nothing comes of it that could be faster or stale.
+        return board
     board, row = _adopt(board, Row(job["kernel"], job["problem"], job["device"]))
     if row.job is not None and job["id"] < row.job:
         # An older one than the row shows.

@@ -32,8 +32,6 @@ ESTIMATE_S = 2.0
 MAX_CASES = 500
 """Cases that are looked up when the screen opens; more than fit on any screen."""
 
-_RESTING_STATES = ("queued", "running", "paused")
-
 
 class LiveWatch:
     """One sitting before the screen: what concerns ``project`` (all without one), below ``path`` if it is given."""
@@ -132,7 +130,7 @@ class LiveWatch:
         """Learn how long jobs still take, while there are any."""
         while True:
             await asyncio.sleep(ESTIMATE_S)
-            open_jobs = [row.job for row in self._board.rows.values() if row.state in _RESTING_STATES]
+            open_jobs = [row.job for row in self._board.rows.values() if row.is_open]
             if open_jobs:
                 answer = await self._client.call("jobs", ids=open_jobs)
                 self._board = estimate(self._board, answer["jobs"])
@@ -147,9 +145,8 @@ class LiveWatch:
         answers = (await self._client.call("lookup_many", lookups=lookups))["answers"] if lookups else []
         jobs = [job for job in (await self._client.call("jobs"))["jobs"] if self._concerns(job)]
         status = await self._client.call("status")
-        board = keep(self._board, names, known["errors"])
-        board = know(catch_up(board, jobs), answers)
-        self._board = fold_pauses(board, status)
+        board = know(catch_up(self._board, jobs), answers)
+        self._board = fold_pauses(keep(board, names, known["errors"]), status)
 
     def _concerns(self, subject: Mapping[str, Any]) -> bool:
         kernel = subject.get("kernel")
@@ -188,7 +185,7 @@ class LiveWatch:
             try:
                 said = await errand
             except DaemonError as error:
-                said = f"{error.message}. {error.hint}" if error.hint else error.message
+                said = f"{error.message}; {error.hint}" if error.hint else error.message
             self._board = self._board.say(text.first_line(said))
             self._news.set()
 
@@ -206,7 +203,7 @@ class LiveWatch:
         return f"job {answer['jobs'][0]['id']} tunes {row.kernel} now"
 
     async def _toggle(self, row: Row) -> str:
-        if row.job is None or row.state not in _RESTING_STATES:
+        if row.job is None or not row.is_open:
             return f"{row.kernel} has no job to pause"
         method = "resume" if row.state == "paused" else "pause"
         await self._client.call(method, job=row.job)
@@ -218,7 +215,7 @@ class LiveWatch:
         return f"{method}d all tuning"
 
     async def _cancel(self, row: Row) -> str:
-        if row.job is None or row.state not in _RESTING_STATES:
+        if row.job is None or not row.is_open:
             return f"{row.kernel} has no job to cancel"
         await self._client.call("cancel", job=row.job)
         return f"cancelled job {row.job}"

@@ -39,8 +39,8 @@ def scalar(word: str) -> Scalar:
 
 
 def is_path(target: str) -> bool:
-    """Tell a path (it exists, or holds a slash) from a kernel's name."""
-    return "/" in target or os.path.exists(target)
+    """Tell a path (it exists, holds a slash, or ends like a kernel file) from a kernel's name."""
+    return "/" in target or target.endswith(".py") or os.path.exists(target)
 
 
 def as_path(target: str) -> str:
@@ -51,7 +51,8 @@ def as_path(target: str) -> str:
     """
     if not os.path.exists(target):
         raise click.UsageError(
-            f"there is no file or directory {target}; kernels are named without a slash", click.get_current_context()
+            f"there is no file or directory {target} (a kernel's name has no slash and no .py)",
+            click.get_current_context(),
         )
     return os.path.realpath(target)
 

@@ -39,10 +39,10 @@ def say(line: str) -> None:
 
 
 def complain(message: str, hint: str = "") -> None:
-    """Print an error as its one line, ``ktuned: what happened. what mends it``."""
+    """Print an error as its one line, ``ktuned: what happened; what mends it``."""
     what = " ".join(message.split()).rstrip(".")
     mend = " ".join(hint.split())
-    say(f"ktuned: {what}. {mend}" if mend else f"ktuned: {what}")
+    say(f"ktuned: {what}; {mend}" if mend else f"ktuned: {what}")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:

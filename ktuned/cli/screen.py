@@ -91,7 +91,7 @@ def _tables(rows: Sequence[Row], board: Board, now: float) -> list[RenderableTyp
         is_selected = board.selected is not None and row.case == board.selected.case
         table.add_row(
             Text("▸" if is_selected else " "),
-            Text(_name(row), style="bold" if is_selected else ""),
+            Text(_name(row, board), style="bold" if is_selected else ""),
             *(cells[place] for cells in figures.values()),
             Text(_state(row), style=_STYLES.get(row.state, "")),
         )
@@ -109,9 +109,12 @@ def _notices(board: Board) -> list[str]:
     return [f"paused: {', '.join(sorted(board.paused))}"] if board.paused else []
 
 
-def _name(row: Row) -> str:
+def _name(row: Row, board: Board) -> str:
+    """Return what tells a row from the others: its device only where that alone does."""
     kernel = row.kernel.partition(":")[2] or row.kernel
-    return f"{kernel} {text.flat(row.problem)}" if row.problem else kernel
+    named = f"{kernel} {text.flat(row.problem)}" if row.problem else kernel
+    alike = sum(other.case[:2] == row.case[:2] for other in board.rows.values())
+    return f"{named} on {row.device}" if alike > 1 else named
 
 
 def _ago(at: float | None, now: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +14,30 @@ _ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def latency(value_us: float | None) -> str:
-    """Return a latency in the unit that suits it, with four digits."""
+def latency(value_us: float | None, digits: int = 4) -> str:
+    """Return a latency in the unit that suits it, with so many digits, zeros included."""
     if value_us is None:
         return ABSENT
-    for limit, divisor, unit in ((1e3, 1.0, "µs"), (1e6, 1e3, "ms")):
-        if value_us < limit:
-            return f"{value_us / divisor:.4g} {unit}"
-    return f"{value_us / 1e6:.4g} s"
+    for divisor, unit in ((1.0, "µs"), (1e3, "ms")):
+        if value_us / divisor < 999.95:
+            return f"{_figure(value_us / divisor, digits)} {unit}"
+    return f"{_figure(value_us / 1e6, digits)} s"
+
+
+def spread(value_us: float | None) -> str:
+    """Return how far the samples of a latency lie apart: two digits tell that."""
+    return latency(value_us, digits=2)
+
+
+def _figure(value: float, digits: int) -> str:
+    rounded = float(f"{value:.{digits}g}")
+    before_point = math.floor(math.log10(rounded)) + 1 if rounded > 0 else 1
+    return f"{value:.{max(0, digits - before_point)}f}"
+
+
+def number(count: int, thing: str) -> str:
+    """Return how many there are of a thing, as words."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
 def duration(value_s: float | None) -> str:

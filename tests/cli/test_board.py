@@ -164,6 +164,39 @@ def test_choosing_rows() -> None:
     assert Board().select(1).selected is None
 
 
+def test_a_compiling_alone_has_no_row() -> None:
+    """`ktuned compile` measures nothing: no row of its own stays stale for good, and the kernel's row is not its."""
+    job = job_map(9, state="running", device="sm_90a", plan={"seconds": None, "compile_only": True})
+    assert after(state_event("job_started", job), board=Board()).rows == {}
+    assert catch_up(Board(), [job]).rows == {}
+
+
+def test_a_save_makes_only_what_has_a_figure_stale() -> None:
+    """A problem that never had a winner has none from before."""
+    failed = after(state_event("job_done", job_map(state="failed", message="no")), board=Board())
+    assert row(failed).failure == "no"
+    saved = after(STALE, board=failed)
+    assert (row(saved).state, row(saved).failure) == ("default", "")
+
+
+def test_a_kernel_that_is_gone_goes_from_the_board() -> None:
+    """Its row stays only until its job has ended."""
+    running = after(state_event("job_started", job_map()))
+    assert set(keep(running, [], []).rows) == {CASE}
+    done = after(state_event("job_done", job_map(state="done", best_us=5.0)), board=running)
+    assert keep(done, [], []).rows == {}
+    assert set(keep(done, [KERNEL], []).rows) == {CASE}
+
+
+def test_rows_that_differ_in_the_device_alone_name_it() -> None:
+    """On one device nobody needs its name."""
+    lines = drawn(after(state_event("job_started", job_map())))
+    assert not any(DEVICE in line for line in lines)
+    lines = drawn(after(state_event("job_started", job_map(2, device="H200"))))
+    assert any(f"on {DEVICE}" in line for line in lines)
+    assert any("on H200" in line for line in lines)
+
+
 def test_picture_of_a_running_job() -> None:
     """One line has the kernel, the save, both figures, the ratio and the state; the failure stands below it."""
     board = after(
@@ -175,7 +208,7 @@ def test_picture_of_a_running_job() -> None:
     lines = drawn(board)
     assert lines[0] == "ktuned watch /src"
     (line,) = [line for line in lines if "gemm" in line]
-    words = "▸  gemm M=64 dtype=float32  1 min 40 s ago  12.5 µs  10 µs  1.25×  tuning 1/4, 12 s left, 1 failed"
+    words = "▸  gemm M=64 dtype=float32  1 min 40 s ago  12.50 µs  10.00 µs  1.25×  tuning 1/4, 12 s left, 1 failed"
     assert line.split() == words.split()
     assert lines[lines.index(line) + 1].strip() == "compile_error: why it is compile_error"
     assert any("t tune now" in line and "q quit" in line for line in lines)

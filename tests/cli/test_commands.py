@@ -57,7 +57,7 @@ def test_without_a_daemon_each_command_exits_3(run: Run, arguments: tuple[str, .
     """No daemon: one line on stderr that says how to start one, nothing on stdout, exit 3."""
     ran = run(*arguments, *extra)
     assert (ran.code, ran.out) == (3, "")
-    assert re.fullmatch(r"ktuned: no daemon serves \S+\. .*ktuned serve.*\n", ran.err)
+    assert re.fullmatch(r"ktuned: no daemon serves \S+; .*ktuned serve.*\n", ran.err)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_wrong_usage_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]
     """A command line that cannot be meant is refused before any daemon is asked or started."""
     ran = run(*arguments)
     assert (ran.code, ran.out) == (2, "")
-    assert re.fullmatch(r"ktuned: .+\. See `ktuned.* --help`\n", ran.err)
+    assert re.fullmatch(r"ktuned: .+; see `ktuned.* --help`\n", ran.err)
 
 
 def test_no_command_is_wrong_usage(run: Run) -> None:
@@ -119,7 +119,7 @@ def test_the_daemons_refusals_are_one_line(run: Run, serve: Serve, code: str, st
     """An error answer becomes its sentence and its hint; its code decides the exit status."""
     serve(lookup=refuse(code, "two projects\nhave it", "say which"))
     ran = run("lookup", "gemm", "--json")
-    assert (ran.code, ran.out, ran.err) == (status, "", "ktuned: two projects have it. say which\n")
+    assert (ran.code, ran.out, ran.err) == (status, "", "ktuned: two projects have it; say which\n")
 
 
 def test_lookup_reads_the_problems_values(run: Run, serve: Serve) -> None:
@@ -142,7 +142,7 @@ def test_lookup_prints_config_and_status(run: Run, serve: Serve) -> None:
     serve(lookup=answer_map())
     ran = run("lookup", "gemm", "-p", "M=64")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out == f"BM=32 fast=true\nfresh  {DEVICE}  12.5 µs  3.0 s old\n"
+    assert ran.out == f"BM=32 fast=true\nfresh  {DEVICE}  12.50 µs  3.0 s old\n"
 
 
 def test_lookup_of_an_unknown_kernel_exits_1(run: Run, serve: Serve) -> None:
@@ -151,7 +151,7 @@ def test_lookup_of_an_unknown_kernel_exits_1(run: Run, serve: Serve) -> None:
     serve(lookup=unknown)
     ran = run("lookup", "gemm", "--json")
     assert (ran.code, ran.values) == (1, [unknown])
-    assert ran.err.startswith("ktuned: no kernel 'gemm' is known. ")
+    assert ran.err.startswith("ktuned: no kernel 'gemm' is known; ")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_jobs_passes_its_filters(run: Run, serve: Serve) -> None:
     daemon = serve(jobs={"jobs": [job_map(done=3, best_us=12.5, left_s=5.0, waiters=1)]})
     ran = run("jobs", "gemm", "--state", "running", "--limit", "5")
     assert daemon.params_of("jobs") == {"kernel": "gemm", "state": "running", "limit": 5}
-    assert re.search(rf"^ *1 +{KERNEL} .* running +asked; 1 waits +3/4 +5\.0 s +12\.5 µs", ran.out, re.MULTILINE)
+    assert re.search(rf"^ *1 +{KERNEL} .* running +asked; 1 waits +3/4 +5\.0 s +12\.50 µs", ran.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("target", "params"), [("12", {"job": 12}), ("gemm", {"kernel": "gemm"})])
@@ -213,16 +213,29 @@ def test_a_trial_is_told_whole(run: Run, serve: Serve) -> None:
         "stderr": "\x1b[31mred\x1b[0m\nlast words\a",
     }
     detail |= {
-        "facts": {"registers": 40, "spills": 0},
+        "facts": {"registers": 40, "spills": 0, "command": ["c++ -c gemm.cc", "c++ -shared -o kernel.so"]},
+        "build": {"function": "gemm", "args": ["a", 2.0], "defines": {"BM": 32}, "flags": []},
+        "round_medians_us": [61.8105, 110.26050000000001],
+        "reference_us": 7982.3330000000005,
+        "open_s": 3.911,
+        "count": 70,
+        "mismatched_ratio": 0.123456789,
         "story": ["compile_started", "compile_done", "lane_taken", "died"],
     }
     daemon = serve(results={"trials": [trial_map(7, "crashed", detail=detail)]})
     ran = run("results", "--trial", "7")
     assert daemon.params_of("results")["trial"] == 7
-    told = ("compile started → compile done → lane taken → died", "tried again  not before its digest, its toolchain")
+    told = ("compile started → compile done → lane taken → died", "tried again       not before its digest")
     for words in (
         *told,
         "registers=40 spills=0\n",
+        "command:\n  c++ -c gemm.cc\n  c++ -shared -o kernel.so\n",
+        "function=gemm args=a, 2 defines=BM=32\n",
+        "round medians     61.81 µs, 110.3 µs\n",
+        "reference         7.982 ms\n",
+        "opening           3.9 s\n",
+        "samples           70\n",
+        "mismatched ratio  0.1235\n",
         "crashed",
         "first_launch",
         "SIGSEGV",
@@ -327,4 +340,4 @@ def test_an_argument_that_is_no_text_is_named(run: Run) -> None:
     """A file's name can be any bytes; what cannot be sent is one line."""
     ran = run("tune", "tune_\udcff.py")
     assert ran.code == 2
-    assert ran.err == "ktuned: 'tune_\\udcff.py' is no UTF-8 text. rename what it names\n"
+    assert ran.err == "ktuned: 'tune_\\udcff.py' is no UTF-8 text; rename what it names\n"

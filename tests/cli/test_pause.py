@@ -32,7 +32,6 @@ def test_what_is_named_travels(
     [
         ((), [""], "all tuning is paused; `ktuned resume` ends that"),
         (("--device", "H200"), ["H200"], "paused: H200; `ktuned resume --device DEVICE` ends that"),
-        ((), [], "nothing is paused but jobs"),
     ],
 )
 def test_devices_are_told_in_a_line(
@@ -43,6 +42,23 @@ def test_devices_are_told_in_a_line(
     ran = run("pause", *words)
     assert (ran.code, ran.out) == (0, "")
     assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"),
+    [
+        ([], "nothing is paused\n"),
+        ([job_map(3), job_map(5)], "paused by itself: job 3, 5; `ktuned resume JOB` ends that\n"),
+    ],
+)
+def test_when_no_device_is_paused_any_more_jobs_may_be(
+    run: Run, serve: Serve, jobs: list[dict[str, object]], said: str
+) -> None:
+    """``resume`` says that nothing is paused, or which jobs are, because it does not resume those."""
+    daemon = serve(resume={"jobs": [], "paused": []}, jobs={"jobs": jobs})
+    ran = run("resume")
+    assert (ran.code, ran.out, ran.err) == (0, "", said)
+    assert daemon.params_of("jobs") == {"state": "paused"}
 
 
 def test_jobs_are_told_in_their_table(run: Run, serve: Serve) -> None:

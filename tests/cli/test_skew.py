@@ -33,7 +33,7 @@ def test_what_may_have_another_meaning_is_not_asked(run: Run, serve: Serve, word
     ran = run(*words)
     assert (ran.code, ran.out) == (3, "")
     assert "the daemon is ktuned 7.0 and speaks protocol 9; this is " in ran.err
-    assert "which speaks 1. `ktuned stop` ends it" in ran.err
+    assert "which speaks 1; `ktuned stop` ends it" in ran.err
     assert {method for method, _ in daemon.calls} == {"hello"}
 
 

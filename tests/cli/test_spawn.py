@@ -95,7 +95,7 @@ def test_tune_without_a_daemon_that_can_start_exits_3(run: Run, interpreter: Pat
     behave(interpreter, "echo 'ktuned: the store is damaged' >&2; exit 1")
     ran = run("tune", "gemm")
     assert (ran.code, ran.out) == (3, "")
-    assert ran.err.startswith("ktuned: the daemon ended with status 1: ktuned: the store is damaged. its log is ")
+    assert ran.err.startswith("ktuned: the daemon ended with status 1: ktuned: the store is damaged; its log is ")
 
 
 def test_a_home_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

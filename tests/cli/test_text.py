@@ -13,11 +13,27 @@ from tests.cli.samples import job_map
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(None, "–"), (0.5, "0.5 µs"), (12.345, "12.35 µs"), (1500.0, "1.5 ms"), (2.5e6, "2.5 s")],
-)
+    [(None, "–"), (0.0, "0.000 µs"), (0.5, "0.5000 µs"), (10.0, "10.00 µs"), (12.346, "12.35 µs"), (999.96, "1.000 ms"),
+     (1500.0, "1.500 ms"), (2.5e6, "2.500 s"), (123456e6, "123456 s")],
+)  # fmt: skip
 def test_latency(value: float | None, expected: str) -> None:
-    """A latency comes in the unit that suits it."""
+    """A latency comes in the unit that suits it, with four digits, so that figures stand below each other."""
     assert text.latency(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "–"), (0.006476, "0.0065 µs"), (1.2999, "1.3 µs"), (11.75, "12 µs"), (400.0, "400 µs")],
+)
+def test_spread(value: float | None, expected: str) -> None:
+    """Two digits tell how far samples lie apart."""
+    assert text.spread(value) == expected
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, "0 jobs"), (1, "1 job"), (1234567, "1,234,567 jobs")])
+def test_number(count: int, expected: str) -> None:
+    """One of a thing has no s."""
+    assert text.number(count, "job") == expected
 
 
 @pytest.mark.parametrize(

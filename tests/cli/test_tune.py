@@ -49,12 +49,12 @@ def test_tune_tells_bests_and_first_failures(run: Run, serve: Serve) -> None:
     name = f"{KERNEL} [M=64 dtype=float32] on {DEVICE}: "
     assert story.splitlines() == [
         f"{name}job 1 tunes of 4 configs",
-        f"{name}1/4 best 50 µs (1.60× the default)  BM=1",
+        f"{name}1/4 best 50.00 µs (1.60× the default)  BM=1",
         f"{name}hung  BM=2  why it is hung",
-        f"{name}4/4 best 40 µs (2.00× the default)  BM=4",
-        f"{name}tuned, 40 µs, 2.00× the default  BM=4",
+        f"{name}4/4 best 40.00 µs (2.00× the default)  BM=4",
+        f"{name}tuned, 40.00 µs, 2.00× the default  BM=4",
     ]
-    assert re.search(r"done +40 µs +80 µs +2\.00× +60 µs +BM=4$", winners)
+    assert re.search(r"done +40\.00 µs +80\.00 µs +2\.00× +60\.00 µs +BM=4$", winners)
     assert re.search(r"hung +2 +BM=2 \(trial 2\) +why it is hung$", failures)
     assert "ktuned results" in hint
 
@@ -92,7 +92,7 @@ def test_errors_in_kernel_files_are_told_and_exit_1(run: Run, serve: Serve, tmp_
     ran = run("tune", str(tmp_path), "--no-spawn")
     assert ran.code == 1
     assert ran.err == "ktuned: /src/tune_bad.py:3: NameError: name 'x' is not defined\n"
-    assert "tuned, 40 µs" in ran.out
+    assert "tuned, 40.00 µs" in ran.out
     assert daemon.params_of("tune") == {"path": os.path.realpath(tmp_path)}
 
 
@@ -169,7 +169,7 @@ def test_a_terminal_gets_a_live_view(serve: Serve) -> None:
             os.close(master)
     screen = shown.decode()
     assert process.returncode == 0, screen
-    assert "tuned, 40 µs, 2.00× the default" in screen
+    assert "tuned, 40.00 µs, 2.00× the default" in screen
     assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l")
 
 
@@ -205,8 +205,8 @@ def test_watch_tells_a_save_and_its_retuning(run: Run, serve: Serve, tmp_path: o
         f"changed: {KERNEL}",
         f"{KERNEL}: saved; its winners are stale until it is tuned again",
         f"{name}job 2 tunes of 4 configs",
-        f"{name}1/4 best 20 µs  BM=9",
-        f"{name}tuned, 20 µs, was 40 µs, 2.00× that speed now  BM=9",
+        f"{name}1/4 best 20.00 µs  BM=9",
+        f"{name}tuned, 20.00 µs, was 40.00 µs, 2.00× that speed now  BM=9",
     ]
     assert daemon.params_of("subscribe") == {"since": [7, 0]}
 
@@ -226,7 +226,7 @@ def test_watch_catches_up_after_a_gap(run: Run, serve: Serve) -> None:
     daemon = serve(jobs=lambda params: {"jobs": next(states)}, events=[{"fresh": True}])
     daemon.hangs_up = True
     ran = run("watch", "--no-spawn")
-    assert "tuned, 40 µs" in ran.out
+    assert "tuned, 40.00 µs" in ran.out
 
 
 def test_ctrl_c_ends_a_watch_in_peace(serve: Serve) -> None:

@@ -247,7 +247,7 @@ def test_winners_are_shared_through_files(tuned: Daemon, tmp_path: Path) -> None
     tuned.client.call("forget", kernel="it")
     assert "would be taken, fresh" in tuned.ktuned("import", str(shared), "--dry-run").stdout
     assert tuned.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "default"
-    assert "taken, fresh: there was none" in tuned.ktuned("import", str(shared)).stdout
+    assert "taken, fresh  there was none" in tuned.ktuned("import", str(shared)).stdout
     assert tuned.client.call("lookup", kernel="it", problem=PROBLEM, tune=False)["status"] == "fresh"
 
     tuned.client.call("forget", kernel="it")

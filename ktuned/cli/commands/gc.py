@@ -29,6 +29,6 @@ def gc(dry_run: bool, keep_gib: float | None, as_json: bool) -> int:
         output.emit_json(found)
     else:
         done = "would be removed" if dry_run else "removed"
-        output.emit(f"{found['artifacts']} artifacts {done}, {text.size(found['freed_bytes'])}")
+        output.emit(f"{text.number(found['artifacts'], 'artifact')} {done}, {text.size(found['freed_bytes'])}")
         output.emit(f"{text.size(found['bytes'])} of at most {text.size(found['cap_bytes'])} in use")
     return Exit.DONE

@@ -47,12 +47,12 @@ def _set(method: str, target: str | None, device: str | None, as_json: bool) -> 
         chosen = {"device": device}
     with Client() as client:
         answer = client.call(method, **chosen)
-    if as_json:
-        output.emit_json(answer)
-    elif target is None:
-        output.say(_devices_line(answer["paused"]))
-    elif answer["jobs"]:
-        job_tables.show(answer["jobs"])
+        if as_json:
+            output.emit_json(answer)
+        elif target is None:
+            output.say(_devices_line(answer["paused"]) or _jobs_line(client))
+        elif answer["jobs"]:
+            job_tables.show(answer["jobs"])
     if target is not None and not answer["jobs"]:
         output.complain(f"{target} has no job that could be {method}d", "`ktuned jobs` lists them")
         return Exit.NOT_REACHED
@@ -64,4 +64,12 @@ def _devices_line(paused: list[str]) -> str:
         return "all tuning is paused; `ktuned resume` ends that"
     if paused:
         return f"paused: {', '.join(paused)}; `ktuned resume --device DEVICE` ends that"
-    return "nothing is paused but jobs that were paused by themselves, if any; `ktuned jobs` lists them"
+    return ""
+
+
+def _jobs_line(client: Client) -> str:
+    """Say what is paused when no device is: nothing, or jobs, which only their own ``resume`` lets go on."""
+    paused = [str(job["id"]) for job in client.call("jobs", state="paused")["jobs"]]
+    if not paused:
+        return "nothing is paused"
+    return f"paused by itself: job {', '.join(paused)}; `ktuned resume JOB` ends that"

@@ -17,6 +17,7 @@ DEFAULT_LIMIT = 50
 """Trials shown when nobody says how many: about a screen."""
 
 _TOLD_APART = ("stdout", "stderr", "samples", "story")
+_LABELS = {"count": "samples", "open_s": "opening"}
 _COLUMNS = ["trial", "problem", "device", "config", "outcome", "latency", "spread", "compile", "lane", "message"]
 _FIGURES = ["trial", "latency", "spread", "compile", "lane"]
 
@@ -71,7 +72,7 @@ def _show(trials: Iterable[Mapping[str, Any]]) -> None:
             text.flat(trial["config"]),
             trial["outcome"] or "under way",
             text.latency(trial["latency_us"]),
-            text.latency(trial["spread_us"]),
+            text.spread(trial["spread_us"]),
             text.duration(trial["compile_s"]),
             text.duration(trial["lane_s"]),
             text.first_line(trial["message"], limit=80),
@@ -91,12 +92,12 @@ def _tell(trial: Mapping[str, Any]) -> None:
         "device": trial["device"],
         "config": text.flat(trial["config"]),
         "outcome": trial["outcome"] or "under way",
-        "latency": f"{text.latency(trial['latency_us'])} (spread {text.latency(trial['spread_us'])})",
+        "latency": f"{text.latency(trial['latency_us'])} (spread {text.spread(trial['spread_us'])})",
         "compiling": text.duration(trial["compile_s"]),
         "measuring": text.duration(trial["lane_s"]),
         "artifact": trial["artifact"] or text.ABSENT,
         "digest": trial.get("digest", text.ABSENT),
-        **{key.replace("_", " "): _said(value) for key, value in detail.items() if key not in _TOLD_APART},
+        **{_label(name): _said(name, value) for name, value in detail.items() if name not in _TOLD_APART},
         "tried again": again,
     }
     if "story" in detail:
@@ -104,7 +105,9 @@ def _tell(trial: Mapping[str, Any]) -> None:
     width = max(map(len, facts))
     for name, value in facts.items():
         output.emit(f"{name:<{width}}  {text.clean(value)}")
-    for name, words in (("message", trial["message"]), *((name, detail.get(name)) for name in ("stderr", "stdout"))):
+    commands = detail.get("facts", {}).get("command", ())
+    told = {"message": trial["message"], "command": "\n".join(map(str, commands))}
+    for name, words in {**told, "stderr": detail.get("stderr"), "stdout": detail.get("stdout")}.items():
         if words:
             output.emit()
             output.emit(f"{name}:")
@@ -112,5 +115,27 @@ def _tell(trial: Mapping[str, Any]) -> None:
                 output.emit(f"  {line}")
 
 
-def _said(value: object) -> str:
-    return text.flat(value) if isinstance(value, Mapping) else str(value)
+def _label(name: str) -> str:
+    """Return what a detail is called, without its unit."""
+    return _LABELS.get(name) or name.removesuffix("_us").removesuffix("_s").replace("_", " ")
+
+
+def _said(name: str, value: object) -> str:
+    """Return a detail's value for people, in the unit that its name ends in."""
+    match value:
+        case Mapping():
+            # What a compiler was called with has lines of its own.
+            pairs = {key: _said(key, item) for key, item in value.items() if key != "command"}
+            return " ".join(f"{key}={said}" for key, said in pairs.items() if said)
+        case list() | tuple():
+            return ", ".join(_said(name, item) for item in value)
+        case bool():
+            return str(value).lower()
+        case int() | float() if name.endswith("_us"):
+            return text.latency(value)
+        case int() | float() if name.endswith("_s"):
+            return text.duration(value)
+        case float():
+            return f"{value:.4g}"
+        case _:
+            return str(value)

@@ -62,7 +62,8 @@ def export(directory: Path, kernel: str | None, device: str | None, artifacts: P
                 raise CannotShare(f"{error.filename or path} cannot be written: {error.strerror}") from error
             written.append({**entry, "winners": len(document["winners"]), "path": str(path), "changed": changed})
             if not as_json:
-                output.emit(f"{path}  {len(document['winners'])} winners{'' if changed else ', as it was'}")
+                count = text.number(len(document["winners"]), "winner")
+                output.emit(f"{path}  {count}{'' if changed else ', as it was'}")
     if as_json:
         output.emit_json({"files": written})
     elif not written:
@@ -95,19 +96,20 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
                 for winner in answer["winners"]:
                     told.append({"path": path, "kernel": answer["kernel"], "device": answer["device"], **winner})
                     counts["taken" if winner["taken"] else "left"] += 1
-                    if not as_json:
-                        output.emit(_line(told[-1], dry_run))
     if as_json:
         output.emit_json({"winners": told})
     else:
+        if told:
+            columns = ["kernel", "problem", "device", "import", "because"]
+            output.table(columns, [_row(winner, dry_run) for winner in told])
         output.say(f"{counts['taken']} {'would be taken' if dry_run else 'taken'}, {counts['left']} left")
     return Exit.DONE
 
 
-def _line(winner: Mapping[str, Any], dry_run: bool) -> str:
+def _row(winner: Mapping[str, Any], dry_run: bool) -> list[str]:
     verb = ("would be taken" if dry_run else "taken") if winner["taken"] else "left"
     status = f", {winner['status']}" if winner["taken"] else ""
-    return f"{winner['kernel']}  {text.flat(winner['problem'])}  {verb}{status}: {winner['reason']}"
+    return [winner["kernel"], text.flat(winner["problem"]), winner["device"], f"{verb}{status}", winner["reason"]]
 
 
 def _parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

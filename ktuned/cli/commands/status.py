@@ -71,8 +71,8 @@ def _summary(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"home       {found['home']}"
     yield f"jobs       {_jobs_line(found)}"
     yield (
-        f"store      {store['trials']} trials, {store['winners']} winners, {store['jobs']} jobs, "
-        f"{text.size(store['bytes'])}"
+        f"store      {text.number(store['trials'], 'trial')}, {text.number(store['winners'], 'winner')}, "
+        f"{text.number(store['jobs'], 'job')}, {text.size(store['bytes'])}"
     )
     yield f"artifacts  {text.size(artifacts['bytes'])} of at most {text.size(artifacts['cap_bytes'])}"
 

@@ -152,12 +152,13 @@ def _row(client: Client, job: JobView) -> list[str]:
         job.kernel,
         text.flat(job.problem),
         job.device,
-        job.state if not job.message else f"{job.state}: {text.first_line(job.message)}",
+        job.state,
         text.latency(job.best_us),
         text.latency(job.default_us),
         text.times(job.speedup),
         text.latency(job.reference_us),
-        text.flat(_winner(client, job)) if job.has_winner else text.ABSENT,
+        # Last, because it may be long: in place of a winner the reason why there is none.
+        text.flat(_winner(client, job)) if job.has_winner else text.first_line(job.message) or text.ABSENT,
     ]
 
 
