@@ -198,7 +198,7 @@ class Daemon:
             explain=Why(self._catalog, self._machine, store).explain,
             status=lambda: self._overview.status(self._life),
             probe=self._probing.reports,
-            stop=self._stopping.set,
+            stop=self.stop,
         )
         captures = settings.state / "captures"
         self._captures = Captures(store, captures, self._catalog, self._jobs, self._lookups.changed)
@@ -241,7 +241,7 @@ class Daemon:
             busy=self._overview.busy,
             counters=self._overview.counters,
             describe=self._overview.line,
-            stop=self._stopping.set,
+            stop=self.stop,
         )
 
     async def run(self, listening: Any, *, is_bound: bool) -> None:
@@ -269,6 +269,10 @@ class Daemon:
             await self._server.drain()
             tasks.cancel_scope.cancel()
 
+    def stop(self) -> None:
+        """Have :meth:`run` take the parts down; the next daemon takes up what is unfinished."""
+        self._stopping.set()
+
     async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             task_status.started()
@@ -277,7 +281,7 @@ class Daemon:
                     with suppress(KtunedError):
                         await self._reload()
                 else:
-                    self._stopping.set()
+                    self.stop()
 
     async def _answer_reload(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         changed = await self._reload()

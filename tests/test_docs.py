@@ -1,16 +1,28 @@
 """The documents say what the code says: every table that repeats a fact is compared with it."""
 
+import dataclasses
 import inspect
 import re
+from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 
-from ktuned import config, kernel
-from ktuned.model import PRESETS, Outcome, Status
+from ktuned import catalog, config, kernel
+from ktuned.daemon import Daemon
+from ktuned.model import PRESETS, Job, Outcome, Status, Trial
+from ktuned.serve import server
+from ktuned.serve.connection import Connection
+from ktuned.serve.listening import bind_socket
+from ktuned.serve.params import NoParams
+from ktuned.serve.systemd import Notifier
 from ktuned.spec.tensors import FILLS
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
+from ktuned_client import wire
+from tests.parts import Parts
 
 ROOT = Path(__file__).parent.parent
 PLACES_OF_DOCUMENTS = ("*.md", "docs/*.md", "client/*.md", "plugins/*/*.md", "examples/*/*.md")
@@ -29,6 +41,24 @@ def _table(document: str, heading: str) -> list[list[str]]:
 
 def _names(document: str, heading: str) -> list[str]:
     return [name for row in _table(document, heading) for name in re.findall(r"`(\w+)`", row[0])]
+
+
+def _words(cell: str) -> list[str]:
+    """Return the words of a cell that are code, less what is said of them in parentheses."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell)
+    return [word for code in re.findall(r"`([^`]+)`", re.sub(r"\([^()]*\)", "", plain)) for word in code.split()]
+
+
+@pytest.fixture
+async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
+    """Run a daemon of the parts' store and workers in this process."""
+    settings = config.load_settings(tmp_path / "home", tmp_path / "run" / "k.sock", environment={})
+    made = Daemon(settings, parts.store, parts.fleet, Notifier(), watchdog_s=0.0, idle_exit_s=0.0)
+    with bind_socket(settings.socket) as listening:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(made.run, listening, is_bound=False))
+            yield made
+            made.stop()
 
 
 def test_presets() -> None:
@@ -77,6 +107,46 @@ def test_settings() -> None:
     assert msgspec.toml.decode(block, type=config.File).roots
     assert set(told) == set(config.File.__struct_fields__)
     assert set(told["roots"][0]) == set(config.RootSettings.__struct_fields__)
+
+
+@pytest.mark.anyio
+async def test_methods(daemon: Daemon) -> None:
+    """The protocol's table has every method and none besides, with its params; `?` stands where one has a default."""
+    told = {name: _words(row[1]) for row in _table("docs/protocol.md", "## Methods") for name in _words(row[0])}
+    assert told.keys() == daemon.methods.keys()
+    for name, params in told.items():
+        fields = msgspec.structs.fields(daemon.methods[name].params)
+        assert sorted(param.rstrip("?") for param in params) == sorted(field.name for field in fields), name
+        # One of several alternatives bears no mark, and is needed only as one of them.
+        marked = {param.rstrip("?") for param in params if param.endswith("?")}
+        assert not marked & {field.name for field in fields if field.required}, name
+
+
+@pytest.mark.anyio
+async def test_status(daemon: Daemon) -> None:
+    """The protocol's table has every field of a status, and none besides."""
+    told = [name for row in _table("docs/protocol.md", "## Status") for name in _words(row[0])]
+    connection = Connection(server.Server({}))
+    assert sorted(told) == sorted(daemon.methods["status"].answer(NoParams(), connection))
+
+
+@pytest.mark.parametrize(("value", "kind"), [("job", Job), ("trial", Trial)])
+def test_values(value: str, kind: type[Job | Trial]) -> None:
+    """A job's and a trial's fields are those that travel, in their order."""
+    (fields,) = (row[1] for row in _table("docs/protocol.md", "## Values") if row[0] == value)
+    assert _words(fields) == [field.name for field in dataclasses.fields(kind)]
+
+
+def test_limits() -> None:
+    """Every limit of the protocol has the value that it is told to have, at the place that is named."""
+    modules = {"wire": wire, "server": server, "catalog": catalog}
+    for _, value, where in _table("docs/protocol.md", "## Limits"):
+        names = where.replace("`", "").split(", ")
+        figures = re.findall(r"([\d,]*\d)( [KM]iB)?", value)
+        prefix = names[0].partition(".")[0]
+        units = {"": 1, " KiB": 2**10, " MiB": 2**20}
+        told = [int(figure.replace(",", "")) * units[unit] for figure, unit in figures]
+        assert told == [getattr(modules[prefix], name.removeprefix(f"{prefix}.")) for name in names]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
