@@ -190,6 +190,7 @@ class Daemon:
         )
         methods = Methods(
             catalog=self._catalog,
+            machine=self._machine,
             intake=self._intake,
             lookups=self._lookups,
             jobs=self._jobs,

@@ -13,6 +13,7 @@ import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem
 from ktuned.errors import KtunedError, NotFound, UsageError
 from ktuned.intake import Intake, Wish
+from ktuned.machine import Machine
 from ktuned.model import KernelInfo, Priority, Trial, canonical
 from ktuned.serve.calling import Later, Method
 from ktuned.serve.connection import Connection
@@ -49,6 +50,7 @@ class Methods:
         self,
         *,
         catalog: Catalog,
+        machine: Machine,
         intake: Intake,
         lookups: Lookups,
         jobs: Jobs,
@@ -60,6 +62,7 @@ class Methods:
         stop: Callable[[], None],
     ) -> None:
         self._catalog = catalog
+        self._machine = machine
         self._intake = intake
         self._lookups = lookups
         self._jobs = jobs
@@ -246,15 +249,17 @@ class Methods:
         if wanted.problem is not None:
             check_problem(kernel, wanted.problem)
             problem = canonical(kernel.specialized(wanted.problem))
+        device = None if wanted.device is None else self._model(kernel, wanted.device)
         limit = _rows(wanted.limit)
 
         def rows(order: Literal["fastest", "newest"]) -> list[Trial]:
             return self._store.trials(
                 kernel=kernel.name,
                 problem=problem,
-                device=wanted.device,
+                device=device,
                 outcome=wanted.outcome,
                 job=wanted.job,
+                digest=kernel.digest if wanted.current else None,
                 limit=limit,
                 order=order,
             )
@@ -269,6 +274,11 @@ class Methods:
         for entry in public:
             del entry["detail"]
         return {"trials": public}
+
+    def _model(self, kernel: KernelInfo, device: str) -> str:
+        """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""
+        here = self._machine.devices(self._catalog.environment(kernel), kernel.backend)
+        return next((seat.model for seat in here if seat.name == device), device)
 
     async def forget(self, wanted: ForgetParams, connection: Connection) -> dict[str, Any]:
         """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""

@@ -94,6 +94,7 @@ class ResultsParams(msgspec.Struct, frozen=True):
     outcome: Outcome | None = None
     trial: int | None = None
     job: int | None = None
+    current: bool = False
     order: str = "fastest"
     limit: int = 200
 

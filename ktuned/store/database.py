@@ -311,10 +311,11 @@ class Store:
         device: str | None = None,
         outcome: Outcome | None = None,
         job: int | None = None,
+        digest: str | None = None,
         limit: int = 1000,
         order: trials.Order = "newest",
     ) -> list[Trial]:
-        """Return trials; ``problem`` is a canonical text.
+        """Return trials; ``problem`` is a canonical text, ``digest`` what the kernel meant.
 
         ``newest`` begins with the latest entered (a retried one keeps its place). ``fastest`` leaves out trials
         without a latency and goes by kernel, problem and device, the fastest of each first.
@@ -325,6 +326,7 @@ class Store:
             "contexts.device = ?": device,
             "trials.outcome = ?": outcome,
             "trials.job_id = ?": job,
+            "contexts.digest = ?": digest,
         }
         return trials.chosen(self._reader, wanted, limit, order)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,8 @@ def test_results_shows_one_line_each(run: Run, serve: Serve) -> None:
     """A table row per trial, with the message's first line only."""
     daemon = serve(results={"trials": [trial_map(1), trial_map(2, "hung")]})
     ran = run("results", "gemm", "--outcome", "hung", "-p", "M=64")
-    assert daemon.params_of("results") == {"kernel": "gemm", "problem": {"M": 64}, "outcome": "hung", "limit": 50}
+    asked = {"kernel": "gemm", "problem": {"M": 64}, "outcome": "hung", "limit": 50}
+    assert daemon.params_of("results") == {**asked, "current": True}
     assert ran.code == 0
     assert len(ran.out.splitlines()) == 3
     assert "why it is hung" in ran.out
@@ -246,10 +248,24 @@ def test_a_trial_is_told_whole(run: Run, serve: Serve) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", ran.out)
 
 
+def test_results_of_all_sources_tell_their_age(run: Run, serve: Serve) -> None:
+    """`--all` shows what was measured before an edit too, and when."""
+    daemon = serve(results={"trials": [trial_map(1, updated=time.time() - 75)]})
+    ran = run("results", "gemm", "--all")
+    assert daemon.params_of("results") == {"kernel": "gemm", "limit": 50}
+    heading, row = ran.out.splitlines()
+    assert heading.split()[-2:] == ["age", "message"]
+    assert row.endswith("1 min 15 s")
+
+
 def test_no_results_exit_1(run: Run, serve: Serve) -> None:
-    """A trial that is not there is a result not reached."""
+    """A trial that is not there is a result not reached; there may be earlier ones."""
     serve(results={"trials": []})
-    assert run("results", "gemm").code == 1
+    ran = run("results", "gemm")
+    assert ran.code == 1
+    assert "no such trial of gemm as it is now; " in ran.err
+    assert "--all earlier trials" in ran.err
+    assert "--all" not in run("results", "gemm", "--all").err
 
 
 def test_kernels_lists_errors_with_file_and_line(run: Run, serve: Serve) -> None:

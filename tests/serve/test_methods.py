@@ -88,6 +88,7 @@ class Desk:
         self.stopped = anyio.Event()
         methods = Methods(
             catalog=parts.catalog,
+            machine=parts.machine,
             intake=parts.intake,
             lookups=parts.lookups,
             jobs=parts.jobs,
@@ -220,6 +221,30 @@ async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:
     (one,) = (await desk.call("results", trial=1))["trials"]
     assert one["detail"] == {"note": "kept"}
     assert (await desk.call("results", kernel="it", problem={"n": 65}))["trials"] == []
+
+
+async def test_results_take_a_device_by_its_name_here(desk: Desk, parts: Parts) -> None:
+    """As every other command does; a word that is no name here is a model, which may be elsewhere."""
+    kernel = await parts.inspect(kernel_text())
+    await parts.measured(kernel, {50.0: 7.0})
+    device = parts.machine.device(parts.environment, "fake", None)
+    for named in (device.name, device.model):
+        (trial,) = (await desk.call("results", kernel="it", device=named))["trials"]
+        assert trial["device"] == device.model
+    assert (await desk.call("results", kernel="it", device="H200"))["trials"] == []
+
+
+async def test_results_of_what_a_kernel_is_now(desk: Desk, parts: Parts) -> None:
+    """`current` leaves out what was measured before the file was edited, however fast it was."""
+    before = await parts.inspect(kernel_text())
+    await parts.measured(before, {50.0: 3.0})
+    now = await parts.inspect(kernel_text(rtol="0.5"))
+    assert now.digest != before.digest
+    await parts.measured(now, {50.0: 7.0})
+    latencies = [trial["latency_us"] for trial in (await desk.call("results", kernel="it"))["trials"]]
+    assert latencies == [3.0, 7.0]
+    (current,) = (await desk.call("results", kernel="it", current=True))["trials"]
+    assert (current["latency_us"], current["digest"]) == (7.0, now.digest)
 
 
 async def test_answers_are_bounded(desk: Desk, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:

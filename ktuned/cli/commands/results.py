@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,8 +19,8 @@ DEFAULT_LIMIT = 50
 
 _TOLD_APART = ("stdout", "stderr", "samples", "story")
 _LABELS = {"count": "samples", "open_s": "opening"}
-_COLUMNS = ["trial", "problem", "device", "config", "outcome", "latency", "spread", "compile", "lane", "message"]
-_FIGURES = ["trial", "latency", "spread", "compile", "lane"]
+_COLUMNS = ["trial", "problem", "device", "config", "outcome", "latency", "spread", "compile", "lane", "age", "message"]
+_FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
 
 
 @click.command()
@@ -28,6 +29,7 @@ _FIGURES = ["trial", "latency", "spread", "compile", "lane"]
 @device_option
 @click.option("--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only trials that ended so.")
 @click.option("--trial", type=click.IntRange(min=1), help="Tell all about one trial.")
+@click.option("--all", "everything", is_flag=True, help="Also trials of the sources as they were before.")
 @click.option("--limit", type=click.IntRange(min=1), default=DEFAULT_LIMIT, show_default=True, help="At most so many.")
 @json_option
 def results(
@@ -36,13 +38,19 @@ def results(
     device: str | None,
     outcome: str | None,
     trial: int | None,
+    everything: bool,
     limit: int,
     as_json: bool,
 ) -> int:
-    """List trials of KERNEL, or tell all about one."""
+    """List trials of KERNEL, or tell all about one.
+
+    Listed are those of the kernel as it is now, the fastest of each problem first.
+    """
     if kernel is None and trial is None:
         raise click.UsageError("name a kernel, or a trial with --trial", click.get_current_context())
     chosen = given(kernel=kernel, problem=problem, device=device, outcome=outcome, trial=trial)
+    if trial is None and not everything:
+        chosen["current"] = True
     with Client() as client:
         trials = client.call("results", limit=limit, **chosen)["trials"]
     if as_json:
@@ -51,19 +59,18 @@ def results(
         for found in trials:
             _tell(found)
     elif trials:
-        _show(trials)
+        _show(trials, with_age=everything)
         if len(trials) == limit:
             output.say(f"(the first {limit}; --limit shows more)")
     if not trials:
-        output.complain(
-            f"no such trial of {kernel}" if kernel else f"there is no trial {trial}",
-            "`ktuned jobs` shows what was tuned",
-        )
+        what = f"no such trial of {kernel}" if everything else f"no such trial of {kernel} as it is now"
+        output.complain(what, "`ktuned jobs` shows what was tuned" + ("" if everything else ", --all earlier trials"))
         return Exit.NOT_REACHED
     return Exit.DONE
 
 
-def _show(trials: Iterable[Mapping[str, Any]]) -> None:
+def _show(trials: Iterable[Mapping[str, Any]], *, with_age: bool) -> None:
+    now = time.time()
     rows = (
         [
             str(trial["id"]),
@@ -75,11 +82,13 @@ def _show(trials: Iterable[Mapping[str, Any]]) -> None:
             text.spread(trial["spread_us"]),
             text.duration(trial["compile_s"]),
             text.duration(trial["lane_s"]),
+            *([text.duration(max(0.0, now - trial["updated"]))] if with_age else []),
             text.first_line(trial["message"], limit=80),
         ]
         for trial in trials
     )
-    output.table(_COLUMNS, rows, right=_FIGURES)
+    columns = [column for column in _COLUMNS if with_age or column != "age"]
+    output.table(columns, rows, right=_FIGURES)
 
 
 def _tell(trial: Mapping[str, Any]) -> None:
