@@ -286,6 +286,7 @@ class Intake:
             changed=list(changes.changed),
             replanned=list(changes.replanned),
             removed=list(changes.removed),
+            mended=list(changes.mended),
             errors=[error.to_wire() for error in changes.errors],
         )
         for name in changes.removed:

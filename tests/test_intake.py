@@ -222,3 +222,14 @@ class TestReact:
         await parts.intake.react(found.changes, saved=True)
         assert parts.jobs.live() == []
         assert parts.told.of("reloaded")[-1]["removed"] == ["project:it"]
+
+    async def test_a_mended_file_is_told(self, parts: Parts) -> None:
+        """Who mends a slip and means what was meant before hears that the error is gone."""
+        path = parts.project / "tune_it.py"
+        for text in (kernel_text(), "syntax error", kernel_text()):
+            path.write_text(text)
+            found = await parts.survey.files(parts.root, [str(path)], [])
+            await parts.intake.react(found.changes, saved=True)
+        told = parts.told.of("reloaded")
+        assert [event["mended"] for event in told] == [[], [], [str(path)]]
+        assert told[-1]["changed"] == []

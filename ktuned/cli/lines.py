@@ -13,16 +13,20 @@ from ktuned.cli.progress import (
     NewBest,
     News,
     Reloaded,
+    Seated,
     WorkerChanged,
     ratio,
 )
-from ktuned.model import JobState
+from ktuned.model import JobState, Problem
 
 
 def title(job: JobView) -> str:
     """Return the name of a job for people: kernel, problem, device."""
-    problem = f" [{text.flat(job.problem)}]" if job.problem else ""
-    return f"{job.kernel}{problem} on {job.device}"
+    return _title(job.kernel, job.problem, job.device)
+
+
+def _title(kernel: str, problem: Problem, device: str) -> str:
+    return f"{kernel} [{text.flat(problem)}] on {device}" if problem else f"{kernel} on {device}"
 
 
 def progress(job: JobView) -> str:
@@ -47,7 +51,11 @@ def lines_of(news: News) -> list[str]:
         case JobEnded(job):
             return [_ended(job)]
         case KernelStale(kernel):
-            return [f"{kernel}: saved; its winners are stale until it is tuned again"]
+            return [f"{kernel}: saved, its winners are stale"]
+        case Seated(kernel, problem, device, config, latency_us):
+            return [
+                f"{_title(kernel, problem, device)}: known already, {text.latency(latency_us)}  {text.flat(config)}"
+            ]
         case Reloaded():
             return _reloaded(news)
         case LaneChanged(device, state, reason):
@@ -74,7 +82,12 @@ def _ended(job: JobView) -> str:
 def _reloaded(news: Reloaded) -> list[str]:
     lines = [
         f"{verb}: {', '.join(names)}"
-        for verb, names in (("added", news.added), ("changed", news.changed), ("removed", news.removed))
+        for verb, names in (
+            ("added", news.added),
+            ("changed", news.changed),
+            ("removed", news.removed),
+            ("no error any more", news.mended),
+        )
         if names
     ]
     return lines + [error_line(error.get("path"), error.get("line"), error["message"]) for error in news.errors]

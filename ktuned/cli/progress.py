@@ -137,13 +137,27 @@ class KernelStale:
 
 
 @dataclass(frozen=True, slots=True)
+class Seated:
+    """A winner that was known took its seat again without a job: an edit was undone, or it was imported."""
+
+    kernel: str
+    problem: Problem
+    device: str
+    config: Config
+    latency_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class Reloaded:
-    """Kernel files were read again: names of kernels by what became of them, and errors with path and line."""
+    """Kernel files were read again: names of kernels by what became of them, errors with path and line, and files
+    that are without one now.
+    """
 
     added: tuple[str, ...]
     changed: tuple[str, ...]
     removed: tuple[str, ...]
     errors: tuple[Mapping[str, Any], ...]
+    mended: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +178,7 @@ class WorkerChanged:
     what: str
 
 
-News = JobBegan | NewBest | FirstFailure | JobEnded | KernelStale | Reloaded | LaneChanged | WorkerChanged
+News = JobBegan | NewBest | FirstFailure | JobEnded | KernelStale | Seated | Reloaded | LaneChanged | WorkerChanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +243,14 @@ def fold(view: View, event: Event, now: float) -> tuple[View, tuple[News, ...]]:
             return _take_refining(view, event), ()
         case "winner":
             key = (event["kernel"], canonical(event["problem"]), event["device"])
-            return _take_winner(replace(view, winners={**view.winners, key: event["latency_us"]}), event), ()
+            view = _take_winner(replace(view, winners={**view.winners, key: event["latency_us"]}), event)
+            # A job's winner is told by its trials.
+            return view, () if event.get("job") is not None else (_seated(event),)
         case "stale":
             return view, (KernelStale(event["kernel"]),)
         case "reloaded":
-            added, changed, removed, errors = (
-                tuple(event.get(key) or ()) for key in ("added", "changed", "removed", "errors")
-            )
-            return view, (Reloaded(added, changed, removed, errors),)
+            keys = ("added", "changed", "removed", "errors", "mended")
+            return view, (Reloaded(*(tuple(event.get(key) or ()) for key in keys)),)
         case "lane":
             return view, (LaneChanged(event["device"], event["state"], event.get("reason") or ""),)
         case "worker":
@@ -315,6 +329,10 @@ def _judge(job: JobView, trial: Mapping[str, Any]) -> tuple[JobView, tuple[News,
         job = replace(job, failures={**job.failures, outcome: trial})
         return job, (FirstFailure(job, outcome, trial),)
     return job, ()
+
+
+def _seated(event: Event) -> Seated:
+    return Seated(event["kernel"], event["problem"], event["device"], event["config"], event["latency_us"])
 
 
 def _take_refining(view: View, event: Event) -> View:

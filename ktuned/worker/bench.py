@@ -156,7 +156,9 @@ class Bench:
         return result
 
     def _contended(self, *, phase: str) -> dict[str, Any]:
-        message = f"other programs used {self._device.name} while this was timed"
+        message = (
+            f"other programs used {self._device.name} while this was timed (`contention = false` keeps such timings)"
+        )
         return _ended(Outcome.CONTENDED, message, phase=phase)
 
     def _watch(self, request: dict[str, Any]) -> CpuWatch | GpuWatch | None:

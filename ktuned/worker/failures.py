@@ -15,7 +15,9 @@ _MESSAGE_CHARS = 8_000
 def words(error: BaseException) -> str:
     """Return an exception's type and text: of bounded length, Unicode, whatever its ``__str__`` does."""
     try:
-        text = str(error)
+        # A KeyError's text is the repr of what it was made of, which reads badly where that is a sentence.
+        is_sentence = type(error) is KeyError and len(error.args) == 1 and " " in str(error.args[0])
+        text = str(error.args[0] if is_sentence else error)
     except Exception as second:
         text = f"(its text cannot be had: {type(second).__name__})"
     name = type(error).__name__

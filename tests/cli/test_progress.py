@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ktuned.cli import progress
+from ktuned.cli.lines import lines_of
 from ktuned.cli.progress import (
     FirstFailure,
     JobBegan,
@@ -16,6 +17,7 @@ from ktuned.cli.progress import (
     NewBest,
     News,
     Reloaded,
+    Seated,
     View,
     WorkerChanged,
     begin,
@@ -249,13 +251,23 @@ def test_time_left_is_capped_by_the_budget() -> None:
             {"type": "reloaded", "added": ["a"], "changed": [], "removed": ["b"], "errors": [{"message": "m"}]},
             Reloaded(("a",), (), ("b",), ({"message": "m"},)),
         ),
-        ({"type": "reloaded"}, Reloaded((), (), (), ())),
+        ({"type": "reloaded", "mended": ["/src/tune_x.py"]}, Reloaded((), (), (), (), ("/src/tune_x.py",))),
     ],
 )
 def test_what_concerns_no_job_is_news_and_changes_no_job(event: dict[str, Any], expected: News) -> None:
     """Saves, lanes and workers are told as they come."""
     view = begin([job_map()], NOW)
     assert fold(view, event, NOW) == (view, (expected,))
+
+
+def test_a_winner_that_needed_no_job_is_news() -> None:
+    """An undone edit leads back to one; a job's own winner is told by its trials."""
+    event: dict[str, Any] = {"type": "winner", "kernel": KERNEL, "job": None, "problem": PROBLEM, "device": DEVICE}
+    event |= {"config": {"BM": 1}, "latency_us": 7.0, "trial": 3}
+    _, news = fold(begin([], NOW), event, NOW)
+    assert news == (Seated(KERNEL, PROBLEM, DEVICE, {"BM": 1}, 7.0),)
+    assert lines_of(news[0]) == [f"{KERNEL} [M=64 dtype=float32] on {DEVICE}: known already, 7.000 µs  BM=1"]
+    assert fold(begin([job_map()], NOW), event | {"job": 1}, NOW)[1] == ()
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ def test_lines_that_need_no_job() -> None:
     assert lines.lines_of(WorkerChanged(3, "bench", "killed")) == ["bench worker 3: killed"]
     errors = ({"path": "b.py", "line": 1, "message": "no"},)
     assert lines.lines_of(Reloaded(("a",), (), ("c", "d"), errors)) == ["added: a", "removed: c, d", "b.py:1: no"]
+    assert lines.lines_of(Reloaded((), (), (), (), ("/src/tune_x.py",))) == ["no error any more: /src/tune_x.py"]
 
 
 def test_an_end_without_figures_is_a_line_too() -> None:

@@ -203,7 +203,7 @@ def test_watch_tells_a_save_and_its_retuning(run: Run, serve: Serve, tmp_path: o
     name = f"{KERNEL} [M=64 dtype=float32] on {DEVICE}: "
     assert ran.out.splitlines() == [
         f"changed: {KERNEL}",
-        f"{KERNEL}: saved; its winners are stale until it is tuned again",
+        f"{KERNEL}: saved, its winners are stale",
         f"{name}job 2 tunes of 4 configs",
         f"{name}1/4 best 20.00 µs  BM=9",
         f"{name}tuned, 20.00 µs, was 40.00 µs, 2.00× that speed now  BM=9",
