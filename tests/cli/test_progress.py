@@ -263,9 +263,10 @@ def test_what_concerns_no_job_is_news_and_changes_no_job(event: dict[str, Any], 
 def test_a_winner_that_needed_no_job_is_news() -> None:
     """An undone edit leads back to one; a job's own winner is told by its trials."""
     event: dict[str, Any] = {"type": "winner", "kernel": KERNEL, "job": None, "problem": PROBLEM, "device": DEVICE}
-    event |= {"config": {"BM": 1}, "latency_us": 7.0, "trial": 3}
+    config: dict[str, Any] = {"BM": 1}
+    event |= {"config": config, "latency_us": 7.0, "trial": 3}
     _, news = fold(begin([], NOW), event, NOW)
-    assert news == (Seated(KERNEL, PROBLEM, DEVICE, {"BM": 1}, 7.0),)
+    assert news == (Seated(KERNEL, event["problem"], DEVICE, config, 7.0),)
     assert lines_of(news[0]) == [f"{KERNEL} [M=64 dtype=float32] on {DEVICE}: known already, 7.000 µs  BM=1"]
     assert fold(begin([job_map()], NOW), event | {"job": 1}, NOW)[1] == ()
 
