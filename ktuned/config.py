@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +16,23 @@ import platformdirs
 from ktuned.errors import SettingsError
 from ktuned.fleet import memory
 from ktuned.model import Root
+from ktuned.spec.values import listed
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned.tuning.manners import POLICIES
 from ktuned_client.paths import socket_path
 
 DEFAULT_ARTIFACTS_GIB = 10.0
+
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.([^`]*)`)?$")
+_WRONG = re.compile(r"Expected `([^`]*)`, got `([^`]*)` - at `\$\.([^`]*)`$")
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text in quotes",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
 
 
 class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,7 +178,7 @@ def _read(path: Path, *, must_exist: bool) -> File:
     try:
         file = msgspec.toml.decode(text, type=File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {error}", hint="see the README's config.toml") from error
+        raise SettingsError(f"{path}: {_fault(str(error))}", hint="see the README's config.toml") from error
     if file.compile_slots is not None and file.compile_slots < 1:
         raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
     if not all(name.strip() for name in file.devices):
@@ -179,6 +192,20 @@ def _read(path: Path, *, must_exist: bool) -> File:
     if file.idle_exit_s is not None and not 0 <= file.idle_exit_s < math.inf:
         raise SettingsError(f"{path}: idle_exit_s is {file.idle_exit_s}", hint="give seconds, or 0 for never")
     return file
+
+
+def _fault(words: str) -> str:
+    """Return what a decoder's error says, in TOML's terms."""
+    if unknown := _UNKNOWN.match(words):
+        name, place = unknown.groups()
+        names = (RootSettings if place else File).__struct_fields__
+        what = f"{place} has no setting" if place else "there is no setting"
+        return f"{what} {name!r} {listed(names, near=name)}"
+    if wrong := _WRONG.match(words):
+        wanted, got, place = wrong.groups()
+        kinds = [_KINDS.get(kind, kind) for kind in wanted.split(" | ") if kind != "null"]
+        return f"{place} takes {' or '.join(kinds)}, not {_KINDS.get(got, got)}"
+    return words
 
 
 def _text(given: str | Path | None) -> str | None:

@@ -102,6 +102,20 @@ def check_home(home: Path) -> Finding:
     return Finding(Level.OK, "home", f"{home} is writable" if place == home else f"{home} can be made")
 
 
+def check_settings() -> Finding:
+    """Judge ``config.toml`` as the daemon will read it."""
+    from ktuned.config import load_settings
+    from ktuned.errors import SettingsError
+
+    try:
+        path = load_settings().config_path
+    except SettingsError as error:
+        return Finding(Level.FAIL, "config.toml", error.message, error.hint)
+    return Finding(
+        Level.OK, "config.toml", f"{path} can be followed" if path.is_file() else f"{path}: none, nor needed"
+    )
+
+
 def check_disk(home: Path, free_bytes: int | None = None) -> Finding:
     """Judge the space left for state and artifacts."""
     try:

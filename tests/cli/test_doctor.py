@@ -47,6 +47,18 @@ def test_socket_directory(tmp_path: Path) -> None:
     assert doctor.check_socket(str(directory / "below" / "ktuned.sock")).level is Level.FAIL
 
 
+def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config.toml that no daemon could start with fails before one is started; none is needed."""
+    monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
+    assert doctor.check_settings().level is Level.OK
+    (tmp_path / "config.toml").write_text("compile_slots = 2\n")
+    assert doctor.check_settings().level is Level.OK
+    (tmp_path / "config.toml").write_text("compile_slots = 'two'\n")
+    finding = doctor.check_settings()
+    assert (finding.level, finding.mend) == (Level.FAIL, "see the README's config.toml")
+    assert "compile_slots takes a whole number" in finding.message
+
+
 def test_home(tmp_path: Path) -> None:
     """A home is writable, can be made, or fails with what mends it."""
     assert doctor.check_home(tmp_path).level is Level.OK

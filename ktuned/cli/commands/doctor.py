@@ -46,6 +46,7 @@ def _examine() -> list[Finding]:
         checks.check_python(),
         checks.check_socket(socket_path()),
         checks.check_home(home),
+        checks.check_settings(),
         checks.check_disk(home),
         *equipment.check_compilers(),
         equipment.check_gpu(),
