@@ -149,7 +149,7 @@ def running(path: str | Path, protocol: int = 1) -> Iterator["subprocess.Popen[s
             process.terminate()
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
-            process.wait(10)
+            process.wait(60)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tests.client import daemon
 pytestmark = pytest.mark.anyio
 
 DEFAULT = {"BM": 64}
-PATIENT_S = 10.0
+PATIENT_S = 60.0
 RETRIES = 10
 
 

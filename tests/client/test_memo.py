@@ -14,7 +14,7 @@ from ktuned_client.generations import FIRST_SLOT, WORDS, Table, slot_of
 from tests.client import daemon
 
 DEFAULT = {"BM": 64}
-PATIENT_S = 10.0
+PATIENT_S = 60.0
 LOOP = 1000
 
 

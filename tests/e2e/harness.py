@@ -53,7 +53,7 @@ class Daemon:
             **(env or {}),
         }
         self.process: subprocess.Popen[bytes] | None = None
-        self.client = Client(str(self.socket), deadline_s=5.0)
+        self.client = Client(str(self.socket), deadline_s=PATIENCE_S)
 
     def start(self, *flags: str) -> None:
         """Start the daemon and wait until it answers; ``flags`` are the interpreter's."""

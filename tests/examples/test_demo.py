@@ -10,7 +10,7 @@ import pytest
 
 from examples import demo
 
-SMALL = ("--trials", "3", "--seconds", "6")
+SMALL = ("--trials", "3", "--seconds", "1")
 
 
 def start(directory: Path, *words: str, **environment: str) -> subprocess.Popen[str]:

@@ -9,14 +9,20 @@ import pytest
 from ktuned.model import Outcome, Plan
 from ktuned.tuning.compiling import Compiling
 from ktuned.tuning.trying import Attempt
-from tests.parts import Parts, kernel_text
+from tests.parts import PATIENCE_S, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
 
 
+HANGING = "compile_hang"
+HANG_S = 3.0
+"""What each request with one that hangs costs here: more than those beside it take on a busy machine."""
+
+
 async def outcomes(parts: Parts, *does: str) -> list[tuple[Outcome | None, str]]:
     """Compile configs as one group; return each one's outcome and message, in their order."""
-    await parts.inspect(kernel_text(deadlines="dict(compile=1.5)"))
+    deadline_s = HANG_S if HANGING in does else PATIENCE_S
+    await parts.inspect(kernel_text(deadlines=f"dict(compile={deadline_s})"))
     plan = Plan(preset="fast", strategy="exhaustive")
     job = await parts.store.create_job(
         "project:it", {"n": 64}, "Fake CPU", priority=100, reason="test", plan=plan, now=0.0
@@ -43,9 +49,7 @@ async def test_a_config_that_the_compiler_refuses_fails_alone(parts: Parts) -> N
     assert found[1][1] == "fake.c:1: error: no"
 
 
-@pytest.mark.parametrize(
-    ("bad", "outcome"), [("compile_crash", Outcome.CRASHED), ("compile_hang", Outcome.COMPILE_TIMEOUT)]
-)
+@pytest.mark.parametrize(("bad", "outcome"), [("compile_crash", Outcome.CRASHED), (HANGING, Outcome.COMPILE_TIMEOUT)])
 async def test_a_config_that_takes_the_compiler_along_fails_alone(parts: Parts, bad: str, outcome: Outcome) -> None:
     """Its group is halved until it is known who is to blame; those that were ready before are not made again."""
     found = await outcomes(parts, "work", bad, "work")
