@@ -6,9 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+import anyio
 import pytest
+import uvloop
 
 from ktuned.fleet.expiry import Expiry
+
+PATIENCE_S = 30.0
 
 
 class _Timer:
@@ -120,3 +124,33 @@ def test_closing_leaves_no_timer(watched: _Watched) -> None:
     watched.expiry.begin(60.0)
     watched.expiry.close()
     assert not watched.loop.pending()
+
+
+@pytest.fixture(scope="module", params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes the daemon's loop, or that which it falls back to."""
+    made: Callable[[], asyncio.AbstractEventLoop] = request.param
+    made().close()  # libuv's first loop opens a pipe that stays
+    return made
+
+
+@pytest.mark.parametrize("before_s", [None, 0.001])
+def test_a_loop_that_rounds_ends_every_phase(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], before_s: float | None
+) -> None:
+    """Where time is counted in whole milliseconds, and what is due at once has none, every deadline passes all the same."""
+
+    async def expire_all() -> None:
+        for part in range(20):
+            over = asyncio.Event()
+            expiry = Expiry(asyncio.get_running_loop(), over.set)
+            if before_s is not None:
+                expiry.begin(before_s)
+            expiry.begin(0.0011 + part * 0.0001)
+            with anyio.fail_after(PATIENCE_S):
+                await over.wait()
+            assert expiry.is_over
+            expiry.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(expire_all())
