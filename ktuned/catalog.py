@@ -70,7 +70,7 @@ class Catalog:
 
     def __init__(self, roots: Iterable[Root] = (), kernels: Iterable[KernelInfo] = ()) -> None:
         self._roots = {root.path: root for root in roots}
-        self._kernels = {kernel.name: kernel for kernel in kernels if self._owner(kernel.file) is not None}
+        self._kernels = {kernel.name: kernel for kernel in kernels if self.root_of(kernel.file) is not None}
         self._errors: dict[str, tuple[FileError, ...]] = {}
         self._faults: dict[str, str] = {}
         self._inspected: set[str] = set()
@@ -100,27 +100,28 @@ class Catalog:
     def remove_root(self, path: str) -> Changes:
         """Watch a root no longer; return what went with it. What lies below another root stays."""
         self._roots.pop(path, None)
-        gone = [name for name, kernel in self._kernels.items() if self._owner(kernel.file) is None]
+        gone = [name for name, kernel in self._kernels.items() if self.root_of(kernel.file) is None]
         for name in gone:
             self._drop(name)
-        for file in [file for file in self._inspected if self._owner(file) is None]:
+        for file in [file for file in self._inspected if self.root_of(file) is None]:
             self._forget(file)
         return Changes(removed=tuple(gone))
 
     def root_of(self, path: str) -> Root | None:
         """Return the innermost root that a path lies below."""
-        return self._owner(path)
+        owners = [root for root in self._roots.values() if is_below(path, root.path)]
+        return max(owners, key=lambda root: len(root.path), default=None)
 
     def environment(self, kernel: KernelInfo) -> Environment:
-        """Return whose interpreter runs a kernel's code."""
-        root = self._owner(kernel.file)
+        """Return whose interpreter runs a kernel's code.
+
+        Raises:
+            NotFound: the kernel's file is below no watched root.
+        """
+        root = self.root_of(kernel.file)
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root", hint=f"`ktuned tune {kernel.file}` adds it")
         return environment_of(root)
-
-    def _owner(self, path: str) -> Root | None:
-        owners = [root for root in self._roots.values() if is_below(path, root.path)]
-        return max(owners, key=lambda root: len(root.path), default=None)
 
     def resolve(self, name: str) -> KernelInfo:
         """Return the kernel of a full name, or of a short one that is unambiguous.
@@ -155,7 +156,7 @@ class Catalog:
     def files_of(self, root: Root) -> list[str]:
         """Return the kernel files of a root that were inspected before."""
         known = {kernel.file for kernel in self._kernels.values()} | set(self._errors)
-        return sorted(file for file in known if self._owner(file) == root)
+        return sorted(file for file in known if self.root_of(file) == root)
 
     def dependents(self, paths: Iterable[str]) -> set[str]:
         """Return the kernel files whose meaning may depend on any of these files or directories."""

@@ -132,9 +132,7 @@ class Daemon:
         configured = {root.path for root in settings.roots}
         roots = [*settings.roots, *(root for root in store.roots() if root.path not in configured)]
         self._catalog = Catalog(roots, store.kernels())
-        self._machine = Machine(
-            fleet, store, deadline_s=settings.deadlines["inspect"], arch=settings.arch, chosen=settings.devices
-        )
+        self._machine = Machine(fleet, store, deadlines=self._deadlines, arch=settings.arch, chosen=settings.devices)
         self._probing = Probing(self._catalog, self._machine, str(settings.state))
         self._trust = Trust(settings.trusted_directories)
         self._survey = Survey(self._catalog, fleet, store, self._deadlines, self._trust)
@@ -143,7 +141,7 @@ class Daemon:
             fleet=fleet,
             machine=self._machine,
             environments=self._probing.environments,
-            deadline_s=settings.deadlines["inspect"],
+            deadlines=self._deadlines,
         )
         self._preparing = Preparing(
             settings,
@@ -321,7 +319,7 @@ class Daemon:
         self._deadlines.update(settings.deadlines)
         self._trust.allow(settings.trusted_directories)
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
-        self._fleet.keeps_spares = settings.keeps_spares
+        self._fleet.spawn_s, self._fleet.keeps_spares = settings.deadlines["spawn"], settings.keeps_spares
         self._artifacts.cap_bytes = settings.artifacts_bytes
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
         self._housekeeping.due()

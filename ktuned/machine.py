@@ -65,14 +65,14 @@ class Machine:
     """
 
     def __init__(
-        self, fleet: Fleet, store: Store, *, deadline_s: float, arch: str = "", chosen: Sequence[str] = ()
+        self, fleet: Fleet, store: Store, *, deadlines: Mapping[str, float], arch: str = "", chosen: Sequence[str] = ()
     ) -> None:
         self.arch = arch
         self.chosen = tuple(chosen)
         self.captured: Callable[[str, str], str] = lambda kernel, problem: ""
         self._fleet = fleet
         self._store = store
-        self._deadline_s = deadline_s
+        self._deadlines = deadlines
         self._reports: dict[str, dict[str, Any]] = dict(store.probes())
         self._probed: set[str] = set()
         self._locks: dict[str, anyio.Lock] = {}
@@ -91,7 +91,7 @@ class Machine:
             report: dict[str, Any] = {"python": environment.python, "error": None, "backends": known}
             try:
                 async with self._fleet.lend("inspect", environment) as worker:
-                    answer, _ = await worker.call({"op": "probe"}, {"inspect": self._deadline_s}, first_phase="inspect")
+                    answer, _ = await worker.call({"op": "probe"}, self._deadlines, first_phase="inspect")
                 report["backends"] = answer["backends"]
                 report["version"] = answer["version"]
                 report["nvml"] = answer["nvml"]
@@ -214,15 +214,20 @@ class Machine:
 
     def context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
         """Return the ground that a measurement made now would stand on."""
-        found = (self.report(environment) or {}).get("backends", {}).get(kernel.backend, {})
+        specialized = canonical(kernel.specialized(problem))
         return Context(
             kernel=kernel.name,
-            problem=canonical(kernel.specialized(problem)),
+            problem=specialized,
             device=device.model,
-            digest=_with_capture(kernel.digest, self.captured(kernel.name, canonical(kernel.specialized(problem)))),
-            toolchain=fingerprint_digest(found.get("fingerprint", {})),
+            digest=self.digest(kernel, specialized),
+            toolchain=fingerprint_digest(self._said(environment, kernel.backend).get("fingerprint", {})),
             device_fingerprint=fingerprint_digest(device.fingerprint),
         )
+
+    def digest(self, kernel: KernelInfo, specialized: str) -> str:
+        """Return what a kernel means for a specialised problem (canonical text), whose captured inputs belong to it."""
+        captured = self.captured(kernel.name, specialized)
+        return hashlib.sha256(f"{kernel.digest} {captured}".encode()).hexdigest() if captured else kernel.digest
 
     def seats(self, environment: Environment | None = None) -> dict[str, set[str]]:
         """Return the devices that are known, of one environment or of all: their models by their names.
@@ -265,11 +270,6 @@ def _unjudged(reports: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 def _is_like(one: Device, other: Device) -> bool:
     """Tell whether two devices may share a job's work and each other's winners."""
     return (one.model, one.target, one.fingerprint) == (other.model, other.target, other.fingerprint)
-
-
-def _with_capture(digest: str, captured: str) -> str:
-    """Return the digest of a kernel that is measured with captured inputs."""
-    return hashlib.sha256(f"{digest} {captured}".encode()).hexdigest() if captured else digest
 
 
 def _key(environment: Environment) -> str:

@@ -29,13 +29,13 @@ class Observer:
         fleet: Fleet,
         machine: Machine,
         environments: Callable[[], Sequence[Environment]],
-        deadline_s: float,
+        deadlines: Mapping[str, float],
         usage: Usage | None = None,
     ) -> None:
         self._fleet = fleet
         self._machine = machine
         self._environments = environments
-        self._deadlines = {"inspect": deadline_s}
+        self._deadlines = deadlines
         self._usage = usage or Usage()
         self._last: CpuUse | None = None
 

@@ -104,7 +104,7 @@ class Parts:
         self.artifacts = Artifacts(directory / "artifacts", 2**30)
         self.artifacts.clean_staging()
         self.catalog = Catalog([self.root])
-        self.machine = Machine(fleet, store, deadline_s=30.0)
+        self.machine = Machine(fleet, store, deadlines={"inspect": 30.0})
         self.survey = Survey(self.catalog, fleet, store, self.deadlines)
         self.prepare: Callable[[Job], Work] = self.work
         self.jobs = Jobs(

@@ -52,7 +52,7 @@ async def test_what_measures_starts_beside_the_first_probe(parts: Parts, monkeyp
     for environment, known in ((none, False), (one, True)):
         await parts.machine.probe(environment)
         parts.machine.expect_measuring(environment, "fake")
-        again = Machine(parts.fleet, parts.store, deadline_s=30.0)
+        again = Machine(parts.fleet, parts.store, deadlines={"inspect": 30.0})
         again.expect_measuring(environment, "fake")
         await until(lambda: spares() == known)  # noqa: B023 - waited for at once
     parts.kill_workers()
@@ -123,7 +123,7 @@ async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
 async def test_probe_is_made_once_and_kept(parts: Parts) -> None:
     """The next daemon knows the devices before its first worker is up."""
     await parts.machine.probe(parts.environment)
-    machine = Machine(parts.fleet, parts.store, deadline_s=30.0)
+    machine = Machine(parts.fleet, parts.store, deadlines={"inspect": 30.0})
     assert machine.device(parts.environment, "fake", None).model == "Fake CPU"
     requests = sum(worker["requests"] for worker in parts.fleet.describe())
     await parts.machine.probe(parts.environment)
@@ -134,11 +134,11 @@ async def test_probe_is_made_once_and_kept(parts: Parts) -> None:
 
 async def test_failed_probe_forgets_no_device(parts: Parts, tmp_path: Path) -> None:
     """While no worker can answer, lookups stand on what was known; the next probe asks again."""
-    machine = Machine(parts.fleet, parts.store, deadline_s=0.0)
+    machine = Machine(parts.fleet, parts.store, deadlines={"inspect": 0.0})
     report = await machine.probe(parts.environment)
     assert "not over after 0 s" in report["error"]["message"]
     assert machine.device(parts.environment, "fake", None).model == "Fake CPU"
-    again = Machine(parts.fleet, parts.store, deadline_s=30.0)
+    again = Machine(parts.fleet, parts.store, deadlines={"inspect": 30.0})
     assert (await again.probe(parts.environment))["error"] is None
     parts.kill_workers()
 

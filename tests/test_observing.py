@@ -25,7 +25,7 @@ def observer(parts: Parts, usage: Usage | None = None) -> Observer:
         fleet=parts.fleet,
         machine=parts.machine,
         environments=lambda: [parts.environment],
-        deadline_s=30.0,
+        deadlines={"inspect": 30.0},
         usage=usage,
     )
 

@@ -40,7 +40,11 @@ IDLE_S_OF = {"inspect": 900.0, "explore": 900.0}
 """Who waits longer: what reads a save holds some 30 MiB, and an author thinks for minutes between two of them."""
 
 MAX_IDLE = 8
+"""Idle workers of one role, environment and device; a job's compile workers come back all at once."""
+
 COMPILE_NICENESS = 10
+"""How far compilers stand back from what people do on the machine."""
+
 MAX_REQUESTS = 500
 WORN_SHARE = 0.25
 """A worker is replaced after this many requests, or when it has grown by this part of what it may use since it had
@@ -50,8 +54,13 @@ TOLERATED_FAILURES = 3
 """Starts of a worker that may fail in a row before there is a pause between them."""
 
 _REAP_S = 5.0
+"""How long an ending fleet waits for its workers' ends; one that sits in a driver must not keep the daemon."""
+
 _GENERATIONS = 20
+"""How often orphans are looked for after a worker's end: those that are ended may leave orphans of their own."""
+
 _MEMORY_S = 0.2
+"""How often workers' memory is looked at."""
 
 BENCH_MODULES = ("torch", "safetensors.torch")
 """What a bench worker needs besides its backend; a spare has imported it."""
@@ -59,6 +68,8 @@ BENCH_MODULES = ("torch", "safetensors.torch")
 
 class Fleet:
     """Spawns, lends, recycles and buries worker processes.
+
+    ``spawn_s`` is how long one may take to start; it and ``keeps_spares`` may be changed at any time.
 
     One that ``adopts`` ends what outlives a worker, in whatever way it detached itself: it takes every child of this
     process that it did not start for such, so the process must start none besides.
@@ -84,7 +95,7 @@ class Fleet:
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.scratch = scratch / self._id
         self._compile_cores = self._all_compile_cores = compile_cores
-        self._spawn_s = spawn_s
+        self.spawn_s = spawn_s
         self._base_env = {**base_env, DAEMON_MARK: self._id, "KTUNED_CACHE": str(cache)}
         self._workers: dict[int, WorkerProcess] = {}
         self._idle: dict[tuple[str, Environment], list[tuple[float, WorkerProcess]]] = {}
@@ -201,7 +212,7 @@ class Fleet:
                 # A spare that is half started is there sooner than a worker that is not begun; but only for one.
                 self._spares_awaited[role, environment] += 1
                 try:
-                    with anyio.move_on_after(self._spawn_s):
+                    with anyio.move_on_after(self.spawn_s):
                         await under_way[0].wait()
                         continue
                 finally:
@@ -242,7 +253,7 @@ class Fleet:
             worker = await self._spawn(role, environment)
             try:
                 request = {"op": "prepare", "backends": [backend], "modules": list(BENCH_MODULES)}
-                await worker.call(request, {"load": self._spawn_s}, first_phase="load")
+                await worker.call(request, {"load": self.spawn_s}, first_phase="load")
             except BaseException:
                 worker.kill()
                 raise
@@ -289,7 +300,7 @@ class Fleet:
         if role != "bench":
             memory.cap(worker.pid, self._limits[role])
         try:
-            await worker.ready(self._spawn_s)
+            await worker.ready(self.spawn_s)
         except WorkerDied as error:
             raise WorkerError(
                 f"{environment.python} cannot run a worker: {error.message}",
@@ -339,7 +350,7 @@ class Fleet:
     async def _watch_memory(self) -> None:
         """Stop the worker that outgrows its limit, before the machine suffers."""
         while True:
-            idle = {worker.pid for lent in self._idle.values() for _, worker in lent}
+            idle = self._idle_pids()
             busy = [worker for worker in self._workers.values() if worker.pid not in idle]
             if not busy:
                 self._busy = anyio.Event()
@@ -351,6 +362,9 @@ class Fleet:
                     used, allowed = worker.memory_bytes / 2**30, limit / 2**30
                     worker.stop(f"out of memory: the worker used {used:.1f} GiB of the {allowed:.1f} GiB it may")
             await anyio.sleep(_MEMORY_S)
+
+    def _idle_pids(self) -> set[int]:
+        return {worker.pid for waiting in self._idle.values() for _, worker in waiting}
 
     @property
     def notices(self) -> list[str]:
@@ -370,8 +384,8 @@ class Fleet:
                 await self._bury(worker)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return every worker for a status: ``pid role state age_s requests``."""
-        idle = {worker.pid for lent in self._idle.values() for _, worker in lent}
+        """Return every worker for a status: ``pid role state age_s requests memory_bytes``."""
+        idle = self._idle_pids()
         return [
             {
                 "pid": worker.pid,

@@ -30,6 +30,7 @@ MAX_ERRANDS = 1_000
 """Errands that may wait; beyond that an asked-for tuning is forgotten, and the next lookup asks again."""
 
 MAX_REMEMBERED = 50_000
+"""Entries of each cache, some 500 bytes each; with more than these, all are forgotten, and worked out again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +158,10 @@ class Lookups:
         """
         held = self.pins.find(pin, name, problem, device)
         if held is None:
-            answer = self.lookup(name, problem, device, tune=tune)
-            held = self.pins.find(pin, answer["kernel"], problem, answer["device"])
+            first = self.lookup(name, problem, device, tune=tune)
+            held = self.pins.find(pin, first["kernel"], problem, first["device"])
             if held is None:
-                return Later(lambda: self.pins.freeze(pin, name, problem, device, answer))
+                return Later(lambda: self.pins.freeze(pin, name, problem, device, first))
         self._answered += 1
         return {**held, "generation": self.generations.of(held["kernel"])}
 

@@ -43,7 +43,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     sources = _sources(kernel)
     home = kernel.file.parent
     texts = _source_texts(kernel, sources)
-    function, measured, plan = (Reach(kernel.file.parent, root, _is_declaration) for _ in range(3))
+    function, measured, plan = (Reach(home, root, _is_declaration) for _ in range(3))
     try:
         _reach(kernel, function, measured, plan, root)
     except (OSError, SyntaxError, RecursionError) as error:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from ktuned.errors import StoreError
 from ktuned.store import opening
 from ktuned.store.faults import database_fault, is_damage, is_undecodable
 
@@ -20,7 +21,7 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 
 MAX_TOLD = 1000
-"""Damaged rows that are told apart; so many more count as one."""
+"""Damaged rows that are counted and logged; a store that has more of them needs no finer figure."""
 
 _log = structlog.get_logger()
 
@@ -85,7 +86,7 @@ class Reader:
         """
         return next(iter(self.values(decode, sql, *values)), None)
 
-    def fault(self, error: sqlite3.Error | UnicodeDecodeError) -> Exception:
+    def fault(self, error: sqlite3.Error | UnicodeDecodeError) -> StoreError:
         """Return what to tell the user; the next opening looks for the damage, if that is what it is."""
         if is_damage(error):
             opening.mark_suspect(self._path)

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from ktuned.errors import WorkerError
 from ktuned.fleet.failures import DeadlineExpired, RequestFailed, WorkerDied
@@ -28,15 +30,27 @@ Compiled = tuple[Attempt, TrialResult | None]
 
 
 class Compiling:
-    """Compiles one job's configs; how many groups at once the fleet says, how large ``group_size``."""
+    """Compiles one job's configs; how many groups at once the fleet says, how large :meth:`group`."""
 
     def __init__(self, work: Work, fleet: Fleet, artifacts: Artifacts) -> None:
         self._work = work
         self._fleet = fleet
         self._artifacts = artifacts
-        self.group_size = GroupSize(work.group_size)
+        self._group_size = GroupSize(work.group_size)
         self._directories: list[Path] = []
         self._made = 0
+
+    def group(
+        self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt], *, lanes_starve: bool
+    ) -> list[Attempt]:
+        """Return ``first`` and as many of those that wait in the channel as are to be compiled with it."""
+        group = [first]
+        for _ in range(self._group_size.next(lanes_starve=lanes_starve) - 1):
+            try:
+                group.append(channel.receive_nowait())
+            except (anyio.WouldBlock, anyio.EndOfStream):
+                break
+        return group
 
     async def compile(self, attempts: Sequence[Attempt]) -> list[Compiled]:
         """Bring each attempt to ``compiled``, or to its outcome.
@@ -97,10 +111,10 @@ class Compiling:
         if excused:
             for attempt in excused:
                 attempt.life.tell(Event.COMPILE_STARTED)
-            blamed = [(attempt, _failed(attempt, failure)) for attempt in rest if attempt not in excused]
+            blamed = [(attempt, self._failed(attempt, failure)) for attempt in rest if attempt not in excused]
             return [*done, *blamed, *await self._compile_group(excused)]
         if len(rest) == 1:
-            return [*done, (rest[0], _failed(rest[0], failure))]
+            return [*done, (rest[0], self._failed(rest[0], failure))]
         half = len(rest) // 2
         return done + await self._compile_group(rest[:half]) + await self._compile_group(rest[half:])
 
@@ -123,7 +137,12 @@ class Compiling:
         async with self._fleet.lend("compile", work.environment) as worker:
             await worker.call(request, deadlines, first_phase="load", on_item=note)
         if items and all(item["outcome"] is None for item in items.values()):
-            self.group_size.took(len(items), sum(item["seconds"] for item in items.values()))
+            self._group_size.took(len(items), sum(item["seconds"] for item in items.values()))
+
+    def _failed(self, attempt: Attempt, error: WorkerDied | DeadlineExpired | RequestFailed) -> TrialResult:
+        if isinstance(error, DeadlineExpired):
+            attempt.compile_s += error.deadline_s
+        return attempt.failure(error, expired=Event.COMPILE_EXPIRED, refused=Event.COMPILE_FAILED)
 
     def _take(self, attempt: Attempt, item: dict[str, Any]) -> TrialResult | None:
         attempt.compile_s += item["seconds"]
@@ -152,14 +171,3 @@ class Compiling:
         """Remove the directories; the job is over."""
         for directory in self._directories:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-def _failed(attempt: Attempt, error: WorkerDied | DeadlineExpired | RequestFailed) -> TrialResult:
-    if isinstance(error, WorkerDied):
-        return attempt.result(Event.DIED, error.message, phase=error.phase, signal=error.signal, output=error.output)
-    if isinstance(error, DeadlineExpired):
-        attempt.compile_s += error.deadline_s
-        return attempt.result(
-            Event.COMPILE_EXPIRED, error.message, phase=error.phase, after_s=error.deadline_s, output=error.output
-        )
-    return attempt.result(Event.COMPILE_FAILED, error.message, phase=error.phase, output=error.output)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ktuned.errors import WorkerError
 from ktuned.fleet.failures import DeadlineExpired, WorkerDied
+from ktuned.fleet.kills import is_outside_kill
 from ktuned.fleet.lanes import Lane, LaneSick
 from ktuned.fleet.pool import Fleet
 from ktuned.lifecycle import Event, Life
@@ -181,18 +182,11 @@ class _Contest:
                 answer, output = await self._lane.ask(
                     self._measuring.request("time", self._lane, attempt), self._deadlines
                 )
-            except WorkerDied as error:
-                if error.is_outside_kill:
-                    # It ran before and will run in the other rounds: this one is lost, as a disturbed one is.
-                    return
-                self._failed[trial.id] = attempt.result(
-                    Event.DIED, error.message, phase=error.phase, signal=error.signal, output=error.output
-                )
-                return
-            except DeadlineExpired as error:
-                self._failed[trial.id] = attempt.result(
-                    Event.EXPIRED, error.message, phase=error.phase, after_s=error.deadline_s, output=error.output
-                )
+            except (WorkerDied, DeadlineExpired) as error:
+                # One that was killed from outside ran before and will run in the other rounds: this one is lost, as a
+                # disturbed one is.
+                if not is_outside_kill(error):
+                    self._failed[trial.id] = attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED)
                 return
         if answer["outcome"] == Outcome.LAUNCH_ERROR:
             self._lane.drop()

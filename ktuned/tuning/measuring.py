@@ -139,7 +139,11 @@ class Measuring:
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 attempt.lane_s += monotonic() - began
                 is_excused = attempt.excuse_kill(error) or await self._is_given_back(lane, attempt)
-                return None if is_excused else _failure(attempt, error)
+                if is_excused:
+                    return None
+                if isinstance(error, RequestFailed) and error.code == "source_changed":
+                    raise
+                return attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED)
             attempt.lane_s += monotonic() - began
             return await self._judge(lane, attempt, answer, output)
 
@@ -201,15 +205,3 @@ class Measuring:
             "judge_contention": work.judge_contention,
             **more,
         }
-
-
-def _failure(attempt: Attempt, error: WorkerDied | DeadlineExpired | RequestFailed) -> TrialResult:
-    if isinstance(error, WorkerDied):
-        return attempt.result(Event.DIED, error.message, phase=error.phase, signal=error.signal, output=error.output)
-    if isinstance(error, DeadlineExpired):
-        return attempt.result(
-            Event.EXPIRED, error.message, phase=error.phase, after_s=error.deadline_s, output=error.output
-        )
-    if error.code == "source_changed":
-        raise error
-    return attempt.result(Event.RAISED, error.message, phase=error.phase, output=error.output)

@@ -119,13 +119,7 @@ class Pipeline:
         order = self._experience.order()
         began = monotonic()
         async with channel, self._fleet.lend("explore", self.work.environment) as explorer:
-            request = {
-                "op": "explore",
-                **self.work.kernel_request(),
-                "plan": plan.to_wire(),
-                "first": [dict(config) for config in order.first],
-                "last": [dict(config) for config in order.last],
-            }
+            request = self.work.explore_request(order.first, order.last)
             opened, _ = await explorer.call(request, deadlines, first_phase="inspect")
             size = opened["size"]
             self.progress.total = plan.trials if size is None else min(size, plan.trials)
@@ -177,8 +171,7 @@ class Pipeline:
         self._under_way |= {attempt.trial: attempt for attempt in attempts}
         for attempt, proposal in zip(attempts, fresh, strict=True):
             if proposal["build"] is None:
-                event = Event.CANNOT_RUN if proposal["outcome"] == Outcome.UNSUPPORTED else Event.REFUSED
-                await self._record(attempt, attempt.result(event, proposal["message"], phase="build"))
+                await self._record(attempt, attempt.unbuilt(proposal))
         for attempt in attempts:
             if attempt.trial in self._under_way:
                 await channel.send(attempt)
@@ -199,13 +192,8 @@ class Pipeline:
     ) -> None:
         async with channel, onward:
             async for first in channel:
-                group = [first]
                 lanes_starve = not onward.statistics().current_buffer_used
-                for _ in range(self._compiling.group_size.next(lanes_starve=lanes_starve) - 1):
-                    try:
-                        group.append(channel.receive_nowait())
-                    except (anyio.WouldBlock, anyio.EndOfStream):
-                        break
+                group = self._compiling.group(first, channel, lanes_starve=lanes_starve)
                 for attempt, failed in await self._compiling.compile(group):
                     result = failed or self._experience.carried(attempt)
                     if result is None:

@@ -15,7 +15,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from ktuned.fleet.pool import Fleet
 from ktuned.lifecycle import Event
-from ktuned.model import JobState, Outcome, TrialResult
+from ktuned.model import JobState, TrialResult
 from ktuned.store import Artifacts
 from ktuned.tuning.compiling import Compiling
 from ktuned.tuning.telling import Publish
@@ -82,13 +82,7 @@ class Precompiling:
         plan, deadlines, default = self.work.job.plan, self.work.deadlines, self.work.kernel.default
         began = monotonic()
         async with channel, self._fleet.lend("explore", self.work.environment) as explorer:
-            request = {
-                "op": "explore",
-                **self.work.kernel_request(),
-                "plan": plan.to_wire(),
-                "first": [] if default is None else [dict(default)],
-                "last": [],
-            }
+            request = self.work.explore_request([] if default is None else [default])
             opened, _ = await explorer.call(request, deadlines, first_phase="inspect")
             size = opened["size"]
             self.progress.total = plan.trials if size is None else min(size, plan.trials)
@@ -110,18 +104,12 @@ class Precompiling:
             await channel.send(Attempt(0, proposal["config"], build, self.work.artifact_key(build)))
             return
         attempt = Attempt(0, proposal["config"], {}, "")
-        event = Event.CANNOT_RUN if proposal["outcome"] == Outcome.UNSUPPORTED else Event.REFUSED
-        self._tell(attempt, attempt.result(event, proposal["message"], phase="build"))
+        self._tell(attempt, attempt.unbuilt(proposal))
 
     async def _compile(self, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         async with channel:
             async for first in channel:
-                group = [first]
-                for _ in range(self._compiling.group_size.next(lanes_starve=False) - 1):
-                    try:
-                        group.append(channel.receive_nowait())
-                    except (anyio.WouldBlock, anyio.EndOfStream):
-                        break
+                group = self._compiling.group(first, channel, lanes_starve=False)
                 for attempt in group:
                     # Nobody loads it now, so whoever will must not be the first to find it damaged.
                     found = await self._artifacts.verified(attempt.key)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ktuned.fleet.failures import Output
+from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
 from ktuned.fleet.kills import KILLS_EXCUSED, is_outside_kill
 from ktuned.fleet.process import Environment
 from ktuned.lifecycle import Event, Life
@@ -69,6 +69,16 @@ class Work:
             "stamps": dict(self.kernel.stamps),
             "problem": dict(self.problem),
             "target": self.target,
+        }
+
+    def explore_request(self, first: Iterable[Config] = (), last: Iterable[Config] = ()) -> dict[str, Any]:
+        """Return the request that begins an exploration: which configs come first, and which are left for last."""
+        return {
+            "op": "explore",
+            **self.kernel_request(),
+            "plan": self.job.plan.to_wire(),
+            "first": [dict(config) for config in first],
+            "last": [dict(config) for config in last],
         }
 
     def artifact_key(self, build: Mapping[str, Any]) -> str:
@@ -166,6 +176,25 @@ class Attempt:
             self.key or None,
             {key: value for key, value in detail.items() if value is not None},
         )
+
+    def failure(
+        self, error: WorkerDied | DeadlineExpired | RequestFailed, *, expired: Event, refused: Event
+    ) -> TrialResult:
+        """Make the last move that a failed request means, and return its result.
+
+        ``expired`` is the move where a deadline passed, ``refused`` where the worker said that it cannot.
+        """
+        values: dict[str, Any] = {"phase": error.phase, "output": error.output}
+        if isinstance(error, WorkerDied):
+            return self.result(Event.DIED, error.message, signal=error.signal, **values)
+        if isinstance(error, DeadlineExpired):
+            return self.result(expired, error.message, after_s=error.deadline_s, **values)
+        return self.result(refused, error.message, **values)
+
+    def unbuilt(self, proposal: Mapping[str, Any]) -> TrialResult:
+        """Make the last move of a config that the kernel function gives no Build for, and return its result."""
+        event = Event.CANNOT_RUN if proposal["outcome"] == Outcome.UNSUPPORTED else Event.REFUSED
+        return self.result(event, proposal["message"], phase="build")
 
 
 @dataclass(slots=True)

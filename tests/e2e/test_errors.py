@@ -268,6 +268,21 @@ def test_reload_tells_what_changed_or_what_is_wrong(daemon: Daemon) -> None:
     assert daemon.client.call("status")["notices"] == []
 
 
+def test_reload_follows_deadlines(daemon: Daemon) -> None:
+    """Whatever watches a deadline watches the new one: of a worker's start, and of what backends are asked."""
+    config = daemon.home / "config.toml"
+    before = config.read_text()
+    for phase in ("spawn", "inspect"):
+        config.write_text(f"{before}[deadlines]\n{phase} = 0.000001\n")
+        assert daemon.client.call("reload")["changed"]
+        (environment,) = daemon.client.call("backends")["environments"]
+        assert f"{phase} was not over after 1e-06 s" in environment["error"]["message"]
+    config.write_text(before)
+    daemon.client.call("reload")
+    (environment,) = daemon.client.call("backends")["environments"]
+    assert environment["error"] is None
+
+
 def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
     """A config that crashed is not run again, by no job and no daemon, until it is forgotten."""
     space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='abort', tag='b')])"
