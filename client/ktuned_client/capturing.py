@@ -69,7 +69,7 @@ def write(tensors: Mapping[str, Any], directory: str, max_bytes: int) -> tuple[s
     taken = {name: _taken(name, tensors[name]) for name in sorted(tensors)}
     size = sum(tensor.data.nbytes for tensor in taken.values())
     if size > max_bytes:
-        raise ValueError(f"the tensors have {size} bytes, and {max_bytes} may be captured (`capture_bytes`)")
+        raise ValueError(f"the tensors have {size} bytes, and {max_bytes} may be captured")
     header = _header(taken)
     staged = os.path.join(directory, f".{os.getpid()}-{os.urandom(6).hex()}")
     digest = hashlib.sha256(header)

@@ -44,7 +44,11 @@ class Knowledge:
         if hit is not None:
             return hit
         if self._winners is not None:
-            hit = self._winners.lookup(kernel, problem, device)
+            try:
+                hit = self._winners.lookup(kernel, problem, device)
+            except TypeError as error:
+                # MessagePack carries more than JSON, and so than any file of winners.
+                return unavailable(kernel, problem, device, default, f"no problem is like this: {error}")
             self.memo.remember_for_good(name, key, hit)
             return completed(hit, default)
         if self.backoff.is_waiting:

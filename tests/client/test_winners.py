@@ -102,6 +102,15 @@ def test_a_directory_is_all_its_files(tmp_path: Path) -> None:
         Client(winners=tmp_path)
 
 
+@pytest.mark.parametrize("problem", [{"M": b"bytes"}, {"M": 1, 2: 3}])
+def test_a_problem_that_no_file_can_hold_gives_the_default(tmp_path: Path, problem: dict[Any, Any]) -> None:
+    """What MessagePack carries and JSON does not makes no lookup raise."""
+    with Client(winners=written(tmp_path / "w.json")) as client:
+        hit = client.lookup("gemm", problem, {"BM": 7})
+    assert (hit.status, hit.config) == ("unavailable", {"BM": 7})
+    assert "no problem is like this" in hit.message
+
+
 def test_artifacts_are_found_beside_the_file(tmp_path: Path) -> None:
     """The path of an artifact that was exported with its winner; none that leads elsewhere."""
     (tmp_path / "art" / "abc").mkdir(parents=True)
