@@ -138,7 +138,7 @@ def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEve
 def test_a_loop_that_rounds_ends_every_phase(
     new_loop: Callable[[], asyncio.AbstractEventLoop], before_s: float | None
 ) -> None:
-    """Where time is counted in whole milliseconds, and what is due at once has none, every deadline passes all the same."""
+    """Where time is counted in whole milliseconds, and what is due at once has none, a deadline passes all the same."""
 
     async def expire_all() -> None:
         for part in range(20):
