@@ -16,7 +16,6 @@ import platformdirs
 from ktuned.errors import SettingsError
 from ktuned.fleet import memory
 from ktuned.model import Root
-from ktuned.spec.values import listed
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned.tuning.manners import POLICIES
 from ktuned_client.paths import socket_path
@@ -196,6 +195,9 @@ def _read(path: Path, *, must_exist: bool) -> File:
 
 def _fault(words: str) -> str:
     """Return what a decoder's error says, in TOML's terms."""
+    # Only now: a daemon whose settings are right has nothing of what reads kernel files.
+    from ktuned.spec.values import listed
+
     if unknown := _UNKNOWN.match(words):
         name, place = unknown.groups()
         names = (RootSettings if place else File).__struct_fields__
