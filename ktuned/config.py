@@ -234,7 +234,7 @@ def _deadlines(file: File, path: Path) -> Mapping[str, float]:
             raise SettingsError(
                 f"{path}: [deadlines] has no phase {phase!r}", hint=f"there are {', '.join(DEFAULT_DEADLINES)}"
             )
-        if not seconds > 0:
+        if not 0 < seconds < math.inf:
             raise SettingsError(f"{path}: [deadlines] {phase} is {seconds}", hint="give seconds above 0")
     return {**DEFAULT_DEADLINES, **file.deadlines}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -56,7 +57,7 @@ class Wish:
             raise UsageError(f"there is no preset {self.preset!r}", hint=f"there are {', '.join(PRESETS)}")
         if self.trials is not None and self.trials < 1:
             raise UsageError(f"trials is {self.trials}", hint="give at least 1")
-        if self.seconds is not None and not self.seconds > 0:
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
         names = ("preset", "trials", "seconds", "strategy", "seed")
         wished = {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -74,6 +74,7 @@ def test_file_is_followed(home: Path, tmp_path: Path) -> None:
         ("deadlines = {compiling = 1}", "'compiling'"),
         ("deadlines = {compile = 0}", "compile is 0"),
         ("deadlines = {compile = nan}", "compile is nan"),
+        ("deadlines = {compile = inf}", "compile is inf"),
         ("deadlines = {compile = 'x'}", "deadlines[...] takes a number, not a text in quotes"),
         ("[[roots]]\nname = 'x'", "path"),
         ("[[roots]]\npath = 'a/b'", "'a/b' is not absolute"),

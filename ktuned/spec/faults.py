@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -137,4 +138,5 @@ def _plan_fault(plan: Any) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    # Without an end is no deadline and no tolerance, and JSON cannot carry it.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
