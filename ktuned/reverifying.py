@@ -47,7 +47,7 @@ class Reverifying:
         return queued
 
     async def _renew(self, kernel: KernelInfo, winner: Winner) -> Job | None:
-        if kernel.digest != winner.context.digest:
+        if winner.context.digest != self._machine.digest(kernel, winner.context.problem):
             return None
         trial = self._store.trial(winner.trial)
         # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.

@@ -12,6 +12,9 @@ from ktuned.model import Context
 SOURCE = "source"
 """The group of a kernel's parts that are source files; the others are Python definitions or ``@kernel``'s arguments."""
 
+CAPTURED = "inputs:captured"
+"""The part that stands for a problem's captured inputs."""
+
 _DEFINITION = re.compile(r"(?P<file>[^:<]+\.py):(?P<name>.+)", re.DOTALL)
 _MISSING = " includes "
 
@@ -20,9 +23,9 @@ _MISSING = " includes "
 class Change:
     """One difference between two grounds.
 
-    ``kind`` is ``source``, ``definition``, ``argument`` (of ``@kernel``), ``toolchain``, ``driver``, ``measuring`` or
-    ``unknown``; ``where`` a file relative to the kernel file's directory, or a tool; ``name`` what in it. ``before``
-    and ``after`` are versions, or short digests; empty for what was not there.
+    ``kind`` is ``source``, ``definition``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones), ``toolchain``,
+    ``driver``, ``measuring`` or ``unknown``; ``where`` a file relative to the kernel file's directory, or a tool;
+    ``name`` what in it. ``before`` and ``after`` are versions, or short digests; empty for what was not there.
     """
 
     kind: str
@@ -72,6 +75,8 @@ def _parts(then: Mapping[str, str] | None, now: Mapping[str, str] | None, kernel
 
 
 def _part(label: str, before: str, after: str, kernel_file: str) -> Change:
+    if label == CAPTURED:
+        return Change("inputs", kernel_file, "captured", before, after)
     group, _, rest = label.partition(":")
     if group == SOURCE and _MISSING in rest:
         file, _, name = rest.partition(_MISSING)
@@ -100,10 +105,12 @@ def sentence(change: Mapping[str, Any]) -> str:
     if kind in ("toolchain", "driver", "measuring"):
         what = f"{where} {name}".rstrip()
         return f"{kind}: {what} was {before or 'not there'}, is {after or 'not there'}"
+    if kind == "inputs":
+        return "inputs were captured"
     if name.startswith("#include"):
         return f"{where}: {name} {'was missing, and is found' if before else 'is missing'}"
     verb = "changed" if before and after else "is new" if after else "is gone"
     what = f"{where}: `{name}`" if name else where
     if kind == "unknown":
-        return f"{where} {verb}; what in it was not kept"
+        return f"{where} or its captured inputs changed; which was not kept"
     return f"{what} {verb}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ktuned.model import Context
-from ktuned.staleness import sentence, since
+from ktuned.staleness import CAPTURED, sentence, since
 
 THEN = Context("p:k", "{}", "cpu", "d1", "gcc1", "linux1")
 NOTHING: tuple[Any, Any] = ({}, {})
@@ -34,6 +34,7 @@ def told(now: Context, **pairs: Any) -> list[str]:
         ({"python:reference": "1"}, {"python:reference": "2"}, "tune_k.py: `reference` changed"),
         ({"python:inputs<scale>": "1"}, {"python:inputs<scale>": "2"}, "tune_k.py: `inputs<scale>` changed"),
         ({"python:check.func": "1"}, {"python:check.func": "2"}, "tune_k.py: `check.func` changed"),
+        ({}, {CAPTURED: "2"}, "inputs were captured"),
     ],
 )
 def test_parts_are_named(before: dict[str, str], after: dict[str, str], words: str) -> None:
@@ -61,7 +62,7 @@ def test_what_was_not_kept_is_told_all_the_same() -> None:
     """A change whose parts nobody remembers is still a change."""
     now = replace(THEN, digest="d2", toolchain="gcc2")
     assert told(now, parts=(None, {}), toolchains=(None, {"compiler": "13"})) == [
-        "tune_k.py changed; what in it was not kept",
+        "tune_k.py or its captured inputs changed; which was not kept",
         "toolchain: toolchain was gcc1, is gcc2",
     ]
     assert told(THEN) == []

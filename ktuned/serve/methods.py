@@ -250,6 +250,8 @@ class Methods:
             check_problem(kernel, wanted.problem)
             problem = canonical(kernel.specialized(wanted.problem))
         device = None if wanted.device is None else self._model(kernel, wanted.device)
+        tried = self._store.problems(kernel.name) if wanted.current else []
+        digests = {self._machine.digest(kernel, found) for found in tried} if wanted.current else None
         limit = _rows(wanted.limit)
 
         def rows(order: Literal["fastest", "newest"]) -> list[Trial]:
@@ -259,7 +261,7 @@ class Methods:
                 device=device,
                 outcome=wanted.outcome,
                 job=wanted.job,
-                digest=kernel.digest if wanted.current else None,
+                digests=digests,
                 limit=limit,
                 order=order,
             )

@@ -10,7 +10,7 @@ from ktuned.catalog import Catalog
 from ktuned.errors import KtunedError
 from ktuned.machine import Machine
 from ktuned.model import Context, KernelInfo, Winner
-from ktuned.staleness import Change, since
+from ktuned.staleness import CAPTURED, Change, since
 from ktuned.store import Store
 
 
@@ -63,10 +63,12 @@ class Why:
 
     def _changes(self, kernel: KernelInfo, then: Context, now: Context) -> list[Change]:
         versions = self._store.versions
+        # A winner of the declared inputs, where others were captured since: they are the one part that is new.
+        captured = {CAPTURED: now.digest[:16]} if then.digest == kernel.digest != now.digest else {}
         return since(
             then,
             now,
-            (self._store.meaning(kernel.name, then.digest), kernel.parts),
+            (self._store.meaning(kernel.name, then.digest), kernel.parts | captured),
             (versions(then.toolchain), versions(now.toolchain)),
             (versions(then.device_fingerprint), versions(now.device_fingerprint)),
             os.path.basename(kernel.file),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -311,11 +311,11 @@ class Store:
         device: str | None = None,
         outcome: Outcome | None = None,
         job: int | None = None,
-        digest: str | None = None,
+        digests: Iterable[str] | None = None,
         limit: int = 1000,
         order: trials.Order = "newest",
     ) -> list[Trial]:
-        """Return trials; ``problem`` is a canonical text, ``digest`` what the kernel meant.
+        """Return trials; ``problem`` is a canonical text, ``digests`` what the kernel may have meant.
 
         ``newest`` begins with the latest entered (a retried one keeps its place). ``fastest`` leaves out trials
         without a latency and goes by kernel, problem and device, the fastest of each first.
@@ -326,9 +326,14 @@ class Store:
             "contexts.device = ?": device,
             "trials.outcome = ?": outcome,
             "trials.job_id = ?": job,
-            "contexts.digest = ?": digest,
+            "contexts.digest IN (SELECT value FROM json_each(?))": None if digests is None else json.dumps([*digests]),
         }
         return trials.chosen(self._reader, wanted, limit, order)
+
+    def problems(self, kernel: str) -> list[str]:
+        """Return the canonical texts of the problems that a kernel was tried on."""
+        found = self._reader.rows("SELECT DISTINCT problem FROM contexts WHERE kernel = ?", kernel)
+        return [problem for (problem,) in found]
 
     def winner(self, kernel: str, problem: str, device: str) -> Winner | None:
         """Return the winner of a (kernel, problem's canonical text, device model)."""

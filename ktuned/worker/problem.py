@@ -16,6 +16,8 @@ from ktuned.worker.check import Verdict, compare, run_check
 if TYPE_CHECKING:
     from ktuned.spec import kernel as spec_kernel
 
+_CAPTURE_AGAIN = "capture them again, or take them back: `capture` with `remove=True`"
+
 
 class ProblemData:
     """The tensors of one problem: the same for every config, restored after each, and what they must become.
@@ -81,13 +83,16 @@ class ProblemData:
             made = self._pristine.get(name)
             if made is None:
                 known = ", ".join(self._pristine)
-                raise self._kernel.site.error(f"inputs were captured for {name!r}, and inputs(p) makes {known}")
+                raise self._kernel.site.error(
+                    f"inputs were captured for {name!r}, and inputs(p) makes {known}", hint=_CAPTURE_AGAIN
+                )
             if (tensor.shape, tensor.dtype) != (made.shape, made.dtype):
                 # A number travels as the widest of its kind.
                 if tensor.dim() or made.numel() != 1:
                     raise self._kernel.site.error(
                         f"the captured {name} is {tensor.dtype} of {tuple(tensor.shape)}, "
-                        f"and inputs(p) makes {made.dtype} of {tuple(made.shape)}"
+                        f"and inputs(p) makes {made.dtype} of {tuple(made.shape)}",
+                        hint=_CAPTURE_AGAIN,
                     )
                 tensor = tensor.to(made.dtype).reshape(made.shape)
             self._pristine[name] = tensor

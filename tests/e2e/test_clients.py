@@ -216,10 +216,17 @@ def test_captured_inputs_are_what_is_measured_with(daemon: Daemon) -> None:
     with Client(daemon.socket, deadline_s=DEADLINE_S) as client:
         assert _look_up(client).status == "fresh"
         fine, wrong = ([value] * 64 for value in (0.5, 7.0))
+        client.call("pause")
         digest = client.capture("it", PROBLEM, {"x": array("f", fine)})
+        (why,) = client.call("kernels", kernel="it", why=True)["kernels"][0]["why"]
+        assert [change["kind"] for change in why["changes"]] == ["inputs"]
+        client.call("resume")
         assert client.capture("it", PROBLEM, {"x": array("f", fine)}) == digest
         assert _look_up(client).status in ("stale", "fresh")
         daemon.until(lambda: _look_up(client).status == "fresh", "the tuning with the captured inputs")
+        fresh = _look_up(client)
+        current = daemon.client.call("results", kernel="it", current=True)["trials"]
+        assert fresh.latency_us in [trial["latency_us"] for trial in current], "they belong to what the kernel is"
         client.capture("it", PROBLEM, {"x": array("f", wrong)})
         daemon.tune(kernel="it")
         newest = daemon.client.call("results", kernel="it", order="newest", limit=2)["trials"]
