@@ -107,6 +107,9 @@ class Board:
 def know(board: Board, answers: Iterable[Mapping[str, Any]]) -> Board:
     """Return the board with what lookups say of cases (the protocol's answers); what it knows of their jobs stays."""
     for answer in answers:
+        if not answer["device"] and _places(board, answer["kernel"], answer["problem"]):
+            # Nothing is measured here, and the row of what was compiled says more.
+            continue
         board, row = _adopt(board, Row(answer["kernel"], answer["problem"], answer["device"] or ""))
         if answer["status"] == "fresh":
             row = replace(row, now_us=answer["latency_us"])
@@ -216,6 +219,17 @@ def _take_job(board: Board, job: Mapping[str, Any], *, is_news: bool) -> Board:
     elif state == JobState.CANCELLED and row.now_us is None and row.before_us is not None:
         row = replace(row, state="stale")
     return _with(board, row)
+
+
+def _places(board: Board, kernel: str, problem: Problem) -> int:
+    """Return on how many devices a problem has a row."""
+    alike = (kernel, canonical(problem))
+    return sum(bool(row.device) and row.case[:2] == alike for row in board.rows.values())
+
+
+def on_many(board: Board, row: Row) -> bool:
+    """Tell whether only its device tells a row from another."""
+    return _places(board, row.kernel, row.problem) > 1
 
 
 def _adopt(board: Board, new: Row) -> tuple[Board, Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ktuned.cli import text
-from ktuned.cli.board import Board, Row, shown
+from ktuned.cli.board import Board, Row, on_many, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,8 +113,7 @@ def _name(row: Row, board: Board) -> str:
     """Return what tells a row from the others: its device only where that alone does."""
     kernel = row.kernel.partition(":")[2] or row.kernel
     named = f"{kernel} {text.flat(row.problem)}" if row.problem else kernel
-    alike = sum(other.case[:2] == row.case[:2] for other in board.rows.values())
-    return f"{named} on {row.device}" if alike > 1 else named
+    return f"{named} on {row.device}" if on_many(board, row) else named
 
 
 def _ago(at: float | None, now: float) -> str:

@@ -164,6 +164,15 @@ def test_choosing_rows() -> None:
     assert Board().select(1).selected is None
 
 
+def test_a_job_without_a_device_has_one_row() -> None:
+    """Where nothing can be measured the lookup's answer names no device, and the job what it compiled for."""
+    failed = job_map(state="failed", device="sm_90a", message="no device: no GPU")
+    answer = answer_map(status="default", device=None, latency_us=None, age_s=None)
+    for board in (know(catch_up(Board(), [failed]), [answer]), catch_up(know(Board(), [answer]), [failed])):
+        (only,) = board.rows.values()
+        assert (only.device, only.state, only.failure) == ("sm_90a", "failed", "no device: no GPU")
+
+
 def test_a_compiling_alone_has_no_row() -> None:
     """`ktuned compile` measures nothing: no row of its own stays stale for good, and the kernel's row is not its."""
     job = job_map(9, state="running", device="sm_90a", plan={"seconds": None, "compile_only": True})
