@@ -1,15 +1,10 @@
-"""All workers of a daemon: started when needed, reused while they behave, replaced by a warm spare when killed.
-
-The warden, a tiny process, stands by: when the daemon is gone, it kills whatever bears the daemon's mark.
-"""
+"""All workers of a daemon: started when needed, reused while they behave, replaced by a warm spare when killed."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -23,8 +18,9 @@ import anyio.to_thread
 import structlog
 
 from ktuned.errors import WorkerError
-from ktuned.fleet import memory, orphans, warden
+from ktuned.fleet import memory, orphans
 from ktuned.fleet.failures import WorkerDied
+from ktuned.fleet.guard import Guard
 from ktuned.fleet.health import Health
 from ktuned.fleet.kills import is_outside_kill
 from ktuned.fleet.process import DAEMON_MARK, Environment, WorkerProcess, spawn
@@ -94,6 +90,7 @@ class Fleet:
         self.compile_slots = Turns(compile_slots)
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.scratch = scratch / self._id
+        self._guard = Guard(f"{DAEMON_MARK}={self._id}", self.scratch)
         self._compile_cores = self._all_compile_cores = compile_cores
         self.spawn_s = spawn_s
         self._base_env = {**base_env, DAEMON_MARK: self._id, "KTUNED_CACHE": str(cache)}
@@ -117,49 +114,16 @@ class Fleet:
         self.scratch.mkdir(parents=True)
         if self._adopts:
             orphans.adopt()
-        self._guard = self._start_guard()
-        try:
-            async with anyio.create_task_group() as self._tasks:
-                self._tasks.start_soon(self._retire_idle)
-                self._tasks.start_soon(self._watch_memory)
-                try:
-                    yield self
-                finally:
-                    self._closing = True
-                    self._tasks.cancel_scope.cancel()
-                    with anyio.CancelScope(shield=True):
-                        await self._kill_all()
-        finally:
-            assert self._guard.stdin is not None
-            self._guard.stdin.close()
-            with anyio.CancelScope(shield=True), anyio.move_on_after(_REAP_S):
-                await anyio.to_thread.run_sync(self._guard.wait, abandon_on_cancel=True)
-
-    def _start_guard(self) -> subprocess.Popen[bytes]:
-        try:
-            return subprocess.Popen(
-                [sys.executable, "-I", "-S", warden.__file__, f"{DAEMON_MARK}={self._id}", str(self.scratch)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError as error:
-            raise WorkerError(
-                f"cannot start any process: {error.strerror}", hint="raise its limits of open files and processes"
-            ) from error
-
-    def _keep_guard(self) -> None:
-        """Have a warden again where somebody killed it: it is what ends the workers if the daemon is killed next."""
-        if self._guard.poll() is None:
-            return
-        assert self._guard.stdin is not None
-        self._guard.stdin.close()
-        try:
-            self._guard = self._start_guard()
-        except WorkerError as error:
-            _log.error("no_warden", reason=error.message)
-        else:
-            _log.warning("warden_started_anew", pid=self._guard.pid)
+        async with self._guard.standing(), anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._retire_idle)
+            self._tasks.start_soon(self._watch_memory)
+            try:
+                yield self
+            finally:
+                self._closing = True
+                self._tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await self._kill_all()
 
     def resize(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
         """Follow new settings; what runs goes on, and counts under the new limits."""
@@ -342,7 +306,7 @@ class Fleet:
     async def _retire_idle(self) -> None:
         while True:
             await anyio.sleep(IDLE_S / 4)
-            self._keep_guard()
+            self._guard.keep()
             for idle in self._idle.values():
                 while idle and monotonic() - idle[0][0] > IDLE_S_OF.get(idle[0][1].role, IDLE_S):
                     idle.pop(0)[1].kill()
