@@ -49,11 +49,11 @@ class Held:
         self.go = threading.Event()
         self._arrived = threading.Event()
         self.future = writer.submit(self._wait)
-        assert self._arrived.wait(10)
+        assert self._arrived.wait(60)
 
     def _wait(self, connection: sqlite3.Connection) -> None:
         self._arrived.set()
-        assert self.go.wait(10)
+        assert self.go.wait(60)
 
 
 def values(connection: sqlite3.Connection) -> list[int]:
