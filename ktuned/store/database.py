@@ -183,7 +183,7 @@ class Store:
 
     def probes(self) -> dict[str, dict[str, Any]]:
         """Return what was last found, by key."""
-        return dict(self._reader.values(rows.named_data, "SELECT key, data FROM probes ORDER BY key"))
+        return dict(self._reader.values(rows.record, "SELECT key, data FROM probes ORDER BY key"))
 
     async def create_job(
         self, kernel: str, problem: Problem, device: str, *, priority: int, reason: str, plan: Plan, now: float

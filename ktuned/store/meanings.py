@@ -24,7 +24,7 @@ def keep(connection: sqlite3.Connection, meanings: Sequence[tuple[str, str, str]
 def of(reader: Reader, kernel: str, digest: str) -> dict[str, str] | None:
     """Return the parts of one digest."""
     select = "SELECT digest, parts FROM meanings WHERE kernel = ? AND digest = ?"
-    found = reader.value(rows.named_data, select, kernel, digest)
+    found = reader.value(rows.record, select, kernel, digest)
     return found and found[1]
 
 
@@ -39,5 +39,5 @@ def keep_versions(connection: sqlite3.Connection, fingerprints: Mapping[str, Map
 
 def versions(reader: Reader, fingerprint: str) -> dict[str, str] | None:
     """Return what one fingerprint stands for."""
-    found = reader.value(rows.named_data, "SELECT digest, versions FROM fingerprints WHERE digest = ?", fingerprint)
+    found = reader.value(rows.record, "SELECT digest, versions FROM fingerprints WHERE digest = ?", fingerprint)
     return found and found[1]

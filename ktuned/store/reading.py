@@ -65,7 +65,7 @@ class Reader:
         return self._decodable(sql, values)
 
     def values(self, decode: Callable[[Row], T], sql: str, *values: Any) -> list[T]:
-        """Return what ``decode`` makes of each row that a SELECT finds.
+        """Return what ``decode`` makes of each row that a SELECT finds; its name is what the user is told is damaged.
 
         Raises:
             StoreError: the disk or the database fails.

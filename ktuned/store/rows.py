@@ -81,7 +81,7 @@ def kernel(row: Row) -> KernelInfo:
     return KernelInfo.from_wire(json.loads(row[1]))
 
 
-def named_data(row: Row) -> tuple[str, dict[str, Any]]:
+def record(row: Row) -> tuple[str, dict[str, Any]]:
     """Read a row of a name and a JSON object."""
     name, data = row
     return name, dict(json.loads(data))
