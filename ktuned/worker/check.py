@@ -73,9 +73,18 @@ def _compare_one(name: str, out: Any, reference: Any, rtol: float, atol: float, 
     place = tuple(first)
     message = (
         f"{name}: {wrong} of {close.numel()} elements ({ratio:.2%}) out of tolerance, "
-        f"the first at {first}: {out[place].item()} where the reference has {reference[place].item()}"
+        f"the first at {first}: {_shown(out[place])} where the reference has {_shown(reference[place])}"
     )
     return Verdict(False, message, largest, ratio)
+
+
+def _shown(element: Any) -> object:
+    """Return an element's value, of a floating dtype the shortest number that is the same in it."""
+    value = element.item()
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    rounded = (float(f"{value:.{digits}g}") for digits in range(1, 18))
+    return next((number for number in rounded if element.new_tensor(number).item() == value), value)
 
 
 def _integer_error(left: Any, right: Any) -> Any:

@@ -204,9 +204,11 @@ def test_a_new_winner_is_seen_as_soon_as_it_is_told(tuned: Daemon) -> None:
             with tuned.client.tune("it") as tuning:
                 event = next(events)
                 hit = _look_up(client)
+                # On a busy machine the next one may have been found between the event and the lookup.
+                later = [told["config"] for told in tuning if told.get("type") == "winner"]
                 assert hit.generation != generation
-                assert (hit.status, hit.config) == ("fresh", event["config"])
-                list(tuning)
+                assert hit.status == "fresh"
+                assert hit.config in [event["config"], *later]
 
 
 def test_captured_inputs_are_what_is_measured_with(daemon: Daemon) -> None:
@@ -273,7 +275,12 @@ def test_winners_are_shared_through_files(tuned: Daemon, tmp_path: Path) -> None
     refused = tuned.ktuned("import", str(shared))
     assert refused.returncode == 2
     assert "upgrade ktuned" in refused.stderr
-    file.write_text(text.replace("project:it", "nowhere:it"))
+    elsewhere = file.with_name("elsewhere.json")
+    elsewhere.write_text(text.replace("project:it", "nowhere:it"))
+    file.unlink()
     refused = tuned.ktuned("import", str(shared))
-    assert refused.returncode == 1
-    assert "nowhere:it is not known here" in refused.stderr
+    assert (refused.returncode, "nowhere:it is not known here" in refused.stdout) == (1, True)
+    file.write_text(text)
+    both = tuned.ktuned("import", str(shared), "--dry-run")
+    assert (both.returncode, "nowhere:it is not known here" in both.stdout) == (0, True)
+    assert "1 would be taken, 1 left" in both.stderr

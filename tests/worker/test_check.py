@@ -98,6 +98,24 @@ def test_the_first_wrong_element_is_shown_with_both_values() -> None:
     assert "the first at [1, 2]: 7.0 where the reference has 0.0" in judge(out, torch.zeros(3, 4)).message
 
 
+@pytest.mark.parametrize(
+    ("out", "reference", "dtype", "shown"),
+    [
+        (0.1, 0.1 + 0.2, torch.float64, "0.1 where the reference has 0.30000000000000004"),
+        (0.1, 0.1 + 0.2, torch.float32, "0.1 where the reference has 0.3"),
+        (0.1, 0.1 + 0.2, torch.bfloat16, "0.1 where the reference has 0.3"),
+        (1, 2, torch.int32, "1 where the reference has 2"),
+        (math.nan, -math.inf, torch.float32, "nan where the reference has -inf"),
+    ],
+)
+def test_values_are_shown_as_short_as_their_dtype_allows(
+    out: float, reference: float, dtype: torch.dtype, shown: str
+) -> None:
+    """A float32 has no seventeen digits."""
+    verdict = judge(torch.tensor([out], dtype=dtype), torch.tensor([reference], dtype=dtype))
+    assert verdict.message.endswith(shown)
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)], ids=str)
 def test_scalars_and_empty_tensors_are_compared(shape: tuple[int, ...]) -> None:
     """A tensor without dimensions, or without elements, is no special case for a kernel file."""

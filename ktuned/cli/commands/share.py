@@ -14,12 +14,16 @@ import click
 from ktuned.cli import Exit, output, text
 from ktuned.cli.options import given, json_option
 from ktuned.errors import KtunedError
-from ktuned_client import Client, winners
+from ktuned_client import Client, DaemonError, winners
 
 _PART = 200
 """Winners that are sent at once: what a daemon takes in one request."""
 
 _DEADLINE_S = 60.0
+
+
+_UNKNOWN = "unknown"
+"""The status of a winner whose kernel is not known here."""
 
 
 class CannotShare(KtunedError):
@@ -92,9 +96,9 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
     with Client() as client:
         for path, document in documents:
             for part in _parts(document):
-                answer = client.call("import", deadline_s=_DEADLINE_S, document=part, dry_run=dry_run)
-                for winner in answer["winners"]:
-                    told.append({"path": path, "kernel": answer["kernel"], "device": answer["device"], **winner})
+                whose = {"path": path, "kernel": part["kernel"], "device": part["device"]}
+                for winner in _take(client, part, dry_run):
+                    told.append({**whose, **winner})
                     counts["taken" if winner["taken"] else "left"] += 1
     if as_json:
         output.emit_json({"winners": told})
@@ -103,7 +107,20 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
             columns = ["kernel", "problem", "device", "import", "because"]
             output.table(columns, [_row(winner, dry_run) for winner in told])
         output.say(f"{counts['taken']} {'would be taken' if dry_run else 'taken'}, {counts['left']} left")
-    return Exit.DONE
+    return Exit.NOT_REACHED if told and all(winner["status"] == _UNKNOWN for winner in told) else Exit.DONE
+
+
+def _take(client: Client, document: Mapping[str, Any], dry_run: bool) -> list[dict[str, Any]]:
+    """Have a document's winners taken in; a kernel that is not known here keeps no other file's out."""
+    try:
+        answer = client.call("import", deadline_s=_DEADLINE_S, document=document, dry_run=dry_run)
+    except DaemonError as error:
+        if error.code not in ("not_found", "ambiguous"):
+            raise
+        verdict = {"taken": False, "status": _UNKNOWN, "reason": f"refused: {error.message}; {error.hint}"}
+        return [{"problem": found["problem"], "config": found["config"], **verdict} for found in document["winners"]]
+    judged: list[dict[str, Any]] = answer["winners"]
+    return judged
 
 
 def _row(winner: Mapping[str, Any], dry_run: bool) -> list[str]:
