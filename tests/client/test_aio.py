@@ -8,7 +8,7 @@ import anyio
 import pytest
 import uvloop
 
-from ktuned_client import AsyncClient, Client, DaemonError, DaemonUnavailable
+from ktuned_client import AsyncClient, Client, DaemonError, DaemonUnavailable, answers
 from tests import leaks
 from tests.client import daemon
 
@@ -16,7 +16,6 @@ pytestmark = pytest.mark.anyio
 
 DEFAULT = {"BM": 64}
 PATIENT_S = 60.0
-RETRIES = 10
 
 
 @pytest.fixture(scope="module", params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -55,7 +54,9 @@ async def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
             await client.call("status")
 
 
-async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> None:
+async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A daemon that accepts and never answers delays one lookup, which then backs off."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
@@ -65,8 +66,9 @@ async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str
             hit = await client.lookup("gemm", {}, DEFAULT)
             assert asyncio.get_running_loop().time() - start < PATIENT_S
             assert (hit.status, hit.config) == ("unavailable", DEFAULT)
-            for _ in range(RETRIES):
-                client._knowledge.backoff.failed("still silent")
+            for interval in ("FIRST_RETRY_S", "LAST_RETRY_S"):
+                monkeypatch.setattr(answers, interval, PATIENT_S)
+            client._knowledge.backoff.failed("still silent")
             assert (await client.lookup("gemm", {}, DEFAULT)).message == "still silent"
 
 

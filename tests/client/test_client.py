@@ -13,14 +13,12 @@ from typing import Any
 
 import pytest
 
-from ktuned_client import Client, DaemonError, DaemonUnavailable, wire
+from ktuned_client import Client, DaemonError, DaemonUnavailable, answers, wire
 from tests.client import daemon
 
 DEFAULT = {"BM": 64}
 PATIENT_S = 60.0
 """A deadline that a loaded machine does not miss."""
-RETRIES = 10
-"""Failures after which a client asks no more for as long as it ever does: a whole second."""
 
 
 @contextlib.contextmanager
@@ -97,7 +95,7 @@ def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
     assert "ktuned serve" in hit.message
 
 
-def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> None:
+def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that accepts and never answers delays one lookup; those that follow do not even ask."""
     with silent_listener(path), Client(path, deadline_s=0.05) as client:
         start = time.monotonic()
@@ -106,8 +104,9 @@ def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> N
         assert (hit.status, hit.config) == ("unavailable", DEFAULT)
         assert "within 0.05 s" in hit.message
         assert 0.05 <= took_s < PATIENT_S
-        for _ in range(RETRIES):
-            client._knowledge.backoff.failed("still silent")
+        for interval in ("FIRST_RETRY_S", "LAST_RETRY_S"):
+            monkeypatch.setattr(answers, interval, PATIENT_S)
+        client._knowledge.backoff.failed("still silent")
         assert client.lookup("gemm", {}, DEFAULT).message == "still silent"
 
 

@@ -304,7 +304,7 @@ def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
 
 def test_memory_eater_is_stopped_before_the_machine_suffers(tmp_path: Path) -> None:
     """A config that outgrows its worker's memory ends as ``crashed (out of memory)``; the others are measured."""
-    daemon = Daemon(tmp_path, config="bench_memory_gib = 1.5\n")
+    daemon = Daemon(tmp_path, config="bench_memory_gib = 0.75\n")
     with daemon:
         space = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='eat', tag='b')])"
         path = daemon.kernel_file(kernel_text(space, deadlines=UNHURRIED))
