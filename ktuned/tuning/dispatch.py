@@ -89,12 +89,15 @@ class Dispatcher:
         self._news = anyio.Event()
         fleet.compile_slots.rank_of = self.queue.rank
 
-    async def run(self) -> None:
-        """Take up what the last daemon left, and work until cancelled."""
+    def take_up(self) -> None:
+        """Let wait what the last daemon left; no job may be on its way between the store and the queue."""
         for job in self._store.jobs(states=UNFINISHED, limit=MAX_WAITING):
             # One that was asked for before this began waits already, perhaps with a higher priority by now.
             if self.queue.get(job.id) is None:
                 self.queue.add(job)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
         async with anyio.create_task_group() as tasks:
             if self._read is not None:
                 tasks.start_soon(self._watch_others, self._read)

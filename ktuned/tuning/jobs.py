@@ -56,6 +56,9 @@ class Jobs:
 
     async def run(self) -> None:
         """Take up what the last daemon left, and work until cancelled."""
+        async with self._arriving:
+            # One that is just being recorded is in the store already; who asks for it puts it into the queue, once.
+            self._dispatcher.take_up()
         await self._dispatcher.run()
 
     def review(self) -> None:
@@ -146,8 +149,11 @@ class Jobs:
         self, kernel: str, problem: Problem, *, reason: str, plan: Plan, priority: int, error: KtunedError
     ) -> Job:
         """Record a job that cannot even wait for a device, because there is none."""
-        job = await self._store.create_job(kernel, problem, "", priority=priority, reason=reason, plan=plan, now=time())
-        return await self._dispatcher.end(job, JobState.FAILED, sentence(error))
+        async with self._arriving:
+            job = await self._store.create_job(
+                kernel, problem, "", priority=priority, reason=reason, plan=plan, now=time()
+            )
+            return await self._dispatcher.end(job, JobState.FAILED, sentence(error))
 
     async def cancel(self, job_id: int) -> Job:
         """Stop a job, whatever it does; returns it as it ended.
@@ -161,8 +167,8 @@ class Jobs:
                 return replace(running.public, state=JobState.CANCELLED)
         async with self._arriving:
             waiting = self._queue.remove(job_id)
-        if waiting is not None:
-            return await self._dispatcher.end(waiting, JobState.CANCELLED, "cancelled")
+            if waiting is not None:
+                return await self._dispatcher.end(waiting, JobState.CANCELLED, "cancelled")
         raise self._no_live_job(job_id)
 
     def _no_live_job(self, job_id: int) -> NotFound:
@@ -242,9 +248,9 @@ class Jobs:
         for job in [job for job in self._queue if job.kernel == kernel]:
             async with self._arriving:
                 waiting = self._queue.remove(job.id)
-            if waiting is not None:
-                await self._dispatcher.end(waiting, JobState.CANCELLED, message)
-                stopped.append(job.id)
+                if waiting is not None:
+                    await self._dispatcher.end(waiting, JobState.CANCELLED, message)
+                    stopped.append(job.id)
         return stopped
 
     def inspected(self, kernel: str) -> None:

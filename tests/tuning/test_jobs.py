@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -66,6 +67,34 @@ async def test_many_at_once_make_one_job(parts: Parts) -> None:
             tasks.start_soon(ask)
     assert [arrival.is_new for arrival in arrivals].count(True) == 1
     assert len(parts.store.jobs()) == 1
+
+
+async def test_a_job_that_arrives_while_work_begins_waits_once(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that the store has and the queue not yet is nobody's left-over: run twice, it ended the daemon."""
+    recorded, goes_on = anyio.Event(), anyio.Event()
+    create = parts.store.create_job
+
+    async def create_slowly(*asked: Any, **how: Any) -> Job:
+        job = await create(*asked, **how)
+        recorded.set()
+        await goes_on.wait()
+        return job
+
+    monkeypatch.setattr(parts.store, "create_job", create_slowly)
+    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(submit, parts)
+        await recorded.wait()
+        async with parts.working():
+            for _ in range(20):
+                await checkpoint()
+            assert [job.id for job in parts.jobs.live()] == []
+            goes_on.set()
+            (ended,) = await parts.told.ended()
+            await submit(parts, OTHER)
+            _, other = await parts.told.ended(2)
+    assert [ended["id"], other["id"]] == [1, 2]
+    assert len(parts.told.of("job_started")) == 2
 
 
 @pytest.mark.parametrize("error", [UsageError("cannot be prepared", hint="mend it"), KeyError("a bug")])
