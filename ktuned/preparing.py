@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 
 from ktuned.catalog import Catalog, check_problem, environment_of
-from ktuned.config import Settings
+from ktuned.config import Settings, default_compile_slots
 from ktuned.errors import NotFound
 from ktuned.fleet.pool import Fleet
 from ktuned.machine import Machine
@@ -77,4 +78,5 @@ class Preparing:
         """Keep compilers off one core for each device; how many run at once is what config.toml says, if it does."""
         self._fleet.leave_cores(lanes)
         if not self.settings.slots_are_given:
-            self._fleet.compile_slots.total_tokens = max(1, self.settings.compile_slots + 1 - max(1, lanes))
+            cores = len(os.sched_getaffinity(0))
+            self._fleet.compile_slots.total_tokens = default_compile_slots(cores, max(1, lanes))

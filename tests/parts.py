@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 
 from ktuned.catalog import Catalog, environment_of
+from ktuned.config import load_settings
 from ktuned.fleet.pool import Fleet
 from ktuned.intake import Intake
 from ktuned.machine import Machine
-from ktuned.model import PRESETS, Job, KernelInfo, Outcome, Problem, Root, TrialResult
+from ktuned.model import Job, KernelInfo, Outcome, Problem, Root, TrialResult
+from ktuned.preparing import Preparing
 from ktuned.serve.generations import Generations
 from ktuned.serve.lookups import Lookups
 from ktuned.store import Artifacts, Store
@@ -106,7 +109,17 @@ class Parts:
         self.catalog = Catalog([self.root])
         self.machine = Machine(fleet, store, deadlines={"inspect": 30.0})
         self.survey = Survey(self.catalog, fleet, store, self.deadlines)
-        self.prepare: Callable[[Job], Work] = self.work
+        settings = load_settings(directory / "home", directory / "k.sock", environment={})
+        self.preparing = Preparing(
+            msgspec.structs.replace(settings, judges_contention=False, slots_are_given=True),
+            catalog=self.catalog,
+            machine=self.machine,
+            fleet=fleet,
+            trust=self.survey.trust,
+            deadlines=self.deadlines,
+            captured=lambda kernel, problem: "",
+        )
+        self.prepare: Callable[[Job], Work] = self.preparing.prepare
         self.jobs = Jobs(
             fleet=fleet,
             store=store,
@@ -159,26 +172,6 @@ class Parts:
         path = self.project / name if text is None else self.write(text, name)
         await self.survey.files(self.root, [str(path)])
         return self.catalog.resolve("it")
-
-    def work(self, job: Job) -> Work:
-        """Prepare a job as a daemon does."""
-        kernel = self.catalog.resolve(job.kernel)
-        aim = self.machine.aim(self.environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
-        return Work(
-            job=job,
-            kernel=kernel,
-            root=self.root.path,
-            problem=job.problem,
-            devices=aim.devices,
-            target=aim.target,
-            absence=aim.absence,
-            context=self.machine.context(kernel, self.environment, job.problem, aim.model),
-            environment=self.environment,
-            preset=PRESETS[job.plan.preset],
-            deadlines=merged(self.deadlines, kernel.plan.deadlines),
-            judge_contention=False,
-            scratch=self.fleet.scratch,
-        )
 
     async def measured(
         self, kernel: KernelInfo, figures: Mapping[float, float], problem: Problem | None = None, **detail: Any

@@ -27,7 +27,7 @@ async def outcomes(parts: Parts, *does: str) -> list[tuple[Outcome | None, str]]
     job = await parts.store.create_job(
         "project:it", {"n": 64}, "Fake CPU", priority=100, reason="test", plan=plan, now=0.0
     )
-    work = parts.work(job)
+    work = parts.prepare(job)
     builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
     attempts = [Attempt(number, {}, build, work.artifact_key(build)) for number, build in enumerate(builds)]
     compiling = Compiling(work, parts.fleet, parts.artifacts)
