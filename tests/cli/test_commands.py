@@ -357,3 +357,24 @@ def test_an_argument_that_is_no_text_is_named(run: Run) -> None:
     ran = run("tune", "tune_\udcff.py")
     assert ran.code == 2
     assert ran.err == "ktuned: 'tune_\\udcff.py' is no UTF-8 text; rename what it names\n"
+
+
+def test_pins_are_a_table(run: Run, serve: Serve) -> None:
+    """Each pin has how many questions it decided, and its age."""
+    serve(pins={"pins": [{"pin": "run-7", "questions": 12, "created": time.time() - 75}]})
+    ran = run("forget", "--pins")
+    assert ran.out == "pin    questions         age\nrun-7         12  1 min 15 s\n"
+
+
+def test_no_pins_is_said_and_not_printed(run: Run, serve: Serve) -> None:
+    """Whoever reads stdout finds no pin there."""
+    serve(pins={"pins": []})
+    ran = run("forget", "--pins")
+    assert (ran.code, ran.out, ran.err) == (0, "", "there are no pins\n")
+
+
+def test_one_of_a_thing_is_not_many(run: Run, serve: Serve) -> None:
+    """What was forgotten is counted in words."""
+    serve(forget={"kernel": KERNEL, "trials": 1}, unpin={"pin": "run-7", "questions": 2})
+    assert run("forget", "gemm").out == f"{KERNEL}: 1 trial forgotten\n"
+    assert run("forget", "--pin", "run-7").out == "run-7: 2 questions forgotten\n"

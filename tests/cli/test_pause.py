@@ -48,7 +48,7 @@ def test_devices_are_told_in_a_line(
     ("jobs", "said"),
     [
         ([], "nothing is paused\n"),
-        ([job_map(3), job_map(5)], "paused by itself: job 3, 5; `ktuned resume JOB` ends that\n"),
+        ([job_map(3), job_map(5)], "still paused: job 3, 5; `ktuned resume JOB` ends that\n"),
     ],
 )
 def test_when_no_device_is_paused_any_more_jobs_may_be(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -33,7 +35,7 @@ def forget(kernel: str | None, pin: str | None, lists_pins: bool, outcome: str |
     if as_json:
         output.emit_json(found)
     else:
-        output.emit(f"{found['kernel']}: {found['trials']} trials forgotten")
+        output.emit(f"{found['kernel']}: {text.number(found['trials'], 'trial')} forgotten")
     return Exit.DONE
 
 
@@ -42,13 +44,15 @@ def _pins(as_json: bool) -> int:
         found = client.call("pins")
     if as_json:
         output.emit_json(found)
-        return Exit.DONE
-    for entry in found["pins"]:
-        age = text.duration(max(0.0, time.time() - entry["created"]))
-        output.emit(f"{entry['pin']}  {entry['questions']} questions, since {age}")
-    if not found["pins"]:
-        output.emit("there are no pins")
+    elif found["pins"]:
+        output.table(["pin", "questions", "age"], map(_row, found["pins"]), right=["questions", "age"])
+    else:
+        output.say("there are no pins")
     return Exit.DONE
+
+
+def _row(pin: Mapping[str, Any]) -> list[str]:
+    return [pin["pin"], str(pin["questions"]), text.duration(max(0.0, time.time() - pin["created"]))]
 
 
 def _unpin(pin: str, as_json: bool) -> int:
@@ -57,5 +61,5 @@ def _unpin(pin: str, as_json: bool) -> int:
     if as_json:
         output.emit_json(found)
     else:
-        output.emit(f"{pin}: {found['questions']} questions forgotten")
+        output.emit(f"{pin}: {text.number(found['questions'], 'question')} forgotten")
     return Exit.DONE

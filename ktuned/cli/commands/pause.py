@@ -72,4 +72,4 @@ def _jobs_line(client: Client) -> str:
     paused = [str(job["id"]) for job in client.call("jobs", state="paused")["jobs"]]
     if not paused:
         return "nothing is paused"
-    return f"paused by itself: job {', '.join(paused)}; `ktuned resume JOB` ends that"
+    return f"still paused: job {', '.join(paused)}; `ktuned resume JOB` ends that"
