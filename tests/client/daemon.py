@@ -1,6 +1,6 @@
 """A real server in a process of its own, with methods that tests can steer.
 
-``python -m tests.client.daemon PATH [PROTOCOL]`` serves until SIGTERM, and says ``ready`` on stdout when it does.
+``python -m tests.client.daemon PATH PROTOCOL`` serves until SIGTERM, and says ``ready`` on stdout when it does.
 """
 
 import contextlib
