@@ -112,7 +112,9 @@ def check_settings() -> Finding:
     except SettingsError as error:
         return Finding(Level.FAIL, "config.toml", error.message, error.hint)
     return Finding(
-        Level.OK, "config.toml", f"{path} can be followed" if path.is_file() else f"{path}: none, nor needed"
+        Level.OK,
+        "config.toml",
+        f"{path} can be followed" if path.is_file() else f"{path} is not there, and need not be",
     )
 
 
