@@ -60,7 +60,7 @@ def test_an_answer_without_config_gives_the_callers_default(path: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "problem", "message"),
     [
-        ("missing", {}, "there is no kernel 'missing'. see `ktuned kernels`"),
+        ("missing", {}, "there is no kernel 'missing'; see `ktuned kernels`"),
         ("garbled", {}, "the daemon's answer is not a lookup's"),
         ("gemm", {"M": object()}, "can not serialize"),
         ("gemm", {"M": 2**70}, "64 bits"),

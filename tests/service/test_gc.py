@@ -33,7 +33,7 @@ def test_artifacts_go_and_results_stay(tmp_path: Path) -> None:
         assert Path(hit.artifact, "kernel.json").exists()
 
         said = daemon.ktuned("gc", "--keep", "0").stdout
-        assert said.startswith("1 artifacts removed, ")
+        assert said.startswith("1 artifact removed, ")
         hit = daemon.client.lookup("it", {"n": 64})
         assert (hit.status, hit.artifact) == ("fresh", None)
         assert {trial["outcome"] for trial in daemon.trials().values()} == {"measured"}

@@ -126,7 +126,7 @@ def test_what_was_written_by_hand_stays(home: Path, capsys: pytest.CaptureFixtur
     place.mkdir(parents=True)
     (place / units.SERVICE).write_text("[Service]\nExecStart=/bin/true\n")
     assert main(["service", "install"]) == 1
-    assert "was written by hand. move it away, or give --force" in capsys.readouterr().err
+    assert "was written by hand; move it away, or give --force" in capsys.readouterr().err
     assert main(["service", "uninstall"]) == 0
     assert [path.name for path in place.iterdir()] == [units.SERVICE]
     assert main(["service", "install", "--force", "--no-start"]) == 0
