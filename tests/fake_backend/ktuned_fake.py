@@ -8,7 +8,6 @@ left ``<name>.reached``: so a test knows where a config is, and decides when it 
 from __future__ import annotations
 
 import errno
-import importlib.util
 import itertools
 import json
 import os
@@ -19,7 +18,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,21 +25,6 @@ from ktuned.backends import Absence, Absent, Backend, Compiled, Kernel, Launch, 
 from ktuned.backends import Build as AnyBuild
 from ktuned.errors import Unsupported
 from ktuned.model import Device, Outcome
-
-
-class Untraced:
-    """Spares a worker's import of torch what traces operators, a fifth of it: nothing here is traced."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Find in its place what is needed all the same."""
-        if name != "torch._meta_registrations":
-            return None
-        return importlib.util.spec_from_file_location(name, Path(__file__).with_name("untraced.py"))
-
-
-if "KTUNED_WORKER" in os.environ:
-    sys.meta_path.insert(0, Untraced)
 
 
 @dataclass(frozen=True)
