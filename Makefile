@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 PROJECTS := pyproject.toml client/pyproject.toml plugins/cutedsl/pyproject.toml plugins/nvrtc/pyproject.toml plugins/torch/pyproject.toml plugins/tvm_ffi/pyproject.toml
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test suite chaos bench
+.PHONY: help install demo lint test chaos bench
 
 help:  ## say what can be made
 	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,14 +35,10 @@ lint: install  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Side by side: mypy has one core's work for half a minute where nothing is cached.
-test: install  ## lint, and the whole suite
-	@$(MAKE) --no-print-directory -j2 lint suite
-
 # More processes than cores: much of a test's time is waiting for processes, deadlines and gates. In the files' order: the
 # other one puts files of few tests last, and those take the longest. A test that fails in this crowd is run once more, alone,
 # as CPython's own suite does: what fails then is broken, what passes is a test to mend.
-suite: install
+test: lint  ## lint, then the whole suite
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder || \
 		{ [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
