@@ -296,7 +296,7 @@ def test_forget_lifts_a_quarantine(daemon: Daemon) -> None:
     assert daemon.trials()["b"]["updated"] == first["updated"]
 
     forgotten = daemon.ktuned("forget", "it", "--outcome", "crashed")
-    assert (forgotten.returncode, forgotten.stdout.strip()) == (DONE, "project:it: 1 trials forgotten")
+    assert (forgotten.returncode, forgotten.stdout.strip()) == (DONE, "project:it: 1 trial forgotten")
     daemon.tune(kernel="it")
     assert daemon.trials()["b"]["updated"] > first["updated"]
     assert daemon.trials()["b"]["outcome"] == "crashed"
