@@ -20,6 +20,7 @@ from ktuned.serve.answer import admits_plainly, answer
 from ktuned.serve.calling import Later
 from ktuned.serve.generations import Generations
 from ktuned.serve.pins import Pins
+from ktuned.serve.scheduling import ask_for_short_slices
 from ktuned.serve.shortcuts import HOLDS_S, Shortcuts
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.jobs import Jobs
@@ -166,6 +167,7 @@ class Lookups:
         return {**held, "generation": self.generations.of(held["kernel"])}
 
     def _answer(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> dict[str, Any]:
+        ask_for_short_slices()
         try:
             kernel = self._catalog.resolve(name)
         except NotFound:

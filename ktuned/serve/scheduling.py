@@ -7,6 +7,7 @@ A task that asks for short slices may cut in on one with longer ones when it wak
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import struct
 
@@ -23,8 +24,12 @@ _RESET_ON_FORK = 0x01
 _log = structlog.get_logger()
 
 
+@functools.cache
 def ask_for_short_slices() -> bool:
-    """Ask for :data:`SLICE_NS` for the calling thread, not for what it starts; tell whether that was heard."""
+    """Ask for :data:`SLICE_NS` for the thread that calls first, not for what it starts; tell whether that was heard.
+
+    Worth it only to who is asked: cutting in on a worker that has more to tell costs a trial some 7 % more.
+    """
     number = _SYSCALLS.get(os.uname().machine)
     policy = os.sched_getscheduler(0)
     if number is None or policy not in (os.SCHED_OTHER, os.SCHED_BATCH):
