@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -23,6 +24,7 @@ from ktuned.serve.params import (
     CancelParams,
     CompileParams,
     ForgetParams,
+    JobParams,
     JobsParams,
     KernelsParams,
     LookupManyParams,
@@ -134,14 +136,10 @@ class Methods:
 
     async def tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
-        wish = Wish(
-            problem=wanted.problem,
+        wish = replace(
+            _wish(wanted),
             device=wanted.device,
             preset=wanted.preset,
-            trials=wanted.trials,
-            seconds=wanted.seconds,
-            strategy=wanted.strategy,
-            seed=wanted.seed,
             priority=Priority.REQUESTED if wanted.priority is None else wanted.priority,
             is_fixed=wanted.priority is not None,
             stale_only=wanted.stale_only,
@@ -152,12 +150,8 @@ class Methods:
         """Ask for a space's artifacts alone; each config is told by the event ``config_compiled``."""
         if wanted.arch is not None and not wanted.arch.strip():
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
-        wish = Wish(
-            problem=wanted.problem,
-            trials=wanted.trials,
-            seconds=wanted.seconds,
-            strategy=wanted.strategy,
-            seed=wanted.seed,
+        wish = replace(
+            _wish(wanted),
             # However many follow it: a tuning that is waited for goes first.
             is_fixed=True,
             reason="compile",
@@ -166,7 +160,7 @@ class Methods:
         )
         return await self._take_in(wanted, wish)
 
-    async def _take_in(self, wanted: TuneParams | CompileParams, wish: Wish) -> dict[str, Any]:
+    async def _take_in(self, wanted: JobParams, wish: Wish) -> dict[str, Any]:
         """Make jobs of a wish, and tell the place since which their events come."""
         place = {"epoch": self._events.epoch, "seq": self._events.seq}
         errors: list[FileError] = []
@@ -327,3 +321,13 @@ def _rows(limit: int) -> int:
     if limit < 1:
         raise UsageError(f"limit is {limit}", hint="give at least 1")
     return min(limit, MAX_ROWS)
+
+
+def _wish(wanted: JobParams) -> Wish:
+    return Wish(
+        problem=wanted.problem,
+        trials=wanted.trials,
+        seconds=wanted.seconds,
+        strategy=wanted.strategy,
+        seed=wanted.seed,
+    )

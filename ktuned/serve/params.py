@@ -29,35 +29,32 @@ class LookupManyParams(msgspec.Struct, frozen=True):
     lookups: list[LookupParams]
 
 
-class TuneParams(msgspec.Struct, frozen=True):
-    """``tune``: a kernel by name, or all at or below a path; the rest overrides the kernel file."""
+class JobParams(msgspec.Struct, frozen=True):
+    """What makes jobs takes: a kernel by name, or all at or below a path; the rest overrides the kernel file."""
 
     kernel: str | None = None
     path: str | None = None
     problem: dict[str, Scalar] | None = None
-    device: str | None = None
-    preset: str | None = None
     trials: int | None = None
     seconds: float | None = None
     strategy: str | None = None
     seed: int | None = None
     python: str | None = None
+
+
+class TuneParams(JobParams, frozen=True):
+    """``tune``: on which device, how thoroughly and how soon."""
+
+    device: str | None = None
+    preset: str | None = None
     priority: int | None = None
     stale_only: bool = False
 
 
-class CompileParams(msgspec.Struct, frozen=True):
+class CompileParams(JobParams, frozen=True):
     """``compile``: as ``tune``, but nothing is measured; ``arch`` is what to compile for, e.g. ``sm_90a``."""
 
-    kernel: str | None = None
-    path: str | None = None
-    problem: dict[str, Scalar] | None = None
     arch: str | None = None
-    trials: int | None = None
-    seconds: float | None = None
-    strategy: str | None = None
-    seed: int | None = None
-    python: str | None = None
 
 
 class CancelParams(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """One real worker process: asked, timed out, killed with all that it started, and what is said of its end."""
 
 import asyncio
+import fcntl
 import os
 import signal
 from dataclasses import replace
@@ -141,19 +142,23 @@ async def test_a_phase_begins_anew_after_an_item(
 ) -> None:
     """Each of several files or units has the whole deadline, whatever the ones before it took."""
     skew_s = 0.0
+    after = """\
+        import fcntl, pathlib
+        # Waits for the lock that the test holds until the file before this one is taken.
+        with (pathlib.Path(__file__).parent / "tune_{}.py").open() as before:
+            fcntl.flock(before, fcntl.LOCK_EX)
+    """
+    request = playground.request("", *(after.format(number) for number in (1, 2, 3)))
+    untaken = {file: os.open(file, os.O_RDONLY) for file in request["files"]}
+    for descriptor in untaken.values():
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
     def take_most_of_the_deadline(item: dict[str, Any]) -> None:
         nonlocal skew_s
         skew_s += 0.7 * DEADLINE_S
-        Path(item["file"]).with_suffix(".taken").touch()
+        os.close(untaken.pop(item["file"]))
 
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: monotonic() + skew_s)
-    after = """\
-        import pathlib, time
-        while not (pathlib.Path(__file__).parent / "tune_{}.taken").exists():
-            time.sleep(0.01)
-    """
-    request = playground.request("", *(after.format(number) for number in (1, 2, 3)))
     await worker.call(request, DEADLINES, first_phase="inspect", on_item=take_most_of_the_deadline)
     assert skew_s > 2 * DEADLINE_S
 
