@@ -14,7 +14,7 @@ import pytest
 from ktuned import catalog, config, kernel
 from ktuned.daemon import Daemon
 from ktuned.model import PRESETS, Job, Outcome, Status, Trial
-from ktuned.serve import server
+from ktuned.serve import limits, server
 from ktuned.serve.connection import Connection
 from ktuned.serve.listening import bind_socket
 from ktuned.serve.params import NoParams
@@ -139,7 +139,7 @@ def test_values(value: str, kind: type[Job | Trial]) -> None:
 
 def test_limits() -> None:
     """Every limit of the protocol has the value that it is told to have, at the place that is named."""
-    modules = {"wire": wire, "server": server, "catalog": catalog}
+    modules = {"wire": wire, "limits": limits, "catalog": catalog}
     for _, value, where in _table("docs/protocol.md", "## Limits"):
         names = where.replace("`", "").split(", ")
         figures = re.findall(r"([\d,]*\d)( [KM]iB)?", value)

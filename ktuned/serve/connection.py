@@ -10,12 +10,34 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
+from ktuned.serve.limits import Limits
+from ktuned.serve.shortcuts import Shortcuts
 from ktuned_client import paths, wire
 
-if TYPE_CHECKING:
-    from ktuned.serve.server import Server
+
+class Host(Protocol):
+    """What a connection needs of the server that it belongs to."""
+
+    limits: Limits
+    shortcuts: Shortcuts | None
+    read_buffer: memoryview
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a new connection in, if there is room for it."""
+
+    def release(self, connection: Connection) -> None:
+        """Count a connection out that is closed and waits for nothing."""
+
+    def settled(self) -> None:
+        """Note that a waiting method has ended."""
+
+    def refuse(self, what: str, why: str) -> None:
+        """Note that a connection is closed for what its peer did."""
+
+    def start(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
+        """Answer a message and return the response, or start the task that will, and return ``None``."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -26,7 +48,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # A plain protocol has 256 KiB allocated for each read, which costs more than everything else that a lookup needs.
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Host) -> None:
         self.on_writable: Callable[[], None] | None = None
         self.on_closed: Callable[[], None] | None = None
         self._farewell: Callable[[], None] | None = None

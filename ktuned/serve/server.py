@@ -10,7 +10,6 @@ import inspect
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any, Final
@@ -22,17 +21,9 @@ import structlog
 from ktuned.errors import KtunedError
 from ktuned.serve.calling import Later, Method
 from ktuned.serve.connection import Connection
+from ktuned.serve.limits import Limits
 from ktuned.serve.shortcuts import Shortcuts
 from ktuned_client import wire
-
-MAX_CONNECTIONS: Final = 800
-"""Open connections: below the usual limit of 1024 file descriptors, with room for workers and the store."""
-
-MAX_PENDING: Final = 256
-"""Requests of one connection whose methods still wait; one application's threads ask for far fewer at once."""
-
-WRITE_BUFFER_BYTES: Final = 256 * 1024
-"""Unread answers and events of one connection beyond which it gets no more until it has read."""
 
 READ_BYTES: Final = 64 * 1024
 """How much is read from one connection before it is the next one's turn."""
@@ -56,18 +47,6 @@ _KEEP_THE_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version
 """From Python 3.13 on a server would remove the socket's file, which is its binder's to remove."""
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one connection may do, and how many there may be."""
-
-    connections: int = MAX_CONNECTIONS
-    pending: int = MAX_PENDING
-    request_bytes: int = wire.MAX_REQUEST_BYTES
-    request_items: int = wire.MAX_REQUEST_ITEMS
-    response_bytes: int = wire.MAX_MESSAGE_BYTES
-    write_buffer_bytes: int = WRITE_BUFFER_BYTES
 
 
 class Server:

@@ -1,0 +1,29 @@
+"""What peers of the daemon's socket may do, with the reason beside each limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ktuned_client import wire
+
+MAX_CONNECTIONS: Final = 800
+"""Open connections: below the usual limit of 1024 file descriptors, with room for workers and the store."""
+
+MAX_PENDING: Final = 256
+"""Requests of one connection whose methods still wait; one application's threads ask for far fewer at once."""
+
+WRITE_BUFFER_BYTES: Final = 256 * 1024
+"""Unread answers and events of one connection beyond which it gets no more until it has read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one connection may do, and how many there may be."""
+
+    connections: int = MAX_CONNECTIONS
+    pending: int = MAX_PENDING
+    request_bytes: int = wire.MAX_REQUEST_BYTES
+    request_items: int = wire.MAX_REQUEST_ITEMS
+    response_bytes: int = wire.MAX_MESSAGE_BYTES
+    write_buffer_bytes: int = WRITE_BUFFER_BYTES
