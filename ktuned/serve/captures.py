@@ -28,7 +28,7 @@ from ktuned.store import Store
 from ktuned.store.captured import Capture
 from ktuned.store.faults import file_fault
 from ktuned.tuning.jobs import Jobs
-from ktuned_client.capturing import SUFFIX
+from ktuned_client.tensor_file import SUFFIX
 
 MAX_CAPTURE_BYTES: Final = 2 * 2**30
 """One problem's tensors: what a GPU reads in a millisecond."""
