@@ -63,7 +63,7 @@ def test_a_file_in_the_sockets_place_is_kept(path: str) -> None:
     """Only sockets are removed: anything else is the user's, and an error."""
     os.makedirs(os.path.dirname(path), mode=0o700)
     Path(path).write_text("precious")
-    with pytest.raises(CannotListen, match="no socket"), bind_socket(path):
+    with pytest.raises(CannotListen, match="is not a socket"), bind_socket(path):
         pass
     assert Path(path).read_text() == "precious"
 
