@@ -11,10 +11,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from ktuned.backends import Build, Launch, Registry, Unit
-from ktuned.model import PRESETS, Config, Device
-from ktuned.spec.kernel import Kernel
-from ktuned.spec.loading import load_file
+from ktuned.backends.contract import Build, Launch, Unit
+from ktuned.backends.registry import Registry
+from ktuned.model.device import Device
+from ktuned.model.plan import PRESETS
+from ktuned.model.values import Config
+from ktuned.spec.declaration import Kernel
+from ktuned.spec.loader import load_file
 from ktuned.worker.cuda_timing import CudaTimer
 from ktuned.worker.problem import ProblemData
 

@@ -17,9 +17,10 @@ from typing import Any
 from benchmarks.direct import Quiet, Space, burning, compile_seconds, in_new_process
 from benchmarks.private_daemon import PrivateDaemon, private_home, serving
 from benchmarks.report import show
-from ktuned.backends import Absent, Registry
-from ktuned.cuda import DEFAULT_TARGET, cuda_devices
-from ktuned.model import Device
+from ktuned.backends.contract import Absent
+from ktuned.backends.cuda import DEFAULT_TARGET, cuda_devices
+from ktuned.backends.registry import Registry
+from ktuned.model.device import Device
 
 ROOT = Path(__file__).parent.parent
 GEMM = ROOT / "examples/gpu_gemm"

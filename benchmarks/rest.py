@@ -16,7 +16,10 @@ import psutil
 
 from benchmarks.private_daemon import private_home, serving
 from benchmarks.report import show
-from ktuned.model import MEASURING_VERSION, JobState, Outcome, Plan, canonical
+from ktuned.model.job import JobState
+from ktuned.model.plan import Plan
+from ktuned.model.trial import MEASURING_VERSION
+from ktuned.model.values import Outcome, canonical
 
 RSS_BUDGET_MIB = 64.0
 READY_BUDGET_S = 0.5

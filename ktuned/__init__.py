@@ -12,10 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ktuned.errors import Unsupported
-    from ktuned.spec.kernel import kernel
-    from ktuned.spec.space import space
-    from ktuned.spec.tensors import tensor
+    from ktuned.model import Unsupported
+    from ktuned.spec import kernel, space, tensor
 
 __version__ = "0.1.0"
 
@@ -25,11 +23,11 @@ __all__ = ["Unsupported", "__version__", "kernel", "space", "tensor"]
 def __getattr__(name: str) -> Any:
     # The daemon and the command line import this package too, and declare no kernels.
     if name == "Unsupported":
-        from ktuned.errors import Unsupported
+        from ktuned.model import Unsupported
 
         return Unsupported
     if name in {"kernel", "space", "tensor"}:
-        from ktuned.spec import kernel, space, tensors
+        from ktuned import spec
 
-        return {"kernel": kernel.kernel, "space": space.space, "tensor": tensors.tensor}[name]
+        return getattr(spec, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

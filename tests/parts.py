@@ -13,22 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import msgspec
 
-from ktuned.catalog import Catalog, environment_of
-from ktuned.config import load_settings
+from ktuned.catalog.catalog import Catalog, environment_of
+from ktuned.catalog.inspection import Survey
+from ktuned.devices.machine import Machine
 from ktuned.fleet.pool import Fleet
-from ktuned.intake import Intake
-from ktuned.machine import Machine
-from ktuned.model import Job, KernelInfo, Outcome, Problem, Root, TrialResult
-from ktuned.preparing import Preparing
-from ktuned.serve.generations import Generations
-from ktuned.serve.lookups import Lookups
-from ktuned.store import Artifacts, Store
+from ktuned.lookup.generations import Generations
+from ktuned.lookup.service import Lookups
+from ktuned.model.job import Job
+from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.trial import TrialResult
+from ktuned.model.values import Outcome, Problem
+from ktuned.scheduling.intake import Intake
+from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.preparation import JobSettings, Preparing
+from ktuned.store.artifacts import Artifacts
+from ktuned.store.database import Store
+from ktuned.tuning.attempt import Work
 from ktuned.tuning.deadlines import merged
-from ktuned.tuning.jobs import Jobs
-from ktuned.tuning.trying import Work
-from ktuned.watching.survey import Survey
 
 FAKE_BACKEND = Path(__file__).parent / "fake_backend"
 ALL_ROUNDS = 1_000
@@ -109,9 +111,8 @@ class Parts:
         self.catalog = Catalog([self.root])
         self.machine = Machine(fleet, store, deadlines={"inspect": 30.0})
         self.survey = Survey(self.catalog, fleet, store, self.deadlines)
-        settings = load_settings(directory / "home", directory / "k.sock", environment={})
         self.preparing = Preparing(
-            msgspec.structs.replace(settings, judges_contention=False, slots_are_given=True),
+            JobSettings(judges_contention=False, slots_are_given=True),
             catalog=self.catalog,
             machine=self.machine,
             fleet=fleet,

@@ -1,4 +1,4 @@
-"""Comparison of the documents with the code: every table that repeats a fact."""
+"""The documents say what the code says: every table that repeats a fact is compared with it."""
 
 import dataclasses
 import inspect
@@ -8,19 +8,21 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-import click
 import msgspec
 import pytest
 
-from ktuned import catalog, config, kernel
-from ktuned.cli import COMMANDS, Exit, cli
-from ktuned.daemon import Daemon
-from ktuned.model import PRESETS, Job, Outcome, Status, Trial
+from ktuned import kernel
+from ktuned.daemon import config
+from ktuned.daemon.assembly import Daemon
+from ktuned.daemon.systemd import Notifier
+from ktuned.model.job import Job
+from ktuned.model.plan import PRESETS
+from ktuned.model.trial import Trial
+from ktuned.model.values import Outcome, Status
 from ktuned.serve import limits, server
 from ktuned.serve.connection import Connection
-from ktuned.serve.listening import bind_socket
+from ktuned.serve.listener import bind_socket
 from ktuned.serve.params import NoParams
-from ktuned.serve.systemd import Notifier
 from ktuned.spec.tensors import FILLS
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client import wire
@@ -64,10 +66,8 @@ async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
 
 
 def test_presets() -> None:
-    """Each documented preset has the figures of its definition."""
-    documented = {
-        row[0].strip("`"): [float(cell) for cell in row[1:]] for row in _table("docs/kernel-files.md", "## Presets")
-    }
+    """The README's presets have the figures that are measured with."""
+    told = {row[0].strip("`"): [float(cell) for cell in row[1:]] for row in _table("README.md", "## Presets")}
     meant = {
         preset.name: [
             float(value)
@@ -81,12 +81,12 @@ def test_presets() -> None:
         ]
         for preset in PRESETS.values()
     }
-    assert documented == meant
+    assert told == meant
 
 
 def test_outcomes_and_statuses() -> None:
-    """Every outcome, and every status of a lookup, is explained."""
-    assert _names("docs/cli.md", "## Outcomes") == [str(outcome) for outcome in Outcome]
+    """The README explains every outcome, and every status that a lookup may have."""
+    assert _names("README.md", "## Outcomes") == [str(outcome) for outcome in Outcome]
     assert _names("README.md", "## A lookup") == [*(str(status) for status in Status), "unavailable"]
 
 
@@ -105,66 +105,12 @@ def test_fills_and_deadlines() -> None:
 
 
 def test_settings() -> None:
-    """The example of config.toml is valid and complete, and each setting has a row in a table."""
-    (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/settings.md").read_text(), re.DOTALL | re.MULTILINE)
-    example = msgspec.toml.decode(block)
+    """The README's config.toml is one that a daemon takes, and names every setting."""
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    told = msgspec.toml.decode(block)
     assert msgspec.toml.decode(block, type=config.File).roots
-    names, root_names = config.File.__struct_fields__, config.RootSettings.__struct_fields__
-    assert (set(example), set(example["roots"][0])) == (set(names), set(root_names))
-    assert sorted(_names("docs/settings.md", "## `config.toml`")) == sorted(names)
-    assert _names("docs/settings.md", "## `[[roots]]`") == list(root_names)
-
-
-def test_defaults_of_settings() -> None:
-    """A default that is a plain value has that value in the table."""
-    rows = _table("docs/settings.md", "## `config.toml`")
-    documented = {row[0].strip("`"): row[1] for row in rows}
-    assert documented["policy"] == f'`"{config.File().policy}"`'
-    assert documented["artifacts_gib"] == f"{config.File().artifacts_gib:g}"
-    for name in ("spares", "contention"):
-        assert documented[name] == str(getattr(config.File(), name)).lower()
-
-
-def test_exit_codes() -> None:
-    """Each exit code is explained, with its name."""
-    rows = _table("docs/cli.md", "## Exit codes")
-    assert [(row[1].strip("`"), int(row[0])) for row in rows] == [(code.name, code.value) for code in Exit]
-
-
-def _commands() -> dict[str, click.Command]:
-    """Return every command by the words that name it; of a group, its commands."""
-    context = click.Context(cli)
-    found = {name: command for name in COMMANDS if (command := cli.get_command(context, name))}
-    groups = [name for name, command in found.items() if isinstance(command, click.Group)]
-    for name in groups:
-        group = found.pop(name)
-        assert isinstance(group, click.Group)
-        found |= {f"{name} {child}": command for child, command in group.commands.items()}
-    return found
-
-
-def test_commands() -> None:
-    """The reference has each command once, with its arguments."""
-    sections = re.findall(r"^### `ktuned ([a-z ]+?)( [^a-z`].*)?`$", (ROOT / "docs/cli.md").read_text(), re.MULTILINE)
-    documented = dict(sections)
-    commands = _commands()
-    assert (len(sections), documented.keys()) == (len(commands), commands.keys())
-    for name, command in commands.items():
-        arguments = [param for param in command.params if isinstance(param, click.Argument)]
-        assert bool(arguments) == bool(documented[name]), name
-
-
-@pytest.mark.parametrize("name", _commands())
-def test_options(name: str) -> None:
-    """The reference of a command has each of its options, and no others."""
-    reference = (ROOT / "docs/cli.md").read_text()
-    heading = re.search(rf"^### `ktuned {name}(?: [^a-z`][^`]*)?`$", reference, re.MULTILINE)
-    assert heading
-    section = re.split(r"^##", reference[heading.end() :], maxsplit=1, flags=re.MULTILINE)[0]
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `-")]
-    documented = [option for row in rows for option in re.findall(r"`(--?[a-z-]+)", row)]
-    params = [param for param in _commands()[name].params if isinstance(param, click.Option) and not param.hidden]
-    assert sorted(documented) == sorted(option for param in params for option in param.opts)
+    assert set(told) == set(config.File.__struct_fields__)
+    assert set(told["roots"][0]) == set(config.RootSettings.__struct_fields__)
 
 
 @pytest.mark.anyio
@@ -197,6 +143,8 @@ def test_values(value: str, kind: type[Job | Trial]) -> None:
 
 def test_limits() -> None:
     """Every limit of the protocol has the value that it is told to have, at the place that is named."""
+    from ktuned.catalog import catalog
+
     modules = {"wire": wire, "limits": limits, "catalog": catalog}
     for _, value, where in _table("docs/protocol.md", "## Limits"):
         names = where.replace("`", "").split(", ")

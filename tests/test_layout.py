@@ -1,4 +1,4 @@
-"""The layout: imports point one way, modules stay small, workers and clients stay light."""
+"""The layout: rooms with faces, imports that point down, workers and clients that stay light."""
 
 import ast
 import sys
@@ -11,76 +11,48 @@ PLUGINS = {
     "ktuned_cutedsl": ROOT / "plugins/cutedsl",
     "ktuned_nvrtc": ROOT / "plugins/nvrtc",
     "ktuned_torch": ROOT / "plugins/torch",
-    "ktuned_triton": ROOT / "plugins/triton",
     "ktuned_tvm_ffi": ROOT / "plugins/tvm_ffi",
 }
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 
-LAYERS = (
-    {"errors"},
-    {"model"},
-    {
-        "lifecycle",
-        "frames",
-        "manifest",
-        "stamps",
-        "dependents",
-        "backends",
-        "cpu",
-        "cuda",
-        "ptxas",
-        "spec",
-        "strategies",
-    },
-    {"fleet", "store"},
-    {
-        "tuning",
-        "catalog",
-        "staleness",
-        "machine",
-        "home",
-        "trust",
-        "watching",
-        "intake",
-        "reverifying",
-        "observing",
-        "preparing",
-        "probing",
-        "config",
-    },
-    {"serve"},
-    {"daemon"},
-    {"cli"},
-    {"__main__"},
-)
-"""The daemon's side, lowest first: a part may import its own layer, without cycles, and those below."""
-
-LEVEL = {part: level for level, layer in enumerate(LAYERS) for part in layer}
-
-WORKER_MAY_IMPORT = {
-    "errors",
-    "model",
-    "frames",
-    "manifest",
-    "stamps",
-    "lifecycle",
-    "backends",
-    "cpu",
-    "cuda",
-    "ptxas",
+ORDER = (
+    "cli",
+    "report",
+    "daemon",
+    "serve",
+    "lookup",
+    "scheduling",
+    "devices",
+    "watch",
+    "tuning",
+    "catalog",
+    "fleet",
+    "store",
+    "worker",
+    "search",
     "spec",
-    "strategies",
-}
-PLUGINS_MAY_IMPORT = {"errors", "model", "backends", "cpu", "cuda", "ptxas", "spec"}
+    "backends",
+    "ipc",
+    "model",
+)
+"""The packages of ktuned, highest first: each imports those below it alone."""
+
+LEVEL = {package: level for level, package in enumerate(ORDER)}
+TEST_KIT = "testing"
+"""Imported by nobody's code but tests."""
+
+MAX_ROOMS = 25
+
+WORKER_MAY_IMPORT = {"search", "spec", "backends", "ipc", "model"}
+PLUGINS_MAY_IMPORT = {"spec", "backends", "model"}
 LIGHT = WORKER_MAY_IMPORT | {"__init__", "worker"}
-"""What is imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
+"""Imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 
 LAZILY_IN_WORKERS = {"torch", "safetensors", "numpy", "pynvml"}
 HEAVY = LAZILY_IN_WORKERS | {"tvm_ffi", "cuda", "cutlass", "triton"}
-"""What the daemon must never have imported."""
+"""Packages that the daemon must never have imported."""
 
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "shared", "tools", "base"}
-MAX_LINES = 400
 
 
 @dataclass(frozen=True)
@@ -150,34 +122,78 @@ def _foreign(module: str) -> Iterator[tuple[str, Import]]:
             yield top, found
 
 
-def test_every_part_has_its_place() -> None:
-    """A new part of ktuned is given a layer before anything imports it."""
-    known = LEVEL.keys() | {"__init__", "worker", "testing"}
-    assert {_part(module) for module in _of("ktuned")} <= known
+def _room(module: str) -> str:
+    """Return the package that a module of ktuned is in; a package is in itself, and below ``cli`` all is ``cli``."""
+    return "ktuned." + _part(module)
+
+
+def test_every_package_has_its_place() -> None:
+    """A new package is given its place in the order before anything imports it; the root holds nothing else."""
+    assert {_part(module) for module in _of("ktuned")} <= LEVEL.keys() | {"__init__", "__main__", TEST_KIT}
+    loose = {path.name for path in (ROOT / "ktuned").glob("*.py")}
+    assert loose == {"__init__.py", "__main__.py"}
+
+
+def test_rooms_are_few() -> None:
+    """A newcomer can keep the rooms in mind."""
+    assert len({path.parent for path in _modules() if path.is_relative_to(ROOT / "ktuned")}) <= MAX_ROOMS
 
 
 def test_imports_point_down() -> None:
-    """On the daemon's side nothing imports what stands above it, nor ``worker`` or ``testing``."""
-    levels = {**LEVEL, "__init__": LEVEL["spec"]}
+    """Nothing imports what stands above it; nothing imports the test kit."""
     upward = [
         f"{found.where}: {_part(module)} imports {part}"
         for module in _of("ktuned", LEVEL)
         for part, found in _ours(module)
-        if levels.get(part, len(LAYERS)) > LEVEL[_part(module)]
+        if part != "__init__" and LEVEL.get(part, -1) < LEVEL[_part(module)]
     ]
     assert upward == []
 
 
-def test_parts_import_in_no_circle() -> None:
-    """Parts of one layer do not need each other both ways."""
-    needs: dict[str, set[str]] = {}
-    for module in _of("ktuned"):
-        own = _part(module)
-        needs.setdefault(own, set()).update(part for part, _ in _ours(module) if part != own)
+def test_modules_import_in_no_circle() -> None:
+    """No two modules need each other, not even for their types or when a function is called."""
+    needs = {
+        module: {found.target for _, found in _ours(module) if found.target != module and _is_inner(module, found)}
+        for module in _of("ktuned")
+    }
     while needs:
-        free = {part for part, wanted in needs.items() if not wanted & needs.keys()}
+        free = {module for module, wanted in needs.items() if not wanted & needs.keys()}
         assert free, f"these import each other: {sorted(needs)}"
-        needs = {part: wanted for part, wanted in needs.items() if part not in free}
+        needs = {module: wanted for module, wanted in needs.items() if module not in free}
+
+
+def _is_inner(module: str, found: Import) -> bool:
+    """Tell whether an import stays in its package; packages are in no circle, because their imports point down."""
+    return _room(module) == _room(found.target)
+
+
+def _face(package: str) -> set[str]:
+    """Return the names in ``__all__`` of a package."""
+    for node in ast.parse(MODULES[package].read_text()).body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(name, ast.Name) and name.id == "__all__" for name in node.targets
+        ):
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
+def test_no_import_goes_around_a_face() -> None:
+    """Outside its package a name is imported from the package, which lists it in ``__all__``."""
+    faces = {
+        package: _face(package) for package in (f"ktuned.{part}" for part in (*ORDER, TEST_KIT)) if package in MODULES
+    }
+    around = []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("ktuned."):
+                continue
+            room = ".".join((node.module or "").split(".")[:2])
+            if module == room or module.startswith(f"{room}.") or room not in faces:
+                continue
+            strange = {alias.name for alias in node.names} - faces[room]
+            if node.module != room or strange:
+                around.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}: {sorted(strange)}")
+    assert around == []
 
 
 def test_workers_import_no_daemon() -> None:
@@ -245,7 +261,6 @@ def test_plugins_know_the_contract_alone() -> None:
     assert found == []
 
 
-def test_modules_stay_small() -> None:
-    """A module has one thing to say, says it within the limit, and is called by it."""
-    assert {name: n for name, path in MODULES.items() if (n := len(path.read_text().splitlines())) > MAX_LINES} == {}
+def test_modules_are_named_for_a_thing() -> None:
+    """No module is a drawer."""
     assert [name for name, path in MODULES.items() if path.stem.lstrip("_") in DRAWERS] == []

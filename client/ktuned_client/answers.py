@@ -1,4 +1,4 @@
-"""Answers of the daemon: hits, errors, and the absence of a daemon."""
+"""What becomes of a question to the daemon: a hit, an error of its own, or no daemon at all."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from ktuned_client.paths import UntrustedSocket
 from ktuned_client.wire import MAX_ID, PROTOCOL_VERSION, Response
 
 LOOKUP_DEADLINE_S: Final = 0.005
-"""Deadline of a lookup: a hundred times the usual time, and too short to be noticed."""
+"""How long a lookup may take: a hundred times what it usually takes, and too short to be noticed."""
 
 PIN_DEADLINE_S: Final = 10.0
-"""Deadline of a lookup under a pin: the first one waits for the disk, and processes that see different winners cost
-more than a wait."""
+"""How long a lookup under a pin may take: the first one waits for the disk, and processes that see different winners
+cost more than a wait."""
 
 CALL_DEADLINE_S: Final = 10.0
-"""Deadline of any other request."""
+"""How long any other request may take."""
 
 TUNE_DEADLINE_S: Final = 120.0
-"""Deadline for accepting a tuning: the daemon first imports the kernel file, and torch with it."""
+"""How long a tuning may take to be accepted: the daemon first imports the kernel file, and torch with it."""
 
 FIRST_RETRY_S: Final = 0.02
 LAST_RETRY_S: Final = 1.0
-"""After a failure, lookups do not ask the daemon for this long: the first interval is that of a short stall, and it
-doubles up to the last one."""
+"""After a failure lookups leave the daemon alone: at first for a hiccup's time, then doubling up to this."""
 
 ENDED_STATES: Final = frozenset({"done", "cancelled", "failed"})
-"""The final states of a job."""
+"""The states of a job to which nothing more will happen."""
 
 
 class DaemonError(Exception):
@@ -42,12 +41,12 @@ class DaemonError(Exception):
 
     @classmethod
     def from_wire(cls, error: Mapping[str, Any]) -> DaemonError:
-        """Rebuild from the protocol's error map; a daemon of another version may leave fields out."""
+        """Rebuild from the protocol's error map, whatever a daemon of another version left out."""
         return cls(str(error.get("code", "error")), str(error.get("message", "")), str(error.get("hint", "")))
 
 
 class DaemonUnavailable(Exception):
-    """No daemon answered: none runs, its socket is not trusted, or the deadline passed.
+    """No daemon answered: none runs, its socket is not to be trusted, or its deadline passed.
 
     ``message`` and ``hint`` as in :class:`DaemonError`.
     """
@@ -59,17 +58,17 @@ class DaemonUnavailable(Exception):
 
 
 class DaemonSilent(DaemonUnavailable):
-    """A daemon runs, and did not answer within the deadline."""
+    """A daemon is there, and the deadline passed without its answer."""
 
 
 class Hit(NamedTuple):
     """A lookup's answer.
 
-    ``status`` is the daemon's, ``fresh``, ``stale``, ``near``, ``default`` or ``unknown``, or else ``unavailable``;
-    ``message`` is the reason, or the failure of the tuning that would have made the answer ``fresh``.
-    ``config`` is the best config known now, or the caller's default if the daemon has none. ``latency_us`` and
-    ``decided`` (a time in Unix seconds) are ``None`` if nothing was measured; ``artifact`` is the path of the
-    compiled winner; ``generation`` changes when the answer may have changed.
+    ``status`` is ``fresh``, ``stale``, ``near``, ``default`` or ``unknown`` as the daemon says it, else
+    ``unavailable``; ``message`` says why that is so, or how the tuning failed that would have made it ``fresh``.
+    ``config`` is the best config known now; the caller's own default when the daemon has none. ``latency_us`` and
+    ``decided`` (when, in Unix seconds, it was) are ``None`` when nothing was measured; ``artifact`` is the path of the
+    compiled winner; ``generation`` changes when the answer may have.
     """
 
     kernel: str
@@ -85,16 +84,16 @@ class Hit(NamedTuple):
 
     @property
     def age_s(self) -> float | None:
-        """The winner's age now; ``None`` if nothing was measured."""
+        """How old the winner is now; ``None`` when nothing was measured."""
         return None if self.decided is None else max(0.0, time.time() - self.decided)
 
 
 def hit_from(answer: Mapping[str, Any]) -> Hit:
-    """Return a daemon's answer as a hit; unknown fields are ignored.
+    """Return the hit that a daemon's answer makes; fields of newer daemons are passed over.
 
     Raises:
-        DaemonError: it is an ``error`` in place of one answer of several.
-        ValueError: it is not an answer.
+        DaemonError: it is an ``error`` in the place of one answer of several.
+        ValueError: it is no answer.
     """
     try:
         return Hit(
@@ -116,7 +115,7 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
 
 
 def completed(hit: Hit, default: Mapping[str, Any] | None) -> Hit:
-    """Return the hit, with the caller's default if it has no config."""
+    """Return the hit with the caller's default, if it has no config."""
     return hit if hit.config is not None else hit._replace(config=default)
 
 
@@ -139,10 +138,10 @@ def result_of(response: Response) -> Any:
 
 
 def check_hello(response: Response) -> Mapping[str, Any]:
-    """Return the daemon's description of itself; an empty map from a daemon that has none.
+    """Return what the daemon says of itself; nothing, where it is too old to.
 
     Raises:
-        DaemonUnavailable: it speaks another protocol version.
+        DaemonUnavailable: it speaks another protocol.
     """
     said: dict[str, Any] = {}
     if response.error is None and type(response.result) is dict:
@@ -158,12 +157,12 @@ def check_hello(response: Response) -> Mapping[str, Any]:
 
 
 def given(**params: Any) -> dict[str, Any]:
-    """Return the params that are not ``None``."""
+    """Return the params that were given: those that are not ``None``."""
     return {name: value for name, value in params.items() if value is not None}
 
 
 def explained(error: Exception, path: str, deadline_s: float) -> DaemonUnavailable:
-    """Return the error of a failed connection or request, with a hint."""
+    """Return what a failed connection or request means: one line, and what mends it."""
     if isinstance(error, UntrustedSocket):
         return DaemonUnavailable(error.message, error.hint)
     if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
@@ -178,12 +177,12 @@ def explained(error: Exception, path: str, deadline_s: float) -> DaemonUnavailab
 
 
 def next_id(request_id: int) -> int:
-    """Return the id after this one; ids wrap at 32 bits."""
+    """Return the id after this one; 32-bit ids start again."""
     return 0 if request_id == MAX_ID else request_id + 1
 
 
 class Backoff:
-    """Interval during which a daemon that did not answer is not asked again."""
+    """How long to leave a daemon alone that did not answer."""
 
     __slots__ = ("_interval_s", "_retry_at", "message")
 
@@ -194,7 +193,7 @@ class Backoff:
 
     @property
     def is_waiting(self) -> bool:
-        """True until the interval is over."""
+        """Whether the interval is not over yet."""
         return self._interval_s > 0 and time.monotonic() < self._retry_at
 
     def failed(self, message: str) -> None:

@@ -104,8 +104,8 @@ def check_home(home: Path) -> Finding:
 
 def check_settings() -> Finding:
     """Judge ``config.toml`` as the daemon will read it."""
-    from ktuned.config import load_settings
-    from ktuned.errors import SettingsError
+    from ktuned.daemon import load_settings
+    from ktuned.model import SettingsError
 
     try:
         path = load_settings().config_path

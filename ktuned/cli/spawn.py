@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from ktuned.cli import text
-from ktuned.errors import KtunedError
+from ktuned.model import KtunedError
 from ktuned_client import paths
 
 START_DEADLINE_S = 15.0

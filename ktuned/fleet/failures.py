@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ktuned import frames
-from ktuned.errors import WorkerError
+from ktuned.ipc import frames
+from ktuned.model import WorkerError
 
 
 class WorkerDied(WorkerError):
@@ -89,3 +89,14 @@ def signal_name(number: int) -> str:
 def describe_exit(returncode: int) -> str:
     """Say how a process ended: ``was killed by SIGSEGV`` or ``exited with code 3``."""
     return f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
+
+
+KILLS_EXCUSED = 2
+"""How often what a worker did is done again because somebody killed it, before its own code is taken for the cause."""
+
+
+def is_outside_kill(error: BaseException | None) -> bool:
+    """Tell whether something failed, however it was wrapped since, because its worker was killed from outside."""
+    while error is not None and not isinstance(error, WorkerDied):
+        error = error.__cause__
+    return error is not None and error.is_outside_kill

@@ -13,8 +13,8 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from ktuned.errors import WorkerError
 from ktuned.fleet import warden
+from ktuned.model import WorkerError
 
 _log = structlog.get_logger()
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import anyio
 
-from ktuned.errors import WorkerError
 from ktuned.fleet.failures import Output, RequestFailed
 from ktuned.fleet.health import Health
 from ktuned.fleet.pool import Fleet
+from ktuned.fleet.priority_semaphore import Turns
 from ktuned.fleet.process import Environment, WorkerProcess
-from ktuned.fleet.turns import Turns
-from ktuned.model import Device
+from ktuned.model import Device, WorkerError
 
 REAP_S = 1.0
 """How long a killed worker may take to end: a process in an endless GPU kernel was seen to take 0.15 s."""

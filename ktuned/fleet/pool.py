@@ -17,15 +17,14 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
-from ktuned.errors import WorkerError
 from ktuned.fleet import memory, orphans
-from ktuned.fleet.failures import WorkerDied
+from ktuned.fleet.failures import WorkerDied, is_outside_kill
 from ktuned.fleet.guard import Guard
 from ktuned.fleet.health import Health
-from ktuned.fleet.kills import is_outside_kill
+from ktuned.fleet.priority_semaphore import Turns
 from ktuned.fleet.process import DAEMON_MARK, Environment, WorkerProcess, spawn
 from ktuned.fleet.quiet import QuietGate
-from ktuned.fleet.turns import Turns
+from ktuned.model import WorkerError
 
 _log = structlog.get_logger()
 

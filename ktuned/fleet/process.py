@@ -22,11 +22,11 @@ from typing import Any
 
 import anyio
 
-from ktuned import frames
-from ktuned.errors import WorkerError
 from ktuned.fleet import memory, warden
 from ktuned.fleet.expiry import Expiry
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
+from ktuned.ipc import frames
+from ktuned.model import WorkerError
 
 DAEMON_MARK = "KTUNED_DAEMON"
 WORKER_MARK = "KTUNED_WORKER"

@@ -1,1 +1,34 @@
-"""The daemon's face: the socket, the methods behind it, and the events it publishes."""
+"""The socket: server, connections, the protocol's methods, events, status."""
+
+from ktuned.serve.captures import Captures
+from ktuned.serve.connection import Connection
+from ktuned.serve.control import Control
+from ktuned.serve.events import Events
+from ktuned.serve.exchange import Sharing
+from ktuned.serve.explain import Why
+from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
+from ktuned.serve.method import Later, Method
+from ktuned.serve.methods import Methods
+from ktuned.serve.params import CollectParams, NoParams, UnpinParams
+from ktuned.serve.server import Server
+from ktuned.serve.status import Overview
+
+__all__ = [
+    "Captures",
+    "CollectParams",
+    "Connection",
+    "Control",
+    "Events",
+    "Later",
+    "Method",
+    "Methods",
+    "NoParams",
+    "Overview",
+    "Server",
+    "Sharing",
+    "UnpinParams",
+    "Why",
+    "bind_socket",
+    "inherit_socket",
+    "keep_reachable",
+]

@@ -19,16 +19,13 @@ from typing import Any, Final
 import anyio.to_thread
 
 from ktuned.catalog import Catalog, check_problem
-from ktuned.errors import NotFound, UsageError
-from ktuned.model import KernelInfo, Problem, canonical
-from ktuned.serve.calling import Method
+from ktuned.model import KernelInfo, NotFound, Problem, UsageError, canonical
+from ktuned.scheduling import Jobs
 from ktuned.serve.connection import Connection
+from ktuned.serve.method import Method
 from ktuned.serve.params import CaptureParams
-from ktuned.store import Store
-from ktuned.store.captured import Capture
-from ktuned.store.faults import file_fault
-from ktuned.tuning.jobs import Jobs
-from ktuned_client.tensor_file import SUFFIX
+from ktuned.store import Capture, Store, file_fault
+from ktuned_client.capturing import SUFFIX
 
 MAX_CAPTURE_BYTES: Final = 2 * 2**30
 """One problem's tensors: what a GPU reads in a millisecond."""

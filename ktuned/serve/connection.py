@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from ktuned.lookup import Shortcuts
 from ktuned.serve.limits import Limits
-from ktuned.serve.shortcuts import Shortcuts
 from ktuned_client import paths, wire
 
 

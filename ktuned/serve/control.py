@@ -7,14 +7,12 @@ from contextlib import suppress
 from typing import Any
 
 from ktuned.catalog import Catalog
-from ktuned.errors import NotFound, UsageError
-from ktuned.machine import Machine
-from ktuned.model import Job
-from ktuned.serve.calling import Method
+from ktuned.devices import Machine
+from ktuned.model import Job, NotFound, UsageError
+from ktuned.scheduling import EVERYTHING, Jobs
 from ktuned.serve.connection import Connection
+from ktuned.serve.method import Method
 from ktuned.serve.params import PauseParams
-from ktuned.tuning.jobs import Jobs
-from ktuned.tuning.queue import EVERYTHING
 
 
 class Control:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from ktuned.errors import UsageError
+from ktuned.model import UsageError
 from ktuned_client.wire import encode_notification
 
 RING_EVENTS: Final = 4096

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import msgspec
 
 import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem
-from ktuned.errors import KtunedError, NotFound, UsageError
-from ktuned.intake import Intake, Wish
-from ktuned.machine import Machine
-from ktuned.model import KernelInfo, Priority, Trial, canonical
-from ktuned.serve.calling import Later, Method
+from ktuned.devices import Machine
+from ktuned.lookup import Lookups
+from ktuned.model import KernelInfo, KtunedError, NotFound, Priority, Trial, UsageError, canonical
+from ktuned.scheduling import Intake, Jobs, Wish
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
-from ktuned.serve.lookups import Lookups
+from ktuned.serve.method import Later, Method
 from ktuned.serve.params import (
     CancelParams,
     CompileParams,
@@ -33,9 +32,9 @@ from ktuned.serve.params import (
     ResultsParams,
     SubscribeParams,
     TuneParams,
+    UnpinParams,
 )
 from ktuned.store import Store
-from ktuned.tuning.jobs import Jobs
 from ktuned_client.wire import PROTOCOL_VERSION
 
 CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
@@ -87,6 +86,8 @@ class Methods:
             "jobs": Method(JobsParams, self.jobs),
             "kernels": Method(KernelsParams, self.kernels),
             "results": Method(ResultsParams, self.results),
+            "pins": Method(NoParams, self.pins),
+            "unpin": Method(UnpinParams, self.unpin),
             "forget": Method(ForgetParams, self.forget),
             "subscribe": Method(SubscribeParams, self.subscribe),
             "unsubscribe": Method(NoParams, self.unsubscribe),
@@ -121,11 +122,20 @@ class Methods:
 
         return Later(rest)
 
+    def pins(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+        """List the pins, and how many answers each holds since when."""
+        return {"pins": [asdict(pin) for pin in self._lookups.pins.held()]}
+
+    async def unpin(self, wanted: UnpinParams, connection: Connection) -> dict[str, Any]:
+        """Give up a pin."""
+        return {"pin": wanted.pin, "questions": await self._lookups.pins.give_up(wanted.pin)}
+
     def _look_up(self, wanted: LookupParams) -> dict[str, Any] | Later:
         if wanted.pin is not None:
-            return self._lookups.lookup_pinned(
+            found = self._lookups.lookup_pinned(
                 wanted.pin, wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune
             )
+            return Later(found) if callable(found) else found
         return self._lookups.lookup(wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune)
 
     def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | Later:

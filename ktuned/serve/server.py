@@ -18,11 +18,11 @@ import anyio
 import anyio.abc
 import structlog
 
-from ktuned.errors import KtunedError
-from ktuned.serve.calling import Later, Method
+from ktuned.lookup import Shortcuts
+from ktuned.model import KtunedError
 from ktuned.serve.connection import Connection
 from ktuned.serve.limits import Limits
-from ktuned.serve.shortcuts import Shortcuts
+from ktuned.serve.method import Later, Method
 from ktuned_client import wire
 
 READ_BYTES: Final = 64 * 1024

@@ -1,5 +1,29 @@
-"""What kernel files say: kernels, spaces, tensors, and the digests of what they mean.
+"""Kernel files: the declarations they make, the spaces and tensors they describe, and their digests."""
 
-Kernel files import :mod:`ktuned`; workers import this package's modules: ``kernel``, ``space``, ``tensors``
-(the vocabulary), ``loading`` (from a file to kernels) and ``digest`` (from a kernel to plain values).
-"""
+from ktuned.spec import declaration, functions
+from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace
+from ktuned.spec.c_tokens import follow
+from ktuned.spec.declaration import Kernel, kernel
+from ktuned.spec.digest import describe
+from ktuned.spec.loader import forget_modules, is_ours, load_file
+from ktuned.spec.spaces import space
+from ktuned.spec.tensors import TensorSpec, materialise, poison, tensor
+
+__all__ = [
+    "MEMBERSHIP_BOUND",
+    "BoundSpace",
+    "Kernel",
+    "TensorSpec",
+    "declaration",
+    "describe",
+    "follow",
+    "forget_modules",
+    "functions",
+    "is_ours",
+    "kernel",
+    "load_file",
+    "materialise",
+    "poison",
+    "space",
+    "tensor",
+]

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ktuned.ipc import stamps
 from ktuned.model import KernelInfo
-from ktuned.spec import ctokens
-from ktuned.spec.kernel import Kernel
-from ktuned.spec.kernel import kernel as declare
-from ktuned.spec.pyreach import Reach
-from ktuned.spec.pysource import meaning, parse
-from ktuned.spec.searching import include_searches
-from ktuned.stamps import stamps
+from ktuned.spec import c_tokens
+from ktuned.spec.declaration import Kernel
+from ktuned.spec.declaration import kernel as declare
+from ktuned.spec.include_search import include_searches
+from ktuned.spec.python_reach import Reach
+from ktuned.spec.python_source import meaning, parse
 
 DIGEST_VERSION = 1
 """Raised whenever the texts below change, because every digest then does."""
@@ -94,22 +94,22 @@ def _is_declaration(value: object) -> bool:
     return value is declare or value is Kernel
 
 
-def _sources(kernel: Kernel) -> ctokens.Followed:
+def _sources(kernel: Kernel) -> c_tokens.Followed:
     for name, path in zip(kernel.sources, kernel.source_paths, strict=True):
         if not path.is_file():
             raise kernel.site.error(
                 f"the source {name!r} does not exist", hint="sources are relative to the kernel file"
             )
     try:
-        found = ctokens.follow(kernel.source_paths)
+        found = c_tokens.follow(kernel.source_paths)
         if not (found.unresolved or found.outside):
             return found
-        return ctokens.merged([ctokens.follow(kernel.source_paths, places) for places in include_searches(kernel)])
+        return c_tokens.merged([c_tokens.follow(kernel.source_paths, places) for places in include_searches(kernel)])
     except OSError as error:
         raise kernel.site.error(f"the source {error.filename} cannot be read: {error.strerror}") from error
 
 
-def _source_texts(kernel: Kernel, sources: ctokens.Followed) -> dict[str, str]:
+def _source_texts(kernel: Kernel, sources: c_tokens.Followed) -> dict[str, str]:
     home = kernel.file.parent
     texts = {_relative(path, home): _source_meaning(path, content) for path, content in sources.contents.items()}
     texts |= {f"{_relative(path, home)} includes {name}": "missing" for path, name in sources.unresolved}
@@ -117,8 +117,8 @@ def _source_texts(kernel: Kernel, sources: ctokens.Followed) -> dict[str, str]:
 
 
 def _source_meaning(path: Path, content: bytes) -> str:
-    if path.suffix.lower() in ctokens.SUFFIXES:
-        return ctokens.normalise(ctokens.decode(content)).text
+    if path.suffix.lower() in c_tokens.SUFFIXES:
+        return c_tokens.normalise(c_tokens.decode(content)).text
     if path.suffix == ".py":
         try:
             return meaning(parse(path, content).tree)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ktuned.model import PRESETS, canonical
-from ktuned.spec.space import Space
-from ktuned.spec.values import listed, mapping_fault
+from ktuned.model import PRESETS, canonical, listed
+from ktuned.spec.spaces import Space
+from ktuned.spec.values import mapping_fault
 
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
 """What a deadline may be declared for."""

@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ktuned.spec.loading import importing_from, is_kernel_module, kernel_module
+from ktuned.spec.loader import importing_from, is_kernel_module, kernel_module
 
 _REMEDY = "def it at the top level of the kernel file, or of a module that this imports"
 _NAME = re.compile(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*:)?[^\W\d]\w*(?:\.[^\W\d]\w*)*")

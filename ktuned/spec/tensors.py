@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ktuned.errors import UsageError
-from ktuned.spec.values import listed
+from ktuned.model import UsageError, listed
 
 if TYPE_CHECKING:
     import torch

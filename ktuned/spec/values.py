@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ktuned.errors import KernelFileError, KtunedError
-from ktuned.model import Scalar
+from ktuned.model import KernelFileError, KtunedError, Scalar, listed
 
 MAX_MESSAGE_CHARS = 500
 """User code's own words are cut here: errors are one line that a terminal can show."""
@@ -89,16 +88,6 @@ class Site:
         is_told_well = isinstance(error, UnknownKey | KtunedError)
         words = one_line(error) if is_told_well else f"{type(error).__name__}: {one_line(error)}"
         return self.error(f"{what}: {words}", line=lines[-1] if lines else 0)
-
-
-def listed(known: Iterable[str], *, near: str = "") -> str:
-    """Return ``(there are: …)``, with the known name that ``near`` was probably meant to be."""
-    import difflib
-
-    names = list(known)
-    text = f"there are: {', '.join(names) or 'none'}"
-    close = difflib.get_close_matches(near, names, n=1)
-    return f"({text}; did you mean {close[0]!r}?)" if close else f"({text})"
 
 
 def one_line(error: BaseException | str) -> str:

@@ -18,8 +18,7 @@ from typing import Any
 import anyio.to_thread
 import structlog
 
-from ktuned import manifest
-from ktuned.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
+from ktuned.ipc import MANIFEST_NAME, DamagedArtifact, Manifest, manifest
 from ktuned.store.faults import file_fault
 
 _log = structlog.get_logger()

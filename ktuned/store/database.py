@@ -14,7 +14,6 @@ from typing import Any, Self, TypeVar
 import anyio
 import anyio.to_thread
 
-from ktuned.errors import StoreError, UsageError
 from ktuned.model import (
     Config,
     Context,
@@ -25,17 +24,27 @@ from ktuned.model import (
     Plan,
     Problem,
     Root,
+    StoreError,
     Trial,
     TrialResult,
+    UsageError,
     Winner,
     canonical,
 )
-from ktuned.store import exchange, jobs, meanings, opening, recording, rows, trials
-from ktuned.store.captured import Captured
+from ktuned.store import (
+    database_file,
+    digest_parts,
+    exchange,
+    job_writes,
+    rows,
+    trial_queries,
+    trial_writes,
+)
+from ktuned.store.captures import Captured
 from ktuned.store.faults import database_fault
-from ktuned.store.pinned import Pinned
-from ktuned.store.reading import Reader
-from ktuned.store.recording import Recovered
+from ktuned.store.pins import Pinned
+from ktuned.store.reader import Reader
+from ktuned.store.trial_writes import Recovered
 from ktuned.store.writer import Writer, WriterStatistics
 
 T = TypeVar("T")
@@ -47,7 +56,7 @@ class Store:
     """What ktuned remembers, open from :meth:`open` to :meth:`close` (or the end of ``async with``).
 
     ``async`` methods write and return once the disk has it; the others read, in microseconds by an index, from the
-    thread of the event loop. Each raises :class:`~ktuned.errors.StoreError` when the disk or the database fails; the
+    thread of the event loop. Each raises :class:`~ktuned.model.StoreError` when the disk or the database fails; the
     store stays usable, and what was committed stays readable. ``notice`` is a line for the user when opening found
     damage (else ``""``), ``damaged`` one when rows were left out because they cannot be read; ``recovered`` counts what
     a daemon that died had left under way.
@@ -56,7 +65,7 @@ class Store:
     def __init__(self, path: Path, *, vfs: str | None) -> None:
         self.path = path
         self.recovered = Recovered(0, 0)
-        self._connection, self.notice = opening.open_for_writing(path, vfs=vfs, prepare=self._recover)
+        self._connection, self.notice = database_file.open_for_writing(path, vfs=vfs, prepare=self._recover)
         try:
             self._reader = Reader(path, vfs=vfs)
         except sqlite3.Error as error:
@@ -64,7 +73,7 @@ class Store:
             raise database_fault(error, path) from error
         self.pinned = Pinned(self._reader, self._write)
         self.captured = Captured(self._reader, self._write)
-        self._identity = opening.identity(path)
+        self._identity = database_file.identity(path)
         self._writer = Writer(self._connection)
         self._writer.start()
 
@@ -137,21 +146,21 @@ class Store:
             parts = [(info.name, info.digest, json.dumps(info.parts)) for info in infos]
             connection.executemany("DELETE FROM kernels WHERE name = ?", [(name,) for name in removed])
             connection.executemany("INSERT OR REPLACE INTO kernels (name, info, updated) VALUES (?, ?, ?)", entries)
-            meanings.keep(connection, parts)
+            digest_parts.keep(connection, parts)
 
         await self._write(save)
 
     def meaning(self, kernel: str, digest: str) -> dict[str, str] | None:
         """Return the parts that a kernel's digest was made of, by their labels; ``None`` if nobody kept them."""
-        return meanings.of(self._reader, kernel, digest)
+        return digest_parts.of(self._reader, kernel, digest)
 
     def versions(self, fingerprint: str) -> dict[str, str] | None:
         """Return the versions and flags that a fingerprint's digest stands for; ``None`` if nobody kept them."""
-        return meanings.versions(self._reader, fingerprint)
+        return digest_parts.versions(self._reader, fingerprint)
 
     async def save_versions(self, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
         """Remember what fingerprints stand for, by their digests."""
-        await self._write(lambda connection: meanings.keep_versions(connection, fingerprints))
+        await self._write(lambda connection: digest_parts.keep_versions(connection, fingerprints))
 
     def kernels(self) -> list[KernelInfo]:
         """Return all kernels as they were last inspected, by name."""
@@ -190,12 +199,12 @@ class Store:
     ) -> Job:
         """Enter a queued job and return it."""
         job = Job(0, kernel, dict(problem), device, JobState.QUEUED, priority, reason, plan, created=now)
-        number = await self._write(lambda connection: jobs.create(connection, job))
+        number = await self._write(lambda connection: job_writes.create(connection, job))
         return replace(job, id=number)
 
     async def save_pauses(self, devices: Collection[str]) -> None:
         """Remember which device models are paused, and no others."""
-        await self._write(lambda connection: jobs.pause(connection, devices))
+        await self._write(lambda connection: job_writes.pause(connection, devices))
 
     def pauses(self) -> set[str]:
         """Return the device models that are paused."""
@@ -207,7 +216,7 @@ class Store:
         Raises:
             NotFound: there is no such job.
         """
-        await self._write(lambda connection: jobs.update(connection, job))
+        await self._write(lambda connection: job_writes.update(connection, job))
 
     def job(self, number: int) -> Job | None:
         """Return a job by its id."""
@@ -217,7 +226,7 @@ class Store:
         self, *, kernel: str | None = None, states: Sequence[JobState] | None = None, limit: int = 200
     ) -> list[Job]:
         """Return jobs, the newest first."""
-        where, values = trials.where({"kernel = ?": kernel})
+        where, values = trial_queries.where({"kernel = ?": kernel})
         if states is not None:
             where += f" {'AND' if where else 'WHERE'} state IN ({', '.join('?' * len(states))})"
             values += tuple(states)
@@ -240,7 +249,7 @@ class Store:
         if context.problem != canonical(problem):
             raise UsageError(f"{context.kernel}: {canonical(problem)} is not the context's problem {context.problem}")
         now = time.time()
-        return await self._write(lambda connection: recording.begin(connection, context, job, configs, now))
+        return await self._write(lambda connection: trial_writes.begin(connection, context, job, configs, now))
 
     async def finish_trial(self, number: int, result: TrialResult) -> Winner | None:
         """Store a trial's result; return the winner if that made or changed it.
@@ -255,7 +264,7 @@ class Store:
             UsageError: it is ``measured`` without a finite latency.
         """
         now = time.time()
-        return await self._write(lambda connection: recording.finish(connection, number, result, now))
+        return await self._write(lambda connection: trial_writes.finish(connection, number, result, now))
 
     async def decide_winner(self, number: int) -> Winner:
         """Make a measured trial the winner, whatever the figures of others: the finalists' decision.
@@ -265,7 +274,7 @@ class Store:
             UsageError: it is not ``measured``.
         """
         now = time.time()
-        return await self._write(lambda connection: recording.decide(connection, number, now))
+        return await self._write(lambda connection: trial_writes.decide(connection, number, now))
 
     async def forget(self, kernel: str, outcome: Outcome | None = None) -> int:
         """Delete a kernel's ended trials, of one outcome or all with its ended jobs; return how many trials.
@@ -273,7 +282,7 @@ class Store:
         A winner among them is followed by the best that stays on its ground, if any does.
         """
         now = time.time()
-        return await self._write(lambda connection: recording.forget(connection, kernel, outcome, now))
+        return await self._write(lambda connection: trial_writes.forget(connection, kernel, outcome, now))
 
     async def adopt(self, kernel: str, device: str, offers: Sequence[exchange.Offer]) -> int:
         """Make each offer the winner of its problem, whatever there is; return the job that they are trials of."""
@@ -282,26 +291,26 @@ class Store:
 
     def trial(self, number: int) -> Trial | None:
         """Return a trial by its id."""
-        return trials.by_id(self._reader, number)
+        return trial_queries.by_id(self._reader, number)
 
     def known_trial(self, context: Context, config: Config) -> Trial | None:
         """Return what is known of a config on this very context."""
-        return trials.of_config(self._reader, context, config)
+        return trial_queries.of_config(self._reader, context, config)
 
     def best_trials(self, context: Context, limit: int, *, rounds: int = 0) -> list[Trial]:
         """Return the measured trials of a context, the fastest first; with ``rounds`` only finalists of so many."""
-        return trials.best(self._reader, context, limit, rounds)
+        return trial_queries.best(self._reader, context, limit, rounds)
 
     def twin(self, content: str) -> Trial | None:
         """Return the newest measured trial of this very content (the detail ``content``), on whatever ground."""
-        return trials.twin(self._reader, content)
+        return trial_queries.twin(self._reader, content)
 
     def past(self, context: Context, grounds: int, limit: int) -> list[Trial]:
         """Return how the latest ``grounds`` of a context's kernel, problem and device ended, its own before the others.
 
         Of each ground the measured trials come first, the fastest of them at once.
         """
-        return trials.past(self._reader, context, grounds, limit)
+        return trial_queries.past(self._reader, context, grounds, limit)
 
     def trials(
         self,
@@ -313,7 +322,7 @@ class Store:
         job: int | None = None,
         digests: Iterable[str] | None = None,
         limit: int = 1000,
-        order: trials.Order = "newest",
+        order: trial_queries.Order = "newest",
     ) -> list[Trial]:
         """Return trials; ``problem`` is a canonical text, ``digests`` what the kernel may have meant.
 
@@ -328,7 +337,7 @@ class Store:
             "trials.job_id = ?": job,
             "contexts.digest IN (SELECT value FROM json_each(?))": None if digests is None else json.dumps([*digests]),
         }
-        return trials.chosen(self._reader, wanted, limit, order)
+        return trial_queries.chosen(self._reader, wanted, limit, order)
 
     def problems(self, kernel: str) -> list[str]:
         """Return the canonical texts of the problems that a kernel was tried on."""
@@ -347,12 +356,12 @@ class Store:
 
     def winners(self, kernel: str | None = None) -> list[Winner]:
         """Return all winners, of one kernel or of all, by kernel, problem and device."""
-        where, values = trials.where({"winners.kernel = ?": kernel})
+        where, values = trial_queries.where({"winners.kernel = ?": kernel})
         tail = "ORDER BY winners.kernel, winners.problem, winners.device"
         return self._reader.values(rows.winner, f"{rows.SELECT_WINNERS} {where} {tail}", *values)
 
     def _recover(self, connection: sqlite3.Connection) -> None:
-        self.recovered = recording.recover(connection)
+        self.recovered = trial_writes.recover(connection)
 
     @property
     def damaged(self) -> str:
@@ -362,7 +371,7 @@ class Store:
     @property
     def lost(self) -> str:
         """Why nothing is stored any more: the file that is open is not the one at the path; ``""`` while it is."""
-        if opening.identity(self.path) == self._identity:
+        if database_file.identity(self.path) == self._identity:
             return ""
         return f"the store {self.path} was removed or replaced while it was in use"
 

@@ -11,21 +11,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ktuned.model import (
-    Config,
-    Context,
-    Job,
-    JobState,
-    Outcome,
-    Plan,
-    Priority,
-    Problem,
-    TrialResult,
-    Winner,
-)
-from ktuned.store import jobs, recording, rows
+from ktuned.model import Config, Context, Job, JobState, Outcome, Plan, Priority, Problem, TrialResult, Winner
+from ktuned.store import job_writes, rows, trial_writes
 from ktuned.store.faults import database_fault
-from ktuned.store.reading import Reader
+from ktuned.store.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +88,14 @@ def _reader(path: Path) -> Iterator[Reader]:
 def adopt(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequence[Offer], now: float) -> int:
     """Make each offer the winner of its problem, as the measured trial of a job that is done; return the job's id."""
     job = Job(0, kernel, {}, device, JobState.DONE, Priority.BACKGROUND, "imported", Plan(), created=now)
-    number = jobs.create(connection, job)
+    number = job_writes.create(connection, job)
     done = len(offers)
     ended = replace(
         job, id=number, started=now, finished=now, done=done, total=done, outcomes={Outcome.MEASURED.value: done}
     )
-    jobs.update(connection, ended)
+    job_writes.update(connection, ended)
     for offer in offers:
-        (trial,) = recording.begin(connection, offer.context, number, [offer.config], offer.decided)
+        (trial,) = trial_writes.begin(connection, offer.context, number, [offer.config], offer.decided)
         result = TrialResult(
             Outcome.MEASURED,
             offer.latency_us,
@@ -114,6 +103,6 @@ def adopt(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequ
             message="imported",
             detail={"phase": "import"},
         )
-        recording.finish(connection, trial, result, offer.decided)
-        recording.decide(connection, trial, offer.decided)
+        trial_writes.finish(connection, trial, result, offer.decided)
+        trial_writes.decide(connection, trial, offer.decided)
     return number

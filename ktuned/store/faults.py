@@ -6,7 +6,7 @@ import errno
 import sqlite3
 from pathlib import Path
 
-from ktuned.errors import StoreDamaged, StoreError
+from ktuned.model import StoreDamaged, StoreError
 
 _NO_SPACE = "free some space on its disk, then try again"
 _WRITABLE = "make its directory writable, or set KTUNED_HOME to one that is"

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from ktuned.model import Context, Job, JobState, KernelInfo, Outcome, Plan, Root, Trial, Winner
-from ktuned.store.reading import Row
+from ktuned.store.reader import Row
 
 CONTEXT_COLUMNS = (
     "contexts.kernel, contexts.problem, contexts.device, contexts.digest, contexts.toolchain, "

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from ktuned.errors import StoreError
+from ktuned.model import StoreError
 from ktuned.store.faults import primary_code
 
 APPLICATION_ID = 0x6B74756E

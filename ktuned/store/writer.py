@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from ktuned.errors import StoreError
+from ktuned.model import StoreError
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgpack
 
-from ktuned import manifest
 from ktuned.backends import API_VERSION, Absent, Backend, Build, Compiled, Unit
+from ktuned.ipc import manifest
 from ktuned.model import Device, Outcome
 
 LOAD_DEADLINE_S = 120.0
@@ -216,7 +216,7 @@ def _load_in_new_process(
         "verify": _place(example.verify),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "ktuned.testing.loading"],
+        [sys.executable, "-m", "ktuned.testing.load_process"],
         input=msgpack.packb(request),
         capture_output=True,
         check=False,

@@ -1,1 +1,20 @@
-"""How a kernel is tuned: jobs and their order, the channels a config goes through, deadlines."""
+"""Tuning one problem: the pipeline of bounded channels from strategy to store."""
+
+from ktuned.tuning.attempt import Work
+from ktuned.tuning.compile_only import Precompiling
+from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merged
+from ktuned.tuning.job_events import Publish, publish_job, publish_winner
+from ktuned.tuning.pipeline import Pipeline
+from ktuned.tuning.prior_results import settled
+
+__all__ = [
+    "DEFAULT_DEADLINES",
+    "Pipeline",
+    "Precompiling",
+    "Publish",
+    "Work",
+    "merged",
+    "publish_job",
+    "publish_winner",
+    "settled",
+]

@@ -14,19 +14,15 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from ktuned.errors import StoreError, WorkerError
-from ktuned.fleet.lanes import Lane
-from ktuned.fleet.pool import Fleet
-from ktuned.fleet.process import WorkerProcess
-from ktuned.lifecycle import Event
-from ktuned.model import RETRIED_BY_NEXT_JOB, JobState, Outcome, Trial, TrialResult
+from ktuned.fleet import Fleet, Lane, WorkerProcess
+from ktuned.model import RETRIED_BY_NEXT_JOB, Event, JobState, Outcome, StoreError, Trial, TrialResult, WorkerError
 from ktuned.store import Artifacts, Store
-from ktuned.tuning.compiling import Compiling
-from ktuned.tuning.deciding import Deciding
-from ktuned.tuning.experience import Experience
-from ktuned.tuning.measuring import Measuring
-from ktuned.tuning.telling import Publish, publish_trial, publish_winner
-from ktuned.tuning.trying import Attempt, Progress, Work
+from ktuned.tuning.attempt import Attempt, Progress, Work
+from ktuned.tuning.compile_stage import Compiling
+from ktuned.tuning.final_round import Deciding
+from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
+from ktuned.tuning.measure_stage import Measuring
+from ktuned.tuning.prior_results import Experience
 
 _log = structlog.get_logger()
 

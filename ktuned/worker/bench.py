@@ -5,22 +5,19 @@ from __future__ import annotations
 import faulthandler
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ktuned import manifest
 from ktuned.backends import Backend, Kernel, Launch, Registry
-from ktuned.errors import Unsupported
-from ktuned.model import Device, Outcome, Preset
+from ktuned.ipc import manifest
+from ktuned.model import Device, Outcome, Preset, Unsupported
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
 from ktuned.worker.cuda_timing import EVENTS, CudaTimer
 from ktuned.worker.failures import words
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.problem import ProblemData
+from ktuned.worker.reply import Reply
 from ktuned.worker.timing import HostTimer, Timing
-
-if TYPE_CHECKING:
-    from ktuned.worker.main import Reply
 
 _KEPT_SAMPLES = 200
 

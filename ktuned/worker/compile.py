@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ktuned.backends import Registry, Unit
-from ktuned.errors import BackendError
-from ktuned.model import Outcome
-from ktuned.spec.loading import forget_modules
+from ktuned.model import BackendError, Outcome
+from ktuned.spec import forget_modules
 from ktuned.worker.inspect import check_stamps
-from ktuned.worker.sealing import seal
-
-if TYPE_CHECKING:
-    from ktuned.worker.main import Reply
+from ktuned.worker.reply import Reply
+from ktuned.worker.seal import seal
 
 
 def unit_of(registry: Registry, request: dict[str, Any], entry: dict[str, Any]) -> Unit:

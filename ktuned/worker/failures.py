@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from ktuned.errors import KernelFileError, KtunedError
+from ktuned.model import KernelFileError, KtunedError
 
 _TRACE_CHARS = 8_000
 _MESSAGE_CHARS = 8_000

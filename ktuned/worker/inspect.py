@@ -7,20 +7,28 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktuned import strategies
+from ktuned import search
 from ktuned.backends import Registry
-from ktuned.errors import BackendError, KernelFileError, NotFound, Unsupported, UsageError
-from ktuned.model import Config, Outcome, Plan, Problem, canonical
-from ktuned.spec.bound import MEMBERSHIP_BOUND, BoundSpace
-from ktuned.spec.digest import describe
-from ktuned.spec.loading import forget_modules, load_file
-from ktuned.stamps import stamp, stamps
+from ktuned.ipc import stamp, stamps
+from ktuned.model import (
+    BackendError,
+    Config,
+    KernelFileError,
+    NotFound,
+    Outcome,
+    Plan,
+    Problem,
+    Unsupported,
+    UsageError,
+    canonical,
+)
+from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace, describe, forget_modules, load_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ktuned.spec.kernel import Kernel
-    from ktuned.worker.main import Reply
+    from ktuned.spec import Kernel
+    from ktuned.worker.reply import Reply
 
 
 class SourceChanged(UsageError):
@@ -169,7 +177,7 @@ class Exploration:
         # By their place in the order; what the strategy asks for of them is put aside until it has no more.
         self._put_off = {canonical(config): place for place, config in enumerate(last)}
         self._aside: list[dict[str, Any]] = []
-        self._strategy = strategies.load(plan.strategy)(space, plan.seed)
+        self._strategy = search.load(plan.strategy)(space, plan.seed)
 
     def tell(self, told: list[dict[str, Any]]) -> None:
         """Pass outcomes on to the strategy."""

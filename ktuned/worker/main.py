@@ -17,41 +17,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from ktuned import frames
 from ktuned.backends import Registry
+from ktuned.ipc import frames
 from ktuned.worker.failures import describe_failure
+from ktuned.worker.reply import Reply
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 1 << 16
 _OOM_SCORE = 800
 
-Operation = Callable[[dict[str, Any], "Reply"], dict[str, Any]]
-
-
-class Reply:
-    """The way back to the daemon for one request."""
-
-    def __init__(self, write_fd: int) -> None:
-        self._write_fd = write_fd
-        self._pid = os.getpid()
-
-    def phase(self, name: str) -> None:
-        """Say which phase begins, so that the daemon watches the right deadline."""
-        self.send({"phase": name})
-
-    def item(self, value: dict[str, Any]) -> None:
-        """Send one of several results."""
-        self.send({"item": value})
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Write one frame; blocks while the daemon does not read."""
-        if os.getpid() != self._pid:
-            # A child that user code forked and let return: two that answer one question are no answer.
-            os._exit(1)
-        data = memoryview(frames.encode(message))
-        while data:
-            data = data[os.write(self._write_fd, data) :]
+Operation = Callable[[dict[str, Any], Reply], dict[str, Any]]
 
 
 def _requests(read_fd: int) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ktuned.backends import Absent, Registry
-from ktuned.errors import BackendError
+from ktuned.model import BackendError
 from ktuned.worker.contention import nvml_absence
 
 

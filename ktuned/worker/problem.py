@@ -14,8 +14,7 @@ from ktuned.model import Device, canonical
 from ktuned.worker.check import Verdict, compare, run_check
 
 if TYPE_CHECKING:
-    from ktuned.spec import kernel as spec_kernel
-
+    from ktuned.spec import declaration
 _CAPTURE_AGAIN = "capture them again, or take them back: `capture` with `remove=True`"
 
 
@@ -26,11 +25,11 @@ class ProblemData:
     """
 
     def __init__(
-        self, kernel: spec_kernel.Kernel, problem: Mapping[str, Any], device: Device, *, captured: str = ""
+        self, kernel: declaration.Kernel, problem: Mapping[str, Any], device: Device, *, captured: str = ""
     ) -> None:
         import torch
 
-        from ktuned.spec.tensors import TensorSpec, materialise
+        from ktuned.spec import TensorSpec, materialise
 
         self._kernel = kernel
         seed = canonical({"kernel": kernel.name, **problem})
@@ -114,7 +113,7 @@ class ProblemData:
 
         The config before may have written where it should not, and left the right answer where this one must write.
         """
-        from ktuned.spec.tensors import poison
+        from ktuned.spec import poison
 
         for name, tensor in self.tensors.items():
             tensor.copy_(self._pristine[name])

@@ -57,7 +57,7 @@ def _compiled(kernel: Any, build: Any) -> list[str]:
 
 def main(project: Path) -> None:
     """Print every kernel's hash."""
-    from ktuned.spec.loading import load_file
+    from ktuned.spec.loader import load_file
 
     found: dict[str, str] = {}
     for path in sorted(project.glob("tune_*.py")):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.cuda import has_gpu
+from ktuned.backends.cuda import has_gpu
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_S = 250

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ktuned.cli.board import Board, Row, catch_up, estimate, fold, keep, know, shown
-from ktuned.cli.screen import render
-from ktuned.model import canonical
+from ktuned.cli.watch.board import Board, Row, catch_up, estimate, fold, keep, know, shown
+from ktuned.cli.watch.screen import render
+from ktuned.model.values import canonical
 from tests.cli.samples import DEVICE, KERNEL, PROBLEM, answer_map, job_map, state_event, trial_event, trial_map
 
 CASE = (KERNEL, canonical(PROBLEM), DEVICE)

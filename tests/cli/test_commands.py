@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.cli import COMMANDS
+from ktuned.cli.program import COMMANDS
 from tests.cli.conftest import Run, Serve
 from tests.cli.fake_daemon import Refusal
 from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, status_map, trial_map

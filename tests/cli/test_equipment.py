@@ -10,8 +10,8 @@ import pytest
 
 from ktuned.cli import equipment
 from ktuned.cli.doctor import Level
-from ktuned.store import Artifacts
-from ktuned.worker.sealing import seal
+from ktuned.store.artifacts import Artifacts
+from ktuned.worker.seal import seal
 from tests.cli.conftest import Run, Serve
 from tests.cli.samples import status_map
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.cli.keys import Keyboard, decode
+from ktuned.cli.watch.keys import Keyboard, decode
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ from ktuned.cli.progress import (
     remember,
     resync,
 )
-from ktuned.model import JobState, Outcome
+from ktuned.model.job import JobState
+from ktuned.model.values import Outcome
 from tests.cli.samples import DEVICE, KERNEL, PROBLEM, job_map, state_event, trial_event, trial_map
 
 NOW = 1010.0

@@ -14,12 +14,12 @@ from typing import Any
 
 import anyio
 
-from ktuned.errors import NotFound
-from ktuned.serve.calling import Method
+from ktuned.lookup.generations import Generations
+from ktuned.model.errors import NotFound
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
-from ktuned.serve.generations import Generations
-from ktuned.serve.listening import bind_socket
+from ktuned.serve.listener import bind_socket
+from ktuned.serve.method import Method
 from ktuned.serve.server import Server
 
 REPOSITORY = Path(__file__).parents[2]

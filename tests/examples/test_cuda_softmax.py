@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from ktuned.backends import Absent, Compiled, Registry, Unit
-from ktuned.model import Scalar
-from ktuned.spec.kernel import Kernel
-from ktuned.spec.loading import load_file
+from ktuned.backends.contract import Absent, Compiled, Unit
+from ktuned.backends.registry import Registry
+from ktuned.model.values import Scalar
+from ktuned.spec.declaration import Kernel
+from ktuned.spec.loader import load_file
 from ktuned.testing.backends import BackendExample, check_backend, check_load_without_device
 from ktuned_tvm_ffi import Build, TvmFfiCuda
 from ktuned_tvm_ffi.compiler import NoCompiler

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ktuned.backends import Absence, Absent, Backend, Compiled, Kernel, Launch, Unit
-from ktuned.backends import Build as AnyBuild
-from ktuned.errors import Unsupported
-from ktuned.model import Device, Outcome
+from ktuned.backends.contract import Absence, Absent, Backend, Compiled, Kernel, Launch, Unit
+from ktuned.backends.contract import Build as AnyBuild
+from ktuned.model.device import Device
+from ktuned.model.errors import Unsupported
+from ktuned.model.values import Outcome
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ import signal
 
 import pytest
 
-from ktuned.errors import WorkerError
-from ktuned.fleet.failures import Output, WorkerDied
-from ktuned.fleet.kills import is_outside_kill
+from ktuned.fleet.failures import Output, WorkerDied, is_outside_kill
 from ktuned.fleet.lanes import CannotOpen
+from ktuned.model.errors import WorkerError
 
 
 @pytest.mark.parametrize(

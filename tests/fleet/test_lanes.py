@@ -10,12 +10,12 @@ from typing import Any
 import anyio
 import pytest
 
-from ktuned import manifest
 from ktuned.fleet.failures import DeadlineExpired, RequestFailed, WorkerDied
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import Environment
-from ktuned.model import Device
+from ktuned.ipc import manifest
+from ktuned.model.device import Device
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground, until
 

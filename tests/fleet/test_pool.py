@@ -12,11 +12,11 @@ import anyio
 import psutil
 import pytest
 
-from ktuned.errors import WorkerError
 from ktuned.fleet import pool
 from ktuned.fleet.failures import DeadlineExpired
 from ktuned.fleet.pool import COMPILE_NICENESS, Fleet
 from ktuned.fleet.process import Environment
+from ktuned.model.errors import WorkerError
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import (
     BRIEF_S,

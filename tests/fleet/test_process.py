@@ -12,10 +12,10 @@ from typing import Any
 import anyio
 import pytest
 
-from ktuned.errors import WorkerError
 from ktuned.fleet import process
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied, describe_exit, signal_name
 from ktuned.fleet.process import TAIL_BYTES, Environment, WorkerProcess, spawn
+from ktuned.model.errors import WorkerError
 from tests.fleet.conftest import StartWorker
 from tests.fleet.playing import BRIEF_S, CHILDREN, DEADLINE_S, DEADLINES, HANG, Playground, gone, is_running
 
@@ -267,7 +267,7 @@ async def test_messages_that_are_none_kill_the_worker(
     """User code that scribbles into the daemon's pipe ends its own process and nothing else, and is told why."""
     body = f"""\
         import os
-        from ktuned.frames import encode as frame
+        from ktuned.ipc.frames import encode as frame
         for descriptor in range(3, 64):
             try:
                 os.write(descriptor, {scribble})

@@ -14,7 +14,7 @@ from ktuned.fleet.failures import DeadlineExpired
 from ktuned.fleet.lanes import Bench, Lane
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import Environment, WorkerProcess
-from ktuned.model import Device
+from ktuned.model.device import Device
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground, until
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.errors import WorkerError
 from ktuned.fleet import health
 from ktuned.fleet.pool import TOLERATED_FAILURES, Fleet
 from ktuned.fleet.process import Environment
+from ktuned.model.errors import WorkerError
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import until
 

@@ -9,7 +9,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import cute
 from cutlass.memory import SmemAllocator
 
-from ktuned.errors import Unsupported
+from ktuned.model.errors import Unsupported
 from ktuned.testing.backends import BackendExample
 from ktuned_cutedsl import Build
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.backends import Absent, Compiled, Unit
-from ktuned.model import Outcome, Scalar
-from ktuned.spec.kernel import Kernel
-from ktuned.spec.loading import load_file
+from ktuned.backends.contract import Absent, Compiled, Unit
+from ktuned.model.values import Outcome, Scalar
+from ktuned.spec.declaration import Kernel
+from ktuned.spec.loader import load_file
 from ktuned_tvm_ffi import TvmFfi
 
 DIRECTORY = Path(__file__).parents[2] / "examples" / "cpu_gemm"

@@ -13,12 +13,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from ktuned.backends import Absent, Compiled, Registry, Unit
-from ktuned.errors import BackendError, Unsupported
-from ktuned.manifest import file_digest
-from ktuned.model import Device, Outcome
-from ktuned.spec.kernel import Kernel
-from ktuned.spec.loading import forget_modules, load_file
+from ktuned.backends.contract import Absent, Compiled, Unit
+from ktuned.backends.registry import Registry
+from ktuned.ipc.manifest import file_digest
+from ktuned.model.device import Device
+from ktuned.model.errors import BackendError, Unsupported
+from ktuned.model.values import Outcome
+from ktuned.spec.declaration import Kernel
+from ktuned.spec.loader import forget_modules, load_file
 from ktuned.testing.backends import check_backend
 from ktuned_cutedsl import Build, CuteDsl, resources
 from ktuned_cutedsl.compiler import CUBIN_FILE, LIBRARY_FILE

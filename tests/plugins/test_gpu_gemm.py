@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ktuned.backends import Absent, Compiled, Unit
-from ktuned.model import Scalar
-from ktuned.spec.kernel import Kernel
-from ktuned.spec.loading import load_file
+from ktuned.backends.contract import Absent, Compiled, Unit
+from ktuned.model.values import Scalar
+from ktuned.spec.declaration import Kernel
+from ktuned.spec.loader import load_file
 from ktuned_nvrtc import Nvrtc
 
 DIRECTORY = Path(__file__).parents[2] / "examples" / "gpu_gemm"

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ktuned import ptxas
-from ktuned.backends import Absence, Absent, Compiled, Registry, Unit
-from ktuned.errors import BackendError, Unsupported
-from ktuned.manifest import file_digest
-from ktuned.model import Device, Outcome
+from ktuned.backends import ptxas
+from ktuned.backends.contract import Absence, Absent, Compiled, Unit
+from ktuned.backends.registry import Registry
+from ktuned.ipc.manifest import file_digest
+from ktuned.model.device import Device
+from ktuned.model.errors import BackendError, Unsupported
+from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned_nvrtc import Build, Nvrtc, headers, precompiled, program
 from tests.plugins.scale import EXAMPLE, SOURCE
@@ -394,7 +396,7 @@ class TestPrecompiledHeaders:
         code = """if True:
             import sys
             from pathlib import Path
-            from ktuned.manifest import file_digest
+            from ktuned.ipc.manifest import file_digest
             from ktuned_nvrtc import Nvrtc, Build, precompiled
             from ktuned.backends import Unit
             source, into = Path(sys.argv[1]), Path(sys.argv[2])

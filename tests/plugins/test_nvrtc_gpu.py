@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ktuned.backends import Absent, Launch, Unit
-from ktuned.errors import Unsupported
-from ktuned.model import Device
+from ktuned.backends.contract import Absent, Launch, Unit
+from ktuned.model.device import Device
+from ktuned.model.errors import Unsupported
 from ktuned_nvrtc import Build, Nvrtc, NvrtcKernel, bf16, f16, f32, i8, struct, u16
 from ktuned_nvrtc.launch import _parameter_sizes
 from tests.plugins import scale

@@ -14,13 +14,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from ktuned import cpu
-from ktuned.backends import Compiled, Registry, Unit
-from ktuned.cuda import torch_cuda_devices
-from ktuned.errors import Unsupported
-from ktuned.model import Device, Outcome
+from ktuned.backends import cpu
+from ktuned.backends.contract import Compiled, Unit
+from ktuned.backends.cuda import torch_cuda_devices
+from ktuned.backends.registry import Registry
+from ktuned.model.device import Device
+from ktuned.model.errors import Unsupported
+from ktuned.model.values import Outcome
 from ktuned.spec.digest import describe
-from ktuned.spec.loading import forget_modules, load_file
+from ktuned.spec.loader import forget_modules, load_file
 from ktuned.testing.backends import check_backend
 from ktuned.worker.compile import compile_units
 from ktuned_torch import Build, Torch, TorchKernel, inductor

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from ktuned import backends
-from ktuned.backends import Absence, Absent, Compiled, Registry, Unit
-from ktuned.errors import BackendError, Unsupported
-from ktuned.manifest import file_digest
-from ktuned.model import Device, Outcome
+from ktuned.backends.contract import Absence, Absent, Compiled, Unit
+from ktuned.backends.registry import Registry
+from ktuned.ipc.manifest import file_digest
+from ktuned.model.device import Device
+from ktuned.model.errors import BackendError, Unsupported
+from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned_tvm_ffi import Build, TvmFfi, prelude
 from ktuned_tvm_ffi.compiler import MAX_MESSAGE_CHARS, STANDARD_FLAGS, Compiler, first_error_first

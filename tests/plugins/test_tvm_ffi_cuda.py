@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from ktuned.backends import Absent, Compiled, Registry, Unit
-from ktuned.errors import BackendError, Unsupported
-from ktuned.manifest import file_digest
-from ktuned.model import Device, Outcome
+from ktuned.backends.contract import Absent, Compiled, Unit
+from ktuned.backends.registry import Registry
+from ktuned.ipc.manifest import file_digest
+from ktuned.model.device import Device
+from ktuned.model.errors import BackendError, Unsupported
+from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned.worker.inspect import Inspector
 from ktuned_tvm_ffi import Build, TvmFfi, TvmFfiCuda

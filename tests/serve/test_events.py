@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.errors import UsageError
+from ktuned.model.errors import UsageError
 from ktuned.serve.events import Events
 from ktuned_client.wire import Decoder, Notification
 

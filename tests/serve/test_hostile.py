@@ -212,7 +212,7 @@ def test_a_link_in_the_homes_lock_is_not_followed(tmp_path: Path) -> None:
 
 def test_an_abstract_socket_is_nobodys(tmp_path: Path) -> None:
     """A handed-over socket without a file is refused: no directory keeps others away from it."""
-    from ktuned.serve.listening import CannotListen, inherit_socket
+    from ktuned.serve.listener import CannotListen, inherit_socket
 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"\0ktuned-test-{os.getpid()}")

@@ -8,8 +8,11 @@ import anyio
 import pytest
 
 import ktuned
-from ktuned.errors import KtunedError, NotFound, UsageError
-from ktuned.model import JobState, Outcome, Plan, TrialResult
+from ktuned.model.errors import KtunedError, NotFound, UsageError
+from ktuned.model.job import JobState
+from ktuned.model.plan import Plan
+from ktuned.model.trial import TrialResult
+from ktuned.model.values import Outcome
 from ktuned.serve.control import Control
 from ktuned.serve.events import Events
 from ktuned.serve.methods import MAX_ROWS, Methods

@@ -12,12 +12,12 @@ import msgpack
 import pytest
 import uvloop
 
-from ktuned.errors import NotFound
-from ktuned.serve.calling import Method
+from ktuned.model.errors import NotFound
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.limits import Limits
-from ktuned.serve.listening import bind_socket
+from ktuned.serve.listener import bind_socket
+from ktuned.serve.method import Method
 from ktuned.serve.server import Server
 from ktuned_client import wire
 from ktuned_client.wire import Decoder, Message, Notification, Response

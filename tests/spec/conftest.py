@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.model import KernelInfo
+from ktuned.model.kernel import KernelInfo
+from ktuned.spec.declaration import Kernel
 from ktuned.spec.digest import describe
-from ktuned.spec.kernel import Kernel
-from ktuned.spec.loading import Loaded, forget_modules, load_file
+from ktuned.spec.loader import Loaded, forget_modules, load_file
 
 HEADER = """\
 from dataclasses import dataclass

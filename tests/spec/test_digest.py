@@ -11,8 +11,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from ktuned.errors import KernelFileError
-from ktuned.model import KernelInfo
+from ktuned.model.errors import KernelFileError
+from ktuned.model.kernel import KernelInfo
 from ktuned.spec.digest import describe
 from tests.spec.conftest import Project
 
@@ -178,7 +178,7 @@ def test_digests_do_not_depend_on_the_place(sample: Project, tmp_path_factory: p
     script = f"""
 from pathlib import Path
 from ktuned.spec.digest import describe
-from ktuned.spec.loading import load_file
+from ktuned.spec.loader import load_file
 root = Path({str(elsewhere)!r})
 for kernel in load_file(root / "tune_it.py", root).kernels:
     info = describe(kernel, "other", root)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ktuned.errors import KernelFileError
+from ktuned.model.errors import KernelFileError
 from ktuned.spec import functions
-from ktuned.spec.loading import forget_modules, kernel_module
+from ktuned.spec.loader import forget_modules, kernel_module
 from tests.spec.conftest import Project
 
 FILE = """

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.model import KernelInfo
-from ktuned.spec.ctokens import follow, normalise
-from ktuned.stamps import stamps, trail
+from ktuned.ipc.stamps import stamps, trail
+from ktuned.model.kernel import KernelInfo
+from ktuned.spec.c_tokens import follow, normalise
 from ktuned.worker.inspect import Inspector
-from ktuned.worker.main import Reply
+from ktuned.worker.reply import Reply
 from tests.spec.conftest import Project
 
 FLAGGED = """

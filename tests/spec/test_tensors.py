@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ktuned import tensor
-from ktuned.errors import UsageError
+from ktuned.model.errors import UsageError
 from ktuned.spec.tensors import COMPLEX, DTYPES, FILLS, FLOATS, INTEGER_BITS, materialise, poison
 
 

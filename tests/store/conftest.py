@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.store import Store
+from ktuned.store.database import Store
 
 
 @pytest.fixture

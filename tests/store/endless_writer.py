@@ -6,8 +6,9 @@ from pathlib import Path
 
 import anyio
 
-from ktuned.model import Job, Outcome
-from ktuned.store import Store
+from ktuned.model.job import Job
+from ktuned.model.values import Outcome
+from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, PROBLEM, failed, measured, new_job
 
 TASKS = 4

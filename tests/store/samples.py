@@ -1,7 +1,11 @@
 """Values that the store's tests put in."""
 
-from ktuned.model import Context, Job, KernelInfo, Outcome, Plan, Priority, Problem, TrialResult, canonical
-from ktuned.store import Store
+from ktuned.model.job import Job, Priority
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.plan import Plan
+from ktuned.model.trial import Context, TrialResult
+from ktuned.model.values import Outcome, Problem, canonical
+from ktuned.store.database import Store
 
 PROBLEM: Problem = {"M": 64, "dtype": "float32"}
 CONTEXT = Context("proj:gemm", canonical(PROBLEM), "cpu-x", "d1", "gcc-12", "linux-6")

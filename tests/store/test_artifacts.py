@@ -8,13 +8,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned import manifest
-from ktuned.errors import StoreError
-from ktuned.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
-from ktuned.store import Artifacts
-from ktuned.store.artifacts import TOUCH_EVERY_S
-from ktuned.worker.sealing import seal
-from tests.store.test_opening import on_a_mount
+from ktuned.ipc import manifest
+from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
+from ktuned.model.errors import StoreError
+from ktuned.store.artifacts import TOUCH_EVERY_S, Artifacts
+from ktuned.worker.seal import seal
+from tests.store.test_database_file import on_a_mount
 
 pytestmark = pytest.mark.anyio
 
@@ -211,7 +210,7 @@ import sys
 from pathlib import Path
 from ktuned.store import Artifacts
 from ktuned.store.faults import DISK_ERRORS
-from ktuned.worker.sealing import seal
+from ktuned.worker.seal import seal
 
 def main() -> None:
     artifacts = Artifacts(Path(sys.argv[1]), 10**9)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.model import Outcome
-from ktuned.store import Store
+from ktuned.model.values import Outcome
+from ktuned.store.database import Store
 from tests.store.samples import CONTEXT
 
 pytestmark = pytest.mark.anyio

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.errors import StoreError
-from ktuned.model import JobState, Outcome, Root
-from ktuned.store import Store, exchange
-from ktuned.store.captured import Capture
+from ktuned.model.errors import StoreError
+from ktuned.model.job import JobState
+from ktuned.model.kernel import Root
+from ktuned.model.values import Outcome
+from ktuned.store import exchange
+from ktuned.store.captures import Capture
+from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, PROBLEM, kernel_info, measured, new_job, tried
 
 pytestmark = pytest.mark.anyio

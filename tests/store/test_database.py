@@ -10,9 +10,12 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned.errors import NotFound, StoreError, UsageError
-from ktuned.model import RETRIED_BY_NEXT_JOB, Context, JobState, Outcome, Root, TrialResult, Winner, canonical
-from ktuned.store import Store
+from ktuned.model.errors import NotFound, StoreError, UsageError
+from ktuned.model.job import JobState
+from ktuned.model.kernel import Root
+from ktuned.model.trial import Context, TrialResult, Winner
+from ktuned.model.values import RETRIED_BY_NEXT_JOB, Outcome, canonical
+from ktuned.store.database import Store
 from tests.store.samples import (
     CONTEXT,
     NEW_GROUND,

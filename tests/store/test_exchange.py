@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.model import JobState, Winner
-from ktuned.store import Store, exchange
+from ktuned.model.job import JobState
+from ktuned.model.trial import Winner
+from ktuned.store import exchange
+from ktuned.store.database import Store
 from ktuned.store.exchange import Offer, judge
 from tests.store.samples import CONTEXT, PROBLEM
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.errors import StoreError
-from ktuned.model import Outcome
-from ktuned.store import Store
+from ktuned.model.errors import StoreError
+from ktuned.model.values import Outcome
+from ktuned.store.database import Store
 from ktuned.store.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from tests.store.samples import CONTEXT, PROBLEM, measured
 

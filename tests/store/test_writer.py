@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 import anyio
 import pytest
 
-from ktuned.errors import StoreError
+from ktuned.model.errors import StoreError
 from ktuned.store.writer import MAX_PENDING_WRITES, Writer
 
 pytestmark = pytest.mark.anyio

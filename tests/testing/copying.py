@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ktuned import backends
-from ktuned.backends import Absence, Absent, Compiled, Launch, Unit
-from ktuned.errors import BackendError
-from ktuned.model import Device, Outcome
+from ktuned.backends.contract import Absence, Absent, Compiled, Launch, Unit
+from ktuned.model.device import Device
+from ktuned.model.errors import BackendError
+from ktuned.model.values import Outcome
 from ktuned.testing.backends import BackendExample
 
 

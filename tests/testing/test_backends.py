@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.backends import Backend
+from ktuned.backends.contract import Backend
 from ktuned.testing.backends import check_backend, check_build
 from tests.testing import copying
 

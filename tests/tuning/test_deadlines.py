@@ -1,6 +1,6 @@
 import pytest
 
-from ktuned.model import PRESETS
+from ktuned.model.plan import PRESETS
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES, HOPELESS_RATIO, for_trial, merged
 
 FAST = PRESETS["fast"]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ktuned.fleet.kills import KILLS_EXCUSED
-from ktuned.model import Plan
+from ktuned.fleet.failures import KILLS_EXCUSED
+from ktuned.model.plan import Plan
 from tests.parts import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ktuned.fleet.lanes import Lane
-from ktuned.model import Plan, Priority
+from ktuned.model.job import Priority
+from ktuned.model.plan import Plan
 from tests.fleet.playing import until
 from tests.parts import Parts, kernel_text
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.model import Context, Plan
+from ktuned.model.plan import Plan
+from ktuned.model.trial import Context
 from tests.parts import ALL_ROUNDS, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio

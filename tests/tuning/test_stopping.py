@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.model import Outcome, Plan
+from ktuned.model.plan import Plan
+from ktuned.model.values import Outcome
 from tests.fleet.playing import gone, is_running, until
 from tests.parts import Parts, kernel_text
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ktuned import kernel, space, tensor
-from ktuned.backends import Build as AnyBuild
-from ktuned.model import Device
-from ktuned.spec.kernel import Kernel, KernelFunction
+from ktuned.backends.contract import Build as AnyBuild
+from ktuned.model.device import Device
+from ktuned.spec.declaration import Kernel, KernelFunction
 
 CPU = Device("cpu:0", "a CPU", "here")
 N = 16

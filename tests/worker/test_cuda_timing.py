@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ktuned.model import PRESETS
+from ktuned.model.plan import PRESETS
 from ktuned.worker.cuda_timing import EVENTS, GRAPH, CudaTimer
 
 pytestmark = pytest.mark.gpu

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from ktuned import Unsupported, space
-from ktuned.backends import Registry
-from ktuned.errors import KernelFileError, NotFound, UsageError
-from ktuned.manifest import file_digest
-from ktuned.model import Plan
-from ktuned.spec.loading import forget_modules
+from ktuned.backends.registry import Registry
+from ktuned.ipc.manifest import file_digest
+from ktuned.model.errors import KernelFileError, NotFound, UsageError
+from ktuned.model.plan import Plan
+from ktuned.spec.loader import forget_modules
 from ktuned.worker.inspect import COUNTED_SPACE, Exploration, Inspector, SourceChanged, check_stamps, load_kernel
 from tests.worker.declaring import Build, declare
 

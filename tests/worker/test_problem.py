@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ktuned import tensor
-from ktuned.errors import KernelFileError
-from ktuned.spec.kernel import Kernel
+from ktuned.model.errors import KernelFileError
+from ktuned.spec.declaration import Kernel
 from ktuned.worker.problem import ProblemData
 from tests.worker.declaring import CPU, N, declare
 

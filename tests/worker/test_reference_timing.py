@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from ktuned.backends import Registry
-from ktuned.model import PRESETS, Device
+from ktuned.backends.registry import Registry
+from ktuned.model.device import Device
+from ktuned.model.plan import PRESETS
 from ktuned.worker import bench
 from ktuned.worker.bench import Bench
-from ktuned.worker.main import Reply
+from ktuned.worker.reply import Reply
 from ktuned.worker.timing import HostTimer
 
 

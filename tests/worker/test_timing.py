@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.model import Preset
+from ktuned.model.plan import Preset
 from ktuned.worker import timing
 from ktuned.worker.timing import (
     MAX_LAUNCHES_PER_SAMPLE,

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output, spawn, text
+from ktuned.cli import output, spawn, text
 from ktuned.cli.commands.tune import announce, complain_of
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, given, is_path, json_option, no_spawn_option, problem_option
 from ktuned_client import Client, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S

@@ -10,12 +10,14 @@ from typing import Any
 import click
 
 from ktuned.backends import ENTRY_POINT_GROUP
-from ktuned.cli import Exit, equipment, output, skew, version
 from ktuned.cli import doctor as checks
+from ktuned.cli import equipment, output, versions
 from ktuned.cli.commands.status import PROBE_DEADLINE_S
 from ktuned.cli.doctor import Finding, Level
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
 from ktuned.cli.spawn import state_directory
+from ktuned.cli.versions import version
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
 
@@ -71,7 +73,7 @@ def _examine() -> list[Finding]:
 def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], tuple[str, ...]]:
     """Return the daemon's status, what its backends are and its kernels, or why there is none and what mends it."""
     try:
-        skew.check()
+        versions.check()
         with Client() as client:
             status: Mapping[str, Any] = client.call("status")
             environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output, text
+from ktuned.cli import output, text
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import given, json_option
-from ktuned.errors import UsageError
-from ktuned.model import Outcome
+from ktuned.model import Outcome, UsageError
 from ktuned_client import Client
 
 

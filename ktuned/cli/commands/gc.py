@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ktuned.cli import Exit, output, text
+from ktuned.cli import output, text
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import given, json_option
 from ktuned_client import Client
 

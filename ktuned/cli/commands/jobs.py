@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output, text
+from ktuned.cli import output, text
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import given, json_option
 from ktuned.model import JobState
 from ktuned_client import Client

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, lines, output, text
+from ktuned.cli import lines, output, text
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, given, is_path, json_option
-from ktuned.staleness import sentence
+from ktuned.model import sentence
 from ktuned_client import Client
 
 

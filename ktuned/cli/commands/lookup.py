@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output, text
+from ktuned.cli import output, text
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import device_option, given, json_option, problem_option
 from ktuned.model import Status
 from ktuned_client import Client

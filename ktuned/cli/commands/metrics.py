@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ktuned.cli import Exit, output
+from ktuned.cli import output
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.metrics import families, render
 from ktuned.cli.options import json_option
 from ktuned_client import Client

@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output
+from ktuned.cli import output
 from ktuned.cli.commands import jobs as job_tables
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
 from ktuned_client import Client
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output, text
+from ktuned.cli import output, text
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import device_option, given, json_option, problem_option
-from ktuned.lifecycle import TRIED_AGAIN
-from ktuned.model import Outcome
+from ktuned.model import TRIED_AGAIN, Outcome
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 50

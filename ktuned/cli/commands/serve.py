@@ -13,7 +13,8 @@ from pathlib import Path
 
 import click
 
-from ktuned.cli import Exit, output
+from ktuned.cli import output
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
 from ktuned_client import Client, DaemonError, paths
 
@@ -59,10 +60,8 @@ def serve(
     logs to the journal with priorities, as JSON.
     """
     with _without_rich():
-        from ktuned.cli import logs
-        from ktuned.config import load_settings
-        from ktuned.daemon import run
-        from ktuned.errors import StoreDamaged
+        from ktuned.daemon import load_settings, logs, run
+        from ktuned.model import StoreDamaged
 
     _may_open_files()
     logs.configure(log_level, logs.choose(os.environ, sys.stderr.fileno(), as_json=as_json))

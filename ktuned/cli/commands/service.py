@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output, spawn, units
+from ktuned.cli import output, service_units, spawn
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
-from ktuned.errors import KtunedError
+from ktuned.model import KtunedError
 from ktuned_client.paths import socket_path
 
 SYSTEMCTL_DEADLINE_S = 30.0
@@ -41,13 +42,13 @@ def install(no_start: bool, force: bool, as_json: bool) -> int:
 
     They run this installation; from now on systemd starts the daemon when somebody connects.
     """
-    wanted = units.for_this_installation(sys.executable, os.environ)
-    place = units.directory(os.environ)
-    foreign = [name for name in wanted if (text := _read(place / name)) and not text.startswith(units.MARK)]
+    wanted = service_units.for_this_installation(sys.executable, os.environ)
+    place = service_units.directory(os.environ)
+    foreign = [name for name in wanted if (text := _read(place / name)) and not text.startswith(service_units.MARK)]
     if foreign and not force:
         raise ServiceError(f"{place / foreign[0]} was written by hand", hint="move it away, or give --force")
     starts = not no_start and _manager_answers()
-    if starts and _systemctl("is-active", units.SOCKET).returncode != 0 and spawn.is_serving(socket_path()):
+    if starts and _systemctl("is-active", service_units.SOCKET).returncode != 0 and spawn.is_serving(socket_path()):
         raise ServiceError(
             f"a daemon that systemd does not know serves {socket_path()}", hint="stop it first with `ktuned stop`"
         )
@@ -55,7 +56,7 @@ def install(no_start: bool, force: bool, as_json: bool) -> int:
         _write(place / name, text)
     if starts:
         _order("daemon-reload")
-        _order("enable", "--now", units.SOCKET)
+        _order("enable", "--now", service_units.SOCKET)
     _tell({"directory": str(place), "units": list(wanted), "started": starts}, as_json)
     if not as_json:
         output.emit(f"wrote {' and '.join(wanted)} to {place}")
@@ -63,7 +64,9 @@ def install(no_start: bool, force: bool, as_json: bool) -> int:
             output.emit("systemd listens at the socket now, and starts the daemon when somebody connects")
     if not starts:
         why = "not asked to start them" if no_start else "no user manager of systemd answers here"
-        output.say(f"{why}; later: systemctl --user daemon-reload && systemctl --user enable --now {units.SOCKET}")
+        output.say(
+            f"{why}; later: systemctl --user daemon-reload && systemctl --user enable --now {service_units.SOCKET}"
+        )
     return Exit.DONE
 
 
@@ -74,8 +77,12 @@ def uninstall(as_json: bool) -> int:
 
     State and artifacts stay.
     """
-    place = units.directory(os.environ)
-    ours = [name for name in (units.SERVICE, units.SOCKET) if (_read(place / name) or "").startswith(units.MARK)]
+    place = service_units.directory(os.environ)
+    ours = [
+        name
+        for name in (service_units.SERVICE, service_units.SOCKET)
+        if (_read(place / name) or "").startswith(service_units.MARK)
+    ]
     answers = _manager_answers()
     if ours and answers:
         _order("disable", "--now", *ours)
@@ -96,8 +103,8 @@ def status(as_json: bool) -> int:
 
     Exits with 1 if they do not, or are another installation's.
     """
-    place = units.directory(os.environ)
-    wanted = units.for_this_installation(sys.executable, os.environ)
+    place = service_units.directory(os.environ)
+    wanted = service_units.for_this_installation(sys.executable, os.environ)
     answers = _manager_answers()
     found = {name: _state(place / name, text, answers) for name, text in wanted.items()}
     _tell({"directory": str(place), "units": found}, as_json)
@@ -108,14 +115,14 @@ def status(as_json: bool) -> int:
             output.say("notice: no user manager of systemd answers here")
         elif any(one["file"] == "differs" for one in found.values()):
             output.say("notice: a unit is not as this installation would write it; `ktuned service install` mends it")
-    return Exit.DONE if found[units.SOCKET]["active"] == "active" else Exit.NOT_REACHED
+    return Exit.DONE if found[service_units.SOCKET]["active"] == "active" else Exit.NOT_REACHED
 
 
 def _state(path: Path, wanted: str, answers: bool) -> dict[str, str]:
     text = _read(path)
     if text is None:
         file = "absent"
-    elif not text.startswith(units.MARK):
+    elif not text.startswith(service_units.MARK):
         file = "written by hand"
     else:
         file = "current" if text == wanted else "differs"

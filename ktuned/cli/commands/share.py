@@ -11,9 +11,10 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output, text
+from ktuned.cli import output, text
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import given, json_option
-from ktuned.errors import KtunedError
+from ktuned.model import KtunedError
 from ktuned_client import Client, DaemonError, winners
 
 _PART = 200
@@ -152,7 +153,7 @@ def _write(path: Path, content: str) -> bool:
 
 def _copy(places: Mapping[str, str], directory: Path) -> None:
     """Copy artifacts that are whole, each into a directory of its key."""
-    from ktuned import manifest
+    from ktuned.ipc import manifest
 
     for key, place in sorted(places.items()):
         target = directory / key

@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output, text, version
+from ktuned.cli import output, text
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
+from ktuned.cli.versions import version
 from ktuned_client import Client
 from ktuned_client.wire import PROTOCOL_VERSION
 

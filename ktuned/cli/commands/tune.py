@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ktuned.cli import Exit, lines, output, spawn, text
+from ktuned.cli import lines, output, spawn, text
 from ktuned.cli.commands import jobs as job_tables
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import (
     as_path,
     device_option,

@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
-from ktuned.cli import Exit, output, regression, spawn, text
+from ktuned.cli import output, regression, spawn, text
 from ktuned.cli.commands.tune import announce, complain_of, follow
+from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, given, json_option, no_spawn_option
 from ktuned.cli.present import Presenter, choose
 from ktuned.cli.progress import ENDED, Event, View, begin, fold, ratio, remember, resync
@@ -19,7 +20,7 @@ from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
 DEFAULT_TOLERANCE = 0.03
-"""How much slower a winner may get: three times how well one is known (docs/kernel-files.md, presets)."""
+"""How much slower a winner may get: three times how well one is known (README, presets)."""
 
 LOOKUPS_AT_ONCE = 500
 
@@ -64,7 +65,7 @@ def watch(path: str | None, once: bool, tolerance: float, no_spawn: bool, as_jso
         try:
             if not as_json and sys.stdout.isatty() and sys.stdin.isatty():
                 # rich and asyncio take a moment to import, and only a screen needs them.
-                from ktuned.cli import live
+                from ktuned.cli.watch import live
 
                 live.watch(root, project, since)
             else:

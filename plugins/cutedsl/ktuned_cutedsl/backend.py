@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ktuned import backends
-from ktuned.backends import Absence, Absent, Compiled, Launch, Unit
-from ktuned.cuda import DEFAULT_TARGET, runs_on, torch_cuda_devices
-from ktuned.errors import BackendError, Unsupported
-from ktuned.model import Device, Outcome, Scalar
+from ktuned.backends import DEFAULT_TARGET, Absence, Absent, Compiled, Launch, Unit, runs_on, torch_cuda_devices
+from ktuned.model import BackendError, Device, Outcome, Scalar, Unsupported
 from ktuned_cutedsl.build import Build
 from ktuned_cutedsl.compiler import LIBRARY_FILE, Refused, compile_unit
 from ktuned_cutedsl.linking import FLAGS, INSTALL_HINT, Linker, LinkError, NoLinker, NoRuntime, runtime_library

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ktuned.backends import Unit
-from ktuned.errors import BackendError, KernelFileError, Unsupported
-from ktuned.spec import functions
-from ktuned.spec.loading import is_ours
+from ktuned.model import BackendError, KernelFileError, Unsupported
+from ktuned.spec import functions, is_ours
 from ktuned_cutedsl import limits, resources
 from ktuned_cutedsl.build import Build
 from ktuned_cutedsl.linking import Linker

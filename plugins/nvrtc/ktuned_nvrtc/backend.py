@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import cast
 
 from ktuned import backends
-from ktuned.backends import Absence, Absent, Compiled, Unit
-from ktuned.cuda import DEFAULT_TARGET, runs_on, torch_cuda_devices
-from ktuned.errors import BackendError, Unsupported
-from ktuned.model import Device
+from ktuned.backends import DEFAULT_TARGET, Absence, Absent, Compiled, Unit, runs_on, torch_cuda_devices
+from ktuned.model import BackendError, Device, Unsupported
 from ktuned_nvrtc import headers, program
 from ktuned_nvrtc.build import Build
 from ktuned_nvrtc.compiler import CUBIN_FILE, DESCRIPTION_FILE, compile_units, standard_options

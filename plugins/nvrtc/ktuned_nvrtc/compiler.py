@@ -13,12 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned import ptxas
-from ktuned.backends import Compiled, Unit, compile_together
-from ktuned.errors import Unsupported
-from ktuned.model import Outcome
-from ktuned.ptxas import Resources
-from ktuned.spec.ctokens import follow
+from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas
+from ktuned.model import Outcome, Unsupported
+from ktuned.spec import follow
 from ktuned_nvrtc import headers, precompiled, program
 from ktuned_nvrtc.build import Build, three
 from ktuned_nvrtc.program import Program, Refused

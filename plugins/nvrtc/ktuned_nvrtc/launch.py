@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ktuned import backends
-from ktuned.backends import Absent, Launch
-from ktuned.cuda import cuda_devices
-from ktuned.errors import BackendError, Unsupported
-from ktuned.model import Device
+from ktuned.backends import Absent, Launch, cuda_devices
+from ktuned.model import BackendError, Device, Unsupported
 from ktuned_nvrtc.build import Build, three
 from ktuned_nvrtc.limits import allow, checked
 from ktuned_nvrtc.scalars import to_bytes

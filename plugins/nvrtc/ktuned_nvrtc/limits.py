@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ktuned.errors import Unsupported
-from ktuned.model import Device
+from ktuned.model import Device, Unsupported
 from ktuned_nvrtc.build import Build, three
 
 PORTABLE_CLUSTER_BLOCKS = 8

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ktuned.errors import BackendError
+from ktuned.model import BackendError
 
 INSTALL_HINT = "pip install 'ktuned-nvrtc[cu13]' (or [cu12]), or install the CUDA Toolkit"
 

@@ -14,11 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
-from ktuned import backends, cpu
-from ktuned.backends import Absence, Absent, Compiled, Layout, Unit
-from ktuned.cuda import torch_cuda_devices
-from ktuned.errors import KernelFileError, Unsupported
-from ktuned.model import Device, Outcome, Scalar
+from ktuned import backends
+from ktuned.backends import Absence, Absent, Compiled, Layout, Unit, cpu, torch_cuda_devices
+from ktuned.model import Device, KernelFileError, Outcome, Scalar, Unsupported
 from ktuned.spec import functions
 from ktuned_torch import inductor
 from ktuned_torch.calling import TorchKernel, why_unsupported

@@ -7,8 +7,7 @@ from typing import Any
 
 from ktuned import backends
 from ktuned.backends import Launch
-from ktuned.errors import Unsupported
-from ktuned.model import Scalar
+from ktuned.model import Scalar, Unsupported
 
 _CANNOT_RUN = (
     # scaled_dot_product_attention, on CUDA and on the CPU, when sdpa_kernel(...) leaves it nothing to choose.

@@ -7,11 +7,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar, cast
 
-from ktuned import backends, cpu
-from ktuned.backends import Absence, Absent, Compiled, Unit
-from ktuned.cuda import DEFAULT_TARGET, runs_on, torch_cuda_devices
-from ktuned.errors import BackendError, Unsupported
-from ktuned.model import Device, Outcome
+from ktuned import backends
+from ktuned.backends import DEFAULT_TARGET, Absence, Absent, Compiled, Unit, cpu, runs_on, torch_cuda_devices
+from ktuned.model import BackendError, Device, Outcome, Unsupported
 from ktuned_tvm_ffi import nvcc
 from ktuned_tvm_ffi.build import Build
 from ktuned_tvm_ffi.compiler import INSTALL_HINT, STANDARD_FLAGS, Compiler, NoCompiler

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ktuned.errors import BackendError
+from ktuned.model import BackendError
 
 STANDARD_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-g0")
 """What every unit is compiled with; without debugging data, so that no path enters the binary."""

@@ -11,9 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned import ptxas
-from ktuned.backends import Compiled, Unit, compile_together
-from ktuned.ptxas import Resources
+from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas
 from ktuned_tvm_ffi.build import Build
 from ktuned_tvm_ffi.compiler import Compiler, Refused
 from ktuned_tvm_ffi.prelude import precompiled

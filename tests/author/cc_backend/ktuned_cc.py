@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ktuned.backends import Backend, Compiled, Kernel, Launch, Unit
-from ktuned.backends import Build as AnyBuild
-from ktuned.model import Device, Outcome
+from ktuned.backends.contract import Backend, Compiled, Kernel, Launch, Unit
+from ktuned.backends.contract import Build as AnyBuild
+from ktuned.model.device import Device
+from ktuned.model.values import Outcome
 
 
 @dataclass(frozen=True)

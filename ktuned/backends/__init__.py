@@ -1,0 +1,45 @@
+"""The contract between ktuned and its backend plugins, and what plugins share.
+
+A plugin subclasses :class:`Backend` and names it under the entry-point group ``ktuned.backends``.
+"""
+
+from ktuned.backends import cpu, ptxas
+from ktuned.backends.contract import (
+    API_VERSION,
+    Absence,
+    Absent,
+    Backend,
+    Build,
+    Compiled,
+    Kernel,
+    Launch,
+    Layout,
+    Unit,
+    compile_together,
+)
+from ktuned.backends.cuda import DEFAULT_TARGET, cuda_devices, runs_on, torch_cuda_devices
+from ktuned.backends.ptxas import Resources
+from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry
+
+__all__ = [
+    "API_VERSION",
+    "DEFAULT_TARGET",
+    "ENTRY_POINT_GROUP",
+    "Absence",
+    "Absent",
+    "Backend",
+    "Build",
+    "Compiled",
+    "Kernel",
+    "Launch",
+    "Layout",
+    "Registry",
+    "Resources",
+    "Unit",
+    "compile_together",
+    "cpu",
+    "cuda_devices",
+    "ptxas",
+    "runs_on",
+    "torch_cuda_devices",
+]

@@ -1,0 +1,232 @@
+"""The contract of a backend plugin.
+
+A plugin is a distribution of its own. It names a subclass of :class:`Backend` under the entry-point group
+``ktuned.backends``; the daemon reads that metadata only, and the class is imported in workers. What differs
+between backends lives in the subclass: which files an artifact holds, how they are made and loaded.
+
+:func:`ktuned.testing.backends.check_backend` is the conformance suite that every plugin runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from ktuned.model import Device, Outcome
+
+API_VERSION = 1
+"""The major version of this contract; a plugin that states a newer one is refused."""
+
+Layout = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""A tensor without its content: its dtype's name, its shape, its strides in elements."""
+
+_INCLUDE_OPTIONS = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path=")
+
+Launch = Callable[[], None]
+"""Runs the kernel once, on the arguments it was bound to; on a GPU it may return before the kernel ends."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a kernel function returns: how to compile and call one config, as plain values.
+
+    A plugin's ``Build`` is a frozen dataclass that derives from this. Its fields hold what MessagePack can
+    carry (scalars, strings, tuples, maps); ``args`` names tensors by their key in ``inputs`` and gives scalars.
+    """
+
+    backend: ClassVar[str]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields as plain data."""
+        return {entry.name: _plain(getattr(self, entry.name)) for entry in dataclasses.fields(self)}
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild a ``Build`` from :meth:`to_plain`'s data; lists become tuples again."""
+        return cls(**{key: _frozen(value) for key, value in data.items()})
+
+    @property
+    def include_dirs(self) -> tuple[str, ...]:
+        """The directories that ``flags``, where a Build has them, add to the search for includes, as written there."""
+        flags = [str(flag) for flag in getattr(self, "flags", ())]
+        joined = [flag.removeprefix(option) for flag in flags for option in _INCLUDE_OPTIONS if flag.startswith(option)]
+        apart = [name for option, name in pairwise(flags) if option in _INCLUDE_OPTIONS]
+        return tuple(name for name in (*joined, *apart) if name)
+
+    def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
+        """Return this Build with what it must say of its problem's tensors (by their names in ``inputs``).
+
+        For a backend that compiles for the tensors' shapes or dtypes: what it keeps of them enters the artifact's
+        key. Most keep nothing, and share one artifact between problems.
+        """
+        return self
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    raise TypeError(f"a Build cannot carry a {type(value).__name__}: {value!r}")
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_frozen(item) for item in value)
+    return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One thing to compile: a config's ``Build`` and where its sources are.
+
+    ``key`` is the artifact's key and the name of the directory to fill; ``sources`` are absolute paths.
+    ``kernel_file`` and ``kernel`` tell a backend whose Build holds a Python function where to find it.
+    """
+
+    key: str
+    build: Build
+    sources: tuple[Path, ...]
+    kernel_file: Path
+    kernel: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What became of one unit.
+
+    ``outcome`` is ``None`` on success, else ``compile_error`` or ``unsupported``; ``message`` the compiler's own
+    words; ``facts`` what the backend wants kept with the artifact (registers, lowered names, …).
+    """
+
+    key: str
+    outcome: Outcome | None = None
+    message: str = ""
+    seconds: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Absence(StrEnum):
+    """Why a backend has no device here."""
+
+    NO_HARDWARE = "no_hardware"
+    NO_DRIVER = "no_driver"
+    NO_COMPILER = "no_compiler"
+    NO_LIBRARY = "no_library"
+    HIDDEN = "hidden"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A backend that cannot run here: the reason, one line about it, and the command that mends it."""
+
+    reason: Absence
+    message: str
+    hint: str = ""
+
+
+class Kernel(ABC):
+    """A loaded artifact: something that can be bound to tensors and launched."""
+
+    @abstractmethod
+    def bind(self, tensors: Mapping[str, Any]) -> Launch:
+        """Return a call without arguments that launches the kernel on ``tensors`` (by their names in ``inputs``).
+
+        The tensors live on the kernel's device. Whatever can be prepared is prepared here, so that the
+        launch itself costs the host as little as possible.
+
+        Raises:
+            KeyError: ``args`` names a tensor that ``inputs`` does not make.
+        """
+
+
+class Backend(ABC):
+    """What a plugin implements. Instances live in worker processes only and hold no state between calls.
+
+    Attributes:
+        name: the backend's name, as kernel files write it.
+        group_size: how many units it gains from compiling at once; the pipeline hands it groups of up to so many.
+        default_target: what it compiles for where it has no device and nobody says for what; empty if it then cannot.
+        api_version: the major version of this contract that the plugin was written for.
+        build: the plugin's :class:`Build`; backends of one family share it, and are called by its name and a suffix.
+        required_files: the files an artifact of this backend must hold, checked before save and after load.
+        decisive_files: those of them that, with the Build, decide all that runs: a measurement of one artifact then
+            holds for every other with the same bytes. None, where code from elsewhere runs, too (a Python function).
+    """
+
+    name: ClassVar[str]
+    group_size: ClassVar[int] = 1
+    default_target: ClassVar[str] = ""
+    api_version: ClassVar[int] = API_VERSION
+    build: ClassVar[type[Build]]
+    required_files: ClassVar[tuple[str, ...]]
+    decisive_files: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def for_sources(cls, sources: Sequence[Path]) -> str:
+        """Return the name of the backend that builds a kernel of these sources: this one's, or one of its family."""
+        return cls.name
+
+    @abstractmethod
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return the versions and flags that can change the binary (compiler, libraries, this plugin)."""
+
+    @abstractmethod
+    def devices(self) -> Sequence[Device] | Absent:
+        """Return what this backend can run on, here and now; absence is data, never an exception."""
+
+    @abstractmethod
+    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
+        """Compile a group of units, each into the directory ``into / unit.key`` (made by the caller, empty).
+
+        Yields one :class:`Compiled` per unit as it is ready. One bad unit never fails its group: what the
+        compiler refuses is a result, not an exception.
+        """
+
+    @abstractmethod
+    def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
+        """Load a sealed artifact (its files are verified already) without compiling anything.
+
+        Raises:
+            Unsupported: this device cannot run it.
+            BackendError: the device cannot be reached from this process.
+        """
+
+
+def compile_together(
+    units: Sequence[Unit],
+    compile: Callable[[Sequence[Unit]], Mapping[str, Mapping[str, Any]]],  # noqa: A002 - what it does
+    refusal: type[Exception],
+    spent_s: float = 0.0,
+) -> Iterator[Compiled]:
+    """Compile units as one, and yield one result for each; for backends that gain from that.
+
+    ``compile`` makes the artifacts of all the units that it is given, and returns their facts by key. When it raises
+    ``refusal``, its halves are compiled apart, until the units at fault are alone with the compiler's words. Units
+    share the time of what was done for them together; ``spent_s`` is each one's share of what failed before.
+    """
+    started = time.perf_counter()
+    try:
+        facts = compile(units)
+    except refusal as error:
+        spent_s += (time.perf_counter() - started) / len(units)
+        if len(units) == 1:
+            yield Compiled(units[0].key, Outcome.COMPILE_ERROR, str(error), spent_s)
+            return
+        middle = len(units) // 2
+        yield from compile_together(units[:middle], compile, refusal, spent_s)
+        yield from compile_together(units[middle:], compile, refusal, spent_s)
+    else:
+        each_s = spent_s + (time.perf_counter() - started) / len(units)
+        for unit in units:
+            yield Compiled(unit.key, seconds=each_s, facts=facts[unit.key])

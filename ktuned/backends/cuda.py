@@ -1,0 +1,185 @@
+"""The NVIDIA GPUs that kernels can run on here, told without torch, without a context and without GPU memory.
+
+Asks the driver itself (``libcuda.so.1``), so that the ordinals are those that every CUDA program of this process's
+environment sees, whatever ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` say. For the plugins whose kernels run
+on CUDA, which import it in workers; it imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import runpy
+from collections.abc import Sequence
+from pathlib import Path
+
+from ktuned.backends.contract import Absence, Absent
+from ktuned.model import Device
+
+DRIVER_HINT = "install NVIDIA's driver (in a container: start it with --gpus all); nvidia-smi must work"
+
+DEFAULT_TARGET = "sm_90a"
+"""What CUDA kernels are compiled for where there is no GPU, unless somebody says: H100, H200."""
+
+_SUCCESS = 0
+_NO_DEVICE = 100
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
+_FIRST_ARCHITECTURE_SPECIFIC = 9
+_NAME_BYTES = 256
+_VERSION_BYTES = 96
+_NVIDIA_VENDOR = "0x10de"
+_DISPLAY_CLASS = "0x03"
+
+
+class DriverError(Exception):
+    """The driver is there and does not work; the message is its own word for why."""
+
+
+def cuda_devices() -> Sequence[Device] | Absent:
+    """Return the GPUs that this process may use as ``cuda:0``, ``cuda:1``, …, or why there are none.
+
+    A device's target is what its kernels are compiled for (see :func:`compute_target`); its fingerprint has the
+    driver's version, the same on devices that may share each other's winners.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        if _has_nvidia_hardware():
+            message = "there is an NVIDIA GPU, but its driver is not installed here (no libcuda.so.1)"
+            return Absent(Absence.NO_DRIVER, message, DRIVER_HINT)
+        return Absent(Absence.NO_HARDWARE, "no NVIDIA GPU in this machine")
+    try:
+        count = _count(driver)
+        devices = [_device(driver, index) for index in range(count)]
+    except DriverError as error:
+        return Absent(Absence.NO_DRIVER, f"the NVIDIA driver does not start: {error}", DRIVER_HINT)
+    if devices:
+        return devices
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        message = f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU"
+        return Absent(Absence.HIDDEN, message, "unset CUDA_VISIBLE_DEVICES, or name a GPU that nvidia-smi -L lists")
+    return Absent(Absence.NO_HARDWARE, "NVIDIA's driver is installed, but it finds no GPU")
+
+
+def torch_cuda_devices() -> Sequence[Device] | Absent:
+    """Return what :func:`cuda_devices` does, or that this interpreter's torch cannot reach a GPU.
+
+    What a kernel is bound to are torch's tensors; torch is looked at, not imported.
+    """
+    found = cuda_devices()
+    if isinstance(found, Absent):
+        return found
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return Absent(Absence.NO_LIBRARY, "torch is not installed", "pip install torch")
+    built_for = runpy.run_path(str(Path(spec.origin).with_name("version.py"))).get("cuda")
+    if built_for is None:
+        return Absent(
+            Absence.NO_LIBRARY,
+            "there is a GPU, but torch here is a build without CUDA",
+            "install torch with CUDA: https://pytorch.org/get-started/locally",
+        )
+    return found
+
+
+def has_gpu() -> bool:
+    """Tell whether this process may use at least one GPU."""
+    return not isinstance(cuda_devices(), Absent)
+
+
+def compute_target(major: int, minor: int) -> str:
+    """Return what to compile for on a device of this compute capability: ``sm_80``, ``sm_90a``, ``sm_120a``.
+
+    With the suffix from 9.0 on, because the instructions that make those devices fast (wgmma, tcgen05) exist in the
+    architecture-specific feature set alone (CUDA C++ Programming Guide, *Feature Set Compiler Targets*).
+    """
+    suffix = "a" if major >= _FIRST_ARCHITECTURE_SPECIFIC else ""
+    return f"sm_{major}{minor}{suffix}"
+
+
+def runs_on(built_for: str, target: str) -> bool:
+    """Tell whether machine code for ``built_for`` (``sm_90``, ``sm_90a``) runs on a device whose target is ``target``.
+
+    Plain code runs on later minor versions of its major one; architecture-specific code (``a``) on its own alone,
+    family-specific code (``f``) like plain code (CUDA C++ Programming Guide, *Binary Compatibility*).
+    """
+    if built_for == target:
+        return True
+    if built_for.endswith("a"):
+        return False
+    built, device = (name.removeprefix("sm_").rstrip("af") for name in (built_for, target))
+    if not (built.isdigit() and device.isdigit()):
+        return False
+    return built[:-1] == device[:-1] and built[-1] <= device[-1]
+
+
+def _count(driver: ctypes.CDLL) -> int:
+    code = driver.cuInit(0)
+    if code == _NO_DEVICE:
+        return 0
+    _check(driver, code)
+    count = ctypes.c_int()
+    _check(driver, driver.cuDeviceGetCount(ctypes.byref(count)))
+    return count.value
+
+
+def _device(driver: ctypes.CDLL, index: int) -> Device:
+    handle = ctypes.c_int()
+    _check(driver, driver.cuDeviceGet(ctypes.byref(handle), index))
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    _check(driver, driver.cuDeviceGetName(name, _NAME_BYTES, handle))
+    major, minor = (_attribute(driver, handle, attribute) for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
+    return Device(
+        f"cuda:{index}", name.value.decode(), compute_target(major, minor), {"driver": _driver_version(driver)}
+    )
+
+
+def _attribute(driver: ctypes.CDLL, handle: ctypes.c_int, attribute: int) -> int:
+    value = ctypes.c_int()
+    _check(driver, driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle))
+    return value.value
+
+
+def _driver_version(driver: ctypes.CDLL) -> str:
+    """Return the driver's own version (``580.159.04``), or that of the CUDA it brings when NVML does not tell."""
+    try:
+        management = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return _cuda_version(driver)
+    if management.nvmlInit_v2() != _SUCCESS:
+        return _cuda_version(driver)
+    try:
+        version = ctypes.create_string_buffer(_VERSION_BYTES)
+        code = management.nvmlSystemGetDriverVersion(version, _VERSION_BYTES)
+        return version.value.decode() if code == _SUCCESS else _cuda_version(driver)
+    finally:
+        management.nvmlShutdown()
+
+
+def _cuda_version(driver: ctypes.CDLL) -> str:
+    version = ctypes.c_int()
+    _check(driver, driver.cuDriverGetVersion(ctypes.byref(version)))
+    return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _check(driver: ctypes.CDLL, code: int) -> None:
+    if code == _SUCCESS:
+        return
+    name = ctypes.c_char_p()
+    driver.cuGetErrorName(code, ctypes.byref(name))
+    raise DriverError(name.value.decode() if name.value else f"error {code}")
+
+
+def _has_nvidia_hardware() -> bool:
+    """Tell whether the PCI bus has an NVIDIA display controller, driver or not."""
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        try:
+            vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
+        except OSError:
+            continue
+        if vendor == _NVIDIA_VENDOR and kind.startswith(_DISPLAY_CLASS):
+            return True
+    return False

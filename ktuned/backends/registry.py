@@ -1,0 +1,61 @@
+"""Registry of backend plugins, found by entry-point metadata and imported when first used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint, entry_points
+
+from ktuned.backends.contract import API_VERSION, Backend
+from ktuned.model import BackendError
+
+ENTRY_POINT_GROUP = "ktuned.backends"
+
+
+class Registry:
+    """The plugins that are installed in this interpreter, by entry-point metadata; nothing is imported to list them."""
+
+    def __init__(self, points: Sequence[EntryPoint] | None = None) -> None:
+        found = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
+        self._points = {point.name: point for point in found}
+        self._loaded: dict[str, Backend] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all installed backends, sorted."""
+        return sorted(self._points)
+
+    def version(self, name: str) -> str:
+        """Return the version of the distribution that provides a backend, or ``""`` when it says none."""
+        distribution = self._points[name].dist
+        return distribution.version if distribution else ""
+
+    def load(self, name: str) -> Backend:
+        """Import a plugin and return its backend.
+
+        Raises:
+            BackendError: no such plugin, it cannot be imported, or it speaks a newer API.
+        """
+        if name in self._loaded:
+            return self._loaded[name]
+        if name not in self._points:
+            installed = ", ".join(self.names) or "none"
+            raise BackendError(
+                f"there is no backend {name!r} (installed: {installed})",
+                hint=f"pip install 'ktuned[{name.replace('_', '-')}]'",
+            )
+        try:
+            kind = self._points[name].load()
+        except Exception as error:
+            raise BackendError(
+                f"the backend {name!r} cannot be imported: {type(error).__name__}: {error}",
+                hint="reinstall its distribution into this interpreter",
+            ) from error
+        if not (isinstance(kind, type) and issubclass(kind, Backend)):
+            raise BackendError(f"the entry point of backend {name!r} is not a subclass of ktuned.backends.Backend")
+        if kind.api_version > API_VERSION:
+            raise BackendError(
+                f"the backend {name!r} speaks API {kind.api_version}; this ktuned speaks {API_VERSION}",
+                hint="upgrade ktuned, or install an older version of the plugin",
+            )
+        self._loaded[name] = kind()
+        return self._loaded[name]

@@ -1,0 +1,23 @@
+"""Known kernels: projects, roots, discovery, inspection, dependencies, trust."""
+
+from ktuned.catalog.catalog import Catalog, Changes, FileError, check_problem, environment_of
+from ktuned.catalog.inspection import Survey, check_extent, find_kernel_files, is_kernel_file, is_looked_into, walk
+from ktuned.catalog.roots import make_root
+from ktuned.catalog.trust import Trust, Untrusted
+
+__all__ = [
+    "Catalog",
+    "Changes",
+    "FileError",
+    "Survey",
+    "Trust",
+    "Untrusted",
+    "check_extent",
+    "check_problem",
+    "environment_of",
+    "find_kernel_files",
+    "is_kernel_file",
+    "is_looked_into",
+    "make_root",
+    "walk",
+]

@@ -1,0 +1,283 @@
+"""Which kernels exist: what was inspected, by root and file; what a new inspection changed. No IO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ktuned.catalog.dependencies import Dependents
+from ktuned.fleet import Environment
+from ktuned.model import AmbiguousName, KernelInfo, NotFound, Problem, Root, UsageError
+
+_OF_FILE = "file "
+"""Tells a kernel file from a kernel (whose names have no spaces) as the owner of stamps."""
+
+
+MAX_PROBLEM_SIZE = 4096
+"""The most characters of a problem's keys and values: it is part of many a key, and remembered by the thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileError:
+    """What is wrong with a kernel file: one line, and where."""
+
+    path: str
+    line: int
+    message: str
+    hint: str = ""
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the protocol's error entry."""
+        return {"path": self.path, "line": self.line, "message": self.message, "hint": self.hint}
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What a worker found in one kernel file; ``stamps`` are the files that had a part in it."""
+
+    file: str
+    kernels: tuple[KernelInfo, ...] = ()
+    errors: tuple[FileError, ...] = ()
+    stamps: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Names of kernels that an inspection added, changed (digest), replanned (only the plan, or moved) or removed.
+
+    ``inspected`` are all that it found, whether or not they differ from before: their files' stamps are new. ``mended``
+    are files that had errors and have none any more.
+    """
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    replanned: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    errors: tuple[FileError, ...] = ()
+    inspected: tuple[str, ...] = ()
+    mended: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.changed or self.replanned or self.removed or self.errors or self.mended)
+
+
+class Catalog:
+    """The kernels of all roots, by full name and by file."""
+
+    def __init__(self, roots: Iterable[Root] = (), kernels: Iterable[KernelInfo] = ()) -> None:
+        self._roots = {root.path: root for root in roots}
+        self._kernels = {kernel.name: kernel for kernel in kernels if self.root_of(kernel.file) is not None}
+        self._errors: dict[str, tuple[FileError, ...]] = {}
+        self._faults: dict[str, str] = {}
+        self._inspected: set[str] = set()
+        self._dependents = Dependents()
+        for kernel in self._kernels.values():
+            self._dependents.put(kernel.name, kernel.file, kernel.stamps)
+
+    @property
+    def roots(self) -> list[Root]:
+        """All watched roots, by path."""
+        return [self._roots[path] for path in sorted(self._roots)]
+
+    @property
+    def kernels(self) -> list[KernelInfo]:
+        """All kernels, by name."""
+        return [self._kernels[name] for name in sorted(self._kernels)]
+
+    @property
+    def errors(self) -> list[FileError]:
+        """What is wrong with kernel files now."""
+        return [error for file in sorted(self._errors) for error in self._errors[file]]
+
+    def add_root(self, root: Root) -> None:
+        """Watch one more root, or the same one with another interpreter or name."""
+        self._roots[root.path] = root
+
+    def remove_root(self, path: str) -> Changes:
+        """Watch a root no longer; return what went with it. What lies below another root stays."""
+        self._roots.pop(path, None)
+        gone = [name for name, kernel in self._kernels.items() if self.root_of(kernel.file) is None]
+        for name in gone:
+            self._drop(name)
+        for file in [file for file in self._inspected if self.root_of(file) is None]:
+            self._forget(file)
+        return Changes(removed=tuple(gone))
+
+    def root_of(self, path: str) -> Root | None:
+        """Return the innermost root that a path lies below."""
+        owners = [root for root in self._roots.values() if is_below(path, root.path)]
+        return max(owners, key=lambda root: len(root.path), default=None)
+
+    def environment(self, kernel: KernelInfo) -> Environment:
+        """Return whose interpreter runs a kernel's code.
+
+        Raises:
+            NotFound: the kernel's file is below no watched root.
+        """
+        root = self.root_of(kernel.file)
+        if root is None:
+            raise NotFound(f"{kernel.file} is below no watched root", hint=f"`ktuned tune {kernel.file}` adds it")
+        return environment_of(root)
+
+    def resolve(self, name: str) -> KernelInfo:
+        """Return the kernel of a full name, or of a short one that is unambiguous.
+
+        Raises:
+            NotFound: there is none.
+            AmbiguousName: several projects have one of that name.
+        """
+        exact = self._kernels.get(name)
+        if exact is not None:
+            return exact
+        matches = [kernel for kernel in self.kernels if kernel.kernel == name]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            names = ", ".join(kernel.name for kernel in matches)
+            raise AmbiguousName(f"the kernel {name!r} is in several projects", hint=f"say which: {names}")
+        raise NotFound(f"there is no kernel {name!r}", hint="`ktuned kernels` lists them; `ktuned tune PATH` adds some")
+
+    def fault(self, kernel: KernelInfo) -> str:
+        """Return what is wrong with a kernel's file, if that is why the file no longer declares it; else nothing."""
+        return self._faults.get(kernel.name, "")
+
+    def below(self, path: str) -> list[KernelInfo]:
+        """Return the kernels that a file, or the files below a directory, declare."""
+        return [kernel for kernel in self.kernels if is_below(kernel.file, path)]
+
+    def errors_below(self, path: str) -> list[FileError]:
+        """Return what is wrong with the kernel files at or below a path."""
+        return [error for file, errors in sorted(self._errors.items()) if is_below(file, path) for error in errors]
+
+    def files_of(self, root: Root) -> list[str]:
+        """Return the kernel files of a root that were inspected before."""
+        known = {kernel.file for kernel in self._kernels.values()} | set(self._errors)
+        return sorted(file for file in known if self.root_of(file) == root)
+
+    def dependents(self, paths: Iterable[str]) -> set[str]:
+        """Return the kernel files whose meaning may depend on any of these files or directories."""
+        return self._dependents.of(paths)
+
+    def directories(self) -> set[str]:
+        """Return the directories that hold files which kernels depend on, or would if they appeared."""
+        return self._dependents.directories
+
+    def stamps(self) -> set[tuple[str, str]]:
+        """Return every file that had a part in an inspection, with what it held then."""
+        return self._dependents.stamps()
+
+    def apply(self, inspections: Sequence[Inspection], removed_files: Iterable[str] = ()) -> Changes:
+        """Take in new inspections and the files that are gone; return what that changed.
+
+        A file that can no longer be imported keeps its kernels as they were: their winners are still served.
+        """
+        added, changed, replanned, inspected = [], [], [], []
+        errors: list[FileError] = []
+        wrong = set(self._errors)
+        # What each file is known to declare now; its other kernels are free for other files to declare.
+        declared: dict[str, set[str]] = {file: set() for file in removed_files}
+        for file in declared:
+            self._forget(file)
+        declared |= {one.file: {kernel.name for kernel in one.kernels} for one in inspections if not one.errors}
+        gone = {name: kernel for name, kernel in self._kernels.items() if name not in declared.get(kernel.file, {name})}
+        for inspection in inspections:
+            problems = list(inspection.errors)
+            stamps = dict(inspection.stamps)
+            for kernel in inspection.kernels:
+                before = self._kernels.get(kernel.name)
+                if before is not None and before.file != kernel.file and _is_held(before, gone):
+                    problems.append(_taken(kernel, before))
+                    # Once that file lets go of the name, this one is to be inspected again.
+                    stamps.setdefault(before.file, before.stamps.get(before.file, ""))
+                    continue
+                self._kernels[kernel.name] = kernel
+                self._faults.pop(kernel.name, None)
+                self._dependents.put(kernel.name, kernel.file, kernel.stamps)
+                gone.pop(kernel.name, None)
+                inspected.append(kernel.name)
+                if before is None:
+                    added.append(kernel.name)
+                elif before.digest != kernel.digest:
+                    changed.append(kernel.name)
+                elif before.plan_digest != kernel.plan_digest or before.file != kernel.file:
+                    replanned.append(kernel.name)
+            if inspection.errors:
+                found = {kernel.name for kernel in inspection.kernels}
+                lost = (name for name, kernel in self._kernels.items() if kernel.file == inspection.file)
+                self._faults |= {name: inspection.errors[0].message for name in lost if name not in found}
+            self._note(inspection.file, problems, stamps)
+            errors += problems
+        for name in gone:
+            self._drop(name)
+        mended = tuple(sorted(wrong - self._errors.keys()))
+        return Changes(
+            tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected), mended
+        )
+
+    def _drop(self, name: str) -> None:
+        self._dependents.drop(name)
+        self._faults.pop(name, None)
+        del self._kernels[name]
+
+    def _note(self, file: str, problems: list[FileError], stamps: Mapping[str, str]) -> None:
+        self._errors.pop(file, None)
+        self._inspected.add(file)
+        self._dependents.put(_OF_FILE + file, file, stamps)
+        if problems:
+            self._errors[file] = tuple(problems)
+
+    def _forget(self, file: str) -> None:
+        self._errors.pop(file, None)
+        self._inspected.discard(file)
+        self._dependents.drop(_OF_FILE + file)
+
+
+def _is_held(kernel: KernelInfo, gone: Mapping[str, KernelInfo]) -> bool:
+    """Tell whether a kernel's file still declares it, for all that is known."""
+    return kernel.name not in gone and Path(kernel.file).exists()
+
+
+def _taken(kernel: KernelInfo, before: KernelInfo) -> FileError:
+    message = f"{kernel.file}:{kernel.line}: the name {kernel.name!r} is taken by {before.file}:{before.line}"
+    return FileError(kernel.file, kernel.line, message, "give one of them a name=…")
+
+
+def check_problem(kernel: KernelInfo, problem: Problem) -> None:
+    """Check that a problem has the keys that the kernel's problems have, and values that a key can hold.
+
+    Raises:
+        UsageError: it has not; says which it should have.
+    """
+    size = sum(len(key) + (len(value) if isinstance(value, str) else 8) for key, value in problem.items())
+    if size > MAX_PROBLEM_SIZE:
+        raise UsageError(
+            f"{kernel.name}: the problem takes {size} characters, and {MAX_PROBLEM_SIZE} are allowed",
+            hint="a problem is a few sizes and names; hand tensors over with capture",
+        )
+    for key, value in problem.items():
+        if not isinstance(value, bool | int | float | str):
+            raise UsageError(
+                f"{kernel.name}: the problem's {key} is a {type(value).__name__}, not a number or a string"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{kernel.name}: the problem's {key} is {value}", hint="give a finite number")
+    allowed = [set(declared) for declared in kernel.problems]
+    needed = allowed[0] if allowed else set(kernel.specialize or ())
+    if set(problem) not in allowed if allowed else not needed <= set(problem):
+        given = ", ".join(sorted(problem)) or "nothing"
+        raise UsageError(
+            f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(sorted(needed)) or 'nothing'}"
+        )
+
+
+def is_below(path: str, directory: str) -> bool:
+    """Tell whether a path is ``directory`` itself or lies below it."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def environment_of(root: Root) -> Environment:
+    """Return the environment that a root's workers run in."""
+    return Environment(root.python, root.path, tuple(sorted(root.env.items())))

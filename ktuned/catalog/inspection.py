@@ -1,0 +1,246 @@
+"""Finds kernel files and has a worker inspect them; puts what it finds into the catalog and the store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, environment_of, is_below
+from ktuned.catalog.trust import Trust, Untrusted
+from ktuned.fleet import KILLS_EXCUSED, Fleet, is_outside_kill
+from ktuned.model import KernelInfo, Root, StoreError, UsageError, WorkerError
+from ktuned.store import Store
+
+_log = structlog.get_logger()
+
+SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
+"""Directories that hold no one's own kernel files; so do all whose name starts with a dot, and virtual environments."""
+
+
+MANY_FILES = 50
+"""Files that are worth a second worker: their inspection takes as long as its start."""
+
+MAX_DIRECTORIES = 50_000
+"""More than any project has, and a few seconds' walk; each takes a watch, and users have some hundred thousand."""
+
+
+def is_kernel_file(name: str) -> bool:
+    """Tell whether a file is a kernel file by its name."""
+    base = os.path.basename(name)
+    return base.startswith("tune_") and base.endswith(".py")
+
+
+def is_looked_into(name: str) -> bool:
+    """Tell whether a survey looks for kernel files in directories of this name."""
+    return not name.startswith(".") and name not in SKIPPED_DIRECTORIES
+
+
+def walk(top: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each directory where a survey looks, with the names of its files, the upper ones first.
+
+    A link to a directory outside is followed, once; what it links to inside is found there. Blocks as the disk does.
+    """
+    real_top = os.path.realpath(top)
+    followed: set[str] = set()
+    places = [top]
+    while places:
+        place = places.pop()
+        try:
+            with os.scandir(place) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError:
+            continue
+        if any(entry.name == "pyvenv.cfg" for entry in found):
+            continue
+        files, below = [], []
+        for entry in found:
+            if not _is_directory(entry):
+                files.append(entry.name)
+            elif is_looked_into(entry.name):
+                real = os.path.realpath(entry.path) if entry.is_symlink() else ""
+                if not real or not (is_below(real, real_top) or real in followed):
+                    followed.add(real)
+                    below.append(entry.path)
+        yield place, files
+        places += reversed(below)
+
+
+def check_extent(top: str) -> None:
+    """Refuse a tree that nobody can mean to have watched: a whole disk, ``/proc``. Blocks as :func:`walk`.
+
+    Raises:
+        UsageError: it has more than :data:`MAX_DIRECTORIES`.
+    """
+    if next(islice(walk(top), MAX_DIRECTORIES, None), None) is not None:
+        raise UsageError(
+            f"{top} has more than {MAX_DIRECTORIES:,} directories", hint="give the one that holds your kernels"
+        )
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def find_kernel_files(directory: str, root: str | None = None) -> list[str]:
+    """Return every kernel file at or below a path, sorted. Blocks as long as the disk does.
+
+    A link to a kernel file that lies below ``root`` (or else the path itself) is left out: it is found where it lies.
+    """
+    top = os.path.realpath(root or directory)
+    if os.path.isfile(directory):
+        found = [directory] if is_kernel_file(directory) else []
+    else:
+        names = ((place, name) for place, files in walk(directory) for name in files)
+        found = [os.path.join(place, name) for place, name in names if is_kernel_file(name)]
+    return sorted(path for path in found if not _is_found_elsewhere(path, top))
+
+
+def _is_found_elsewhere(path: str, top: str) -> bool:
+    if not os.path.islink(path):
+        return False
+    real = os.path.realpath(path)
+    return real != path and is_below(real, top) and is_kernel_file(real)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a survey saw, whether or not it changed anything."""
+
+    changes: Changes
+    files: tuple[str, ...]
+
+
+class Survey:
+    """Inspects kernel files, one root at a time; those that ``trust`` refuses are errors."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        fleet: Fleet,
+        store: Store,
+        deadlines: Mapping[str, float],
+        trust: Trust | None = None,
+    ) -> None:
+        self.trust = trust or Trust()
+        self._catalog = catalog
+        self._fleet = fleet
+        self._store = store
+        self._deadlines = deadlines
+        self._lock = anyio.Lock()
+
+    async def root(self, root: Root) -> Found:
+        """Inspect every kernel file of a root."""
+        files = await anyio.to_thread.run_sync(find_kernel_files, root.path)
+        owned = [file for file in files if self._catalog.root_of(file) == root]
+        gone = set(self._catalog.files_of(root)) - set(map(_printable, owned))
+        return await self.files(root, owned, gone)
+
+    async def files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Found:
+        """Inspect some kernel files of a root; ``gone`` are those that no longer exist.
+
+        A file whose inspection hangs, crashes or raises is an error of that file; the others go on.
+        """
+        wanted = sorted(set(files))
+        removed = list(map(_printable, gone))
+        async with self._lock:
+            # In a thread: a thousand files take as long to look at as a thousand lookups.
+            refused = await anyio.to_thread.run_sync(self._refusals, wanted)
+            trusted = [file for file in wanted if file not in refused]
+            inspections = [*refused.values(), *await self._inspect(root, trusted)]
+            changes = self._catalog.apply(inspections, removed)
+            names = set(wanted)
+            kernels = [kernel for kernel in self._catalog.kernels if kernel.file in names]
+            if kernels or changes.removed:
+                try:
+                    await self._store.save_kernels(kernels, changes.removed)
+                except StoreError as fault:
+                    # The catalog has them; the next daemon inspects every file anyway.
+                    _log.warning("kernels_not_recorded", root=root.path, reason=fault.message)
+        for error in changes.errors:
+            _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
+        return Found(changes, tuple(map(_printable, wanted)))
+
+    def _refusals(self, files: list[str]) -> dict[str, Inspection]:
+        return {file: wrong for file in files if (wrong := self._refused(file))}
+
+    def _refused(self, file: str) -> Inspection | None:
+        """Return what is wrong with a file that somebody else could have written; it is not run to find out more.
+
+        Nor is one whose name is no text: it could be told to nobody, neither to workers nor to clients.
+        """
+        name = _printable(file)
+        if name != file:
+            wrong = FileError(name, 0, f"{name}: the name is no UTF-8 text", "rename it")
+            return Inspection(name, errors=(wrong,), stamps={name: ""})
+        try:
+            self.trust.check_file(file)
+        except Untrusted as error:
+            wrong = FileError(file, 0, error.message, error.hint)
+            return Inspection(file, errors=(wrong,), stamps={file: ""})
+        return None
+
+    async def _inspect(self, root: Root, files: list[str]) -> list[Inspection]:
+        """Inspect files, many of them by two workers."""
+        if len(files) < MANY_FILES:
+            return await self._inspect_by_one(root, files)
+        halves = files[::2], files[1::2]
+        done: list[Inspection] = []
+
+        async def inspect(half: list[str]) -> None:
+            done.extend(await self._inspect_by_one(root, half))
+
+        async with anyio.create_task_group() as tasks:
+            for half in halves:
+                tasks.start_soon(inspect, half)
+        # In the order of their names, which decides who has a name that two files declare.
+        return sorted(done, key=lambda inspection: inspection.file)
+
+    async def _inspect_by_one(self, root: Root, files: list[str]) -> list[Inspection]:
+        done: list[Inspection] = []
+        kills = 0
+        while len(done) < len(files):
+            rest = files[len(done) :]
+            received: list[dict[str, Any]] = []
+            request = {"op": "inspect", "root": root.path, "project": root.name, "files": rest}
+            try:
+                async with self._fleet.lend("inspect", environment_of(root)) as worker:
+                    await worker.call(request, self._deadlines, first_phase="inspect", on_item=received.append)
+                done += map(_inspection, received)
+            except WorkerError as error:
+                done += map(_inspection, received)
+                if is_outside_kill(error) and kills < KILLS_EXCUSED:
+                    kills += 1
+                    continue
+                # The file that it was at is to blame; the next worker goes on behind it.
+                if len(received) == len(rest):
+                    break
+                blamed = rest[len(received)]
+                wrong = FileError(blamed, 0, f"{blamed}: {error.message}", error.hint)
+                done.append(Inspection(blamed, errors=(wrong,), stamps={blamed: ""}))
+        return done
+
+
+def _printable(path: str) -> str:
+    """Return a path as text that can be told; the bytes of a name that is no UTF-8 as escapes."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def _inspection(item: Mapping[str, Any]) -> Inspection:
+    return Inspection(
+        file=item["file"],
+        kernels=tuple(KernelInfo.from_wire(entry) for entry in item["kernels"]),
+        errors=tuple(
+            FileError(entry["path"], entry["line"], entry["message"], entry["hint"]) for entry in item["errors"]
+        ),
+        stamps=item["stamps"],
+    )

@@ -1,0 +1,111 @@
+"""Whose code may run: what lies where only we and root can put it (docs/security.md).
+
+A kernel file is imported, so whoever can write it, its directory, or a link on the way to it, is us. Every step of
+the way is looked at, the way that sshd looks at a key's file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from ktuned.model import KtunedError
+
+MAX_LINKS: Final = 40
+"""As many links as the kernel follows on one way (path_resolution(7))."""
+
+
+class Untrusted(KtunedError):
+    """A path lies where somebody else could have put what is there."""
+
+    code = "untrusted"
+
+
+class Trust:
+    """Judges paths; ``exceptions`` are directories that are taken as they are, with everything below them."""
+
+    def __init__(self, exceptions: Iterable[str] = ()) -> None:
+        self.allow(exceptions)
+
+    def allow(self, exceptions: Iterable[str]) -> None:
+        """Take these directories, and no others, as they are."""
+        self._exceptions = frozenset(map(os.path.realpath, exceptions))
+
+    def check_directory(self, path: str) -> None:
+        """Check a directory whose kernel files are to be run.
+
+        Raises:
+            Untrusted: somebody else can write it, or replace it.
+        """
+        self._check(path, {os.path.realpath(path)})
+
+    def check_file(self, path: str) -> None:
+        """Check a file that is to be run, and its directory, from which it may import.
+
+        Raises:
+            Untrusted: somebody else can write it, put modules beside it, or replace it.
+        """
+        real = os.path.realpath(path)
+        self._check(path, {real, os.path.dirname(real), os.path.dirname(os.path.abspath(path))})
+
+    def _check(self, path: str, closed: set[str]) -> None:
+        """Look at every step of the way to ``path``; not even sticky directories may be open among ``closed``."""
+        real = os.path.realpath(path)
+        if any(str(place) in self._exceptions for place in (Path(real), *Path(real).parents)):
+            return
+        for place, found in _way(path):
+            fault = _fault(found, may_be_sticky=place not in closed)
+            if fault:
+                what, mend = fault
+                on_the_way = "" if place == path else f" on the way to {path}"
+                raise Untrusted(
+                    f"{place}{on_the_way} {what}",
+                    hint=f"{mend.format(place=place)}, or name the directory in config.toml's trusted_directories",
+                )
+
+
+def _fault(found: os.stat_result, *, may_be_sticky: bool) -> tuple[str, str] | None:
+    """Return what is wrong with one step, and what mends it."""
+    us = os.geteuid()
+    if found.st_uid not in (us, 0):
+        return f"belongs to uid {found.st_uid}, neither to us ({us}) nor to root", "chown it"
+    if stat.S_ISLNK(found.st_mode):
+        return None  # a link's own mode means nothing
+    if may_be_sticky and found.st_mode & stat.S_ISVTX:
+        return None  # only its owner can replace what is in there
+    # A group of the user's own number holds nobody else: so distributions set up theirs, with a umask of 002.
+    is_private_group = found.st_gid == 0 or found.st_gid == os.getegid() == us
+    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not is_private_group):
+        return f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o})", "chmod go-w {place}"
+    return None
+
+
+def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield each directory, link and file that resolving a path goes through; where one is missing, that is the end."""
+    rest = [part for part in os.path.abspath(path).split("/") if part]
+    place, links = "/", 0
+    yield place, os.lstat(place)
+    while rest:
+        part = rest.pop(0)
+        if part in (".", ".."):
+            place = os.path.dirname(place) if part == ".." else place
+            continue
+        step = os.path.join(place, part)
+        try:
+            found = os.lstat(step)
+        except OSError:
+            return
+        yield step, found
+        if not stat.S_ISLNK(found.st_mode):
+            place = step
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise Untrusted(f"{path} leads through more than {MAX_LINKS} links", hint="remove the loop")
+        target = os.readlink(step)
+        if target.startswith("/"):
+            place = "/"
+        rest = [part for part in target.split("/") if part] + rest

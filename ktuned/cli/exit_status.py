@@ -1,0 +1,22 @@
+"""Exit statuses of every command; docs/cli.md lists them.
+
+A module of its own: every command imports it, and the program imports every command.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+USAGE_CODES = frozenset({"usage", "ambiguous", "settings"})
+"""Codes of errors that another command line would not have met."""
+
+
+class Exit(IntEnum):
+    """What the exit status says; beside these, 130 is Ctrl-C and 141 a reader that went away."""
+
+    DONE = 0
+    NOT_REACHED = 1
+    USAGE = 2
+    NO_DAEMON = 3
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141

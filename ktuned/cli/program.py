@@ -1,0 +1,150 @@
+"""The program ``ktuned``: finds the command, runs it, turns errors into one line and an exit status.
+
+Each command's module is imported when it is named.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ktuned.cli import output, versions
+from ktuned.cli.exit_status import USAGE_CODES, Exit
+from ktuned.model import KtunedError
+
+COMMANDS = {
+    "serve": "serve",
+    "tune": "tune",
+    "watch": "watch",
+    "compile": "compile",
+    "lookup": "lookup",
+    "status": "status",
+    "jobs": "jobs",
+    "cancel": "jobs",
+    "pause": "pause",
+    "resume": "pause",
+    "results": "results",
+    "forget": "forget",
+    "kernels": "kernels",
+    "export": "share",
+    "import": "share",
+    "backends": "status",
+    "doctor": "doctor",
+    "service": "service",
+    "metrics": "metrics",
+    "gc": "gc",
+    "reload": "reload",
+    "stop": "serve",
+}
+"""Every command, in the order of ``--help``, and the module below ``commands`` that holds it."""
+
+
+class _Commands(click.Group):
+    """A group whose commands live in modules that are imported one at a time."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"ktuned.cli.commands.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
+        callback = command.callback
+        if callback is None or cmd_name in versions.ACROSS_VERSIONS:
+            return command
+        command = copy.copy(command)
+        command.callback = versions.checked(callback)
+        return command
+
+
+def _print_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked:
+        output.emit(f"ktuned {versions.version()}")
+        context.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+def cli() -> None:
+    """Tune kernels in a background daemon, and look up the best that is known."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; errors become one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        return _run(arguments)
+    except output.ReaderGone:
+        _abandon_stdout()
+        return Exit.BROKEN_PIPE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    from ktuned.cli.spawn import DaemonNotStarted
+    from ktuned_client import DaemonError, DaemonUnavailable
+    from ktuned_client.answers import DaemonSilent
+
+    for word in sys.argv[1:] if arguments is None else arguments:
+        if not word.isascii() and word != word.encode(errors="replace").decode():
+            output.complain(f"{word!a} is no UTF-8 text", "rename what it names")
+            return Exit.USAGE
+    try:
+        result: Any = cli.main(args=arguments, prog_name="ktuned", standalone_mode=False)
+        return result if isinstance(result, int) else Exit.DONE
+    except click.exceptions.NoArgsIsHelpError as error:
+        output.say(error.format_message())
+        return Exit.USAGE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        hint = f"see `{context.command_path} --help`" if context else ""
+        output.complain(error.format_message(), hint)
+        return Exit.USAGE
+    except (click.Abort, KeyboardInterrupt):
+        return Exit.INTERRUPTED
+    except DaemonSilent as error:
+        output.complain(error.message, f"{error.hint}; {_how_to_end_it()}")
+        return Exit.NO_DAEMON
+    except DaemonUnavailable as error:
+        output.complain(error.message, error.hint)
+        return Exit.NO_DAEMON
+    except DaemonError as error:
+        output.complain(error.message, error.hint)
+        return Exit.USAGE if error.code in USAGE_CODES else Exit.NOT_REACHED
+    except DaemonNotStarted as error:
+        output.complain(error.message, error.hint)
+        return Exit.NO_DAEMON
+    except KtunedError as error:
+        output.complain(error.message, error.hint)
+        return Exit.USAGE if error.code in USAGE_CODES else Exit.NOT_REACHED
+
+
+def _how_to_end_it() -> str:
+    """Say what ends a daemon that can be asked nothing; nothing that was told is lost by it."""
+    from ktuned_client.paths import LOCK_NAME, socket_path
+
+    try:
+        pid = Path(socket_path()).with_name(LOCK_NAME).read_text("ascii").strip()
+    except (OSError, ValueError):
+        pid = "PID"
+    return f"`kill -9 {pid}` ends it, and what was measured stays"
+
+
+def _abandon_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush finds no broken pipe."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)

@@ -1,0 +1,139 @@
+"""The user units that run the daemon under systemd: their text, and where they go. ``systemd/`` holds copies to read.
+
+Sources: systemd.service(5), systemd.socket(5), systemd.exec(5), systemd.resource-control(5), systemd.syntax(7).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+MARK: Final = "# Written by `ktuned service install`, which may write it anew."
+"""The first line of what we wrote, and so may replace and remove."""
+
+SERVICE: Final = "ktuned.service"
+SOCKET: Final = "ktuned.socket"
+
+DEFAULT_COMMAND: Final = ("%h/.local/bin/ktuned", "serve")
+"""Where pipx and ``pip install --user`` put programs; systemd does not look into the user's PATH."""
+
+DEFAULT_LISTEN: Final = "%t/ktuned/ktuned.sock"
+"""``$XDG_RUNTIME_DIR/ktuned/ktuned.sock``, as :func:`ktuned_client.paths.socket_path` has it."""
+
+KEPT_VARIABLES: Final = ("PATH", "CUDA_HOME", "CUDA_PATH", "KTUNED_HOME")
+"""What an installed unit keeps of its installer's environment: where compilers are found, and where state is."""
+
+_SERVICE_TEXT: Final = """\
+[Unit]
+Description=ktuned, the kernel-tuning daemon
+Documentation=man:systemd.service(5)
+Requires={socket}
+After={socket}
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={command}
+ExecReload=/bin/kill -HUP $MAINPID
+{environment}\
+# The daemon's loop itself says that it lives; one that no longer turns is killed and started again.
+WatchdogSec=30
+TimeoutStartSec=60
+Restart=on-failure
+RestartSec=1
+# Wrong settings do not mend themselves.
+RestartPreventExitStatus=2
+# SIGTERM goes to the daemon alone, which ends its workers and keeps what they measured.
+KillMode=mixed
+TimeoutStopSec=30
+# A compiler that is killed for its memory is a failed config, and no reason to stop tuning.
+OOMPolicy=continue
+
+# Tuning is background work: whoever works at this machine goes first.
+CPUWeight=20
+IOWeight=20
+MemoryHigh=70%
+MemoryMax=85%
+
+# What user code, compilers and drivers can do without. These are left out on purpose: MemoryDenyWriteExecute (JIT
+# compilers), PrivateDevices, DevicePolicy and ProtectClock (GPUs), ProtectHome and PrivateTmp (kernel files and
+# caches are there), PrivateNetwork (licence servers of compilers).
+NoNewPrivileges=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+RestrictNamespaces=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+LockPersonality=yes
+SystemCallArchitectures=native
+UMask=0077
+
+[Install]
+WantedBy=default.target
+Also={socket}
+"""
+
+_SOCKET_TEXT: Final = """\
+[Unit]
+Description=ktuned's socket, which starts the daemon when somebody connects
+Documentation=man:systemd.socket(5)
+
+[Socket]
+ListenStream={listen}
+# The daemon and its clients check that nobody else can come near.
+SocketMode=0600
+DirectoryMode=0700
+RemoveOnStop=yes
+
+[Install]
+WantedBy=sockets.target
+"""
+
+
+def directory(environ: Mapping[str, str]) -> Path:
+    """Return where a user's units are."""
+    chosen = environ.get("XDG_CONFIG_HOME")
+    return (Path(chosen) if chosen else Path.home() / ".config") / "systemd" / "user"
+
+
+def texts(command: Sequence[str], *, listen: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return each unit's text by its file's name; ``command`` and ``listen`` may hold systemd's ``%`` specifiers."""
+    lines = "".join(f'Environment="{name}={quoted(value)}"\n' for name, value in environment.items())
+    return {
+        SERVICE: _SERVICE_TEXT.format(socket=SOCKET, command=_command_line(command), environment=lines),
+        SOCKET: _SOCKET_TEXT.format(listen=listen),
+    }
+
+
+def for_this_installation(executable: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the units that run the daemon of ``executable``, a Python interpreter; :data:`MARK` begins each."""
+    listen = environ.get("KTUNED_SOCKET")
+    kept = {name: environ[name] for name in KEPT_VARIABLES if environ.get(name)}
+    if "KTUNED_HOME" in kept:
+        kept["KTUNED_HOME"] = os.path.abspath(os.path.expanduser(kept["KTUNED_HOME"]))
+    command = (_verbatim(executable), "-m", "ktuned", "serve")
+    found = texts(command, listen=_verbatim(os.path.abspath(listen)) if listen else DEFAULT_LISTEN, environment=kept)
+    return {name: f"{MARK}\n{text}" for name, text in found.items()}
+
+
+def quoted(value: str) -> str:
+    """Return a value as it stands between double quotes in a unit."""
+    return _verbatim(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _verbatim(value: str) -> str:
+    """Return a value without what systemd would take for a specifier."""
+    return value.replace("%", "%%")
+
+
+def _command_line(words: Sequence[str]) -> str:
+    """Return words as a command line (systemd.service(5), "Command lines")."""
+    program, *arguments = words
+    # In all words but the program a dollar begins a variable, quoted or not.
+    return " ".join([_word(program), *(_word(word.replace("$", "$$")) for word in arguments)])
+
+
+def _word(word: str) -> str:
+    word = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{word}"' if any(letter in word for letter in " \t;'\\\"") else word

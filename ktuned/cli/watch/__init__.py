@@ -1,0 +1,1 @@
+"""``ktuned watch`` on a terminal: the board, its picture, the keys."""

@@ -1,0 +1,24 @@
+"""The daemon as a whole: assembly, settings, state directory, lifetime.
+
+``run`` is imported when it is first used: commands that only read settings must not load every part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ktuned.daemon import logs
+from ktuned.daemon.config import Settings, load_settings
+
+if TYPE_CHECKING:
+    from ktuned.daemon.assembly import run
+
+__all__ = ["Settings", "load_settings", "logs", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":
+        from ktuned.daemon.assembly import run
+
+        return run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

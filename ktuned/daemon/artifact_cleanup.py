@@ -1,0 +1,75 @@
+"""Keeps the artifacts within their cap, by itself and when somebody asks (``gc``).
+
+Only artifacts go. Trials and winners stay until ``forget``: an edit that is undone finds its results again, and they
+are small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from ktuned.model import StoreError, UsageError
+from ktuned.serve import CollectParams, Connection, Method
+from ktuned.store import Artifacts, Store
+
+_log = structlog.get_logger()
+
+GIB = 2**30
+
+
+class Housekeeping:
+    """Collects artifacts: at the start, after each job, and on demand; ``on_collected`` is called when some went."""
+
+    def __init__(self, store: Store, artifacts: Artifacts, on_collected: Callable[[], None]) -> None:
+        self._store = store
+        self._artifacts = artifacts
+        self._on_collected = on_collected
+        self._due = anyio.Event()
+
+    def table(self) -> dict[str, Method[Any]]:
+        """Return the methods by their names on the wire."""
+        return {"gc": Method(CollectParams, self.gc)}
+
+    def due(self) -> None:
+        """Note that there may be more artifacts than there may be."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Keep the artifacts within their cap until cancelled."""
+        while True:
+            self._due = anyio.Event()
+            try:
+                if await anyio.to_thread.run_sync(lambda: self._artifacts.size) > self._artifacts.cap_bytes:
+                    await self._collect(self._artifacts.cap_bytes)
+            except StoreError as error:
+                _log.warning("artifacts_not_collected", reason=error.message)
+            await self._due.wait()
+
+    async def gc(self, wanted: CollectParams, connection: Connection) -> dict[str, Any]:
+        """Remove the least recently served artifacts, winners' last, until so many bytes are left."""
+        if wanted.keep_gib is not None and not 0 <= wanted.keep_gib < math.inf:
+            raise UsageError(f"keep_gib is {wanted.keep_gib}", hint="give GiB, 0 for none")
+        bytes_kept = self._artifacts.cap_bytes if wanted.keep_gib is None else int(wanted.keep_gib * GIB)
+        if wanted.dry_run:
+            surplus = await self._artifacts.surplus(self._won(), bytes_kept)
+            count, freed = len(surplus), sum(surplus.values())
+        else:
+            count, freed = await self._collect(bytes_kept)
+        left = await anyio.to_thread.run_sync(lambda: self._artifacts.size)
+        return {"artifacts": count, "freed_bytes": freed, "bytes": left, "cap_bytes": self._artifacts.cap_bytes}
+
+    async def _collect(self, bytes_kept: int) -> tuple[int, int]:
+        removed = await self._artifacts.collect(self._won(), bytes_kept)
+        if removed:
+            self._on_collected()
+            _log.info("artifacts_collected", artifacts=len(removed), freed_bytes=sum(removed.values()))
+        return len(removed), sum(removed.values())
+
+    def _won(self) -> set[str]:
+        return {winner.artifact for winner in self._store.winners() if winner.artifact is not None}

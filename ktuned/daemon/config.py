@@ -1,0 +1,252 @@
+"""Settings: where things are, and what ``config.toml`` says. Read once, checked as a whole, then frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from ktuned.catalog import make_root
+from ktuned.fleet import memory
+from ktuned.model import Root, SettingsError, listed
+from ktuned.scheduling import POLICIES, default_compile_slots
+from ktuned.tuning import DEFAULT_DEADLINES
+from ktuned_client.paths import socket_path
+
+DEFAULT_ARTIFACTS_GIB = 10.0
+
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.([^`]*)`)?$")
+_WRONG = re.compile(r"Expected `([^`]*)`, got `([^`]*)` - at `\$\.([^`]*)`$")
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text in quotes",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+}
+
+
+class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One ``[[roots]]`` entry: a directory to watch, its project's name, its interpreter, its environment, how."""
+
+    path: str
+    name: str = ""
+    python: str = ""
+    env: dict[str, str] = {}
+    polling: bool = False
+
+
+class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that ``config.toml`` may say."""
+
+    roots: tuple[RootSettings, ...] = ()
+    deadlines: dict[str, float] = {}
+    compile_slots: int | None = None
+    policy: str = "always"
+    artifacts_gib: float = DEFAULT_ARTIFACTS_GIB
+    contention: bool = True
+    spares: bool = True
+    arch: str = ""
+    devices: tuple[str, ...] = ()
+    bench_memory_gib: float | None = None
+    compile_memory_gib: float | None = None
+    idle_exit_s: float | None = None
+    trusted_directories: tuple[str, ...] = ()
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a daemon runs by. ``state`` is kept, ``cache`` can be made anew.
+
+    ``file`` is what ``config.toml`` says, ``asked`` what the daemon was started with.
+    """
+
+    socket: str
+    state: Path
+    cache: Path
+    config_path: Path
+    roots: tuple[Root, ...]
+    deadlines: Mapping[str, float]
+    compile_slots: int
+    slots_are_given: bool
+    compile_cores: frozenset[int]
+    artifacts_bytes: int
+    policy: str
+    judges_contention: bool
+    keeps_spares: bool
+    arch: str
+    devices: tuple[str, ...]
+    bench_bytes: int
+    compile_bytes: int
+    idle_exit_s: float | None
+    trusted_directories: tuple[str, ...]
+    file: File = File()
+    asked: tuple[str | None, str | None, str | None, float | None] = (None, None, None, None)
+
+    def again(self) -> Settings:
+        """Return the settings as ``config.toml`` says them now.
+
+        Raises:
+            SettingsError: it cannot be followed.
+        """
+        return load_settings(*self.asked)
+
+    def changed_since(self, before: Settings) -> list[str]:
+        """Return the names of what ``config.toml`` says otherwise than it did."""
+        return [name for name in File.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)]
+
+
+def load_settings(
+    home: str | Path | None = None,
+    socket: str | Path | None = None,
+    config: str | Path | None = None,
+    idle_exit_s: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Return the settings that arguments, environment and ``config.toml`` give, in that order of precedence.
+
+    Raises:
+        SettingsError: one of them cannot be followed; names the file and the field.
+    """
+    asked = (_text(home), _text(socket), _text(config), idle_exit_s)
+    env = os.environ if environment is None else environment
+    home = home or env.get("KTUNED_HOME")
+    if home:
+        state = Path(os.path.expanduser(home)).absolute()
+        cache, config_dir = state / "cache", state
+    else:
+        state = Path(platformdirs.user_state_dir("ktuned"))
+        cache = Path(platformdirs.user_cache_dir("ktuned"))
+        config_dir = Path(platformdirs.user_config_dir("ktuned"))
+    config_path = Path(config) if config else config_dir / "config.toml"
+    file = _read(config_path, must_exist=config is not None)
+    slots = file.compile_slots or default_compile_slots(len(os.sched_getaffinity(0)))
+    bench_bytes, compile_bytes = memory.default_limits(slots)
+    cores = sorted(os.sched_getaffinity(0))
+    # The first core is a lane's: compilers keep off it where there is another. Further lanes are known later.
+    compile_cores = frozenset(cores[1:])
+    return Settings(
+        socket=str(socket or socket_path(env)),
+        state=state,
+        cache=cache,
+        config_path=config_path,
+        roots=_roots(file, config_path),
+        deadlines=_deadlines(file, config_path),
+        compile_slots=slots,
+        slots_are_given=file.compile_slots is not None,
+        compile_cores=compile_cores,
+        policy=file.policy,
+        artifacts_bytes=int(file.artifacts_gib * 2**30),
+        judges_contention=file.contention,
+        keeps_spares=file.spares,
+        arch=file.arch,
+        devices=file.devices,
+        bench_bytes=_bytes(file.bench_memory_gib, bench_bytes),
+        compile_bytes=_bytes(file.compile_memory_gib, compile_bytes),
+        idle_exit_s=file.idle_exit_s if idle_exit_s is None else idle_exit_s,
+        trusted_directories=_absolute(file.trusted_directories, config_path),
+        file=file,
+        asked=asked,
+    )
+
+
+def _read(path: Path, *, must_exist: bool) -> File:
+    try:
+        if path.exists() and not path.is_file():
+            # A pipe would be waited at.
+            raise SettingsError(f"{path} cannot be read: it is no regular file", hint="put one in its place")
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        if must_exist:
+            raise SettingsError(f"{path} does not exist", hint="name a file that does, or leave out --config") from None
+        return File()
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
+    try:
+        file = msgspec.toml.decode(text, type=File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: {_fault(str(error))}", hint="see the README's config.toml") from error
+    if file.compile_slots is not None and file.compile_slots < 1:
+        raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
+    if not all(name.strip() for name in file.devices):
+        raise SettingsError(f"{path}: devices holds an empty name", hint="name devices (cuda:0) or models (H200)")
+    if file.policy not in POLICIES:
+        raise SettingsError(f"{path}: policy is {file.policy!r}", hint=f"there are {', '.join(POLICIES)}")
+    for field in ("artifacts_gib", "bench_memory_gib", "compile_memory_gib"):
+        value = getattr(file, field)
+        if value is not None and not 0 < value < math.inf:
+            raise SettingsError(f"{path}: {field} is {value}", hint="give GiB above 0")
+    if file.idle_exit_s is not None and not 0 <= file.idle_exit_s < math.inf:
+        raise SettingsError(f"{path}: idle_exit_s is {file.idle_exit_s}", hint="give seconds, or 0 for never")
+    return file
+
+
+def _fault(words: str) -> str:
+    """Return what a decoder's error says, in TOML's terms."""
+    # Only now: a daemon whose settings are right has nothing of what reads kernel files.
+
+    if unknown := _UNKNOWN.match(words):
+        name, place = unknown.groups()
+        names = (RootSettings if place else File).__struct_fields__
+        what = f"{place} has no setting" if place else "there is no setting"
+        return f"{what} {name!r} {listed(names, near=name)}"
+    if wrong := _WRONG.match(words):
+        wanted, got, place = wrong.groups()
+        kinds = [_KINDS.get(kind, kind) for kind in wanted.split(" | ") if kind != "null"]
+        return f"{place} takes {' or '.join(kinds)}, not {_KINDS.get(got, got)}"
+    return words
+
+
+def _text(given: str | Path | None) -> str | None:
+    return None if given is None else str(given)
+
+
+def _bytes(gib: float | None, default: int) -> int:
+    return default if gib is None else int(gib * 2**30)
+
+
+def _absolute(directories: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    expanded = tuple(map(os.path.expanduser, directories))
+    for directory in expanded:
+        if not os.path.isabs(directory):
+            raise SettingsError(
+                f"{path}: trusted_directories: {directory!r} is not absolute", hint="write its full path"
+            )
+    return expanded
+
+
+def _deadlines(file: File, path: Path) -> Mapping[str, float]:
+    for phase, seconds in file.deadlines.items():
+        if phase not in DEFAULT_DEADLINES:
+            raise SettingsError(
+                f"{path}: [deadlines] has no phase {phase!r}", hint=f"there are {', '.join(DEFAULT_DEADLINES)}"
+            )
+        if not 0 < seconds < math.inf:
+            raise SettingsError(f"{path}: [deadlines] {phase} is {seconds}", hint="give seconds above 0")
+    return {**DEFAULT_DEADLINES, **file.deadlines}
+
+
+def _roots(file: File, path: Path) -> tuple[Root, ...]:
+    roots: list[Root] = []
+    for entry in file.roots:
+        directory = os.path.expanduser(entry.path)
+        if not os.path.isabs(directory):
+            raise SettingsError(f"{path}: the root {entry.path!r} is not absolute", hint="write its full path")
+        root = make_root(directory, name=entry.name, python=entry.python, env=entry.env)
+        root = dataclasses.replace(root, polling=entry.polling)
+        for other in roots:
+            if other.path == root.path:
+                raise SettingsError(f"{path}: the root {root.path} is there twice", hint="remove one of them")
+            if other.name == root.name:
+                raise SettingsError(
+                    f"{path}: the roots {other.path} and {root.path} are both named {root.name!r}",
+                    hint="give one of them another `name`",
+                )
+        roots.append(root)
+    return tuple(roots)

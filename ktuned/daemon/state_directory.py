@@ -1,0 +1,60 @@
+"""The daemon's directories: ours, private, and held by one daemon at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from ktuned.catalog import Trust, Untrusted
+from ktuned.model import StoreError
+
+LOCK_NAME: Final = "lock"
+"""In the state's directory; it holds the pid of whoever holds its lock."""
+
+PRIVATE_UMASK: Final = 0o077
+"""What the daemon and its workers make is for nobody else to read."""
+
+_PRIVATE_DIRECTORY: Final = 0o700
+
+
+@contextmanager
+def held(state: Path, cache: Path) -> Iterator[None]:
+    """Make the directories, and hold the state so that two daemons never share a store.
+
+    Raises:
+        StoreError: they cannot be used, somebody else could replace what is in them, or another daemon has them.
+    """
+    try:
+        for directory in (state, cache):
+            directory.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_DIRECTORY)
+            # Artifacts are code, and the store says which are loaded.
+            Trust().check_directory(str(directory))
+        descriptor = os.open(state / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise StoreError(
+            f"{state} cannot be used: {error.strerror}",
+            hint="make it writable, or set KTUNED_HOME to a directory that is",
+        ) from error
+    except Untrusted as error:
+        raise StoreError(
+            f"{state} cannot be used: {error.message}",
+            hint="close it to others, or set KTUNED_HOME to a directory of yours",
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            raise StoreError(
+                f"a daemon (pid {holder}) already keeps its state in {state}",
+                hint=f"`kill {holder}` stops it, wherever its socket is; or set KTUNED_HOME to another directory",
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

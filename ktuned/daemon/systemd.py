@@ -1,0 +1,162 @@
+"""What a service manager and a daemon say to each other: sockets that are handed over, and how the daemon is.
+
+Sources of the formats: sd_listen_fds(3), sd_notify(3), sd_watchdog_enabled(3). Nothing else of systemd is needed,
+and without a service manager all of it does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from time import CLOCK_MONOTONIC, clock_gettime_ns
+from types import TracebackType
+from typing import Final, Self
+
+from ktuned.model import SettingsError
+
+FIRST_DESCRIPTOR: Final = 3
+"""Where the descriptors begin that are handed over: after stdin, stdout and stderr (SD_LISTEN_FDS_START)."""
+
+SOCKET_NAMES: Final = frozenset({"ktuned", "ktuned.socket"})
+"""What ours is called among several: the unit's name unless ``FileDescriptorName=`` says otherwise."""
+
+_VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What the environment holds for this process: ``descriptor`` of a listening socket, where to notify, how often."""
+
+    descriptor: int | None = None
+    notify_path: str = ""
+    watchdog_s: float = 0.0
+
+    @classmethod
+    def take(cls, environ: MutableMapping[str, str], pid: int) -> Self:
+        """Take what is meant for the process ``pid``, and all of it out of ``environ``: children are not meant.
+
+        Raises:
+            SettingsError: what was handed over cannot be used; names the variable.
+        """
+        given = {name: environ.pop(name, "") for name in _VARIABLES}
+        return cls(
+            _listening(given["LISTEN_PID"], given["LISTEN_FDS"], given["LISTEN_FDNAMES"], pid),
+            given["NOTIFY_SOCKET"],
+            _watchdog_s(given["WATCHDOG_PID"], given["WATCHDOG_USEC"], pid),
+        )
+
+
+class Notifier:
+    """Tells the service manager how the daemon is; where nobody wants to know, nothing is sent.
+
+    A manager that is gone or does not read is no reason to stop: what cannot be said at once is not said.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        # "@" stands for the zero byte that begins an abstract address.
+        self._address = f"\0{path[1:]}" if path.startswith("@") else path
+        self._socket: socket.socket | None = None
+        if path:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether there is somebody to tell."""
+        return self._socket is not None
+
+    def ready(self, status: str) -> None:
+        """Say that the daemon serves, at its start or again after a reload."""
+        self._send("READY=1", f"STATUS={_line(status)}")
+
+    def reloading(self) -> None:
+        """Say that the settings are being read again; ``ready`` says that they have been."""
+        # CLOCK_MONOTONIC is what sd_notify(3) asks for, so that the manager can tell this reload from an earlier one.
+        self._send("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
+
+    def stopping(self) -> None:
+        """Say that the daemon is on its way out."""
+        self._send("STOPPING=1", "STATUS=stopping")
+
+    def alive(self) -> None:
+        """Say that the loop still turns."""
+        self._send("WATCHDOG=1")
+
+    def status(self, status: str) -> None:
+        """Say in a line what the daemon does."""
+        self._send(f"STATUS={_line(status)}")
+
+    def _send(self, *lines: str) -> None:
+        if self._socket is None:
+            return
+        try:
+            self._socket.sendto("\n".join(lines).encode(errors="replace"), self._address)
+        except OSError:
+            return
+
+
+def _listening(pid_word: str, count_word: str, names_word: str, pid: int) -> int | None:
+    """Return the descriptor of the one listening Unix stream socket that was handed to ``pid``, if any was."""
+    if not count_word or pid_word != str(pid):
+        return None
+    if not (count_word.isascii() and count_word.isdigit()) or not 1 <= int(count_word) <= 1024:
+        raise SettingsError(f"LISTEN_FDS is {count_word!r}", hint="start the daemon by its socket unit, or by hand")
+    descriptors = range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + int(count_word))
+    for descriptor in descriptors:
+        try:
+            os.set_inheritable(descriptor, False)
+        except OSError as error:
+            raise SettingsError(
+                f"descriptor {descriptor}, which LISTEN_FDS promises, is not there: {error.strerror}",
+                hint="start the daemon by its socket unit, or by hand",
+            ) from error
+    names = names_word.split(":")
+    named = [descriptor for descriptor, name in zip(descriptors, names, strict=False) if name in SOCKET_NAMES]
+    chosen = list(descriptors) if len(descriptors) == 1 else named
+    if len(chosen) != 1:
+        raise SettingsError(
+            f"{len(descriptors)} sockets were handed over, {len(named)} of them named ktuned",
+            hint="hand over one, or name it with FileDescriptorName=ktuned",
+        )
+    (descriptor,) = chosen
+    if not _is_listening(descriptor):
+        raise SettingsError(
+            f"descriptor {descriptor} is no listening Unix stream socket", hint="ktuned.socket needs ListenStream=PATH"
+        )
+    return descriptor
+
+
+def _is_listening(descriptor: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as handed:
+            return (
+                handed.family == socket.AF_UNIX
+                and handed.type == socket.SOCK_STREAM
+                and bool(handed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            )
+    except OSError:
+        return False
+
+
+def _watchdog_s(pid_word: str, period_word: str, pid: int) -> float:
+    """Return within how long the manager wants to hear of us; 0 when it does not."""
+    if not period_word or pid_word not in ("", str(pid)):
+        return 0.0
+    if not (period_word.isascii() and period_word.isdigit()) or int(period_word) == 0:
+        raise SettingsError(f"WATCHDOG_USEC is {period_word!r}", hint="WatchdogSec= takes a time span above 0")
+    return int(period_word) / 1e6
+
+
+def _line(status: str) -> str:
+    return " ".join(status.split())

@@ -1,0 +1,284 @@
+"""What this machine can do: for each interpreter its backends, their toolchains and their devices.
+
+Backends are asked in a worker. The last answer is kept in the store, so that lookups know what they stand on
+before the first worker is up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import structlog
+
+from ktuned.backends import Absence
+from ktuned.fleet import Environment, Fleet
+from ktuned.model import (
+    BackendError,
+    Context,
+    Device,
+    KernelInfo,
+    NotFound,
+    Problem,
+    StoreError,
+    WorkerError,
+    canonical,
+)
+from ktuned.store import Store
+
+_log = structlog.get_logger()
+
+
+def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:
+    """Return the short text that stands for a fingerprint in keys."""
+    return hashlib.sha256(canonical(fingerprint).encode()).hexdigest()[:16]
+
+
+def is_named(device: Device, name: str) -> bool:
+    """Tell whether a name of config.toml's ``devices`` means a device: its seat, its kind, or a part of its model."""
+    return name in (device.name, device.kind) or name.casefold() in device.model.casefold()
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a job's configs are compiled for, and where they are measured; without devices ``absence`` may say why."""
+
+    target: str
+    devices: tuple[Device, ...] = ()
+    absence: str = ""
+
+    @property
+    def model(self) -> Device:
+        """The device that stands for all of them; where there is none, one that has the target for its model."""
+        return self.devices[0] if self.devices else Device("", self.target, self.target)
+
+
+def _fingerprints(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the toolchains' and the devices' fingerprints in a report, by their digests."""
+    said = [found.get("fingerprint", {}) for found in report["backends"].values()]
+    said += [device["fingerprint"] for found in report["backends"].values() for device in found.get("devices", ())]
+    return {fingerprint_digest(fingerprint): fingerprint for fingerprint in said}
+
+
+class Machine:
+    """Knows backends and devices per environment; asks a worker for what it does not know yet.
+
+    ``captured`` tells the digest of the inputs that were captured for a kernel's problem, empty if none were.
+
+    ``arch`` is what is compiled for where a backend has no device (the backend's own default if empty); ``chosen``
+    names the devices that may be used (all if empty).
+    """
+
+    def __init__(
+        self, fleet: Fleet, store: Store, *, deadlines: Mapping[str, float], arch: str = "", chosen: Sequence[str] = ()
+    ) -> None:
+        self.arch = arch
+        self.chosen = tuple(chosen)
+        self.captured: Callable[[str, str], str] = lambda kernel, problem: ""
+        self._fleet = fleet
+        self._store = store
+        self._deadlines = deadlines
+        self._reports: dict[str, dict[str, Any]] = dict(store.probes())
+        self._probed: set[str] = set()
+        self._locks: dict[str, anyio.Lock] = {}
+
+    async def probe(self, environment: Environment, *, again: bool = False) -> dict[str, Any]:
+        """Ask an environment's backends what they are, once in a daemon's life; return the report.
+
+        A report with an ``error`` says why no worker could answer; it is asked again the next time.
+        """
+        key = _key(environment)
+        async with self._locks.setdefault(key, anyio.Lock()):
+            if key in self._probed and not again:
+                return self._reports[key]
+            # What was known stays known while no worker can answer: lookups stand on it.
+            known = self._reports.get(key, {}).get("backends", {})
+            report: dict[str, Any] = {"python": environment.python, "error": None, "backends": known}
+            try:
+                async with self._fleet.lend("inspect", environment) as worker:
+                    answer, _ = await worker.call({"op": "probe"}, self._deadlines, first_phase="inspect")
+                report["backends"] = answer["backends"]
+                report["version"] = answer["version"]
+                report["nvml"] = answer["nvml"]
+                self._probed.add(key)
+            except WorkerError as error:
+                report["error"] = error.to_wire()
+                _log.warning("probe_failed", python=environment.python, reason=error.message)
+            if report != self._reports.get(key):
+                self._reports[key] = report
+                try:
+                    await self._store.save_probe(key, report)
+                    await self._store.save_versions(_fingerprints(report))
+                except StoreError as error:
+                    _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
+            return report
+
+    def expect_measuring(self, environment: Environment, backend: str) -> None:
+        """Have a worker that measures start beside an environment's first probe: both take seconds.
+
+        Not where there was no device the last time.
+        """
+        is_first = _key(environment) not in self._probed
+        if is_first and (self.report(environment) is None or self.devices(environment, backend)):
+            self._fleet.prepare_spares("bench", environment, backend)
+
+    def report(self, environment: Environment) -> dict[str, Any] | None:
+        """Return what is known of an environment now."""
+        return self._reports.get(_key(environment))
+
+    def devices(self, environment: Environment, backend: str) -> list[Device]:
+        """Return the devices that a backend may use; none when it has none, or nobody asked yet."""
+        return [device for device in self._found(environment, backend) if self._is_chosen(device)]
+
+    def _found(self, environment: Environment, backend: str) -> list[Device]:
+        return [Device.from_wire(entry) for entry in self._said(environment, backend).get("devices", ())]
+
+    def _is_chosen(self, device: Device) -> bool:
+        return not self.chosen or any(is_named(device, name) for name in self.chosen)
+
+    def _said(self, environment: Environment, backend: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = (self.report(environment) or {}).get("backends", {}).get(backend, {})
+        return found
+
+    def group_size(self, environment: Environment, backend: str) -> int:
+        """Return how many units a backend gains from compiling at once."""
+        return int(self._said(environment, backend).get("group_size", 1))
+
+    def target(self, environment: Environment, backend: str) -> str:
+        """Return what a backend compiles for here: its first device's target, else ``arch``, else its own default.
+
+        Raises:
+            BackendError: it cannot compile here, or has no device and nobody says for what.
+        """
+        found = self.devices(environment, backend) or self._found(environment, backend)
+        if found:
+            return found[0].target
+        absence = self._why_none(environment, backend)
+        said = self._said(environment, backend)
+        if not said or said["error"] or said["absent"]["reason"] == Absence.NO_COMPILER:
+            raise absence
+        if not said.get("target"):
+            named = "or name what to compile for: `ktuned compile --arch`"
+            raise BackendError(absence.message, hint="; ".join(filter(None, (absence.hint, named))))
+        return self.arch or str(said["target"])
+
+    def aim(self, environment: Environment, backend: str, wanted: str, *, compile_only: bool = False) -> Aim:
+        """Return where the configs of a job for the device ``wanted`` are measured, on all devices that are alike.
+
+        With ``compile_only`` they are compiled for the target ``wanted``, without any device for :meth:`target`.
+
+        Raises:
+            BackendError: the backend has no device here and cannot compile without one.
+            NotFound: it has devices, but not that one.
+        """
+        if compile_only:
+            return Aim(wanted)
+        devices = self.devices(environment, backend)
+        if not devices:
+            absence = self._why_none(environment, backend)
+            return Aim(self.target(environment, backend), (), absence.message)
+        first = self.device(environment, backend, wanted)
+        return Aim(first.target, tuple(other for other in devices if _is_like(other, first)))
+
+    def device(self, environment: Environment, backend: str, wanted: str | None) -> Device:
+        """Return the device that a request means: by name (``cpu:0``), by model, or the backend's first.
+
+        Raises:
+            BackendError: the backend is missing, or has no device here; says why and what mends it.
+            NotFound: it has devices, but not that one.
+        """
+        devices = self.devices(environment, backend)
+        if not devices:
+            raise self._why_none(environment, backend)
+        for device in devices:
+            if wanted in (None, device.name, device.model):
+                return device
+        known = ", ".join(f"{device.name} ({device.model})" for device in devices)
+        raise NotFound(f"backend {backend!r} has no device {wanted!r} here", hint=f"it has {known}")
+
+    def _why_none(self, environment: Environment, backend: str) -> BackendError:
+        report = self.report(environment)
+        if report is None or report["error"] is not None:
+            error = (report or {}).get("error") or {"message": "its backends have not been asked yet", "hint": ""}
+            return BackendError(f"{environment.python}: {error['message']}", hint=error["hint"])
+        found = report["backends"].get(backend)
+        if found is None:
+            installed = ", ".join(report["backends"]) or "none"
+            return BackendError(
+                f"{environment.python} has no backend {backend!r} (installed: {installed})",
+                hint=f"pip install 'ktuned[{backend.replace('_', '-')}]' into it",
+            )
+        reason = found["error"] or found["absent"]
+        if reason is None:
+            there = ", ".join(f"{device.name} ({device.model})" for device in self._found(environment, backend))
+            return BackendError(
+                f"config.toml's devices leave backend {backend!r} none of {there or 'no devices'}",
+                hint="name one of them there, or leave out `devices`",
+            )
+        return BackendError(f"backend {backend!r} cannot run here: {reason['message']}", hint=reason["hint"])
+
+    def context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
+        """Return the ground that a measurement made now would stand on."""
+        specialized = canonical(kernel.specialized(problem))
+        return Context(
+            kernel=kernel.name,
+            problem=specialized,
+            device=device.model,
+            digest=self.digest(kernel, specialized),
+            toolchain=fingerprint_digest(self._said(environment, kernel.backend).get("fingerprint", {})),
+            device_fingerprint=fingerprint_digest(device.fingerprint),
+        )
+
+    def digest(self, kernel: KernelInfo, specialized: str) -> str:
+        """Return what a kernel means for a specialised problem (canonical text), whose captured inputs belong to it."""
+        captured = self.captured(kernel.name, specialized)
+        return hashlib.sha256(f"{kernel.digest} {captured}".encode()).hexdigest() if captured else kernel.digest
+
+    def seats(self, environment: Environment | None = None) -> dict[str, set[str]]:
+        """Return the devices that are known, of one environment or of all: their models by their names.
+
+        Two backends may know one seat by two models.
+        """
+        reports = list(self._reports.values()) if environment is None else [self.report(environment) or {}]
+        seats: dict[str, set[str]] = {}
+        for report in reports:
+            for found in report.get("backends", {}).values():
+                for device in found.get("devices", ()):
+                    seats.setdefault(device["name"], set()).add(device["model"])
+        return seats
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return every environment's report, for a status."""
+        return list(self._reports.values())
+
+    @property
+    def notices(self) -> list[str]:
+        """What is not as config.toml wants it, or keeps figures from being judged, one line each."""
+        return [*self._unknown_names(), *_unjudged(self._reports[key] for key in sorted(self._probed))]
+
+    def _unknown_names(self) -> Iterator[str]:
+        backends = [said for key in self._probed for said in self._reports[key]["backends"].values()]
+        entries = (entry for said in backends for entry in said["devices"])
+        there = list({device.name: device for device in map(Device.from_wire, entries)}.values())
+        for name in self.chosen if backends else ():
+            if not any(is_named(device, name) for device in there):
+                listed = ", ".join(f"{device.name} ({device.model})" for device in there) or "none"
+                yield f"config.toml: devices names {name!r}, which no backend finds here (there are {listed})"
+
+
+def _unjudged(reports: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for report in reports:
+        if reason := report.get("nvml"):
+            yield f"who else uses the GPUs is not known to {report['python']}, so no timing is judged by it: {reason}"
+
+
+def _is_like(one: Device, other: Device) -> bool:
+    """Tell whether two devices may share a job's work and each other's winners."""
+    return (one.model, one.target, one.fingerprint) == (other.model, other.target, other.fingerprint)
+
+
+def _key(environment: Environment) -> str:
+    return canonical({"python": environment.python, "env": dict(environment.env)})

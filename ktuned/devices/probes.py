@@ -1,0 +1,44 @@
+"""When backends are asked what they are and which devices there are: when somebody asks, and once a device failed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import anyio
+
+from ktuned.catalog import Catalog, environment_of
+from ktuned.devices.machine import Machine
+from ktuned.fleet import Environment
+
+
+class Probing:
+    """Has the machine probed for every environment that a root has; ``directory`` is where a worker of none runs."""
+
+    def __init__(self, catalog: Catalog, machine: Machine, directory: str) -> None:
+        self._catalog = catalog
+        self._machine = machine
+        self._directory = directory
+        self._device_failed = anyio.Event()
+
+    def environments(self) -> list[Environment]:
+        """Return the environments of all roots, each once."""
+        return list(dict.fromkeys(environment_of(root) for root in self._catalog.roots))
+
+    async def reports(self) -> list[dict[str, Any]]:
+        """Return what every environment's backends are; without a root, those of the daemon's interpreter."""
+        asked = self.environments() or [Environment(sys.executable, self._directory)]
+        # Roots that share an interpreter share its report.
+        return list({id(report): report for report in [await self._machine.probe(one) for one in asked]}.values())
+
+    def device_failed(self) -> None:
+        """Note that a device may be gone: the next job must not count on it."""
+        self._device_failed.set()
+
+    async def run(self) -> None:
+        """Ask anew what devices there are whenever one fails; until cancelled."""
+        while True:
+            await self._device_failed.wait()
+            self._device_failed = anyio.Event()
+            for environment in self.environments():
+                await self._machine.probe(environment, again=True)

@@ -1,0 +1,92 @@
+"""Pins: who looks up under the same pin sees the same winners for good, whatever is tuned meanwhile.
+
+The first lookup of a problem under a pin decides, and is told once that is on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ktuned.model import NotFound, Problem, UsageError, canonical
+from ktuned.store import Store
+
+MAX_PINNED: Final = 100_000
+"""Answers that pins may hold altogether: a thousand runs of a hundred kernels."""
+
+MAX_PIN_BYTES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class PinInfo:
+    """A pin, with the number of questions that it answers and the Unix time of the first."""
+
+    pin: str
+    questions: int
+    created: float
+
+
+class Pins:
+    """Answers lookups under pins; ``changed`` is called when what was answered no longer holds."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.changed: Callable[[], None] = lambda: None
+
+    def find(self, pin: str, kernel: str, problem: Problem, device: str | None) -> dict[str, Any] | None:
+        """Return what a pin holds for a question, however its first asker named kernel and device.
+
+        Raises:
+            UsageError: the pin is no name.
+        """
+        if not pin or len(pin.encode()) > MAX_PIN_BYTES or not pin.isprintable():
+            raise UsageError(f"the pin {pin[:100]!r} is no name", hint="give a short text, for example the run's id")
+        held = self._store.pinned.find(pin, _key(kernel, problem, device))
+        return None if held is None else _as_answer(held)
+
+    async def freeze(
+        self, pin: str, kernel: str, problem: Problem, device: str | None, answer: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Hold ``answer`` for the question, and for the same one by full names; return what holds: the first one's.
+
+        Raises:
+            UsageError: there are too many.
+        """
+        keys = [_key(kernel, problem, device), _key(answer["kernel"], problem, answer["device"])]
+        kept = {name: value for name, value in answer.items() if name not in ("age_s", "generation", "message")}
+        held = await self._store.pinned.hold(pin, keys, json.dumps(kept), now=time.time(), limit=MAX_PINNED)
+        return {**_as_answer(held), "generation": answer["generation"]}
+
+    def held(self) -> list[PinInfo]:
+        """Return every pin."""
+        return [PinInfo(*row) for row in self._store.pinned.pins()]
+
+    async def give_up(self, pin: str) -> int:
+        """Give up a pin, so that its next lookup decides again; return how many questions it held.
+
+        Raises:
+            NotFound: there is no such pin.
+        """
+        removed = await self._store.pinned.give_up(pin)
+        if not removed:
+            raise NotFound(f"there is no pin {pin!r}", hint="`ktuned forget --pins` lists them")
+        self.changed()
+        return removed
+
+
+def _key(kernel: str, problem: Problem, device: str | None) -> str:
+    return canonical({"kernel": kernel, "problem": dict(problem), "device": device})
+
+
+def _as_answer(held: str) -> dict[str, Any]:
+    """Return a held answer as it is now: older, and without an artifact that is gone."""
+    answer: dict[str, Any] = json.loads(held)
+    if answer.get("artifact") is not None and not os.path.isdir(answer["artifact"]):
+        answer["artifact"] = None
+    decided = answer.get("decided")
+    answer["age_s"] = None if decided is None else round(max(0.0, time.time() - decided), 3)
+    return answer

@@ -1,0 +1,331 @@
+"""Lookups: who asks what, answered at once from memory; what that sets off happens in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic, time
+from typing import Any, NamedTuple
+
+import anyio
+import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from ktuned.catalog import Catalog, check_problem
+from ktuned.devices import Machine
+from ktuned.fleet import Fleet
+from ktuned.lookup.generations import Generations
+from ktuned.lookup.ladder import admits_plainly, answer
+from ktuned.lookup.pins import Pins
+from ktuned.lookup.shortcuts import HOLDS_S, Shortcuts
+from ktuned.lookup.time_slices import ask_for_short_slices
+from ktuned.model import (
+    Config,
+    Device,
+    KernelInfo,
+    KtunedError,
+    NotFound,
+    Priority,
+    Problem,
+    Status,
+    Winner,
+    WorkerError,
+    canonical,
+)
+from ktuned.scheduling import Jobs
+from ktuned.store import Artifacts, Store
+
+_log = structlog.get_logger()
+
+MAX_ERRANDS = 1_000
+"""Errands that may wait; beyond that an asked-for tuning is forgotten, and the next lookup asks again."""
+
+MAX_REMEMBERED = 50_000
+"""Entries of each cache, some 500 bytes each; with more than these, all are forgotten, and worked out again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """What a lookup set off: a tuning, or the question whether configs are valid."""
+
+    kernel: KernelInfo
+    problem: Problem
+    device: Device | None
+    configs: tuple[Config, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What makes two errands the same, as long as the kernel is what it is."""
+        return (
+            self.kernel.name,
+            self.kernel.digest,
+            self.kernel.plan_digest,
+            canonical(self.problem),
+            "" if self.device is None else self.device.model,
+            *map(canonical, self.configs),
+        )
+
+
+Pinning = Callable[[], Awaitable[dict[str, Any]]]
+"""Writes the first answer under a pin to the disk and returns the one that holds."""
+
+
+class _Served(NamedTuple):
+    """An answer as it was worked out, and until when (``monotonic``) it is given again."""
+
+    reply: dict[str, Any]
+    until: float
+
+
+class Lookups:
+    """Answers lookups; :meth:`run` does what they set off. ``shortcuts`` are its answers by their questions' bytes."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        machine: Machine,
+        fleet: Fleet,
+        store: Store,
+        artifacts: Artifacts,
+        jobs: Jobs,
+        deadlines: Mapping[str, float],
+        generations: Generations,
+    ) -> None:
+        self.shortcuts = Shortcuts()
+        self.generations = generations
+        self.pins = Pins(store)
+        self.pins.changed = self.changed_all
+        self._catalog = catalog
+        self._machine = machine
+        self._fleet = fleet
+        self._store = store
+        self._artifacts = artifacts
+        self._jobs = jobs
+        self._deadlines = deadlines
+        self._winners: dict[str, list[Winner]] = {}
+        self._admitted: dict[tuple[str, str, str], bool] = {}
+        self._sent: set[tuple[str, ...]] = set()
+        self._memo: dict[tuple[Any, ...], _Served] = {}
+        self._answered = 0
+        self._errands, self._arriving = anyio.create_memory_object_stream[_Errand](MAX_ERRANDS)
+
+    def changed(self, kernel: str) -> None:
+        """Note that a kernel's winners, or what they stand on, are not what they were."""
+        self._winners.pop(kernel, None)
+        self._memo.clear()
+        self.shortcuts.clear()
+        self.generations.bump(kernel)
+
+    def changed_all(self) -> None:
+        """Note that any kernel may be another, or its answer."""
+        self._winners.clear()
+        self._memo.clear()
+        self.shortcuts.clear()
+        self.generations.bump_all()
+
+    @property
+    def answered(self) -> int:
+        """How many lookups were answered since the start."""
+        return self._answered + self.shortcuts.lookups
+
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """Return how full the queue of ``errands`` is, and how much each of the ``caches`` holds."""
+        errands = self._errands.statistics()
+        return {
+            "errands": {"used": errands.current_buffer_used, "size": int(errands.max_buffer_size)},
+            "caches": {
+                "answers": len(self._memo),
+                "shortcuts": len(self.shortcuts),
+                "winners": sum(map(len, self._winners.values())),
+                "admitted": len(self._admitted),
+            },
+        }
+
+    def lookup(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> dict[str, Any]:
+        """Return the protocol's answer for one problem.
+
+        Raises:
+            AmbiguousName: the short name is several kernels'.
+            UsageError: the problem is none of this kernel's.
+        """
+        self._answered += 1
+        # The types, because 1, 1.0 and True are equal keys and three problems.
+        key = (name, device, tune, *problem.items(), *map(type, problem.values()))
+        served = self._memo.get(key)
+        if served is None or monotonic() >= served.until:
+            if len(self._memo) >= MAX_REMEMBERED:
+                self._memo.clear()
+            reply = self._answer(name, problem, device, tune=tune)
+            if reply["status"] == Status.UNKNOWN:
+                # Not remembered: names that nobody knows can be made up without end, and be of any size.
+                return reply
+            served = self._memo[key] = _Served(reply, monotonic() + HOLDS_S)
+        return served.reply
+
+    def lookup_pinned(
+        self, pin: str, name: str, problem: Problem, device: str | None, *, tune: bool
+    ) -> dict[str, Any] | Pinning:
+        """As :meth:`lookup`, but with the answer that the pin holds, or with what writes the first one down.
+
+        Raises:
+            UsageError: the problem is none of this kernel's, or the pin is no name.
+        """
+        held = self.pins.find(pin, name, problem, device)
+        if held is None:
+            first = self.lookup(name, problem, device, tune=tune)
+            held = self.pins.find(pin, first["kernel"], problem, first["device"])
+            if held is None:
+                return lambda: self.pins.freeze(pin, name, problem, device, first)
+        self._answered += 1
+        return {**held, "generation": self.generations.of(held["kernel"])}
+
+    def _answer(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> dict[str, Any]:
+        ask_for_short_slices()
+        try:
+            kernel = self._catalog.resolve(name)
+        except NotFound:
+            return self._wire(name, problem, device, Status.UNKNOWN)
+        check_problem(kernel, problem)
+        environment = self._catalog.environment(kernel)
+        seat: Device | None
+        try:
+            seat = self._machine.device(environment, kernel.backend, device)
+        except KtunedError:
+            seat = None
+        model = seat.model if seat is not None else device
+        fault = self._catalog.fault(kernel)
+        # A file that cannot be read is not what any winner was measured with.
+        ground = None if seat is None or fault else self._machine.context(kernel, environment, problem, seat)
+        found = answer(
+            kernel,
+            problem,
+            model,
+            ground,
+            self._winners_of(kernel.name),
+            lambda config: self._admits(kernel, problem, config),
+        )
+        if found.undecided:
+            self._send(_Errand(kernel, problem, seat, found.undecided))
+        # What was tried in vain for these very files would be so again: the answer says so instead.
+        failure = fault if ground is None else self._jobs.failure(ground, kernel.plan_digest)
+        if tune and found.wants_tuning and seat is not None and not failure:
+            self._send(_Errand(kernel, problem, seat))
+            # This lookup, and those that were given the last answer since.
+            self._jobs.ask((kernel.name, canonical(problem), seat.model), 1 + self.shortcuts.repeats)
+        reply = self._reply(kernel, problem, model, found.status, found.winner, found.config)
+        if found.status is not Status.FRESH:
+            reply["message"] = failure
+        return reply
+
+    def _reply(
+        self,
+        kernel: KernelInfo,
+        problem: Problem,
+        model: str | None,
+        status: Status,
+        winner: Winner | None,
+        config: Config | None,
+    ) -> dict[str, Any]:
+        reply = self._wire(kernel.name, problem, model, status)
+        reply["config"] = None if config is None else dict(config)
+        if winner is not None:
+            reply["latency_us"] = winner.latency_us
+            reply["decided"] = winner.decided
+            reply["age_s"] = round(max(0.0, time() - winner.decided), 3)
+            # Only an artifact of this very problem and source can be launched for it as it is.
+            if status is Status.FRESH and winner.artifact is not None:
+                path = self._artifacts.find(winner.artifact)
+                if path is not None:
+                    self._artifacts.touch(winner.artifact)
+                    reply["artifact"] = str(path)
+        return reply
+
+    def _wire(self, kernel: str, problem: Problem, device: str | None, status: Status) -> dict[str, Any]:
+        return {
+            "kernel": kernel,
+            "problem": dict(problem),
+            "device": device,
+            "status": status.value,
+            "config": None,
+            "latency_us": None,
+            "artifact": None,
+            "age_s": None,
+            "decided": None,
+            "message": "",
+            "generation": self.generations.of(kernel),
+        }
+
+    def _winners_of(self, kernel: str) -> list[Winner]:
+        known = self._winners.get(kernel)
+        if known is None:
+            known = self._winners[kernel] = self._store.winners(kernel)
+        return known
+
+    def _admits(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
+        plain = admits_plainly(kernel, config)
+        if plain is not None:
+            return plain
+        return self._admitted.get((kernel.plan_digest, canonical(problem), canonical(config)))
+
+    def _send(self, errand: _Errand) -> None:
+        """Send an errand once for each state of the kernel, however many ask; again if it came to nothing."""
+        if errand.key in self._sent:
+            return
+        try:
+            self._errands.send_nowait(errand)
+        except anyio.WouldBlock:
+            return
+        if len(self._sent) >= MAX_REMEMBERED:
+            self._sent.clear()
+        self._sent.add(errand.key)
+
+    async def run(self) -> None:
+        """Do what lookups set off, one after the other, until cancelled."""
+        arriving: MemoryObjectReceiveStream[_Errand] = self._arriving
+        with self._errands, arriving:
+            async for errand in arriving:
+                try:
+                    if errand.configs:
+                        await self._ask_whether_valid(errand)
+                    elif errand.device is not None:
+                        await self._jobs.submit(
+                            errand.kernel.name,
+                            errand.problem,
+                            errand.device.model,
+                            priority=Priority.ASKED,
+                            reason="looked up",
+                            plan=errand.kernel.plan,
+                            any_plan=True,
+                        )
+                except KtunedError as error:
+                    self._sent.discard(errand.key)
+                    _log.warning("lookup_errand_failed", kernel=errand.kernel.name, reason=error.message)
+
+    async def _ask_whether_valid(self, errand: _Errand) -> None:
+        kernel = errand.kernel
+        root = self._catalog.root_of(kernel.file)
+        if root is None:
+            return
+        request = {
+            "op": "admits",
+            "root": root.path,
+            "file": kernel.file,
+            "kernel": kernel.kernel,
+            "stamps": dict(kernel.stamps),
+            "problem": dict(errand.problem),
+            "configs": [dict(config) for config in errand.configs],
+        }
+        try:
+            async with self._fleet.lend("inspect", self._catalog.environment(kernel)) as worker:
+                reply, _ = await worker.call(request, self._deadlines, first_phase="inspect")
+        except WorkerError as error:
+            if error.code == "source_changed":
+                self._sent.discard(errand.key)
+            _log.info("validity_unknown", kernel=kernel.name, reason=error.message)
+            return
+        if len(self._admitted) >= MAX_REMEMBERED:
+            self._admitted.clear()
+        for config, admitted in zip(errand.configs, reply["admitted"], strict=True):
+            self._admitted[kernel.plan_digest, canonical(errand.problem), canonical(config)] = admitted
+        self.changed(kernel.name)

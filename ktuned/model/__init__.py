@@ -1,0 +1,71 @@
+"""Values that every part speaks of: identities, configs, devices, plans, trials, jobs, winners, errors.
+
+Plain and frozen; the standard library alone, because workers import them under the project's interpreter.
+"""
+
+from ktuned.model.device import Device
+from ktuned.model.errors import (
+    AmbiguousName,
+    BackendError,
+    KernelFileError,
+    KtunedError,
+    NotFound,
+    SettingsError,
+    StoreDamaged,
+    StoreError,
+    Unsupported,
+    UsageError,
+    WorkerError,
+    listed,
+)
+from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority
+from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.lifecycle import TRIED_AGAIN, Event, Life
+from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, Plan, Preset
+from ktuned.model.staleness import CAPTURED, Change, sentence, since
+from ktuned.model.trial import Context, Trial, TrialResult, Winner
+from ktuned.model.values import RETRIED_BY_NEXT_JOB, Config, Outcome, Problem, Scalar, Status, canonical
+
+__all__ = [
+    "CAPTURED",
+    "DEFAULT_TRIALS",
+    "MAX_PRIORITY",
+    "PRESETS",
+    "RETRIED_BY_NEXT_JOB",
+    "TRIED_AGAIN",
+    "AmbiguousName",
+    "BackendError",
+    "Change",
+    "Config",
+    "Context",
+    "Device",
+    "Event",
+    "Job",
+    "JobState",
+    "KernelFileError",
+    "KernelInfo",
+    "KtunedError",
+    "Life",
+    "NotFound",
+    "Outcome",
+    "Plan",
+    "Preset",
+    "Priority",
+    "Problem",
+    "Root",
+    "Scalar",
+    "SettingsError",
+    "Status",
+    "StoreDamaged",
+    "StoreError",
+    "Trial",
+    "TrialResult",
+    "Unsupported",
+    "UsageError",
+    "Winner",
+    "WorkerError",
+    "canonical",
+    "listed",
+    "sentence",
+    "since",
+]

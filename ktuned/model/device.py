@@ -1,0 +1,35 @@
+"""A device as a backend found it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One thing that a kernel can run on, as a backend found it.
+
+    ``name`` is its seat on this machine (``cpu:0``), ``model`` what winners are kept for, ``target`` what
+    compilers must aim at, ``fingerprint`` the driver and whatever else can change a kernel's speed.
+    """
+
+    name: str
+    model: str
+    target: str
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.name.partition(":")[0]
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return plain data that :meth:`from_wire` reads."""
+        return {"name": self.name, "model": self.model, "target": self.target, "fingerprint": dict(self.fingerprint)}
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> Device:
+        """Rebuild a device from :meth:`to_wire`'s data."""
+        return cls(data["name"], data["model"], data["target"], dict(data["fingerprint"]))

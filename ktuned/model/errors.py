@@ -1,0 +1,106 @@
+"""Every error that ktuned raises on purpose.
+
+Each says what happened, to which thing, and (in ``hint``) what mends it. ``code`` is what travels in the
+protocol, so that programs need not read the sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class KtunedError(Exception):
+    """Base of all errors: one sentence for a person, a code for a program, a hint that mends it."""
+
+    code = "error"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def to_wire(self) -> dict[str, str]:
+        """Return the error map of the protocol: ``code``, ``message``, ``hint``."""
+        return {"code": self.code, "message": self.message, "hint": self.hint}
+
+
+class UsageError(KtunedError):
+    """The caller asked for something that cannot be meant: a bad argument, a bad field, a bad name."""
+
+    code = "usage"
+
+
+class NotFound(KtunedError):
+    """The named kernel, job, trial, device or file is not known."""
+
+    code = "not_found"
+
+
+class AmbiguousName(KtunedError):
+    """A short kernel name that several projects share; the message lists the full names."""
+
+    code = "ambiguous"
+
+
+class SettingsError(KtunedError):
+    """``config.toml`` or the environment says something that cannot be followed."""
+
+    code = "settings"
+
+
+class KernelFileError(KtunedError):
+    """A kernel file says something wrong; the message starts with ``file:line``.
+
+    ``path`` and ``line`` (1-based, 0 when unknown) tell where.
+    """
+
+    code = "kernel_file"
+
+    def __init__(self, message: str, *, path: str = "", line: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+        self.line = line
+
+
+class BackendError(KtunedError):
+    """A backend is unknown, cannot be imported, or speaks another API version."""
+
+    code = "backend"
+
+
+class Unsupported(KtunedError):
+    """This config cannot run on this device; raised by kernel functions and backends."""
+
+    code = "unsupported"
+
+
+class StoreError(KtunedError):
+    """The store cannot be opened or written: no space, read-only, no locks, newer schema, damage."""
+
+    code = "store"
+
+
+class StoreDamaged(StoreError):
+    """What the store holds is broken; the next opening moves it aside."""
+
+
+class WorkerError(KtunedError):
+    """Base of what can befall a request to a worker process."""
+
+    code = "worker"
+
+
+class IllegalMove(KtunedError):
+    """A trial was told an event that its state does not allow; the trial is unchanged."""
+
+    code = "illegal_move"
+
+
+def listed(known: Iterable[str], *, near: str = "") -> str:
+    """Return ``(there are: …)``, with the known name that ``near`` was probably meant to be."""
+    import difflib
+
+    names = list(known)
+    text = f"there are: {', '.join(names) or 'none'}"
+    close = difflib.get_close_matches(near, names, n=1)
+    return f"({text}; did you mean {close[0]!r}?)" if close else f"({text})"

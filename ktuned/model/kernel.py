@@ -1,0 +1,90 @@
+"""Kernels as the daemon knows them, and the roots that they are found in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ktuned.model.plan import Plan
+from ktuned.model.values import Config, Problem, Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A watched directory: its project's name, its interpreter, what its workers' environment adds, how it is watched.
+
+    ``polling`` is for file systems that tell of no changes made elsewhere (network file systems).
+    """
+
+    path: str
+    name: str
+    python: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    polling: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KernelInfo:
+    """What the daemon knows of a kernel: all that its file says, less the code.
+
+    ``digest`` changes when old measurements stop being true; ``source_digest`` when old artifacts do;
+    ``plan_digest`` when there is more to explore. ``stamps`` maps each file it was read from (absolute
+    path) to the SHA-256 of its bytes, or to ``""`` for one that is missing.
+    """
+
+    project: str
+    kernel: str
+    file: str
+    line: int
+    backend: str
+    digest: str
+    source_digest: str
+    plan_digest: str
+    sources: tuple[str, ...]
+    stamps: Mapping[str, str]
+    problems: tuple[Problem, ...]
+    default: Config | None
+    specialize: tuple[str, ...] | None
+    space: Mapping[str, Any]
+    plan: Plan
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The full name, ``project:kernel``."""
+        return f"{self.project}:{self.kernel}"
+
+    @property
+    def data_digest(self) -> str:
+        """What decides the inputs, the reference and the checks: with it, measurements of equal artifacts are equal."""
+        return str(self.extra.get("data_digest", self.digest))
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """What ``digest`` is made of: short digests by labels that begin with ``source:`` or ``python:``."""
+        groups = (("source", self.extra.get("files", {})), ("python", self.extra.get("definitions", {})))
+        return {f"{group}:{label}": digest for group, found in groups for label, digest in found.items()}
+
+    def specialized(self, problem: Problem) -> dict[str, Scalar]:
+        """Return the part of a problem that enters the key."""
+        if self.specialize is None:
+            return dict(problem)
+        return {key: problem[key] for key in self.specialize}
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return plain data that :meth:`from_wire` reads; what is nested in it is the kernel's own."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return values | {"plan": self.plan.to_wire()}
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> KernelInfo:
+        """Rebuild from :meth:`to_wire`'s data."""
+        values = dict(data)
+        values["plan"] = Plan(**values["plan"])
+        for key in ("sources", "problems"):
+            values[key] = tuple(values[key])
+        if values["specialize"] is not None:
+            values["specialize"] = tuple(values["specialize"])
+        return cls(**values)

@@ -1,0 +1,56 @@
+"""How a job goes about a space: strategy, seed, preset, budgets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """How thoroughly to measure.
+
+    ``warmup`` untimed runs; then batches until the 95 % confidence interval of the median is within 1 %, at least
+    ``repetitions`` runs and at most ``timing_s`` seconds; the best ``finalists`` are measured again in
+    ``finalist_rounds`` interleaved rounds.
+    """
+
+    name: str
+    warmup: int
+    repetitions: int
+    timing_s: float
+    finalists: int
+    finalist_rounds: int
+
+
+PRESETS: Mapping[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        Preset("fast", warmup=1, repetitions=5, timing_s=0.1, finalists=2, finalist_rounds=3),
+        Preset("default", warmup=2, repetitions=10, timing_s=0.5, finalists=5, finalist_rounds=5),
+        Preset("thorough", warmup=5, repetitions=20, timing_s=2.0, finalists=10, finalist_rounds=9),
+    )
+}
+
+DEFAULT_TRIALS = 1000
+"""Trials a job may try when nobody set a budget: enough for most spaces, an end for the endless ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a job goes about a space: which strategy, with which seed, how thoroughly, how far; or only to compile it."""
+
+    strategy: str = "random"
+    seed: int = 0
+    preset: str = "default"
+    trials: int = DEFAULT_TRIALS
+    seconds: float | None = None
+    early_stop: float = 3.0
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+    compile_only: bool = False
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return plain data; ``Plan(**data)`` rebuilds it."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,116 @@
+"""What has changed since a winner was measured: which file, which definition, which version. Decides; no IO."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ktuned.model.trial import Context
+
+SOURCE = "source"
+"""The group of a kernel's parts that are source files; the others are Python definitions or ``@kernel``'s arguments."""
+
+CAPTURED = "inputs:captured"
+"""The part that stands for a problem's captured inputs."""
+
+_DEFINITION = re.compile(r"(?P<file>[^:<]+\.py):(?P<name>.+)", re.DOTALL)
+_MISSING = " includes "
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference between two grounds.
+
+    ``kind`` is ``source``, ``definition``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones), ``toolchain``,
+    ``driver``, ``measuring`` or ``unknown``; ``where`` a file relative to the kernel file's directory, or a tool;
+    ``name`` what in it. ``before`` and ``after`` are versions, or short digests; empty for what was not there.
+    """
+
+    kind: str
+    where: str
+    name: str
+    before: str
+    after: str
+
+    def to_wire(self) -> dict[str, str]:
+        """Return the protocol's map."""
+        return asdict(self)
+
+
+def since(
+    then: Context,
+    now: Context,
+    parts: tuple[Mapping[str, str] | None, Mapping[str, str] | None],
+    toolchains: tuple[Mapping[str, str] | None, Mapping[str, str] | None],
+    drivers: tuple[Mapping[str, str] | None, Mapping[str, str] | None],
+    kernel_file: str,
+) -> list[Change]:
+    """Return what makes ``then`` another ground than ``now``; each pair holds what the digests of both were made of.
+
+    ``None`` stands for what nobody kept: the change is told all the same, without its parts.
+    """
+    found: list[Change] = []
+    if then.digest != now.digest:
+        found += _parts(*parts, kernel_file) or [Change("unknown", kernel_file, "", then.digest[:16], now.digest[:16])]
+    for kind, pair, old, new in (
+        ("toolchain", toolchains, then.toolchain, now.toolchain),
+        ("driver", drivers, then.device_fingerprint, now.device_fingerprint),
+    ):
+        if old != new:
+            found += _versions(kind, *pair) or [Change(kind, kind, "", old, new)]
+    if then.measuring_version != now.measuring_version:
+        found.append(
+            Change("measuring", "ktuned", "way of measuring", str(then.measuring_version), str(now.measuring_version))
+        )
+    return found
+
+
+def _parts(then: Mapping[str, str] | None, now: Mapping[str, str] | None, kernel_file: str) -> list[Change]:
+    if then is None or now is None:
+        return []
+    labels = sorted(label for label in {*then, *now} if then.get(label) != now.get(label))
+    return [_part(label, then.get(label, ""), now.get(label, ""), kernel_file) for label in labels]
+
+
+def _part(label: str, before: str, after: str, kernel_file: str) -> Change:
+    if label == CAPTURED:
+        return Change("inputs", kernel_file, "captured", before, after)
+    group, _, rest = label.partition(":")
+    if group == SOURCE and _MISSING in rest:
+        file, _, name = rest.partition(_MISSING)
+        return Change(SOURCE, file, f'#include "{name}"', "missing" if before else "", "missing" if after else "")
+    if group == SOURCE:
+        return Change(SOURCE, rest, "", before, after)
+    definition = _DEFINITION.fullmatch(rest)
+    if definition is not None:
+        return Change("definition", definition["file"], definition["name"], before, after)
+    return Change("argument", kernel_file, rest, before, after)
+
+
+def _versions(kind: str, then: Mapping[str, str] | None, now: Mapping[str, str] | None) -> list[Change]:
+    if then is None or now is None:
+        return []
+    return [
+        Change(kind, name, "", then.get(name, ""), now.get(name, ""))
+        for name in sorted({*then, *now})
+        if then.get(name) != now.get(name)
+    ]
+
+
+def sentence(change: Mapping[str, Any]) -> str:
+    """Return one change in words."""
+    kind, where, name, before, after = (change[key] for key in ("kind", "where", "name", "before", "after"))
+    if kind in ("toolchain", "driver", "measuring"):
+        what = f"{where} {name}".rstrip()
+        return f"{kind}: {what} was {before or 'not there'}, is {after or 'not there'}"
+    if kind == "inputs":
+        return "inputs were captured"
+    if name.startswith("#include"):
+        return f"{where}: {name} {'was missing, and is found' if before else 'is missing'}"
+    verb = "changed" if before and after else "is new" if after else "is gone"
+    what = f"{where}: `{name}`" if name else where
+    if kind == "unknown":
+        return f"{where} or its captured inputs changed; which was not kept"
+    return f"{what} {verb}"

@@ -1,0 +1,87 @@
+"""Trials and winners, and the context that a measurement holds for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ktuned.model.values import Config, Outcome, Problem
+
+MEASURING_VERSION = 1
+"""Raised whenever the way of measuring changes, so that figures of two ways are never compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything besides the config that a measurement depends on."""
+
+    kernel: str
+    problem: str
+    device: str
+    digest: str
+    toolchain: str
+    device_fingerprint: str
+    measuring_version: int = MEASURING_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What became of one config; times in the unit that their name ends in.
+
+    ``detail`` holds what an outcome keeps besides: ``phase``, ``signal``, ``stderr``, ``stdout``,
+    ``max_error``, ``mismatched_ratio``, ``samples``, ``content`` (SHA-256 of the artifact's files).
+    """
+
+    outcome: Outcome
+    latency_us: float | None = None
+    spread_us: float | None = None
+    compile_s: float = 0.0
+    lane_s: float = 0.0
+    message: str = ""
+    artifact: str | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One config tried on one problem on one device model, as the store keeps it.
+
+    ``outcome`` is ``None`` while it is under way; ``problem`` is the specialised one. ``updated`` is Unix time in s.
+    """
+
+    id: int
+    job: int
+    kernel: str
+    problem: Problem
+    device: str
+    config: Config
+    outcome: Outcome | None
+    latency_us: float | None
+    spread_us: float | None
+    compile_s: float
+    lane_s: float
+    message: str
+    artifact: str | None
+    digest: str
+    updated: float
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the protocol's trial map; its values are the trial's own, for a copy of each sample takes its time."""
+        return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The best valid trial of a (kernel, problem, device model), with the ground it was measured on."""
+
+    context: Context
+    trial: int
+    problem: Problem
+    config: Config
+    latency_us: float
+    spread_us: float | None
+    artifact: str | None
+    decided: float

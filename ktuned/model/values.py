@@ -1,0 +1,54 @@
+"""The plain values that every part of ktuned speaks of: problems, configs, devices, trials, jobs, winners.
+
+All are frozen and hold only what MessagePack and JSON can carry, so that the same fields appear in the
+protocol, in ``--json`` and in exports. This module imports the standard library alone: workers import it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+Scalar = bool | int | float | str
+"""What a problem or a config may hold."""
+
+Problem = Mapping[str, Scalar]
+Config = Mapping[str, Scalar]
+
+
+def canonical(values: Mapping[str, Any]) -> str:
+    """Return the one text that identifies a flat map: JSON with sorted keys and no spaces."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+class Outcome(StrEnum):
+    """How a trial ended; each trial has exactly one."""
+
+    MEASURED = "measured"
+    SLOWER = "slower"
+    COMPILE_ERROR = "compile_error"
+    COMPILE_TIMEOUT = "compile_timeout"
+    UNSUPPORTED = "unsupported"
+    MISMATCH = "mismatch"
+    LAUNCH_ERROR = "launch_error"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    CONTENDED = "contended"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+
+RETRIED_BY_NEXT_JOB = frozenset({Outcome.CONTENDED, Outcome.CANCELLED, Outcome.INTERRUPTED})
+"""Outcomes that say nothing about the config: the next job that meets it tries again."""
+
+
+class Status(StrEnum):
+    """What kind of answer a lookup got, best first."""
+
+    FRESH = "fresh"
+    STALE = "stale"
+    NEAR = "near"
+    DEFAULT = "default"
+    UNKNOWN = "unknown"

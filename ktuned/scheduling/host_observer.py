@@ -1,0 +1,63 @@
+"""What others do with this machine, for the policy that tuning follows: read from files, and for GPUs from a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic_ns
+
+import structlog
+
+from ktuned.devices import Machine
+from ktuned.fleet import CpuUse, Environment, Fleet, Usage
+from ktuned.model import WorkerError
+from ktuned.scheduling.idle_policy import Reading
+
+_log = structlog.get_logger()
+
+STALE_US = 30_000_000
+"""Two readings that are further apart tell of a time in which nobody looked."""
+
+
+class Observer:
+    """Makes readings of the machine; the first one after a pause knows nothing of the CPUs yet."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        machine: Machine,
+        environments: Callable[[], Sequence[Environment]],
+        deadlines: Mapping[str, float],
+        usage: Usage | None = None,
+    ) -> None:
+        self._fleet = fleet
+        self._machine = machine
+        self._environments = environments
+        self._deadlines = deadlines
+        self._usage = usage or Usage()
+        self._last: CpuUse | None = None
+
+    async def read(self) -> Reading:
+        """Return what the machine did since the last reading."""
+        users = await self._gpu_users()
+        now_us = monotonic_ns() // 1000
+        last, self._last = self._last, self._usage.cpu(now_us)
+        on_battery = self._usage.on_battery()
+        if last is None or self._last is None or now_us - last.at_us > STALE_US:
+            return Reading(pressure=0.0, on_battery=on_battery, gpu_users=users)
+        return Reading(self._last.others_since(last), self._last.pressure_since(last), on_battery, users)
+
+    async def _gpu_users(self) -> Mapping[str, int]:
+        """Ask a worker of the first environment that knows GPUs; without one there is nobody to ask."""
+        for environment in self._environments():
+            if any(name.startswith("cuda:") for name in self._machine.seats(environment)):
+                request = {"op": "gpu_users", "ours": sorted(self._usage.pids())}
+                try:
+                    async with self._fleet.lend("inspect", environment) as worker:
+                        answer, _ = await worker.call(request, self._deadlines, first_phase="inspect")
+                except WorkerError as error:
+                    _log.info("gpu_users_unknown", reason=error.message)
+                    return {}
+                users: Mapping[str, int] = answer["users"]
+                return users
+        return {}

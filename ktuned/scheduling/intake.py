@@ -1,0 +1,364 @@
+"""What comes in from outside, turned into jobs: a path or a kernel that somebody wants tuned, a save that was seen."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio.to_thread
+import structlog
+
+from ktuned.catalog import (
+    Catalog,
+    Changes,
+    FileError,
+    Survey,
+    check_extent,
+    check_problem,
+    environment_of,
+    find_kernel_files,
+    is_kernel_file,
+    make_root,
+)
+from ktuned.devices import Machine
+from ktuned.model import (
+    MAX_PRIORITY,
+    PRESETS,
+    BackendError,
+    Job,
+    KernelInfo,
+    KtunedError,
+    NotFound,
+    Plan,
+    Priority,
+    Problem,
+    Root,
+    StoreError,
+    UsageError,
+    canonical,
+)
+from ktuned.scheduling.jobs import Jobs
+from ktuned.store import Store
+from ktuned.tuning import Publish, publish_winner, settled
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request may say besides what to tune; ``None`` leaves it to the kernel file."""
+
+    problem: Problem | None = None
+    device: str | None = None
+    preset: str | None = None
+    trials: int | None = None
+    seconds: float | None = None
+    strategy: str | None = None
+    seed: int | None = None
+    priority: int = Priority.REQUESTED
+    is_fixed: bool = False
+    reason: str = "asked for"
+    stale_only: bool = False
+    any_plan: bool = False
+    compile_only: bool = False
+    arch: str | None = None
+
+    def plan(self, declared: Plan) -> Plan:
+        """Return the declared plan with what was wished for.
+
+        Raises:
+            UsageError: a wish cannot be followed; names its field.
+        """
+        if not 0 <= self.priority <= MAX_PRIORITY:
+            raise UsageError(f"priority is {self.priority}", hint=f"give 0 to {MAX_PRIORITY}")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise UsageError(f"there is no preset {self.preset!r}", hint=f"there are {', '.join(PRESETS)}")
+        if self.trials is not None and self.trials < 1:
+            raise UsageError(f"trials is {self.trials}", hint="give at least 1")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
+        names = ("preset", "trials", "seconds", "strategy", "seed")
+        wished = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return replace(declared, **wished, compile_only=self.compile_only)
+
+
+RETRY_S = 5.0
+"""How often it is tried again to tune anew what a store that could not be written refused."""
+
+
+class Intake:
+    """Takes in paths, kernels and saves; ``roots_changed`` is called when there is one more root to watch."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        survey: Survey,
+        machine: Machine,
+        store: Store,
+        jobs: Jobs,
+        publish: Publish,
+        roots_changed: Callable[[], None],
+    ) -> None:
+        self._catalog = catalog
+        self._survey = survey
+        self._machine = machine
+        self._store = store
+        self._jobs = jobs
+        self._publish = publish
+        self._roots_changed = roots_changed
+        self._put_off: dict[str, bool] = {}
+        self._refusal = ""
+        self._is_refused = anyio.Event()
+
+    @property
+    def notice(self) -> str:
+        """What was not taken in for want of a store that can be written, in one line."""
+        return f"{', '.join(sorted(self._put_off))} is tuned anew later: {self._refusal}" if self._put_off else ""
+
+    async def run(self) -> None:
+        """Tune anew what could not be while nothing could be stored; until cancelled."""
+        while True:
+            await self._is_refused.wait()
+            _log.warning("retune_put_off", kernels=sorted(self._put_off), reason=self._refusal)
+            while self._put_off:
+                await anyio.sleep(RETRY_S)
+                again, self._put_off = self._put_off, {}
+                for name, saved in again.items():
+                    with suppress(NotFound):
+                        await self._retune(self._catalog.resolve(name), saved=saved)
+            self._is_refused = anyio.Event()
+
+    async def tune_path(self, path: str, python: str | None, wish: Wish) -> tuple[list[Job], list[FileError]]:
+        """Tune every kernel at or below a path, which from now on is watched; return the jobs and what is wrong there.
+
+        Raises:
+            UsageError: there is no kernel file, or far too many directories.
+            Untrusted: somebody else could have put one there.
+        """
+        place = os.path.realpath(path)
+        if not os.path.exists(place):
+            raise UsageError(f"{path} does not exist", hint="give a kernel file (tune_*.py) or a directory of them")
+        if os.path.isfile(place) and not is_kernel_file(place):
+            raise UsageError(f"{path} is no kernel file", hint="kernel files are named tune_*.py")
+        directory = place if os.path.isdir(place) else os.path.dirname(place)
+        self._survey.trust.check_directory(directory)
+        is_new = self._catalog.root_of(place) is None
+        if is_new:
+            await anyio.to_thread.run_sync(check_extent, directory)
+        root = await self._root_for(place, python)
+        if os.path.isfile(place):
+            found = await self._survey.files(root, [place])
+        else:
+            found = await self._survey.files(root, await anyio.to_thread.run_sync(find_kernel_files, place))
+        await self._outdate(found.changes)
+        kernels = self._catalog.below(place)
+        errors = self._catalog.errors_below(place)
+        if not kernels and not errors:
+            if is_new and not self._catalog.below(root.path):
+                # What was asked for in error is not watched for ever.
+                self._catalog.remove_root(root.path)
+                await self._store.remove_root(root.path)
+                self._roots_changed()
+            raise UsageError(
+                f"there is no kernel at {path}", hint="a kernel file is named tune_*.py and declares an @kernel"
+            )
+        try:
+            jobs = [job for kernel in kernels for job in await self.tune_kernel(kernel, wish)]
+        finally:
+            # After the wish: what is tuned anew anyway joins it, and not the other way about.
+            await self._renew(found.changes, saved=False)
+        return jobs, errors
+
+    async def _root_for(self, place: str, python: str | None) -> Root:
+        known = self._catalog.root_of(place)
+        if known is not None and python in (None, known.python):
+            return known
+        if known is not None:
+            root = make_root(known.path, name=known.name, python=python or "", env=known.env)
+        else:
+            directory = place if os.path.isdir(place) else os.path.dirname(place)
+            root = make_root(directory, name=self._free_name(directory), python=python or "")
+        await self._store.add_root(root)
+        self._catalog.add_root(root)
+        self._roots_changed()
+        return root
+
+    def _free_name(self, directory: str) -> str:
+        """Return the directory's name, with as many of its parents' as it takes to be the only one."""
+        taken = {root.name for root in self._catalog.roots}
+        parts = [part for part in Path(directory).parts if part != "/"] or ["root"]
+        for length in range(1, len(parts) + 1):
+            name = "-".join(parts[-length:])
+            if name not in taken:
+                return name
+        return f"{'-'.join(parts)}-{len(taken)}"
+
+    async def tune_kernel(self, kernel: KernelInfo, wish: Wish) -> list[Job]:
+        """Tune one kernel, or only compile it, for the wished problem or for all that it declares.
+
+        Raises:
+            UsageError: it declares none and none was given, or the wish cannot be followed.
+        """
+        plan = wish.plan(kernel.plan)
+        if wish.problem is not None:
+            check_problem(kernel, wish.problem)
+        problems = kernel.problems if wish.problem is None else (wish.problem,)
+        if not problems:
+            raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
+        environment = self._catalog.environment(kernel)
+        if not wish.compile_only:
+            self._machine.expect_measuring(environment, kernel.backend)
+        await self._machine.probe(environment)
+        if not self._machine.devices(environment, kernel.backend):
+            # Perhaps what was missing has been installed since.
+            await self._machine.probe(environment, again=True)
+        jobs = []
+        for problem in problems:
+            try:
+                device = self._seat(kernel, wish)
+            except BackendError as error:
+                job = await self._jobs.fail(
+                    kernel.name, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
+                )
+            else:
+                if wish.stale_only and self._is_fresh(kernel, problem, wish):
+                    continue
+                arrival = await self._jobs.submit(
+                    kernel.name,
+                    problem,
+                    device,
+                    priority=wish.priority,
+                    reason=wish.reason,
+                    plan=plan,
+                    is_fixed=wish.is_fixed,
+                    any_plan=wish.any_plan,
+                )
+                job = arrival.job
+            jobs.append(job)
+        return jobs
+
+    def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish) -> bool:
+        """Tell whether a problem's winner stands on the ground that is now, and nothing works on a better one."""
+        environment = self._catalog.environment(kernel)
+        if not self._machine.devices(environment, kernel.backend):
+            return False
+        device = self._machine.device(environment, kernel.backend, wish.device)
+        ground = self._machine.context(kernel, environment, problem, device)
+        winner = self._store.winner(ground.kernel, ground.problem, ground.device)
+        is_open = any(job.kernel == kernel.name and job.problem == problem for job in self._jobs.live())
+        return winner is not None and winner.context == ground and not is_open
+
+    def _seat(self, kernel: KernelInfo, wish: Wish) -> str:
+        """Return the model of the device that a wish means; where none is used, the target that is compiled for.
+
+        Raises:
+            BackendError: there is neither.
+            NotFound: there are devices, but not that one.
+        """
+        environment = self._catalog.environment(kernel)
+        if wish.compile_only and wish.arch is not None:
+            return wish.arch
+        if wish.compile_only or not self._machine.devices(environment, kernel.backend):
+            return self._machine.target(environment, kernel.backend)
+        return self._machine.device(environment, kernel.backend, wish.device).model
+
+    async def drop_roots(self, roots: Iterable[Root]) -> None:
+        """Forget roots that config.toml names no more; their results stay, for when they are named again."""
+        for root in roots:
+            gone = self._catalog.remove_root(root.path)
+            try:
+                await self._store.save_kernels([], gone.removed)
+            except KtunedError as error:
+                # The next daemon finds no root for them either.
+                _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
+            await self.react(gone, saved=False)
+
+    async def look_around(self, roots: Iterable[Root]) -> None:
+        """Inspect roots that are read otherwise than before; the watcher looks at those that are new."""
+        for root in roots:
+            await self._machine.probe(environment_of(root))
+            if not os.path.isdir(root.path):
+                continue
+            try:
+                found = await self._survey.root(root)
+                await self.react(found.changes, saved=False)
+            except KtunedError as error:
+                _log.error("root_not_surveyed", root=root.path, reason=error.message, hint=error.hint)
+
+    async def react(self, changes: Changes, *, saved: bool) -> None:
+        """Tell of changes, stop what they outdate, and have the kernels tuned anew that anybody cares for.
+
+        Those are the ones that were saved just now (``saved``), and those that have been tuned before.
+        """
+        await self._outdate(changes)
+        await self._renew(changes, saved=saved)
+
+    async def _outdate(self, changes: Changes) -> None:
+        for name in changes.inspected:
+            self._jobs.inspected(name)
+        if not changes:
+            return
+        self._publish(
+            "reloaded",
+            added=list(changes.added),
+            changed=list(changes.changed),
+            replanned=list(changes.replanned),
+            removed=list(changes.removed),
+            mended=list(changes.mended),
+            errors=[error.to_wire() for error in changes.errors],
+        )
+        for name in changes.removed:
+            await self._jobs.supersede(name)
+        for name in (*changes.changed, *changes.replanned):
+            await self._jobs.supersede(name)
+            if name in changes.changed:
+                self._publish("stale", kernel=name, digest=self._catalog.resolve(name).digest)
+
+    async def _renew(self, changes: Changes, *, saved: bool) -> None:
+        for name in (*changes.added, *changes.changed, *changes.replanned):
+            await self._retune(self._catalog.resolve(name), saved=saved)
+
+    async def _restore(self, kernel: KernelInfo, problem: Problem) -> None:
+        """Serve again at once what won on the ground that an undone edit restored; its job finds all the rest known."""
+        environment = self._catalog.environment(kernel)
+        for device in self._machine.devices(environment, kernel.backend):
+            context = self._machine.context(kernel, environment, problem, device)
+            best = settled(self._store, context, PRESETS[kernel.plan.preset].finalists)
+            if best is not None:
+                publish_winner(self._publish, await self._store.decide_winner(best.id), None)
+
+    async def _retune(self, kernel: KernelInfo, *, saved: bool) -> None:
+        tuned = {winner.context.problem for winner in self._store.winners(kernel.name)}
+        if not saved and not tuned:
+            return
+        known: dict[str, Problem] = {}
+        for problem in kernel.problems:
+            known.setdefault(canonical(kernel.specialized(problem)), problem)
+        # A winner keeps only what enters its key; the whole problem is to be had from the job that tuned it.
+        for job in self._store.jobs(kernel=kernel.name):
+            with suppress(UsageError):
+                check_problem(kernel, job.problem)
+                key = canonical(kernel.specialized(job.problem))
+                if key in tuned:
+                    known.setdefault(key, job.problem)
+        wish = Wish(
+            priority=Priority.SAVED if saved else Priority.BACKGROUND,
+            reason="saved" if saved else "changed while no daemon watched",
+            any_plan=True,
+        )
+        for problem in known.values():
+            try:
+                await self._restore(kernel, problem)
+                await self.tune_kernel(kernel, replace(wish, problem=problem))
+            except StoreError as error:
+                self._put_off[kernel.name] = saved
+                self._refusal = error.message
+                self._is_refused.set()
+                return
+            except KtunedError as error:
+                _log.warning("retune_refused", kernel=kernel.name, reason=error.message)

@@ -1,0 +1,92 @@
+"""What a job is worked on with: its kernel, its environment, the devices that it may use, and how long all may take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ktuned.catalog import Catalog, Trust, check_problem, environment_of
+from ktuned.devices import Machine
+from ktuned.fleet import Fleet
+from ktuned.model import PRESETS, Job, KernelInfo, NotFound, Problem
+from ktuned.tuning import Work, merged
+
+
+def default_compile_slots(cores: int, lanes: int = 1) -> int:
+    """Return how many compiles run at once: all cores but one for each lane."""
+    return max(1, cores - lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """Settings that every job follows: whether contended timings are repeated, and whether compile slots are fixed."""
+
+    judges_contention: bool
+    slots_are_given: bool
+
+
+class Preparing:
+    """Makes a job's work of what is known when its turn comes; ``settings`` are replaced when they are read again.
+
+    ``captured`` tells the file of the inputs that were captured for a kernel's problem, empty if none were.
+    """
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        *,
+        catalog: Catalog,
+        machine: Machine,
+        fleet: Fleet,
+        trust: Trust,
+        deadlines: Mapping[str, float],
+        captured: Callable[[KernelInfo, Problem], str],
+    ) -> None:
+        self.settings = settings
+        self._catalog = catalog
+        self._machine = machine
+        self._fleet = fleet
+        self._trust = trust
+        self._deadlines = deadlines
+        self._captured = captured
+
+    def prepare(self, job: Job) -> Work:
+        """Return the work that a job means now, and set the compilers' cores by the devices that there are for it.
+
+        Raises:
+            KtunedError: it cannot be worked on: its kernel is gone, is another one now, or may not be run.
+        """
+        kernel = self._catalog.resolve(job.kernel)
+        check_problem(kernel, job.problem)
+        self._trust.check_file(kernel.file)
+        root = self._catalog.root_of(kernel.file)
+        if root is None:
+            raise NotFound(f"{kernel.file} is below no watched root")
+        environment = environment_of(root)
+        aim = self._machine.aim(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
+        self._leave_cores(len(self._machine.seats(environment)))
+        return Work(
+            job=job,
+            kernel=kernel,
+            root=root.path,
+            problem=job.problem,
+            devices=aim.devices,
+            target=aim.target,
+            absence=aim.absence,
+            captured=self._captured(kernel, job.problem),
+            context=self._machine.context(kernel, environment, job.problem, aim.model),
+            environment=environment,
+            preset=PRESETS[job.plan.preset],
+            deadlines=merged(self._deadlines, kernel.plan.deadlines),
+            judge_contention=self.settings.judges_contention,
+            scratch=self._fleet.scratch,
+            group_size=self._machine.group_size(environment, kernel.backend),
+        )
+
+    def _leave_cores(self, lanes: int) -> None:
+        """Keep compilers off one core for each device; how many run at once is what config.toml says, if it does."""
+        self._fleet.leave_cores(lanes)
+        if not self.settings.slots_are_given:
+            cores = len(os.sched_getaffinity(0))
+            self._fleet.compile_slots.total_tokens = default_compile_slots(cores, max(1, lanes))

@@ -1,0 +1,211 @@
+"""Which job comes next: order, coalescing, preemption, pauses. Decides, and does no IO."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from ktuned.model import Job, JobState, Plan, canonical
+from ktuned.scheduling.ranks import Standing
+
+Identity = tuple[str, str, str]
+"""What makes two requests the same work: kernel, problem (canonical text), device model."""
+
+EVERYTHING = ""
+"""As a paused device: all of them."""
+
+Refusal = Callable[[Job, int], str]
+"""Says why a job of such a level must not run now, whatever is free; nothing if it may."""
+
+
+def identity(job: Job) -> Identity:
+    """Return what a job tunes."""
+    return job.kernel, canonical(job.problem), job.device
+
+
+def extended(plan: Plan, asked: Plan) -> Plan | None:
+    """Return the plan that does what both ask for: the larger of two budgets; ``None`` if they go about it differently.
+
+    Strategy, seed, preset, early stop and deadlines decide which configs are tried and how well they are measured.
+    """
+    if replace(asked, trials=plan.trials, seconds=plan.seconds) != plan:
+        return None
+    seconds = None if plan.seconds is None or asked.seconds is None else max(plan.seconds, asked.seconds)
+    return replace(plan, trials=max(plan.trials, asked.trials), seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What a request became: the job that does the work, and whether it is a new one."""
+
+    job: Job
+    is_new: bool
+
+
+class JobQueue:
+    """Jobs that wait, the highest rank first (see ``ranks``), then the most looked up, then the oldest.
+
+    It also keeps the standing of jobs that were taken out to run, until they are forgotten. ``refuse`` may keep jobs
+    from running; ``pauses`` names the device models that are paused.
+    """
+
+    def __init__(
+        self,
+        jobs: Iterable[Job] = (),
+        *,
+        clock: Callable[[], float] = monotonic,
+        refuse: Refusal = lambda job, level: "",
+    ) -> None:
+        self.pauses: set[str] = set()
+        self._clock = clock
+        self._refuse = refuse
+        self._waiting: dict[int, Job] = {}
+        self._alike: dict[Identity, set[int]] = {}
+        self._standings: dict[int, Standing] = {}
+        self._held: set[int] = set()
+        for job in jobs:
+            self.add(job)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Job]:
+        now = self._clock()
+        return iter(sorted(self._waiting.values(), key=lambda job: self._order(job, now)))
+
+    def add(self, job: Job, *, is_fixed: bool = False) -> None:
+        """Let a job wait; one that was taken out to run makes way."""
+        now = self._clock()
+        self._waiting[job.id] = job
+        self._alike.setdefault(identity(job), set()).add(job.id)
+        known = self._standings.get(job.id)
+        if known is None:
+            self._standings[job.id] = Standing(job.priority, now, is_fixed)
+        else:
+            known.make_way(now)
+            known.raise_to(job.priority, is_fixed=known.is_fixed)
+
+    def find(self, wanted: Identity, plan: Plan | None = None) -> Job | None:
+        """Return a waiting job that does this very work, or could by a larger budget; without a plan, in any way."""
+        for job_id in sorted(self._alike.get(wanted, ())):
+            job = self._waiting[job_id]
+            if plan is None or extended(job.plan, plan) is not None:
+                return job
+        return None
+
+    def get(self, job_id: int) -> Job | None:
+        """Return a waiting job by its id."""
+        return self._waiting.get(job_id)
+
+    def change(self, job: Job) -> None:
+        """Replace what is known of a waiting job; its standing stays."""
+        self._waiting[job.id] = job
+
+    def want(self, job: Job, priority: int, reason: str, *, is_fixed: bool = False) -> Job:
+        """Return a job as it is when somebody else wants it too: never less important. It may wait or work."""
+        if self._standings[job.id].raise_to(priority, is_fixed=is_fixed):
+            job = replace(job, priority=priority, reason=reason)
+        if job.id in self._waiting:
+            self._waiting[job.id] = job
+        return job
+
+    def ask(self, wanted: Identity, times: int = 1) -> None:
+        """Count lookups that a waiting job would serve."""
+        job = self.find(wanted)
+        if job is not None:
+            self._standings[job.id].ask(self._clock(), times)
+
+    def attend(self, whom: Hashable, jobs: Collection[int]) -> None:
+        """Note that somebody waits for jobs, whether they wait or work."""
+        for job_id in jobs:
+            if job_id in self._standings:
+                self._standings[job_id].waiters.add(whom)
+
+    def leave(self, whom: Hashable) -> None:
+        """Note that somebody waits no longer: what he waited for falls back."""
+        for standing in self._standings.values():
+            standing.waiters.discard(whom)
+
+    def remove(self, job_id: int) -> Job | None:
+        """Take a job out."""
+        self._held.discard(job_id)
+        job = self._waiting.pop(job_id, None)
+        if job is not None:
+            alike = self._alike[identity(job)]
+            alike.discard(job_id)
+            if not alike:
+                del self._alike[identity(job)]
+        return job
+
+    def start(self, job_id: int) -> None:
+        """Take a job out to run it."""
+        self._standings[job_id].begin(self._clock())
+        self.remove(job_id)
+
+    def forget(self, job_id: int) -> None:
+        """Forget the standing of a job that has ended."""
+        self._standings.pop(job_id, None)
+
+    def hold(self, job_id: int) -> None:
+        """Let a job wait on, whatever is free, until its kernel is released."""
+        self._held.add(job_id)
+
+    def release(self, kernel: str) -> None:
+        """Let a kernel's held jobs run again."""
+        self._held -= {job.id for job in self._waiting.values() if job.kernel == kernel}
+
+    def pause(self, job_id: int) -> Job:
+        """Let a job wait on until it is resumed."""
+        job = self._waiting[job_id] = replace(self._waiting[job_id], state=JobState.PAUSED)
+        return job
+
+    def resume(self, job_id: int) -> Job:
+        """Let a paused job run again; it waits from now on."""
+        job = self._waiting[job_id] = replace(self._waiting[job_id], state=JobState.QUEUED, message="")
+        self._standings[job_id].wait_from(self._clock())
+        return job
+
+    def level(self, job_id: int) -> int:
+        """Return how important a job is now."""
+        return self._standings[job_id].level if job_id in self._standings else 0
+
+    def rank(self, job_id: int) -> int:
+        """Return a job's rank now; that of a job which is not known is the lowest."""
+        return self._standings[job_id].rank(self._clock()) if job_id in self._standings else 0
+
+    def waiters(self, job_id: int) -> int:
+        """Return how many wait for a job."""
+        return len(self._standings[job_id].waiters) if job_id in self._standings else 0
+
+    def obstacle(self, job: Job) -> str:
+        """Return why a job must not run now, whatever is free; nothing if it may."""
+        if job.state is JobState.PAUSED:
+            return "it is paused"
+        if EVERYTHING in self.pauses:
+            return "all tuning is paused"
+        if job.device in self.pauses:
+            return "its device is paused"
+        if job.id in self._held:
+            return "its files are being inspected"
+        return self._refuse(job, self.level(job.id))
+
+    def next_for(self, device: str) -> Job | None:
+        """Return the job that a free device model should run next, without taking it out."""
+        now = self._clock()
+        able = (job for job in self._waiting.values() if job.device == device and not self.obstacle(job))
+        return min(able, key=lambda job: self._order(job, now), default=None)
+
+    def preempts(self, running: Job) -> bool:
+        """Tell whether a waiting job ranks so much higher that ``running`` should make way."""
+        first = self.next_for(running.device)
+        return first is not None and self.rank(first.id) > self.rank(running.id)
+
+    @property
+    def devices(self) -> set[str]:
+        """The device models that somebody waits for."""
+        return {job.device for job in self._waiting.values()}
+
+    def _order(self, job: Job, now: float) -> tuple[bool, int, float, float, int]:
+        standing = self._standings[job.id]
+        return job.state is JobState.PAUSED, -standing.rank(now), -standing.heat(now), job.created, job.id

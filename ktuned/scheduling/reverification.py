@@ -1,0 +1,83 @@
+"""After a driver or a toolchain changed: the best of what was known is measured again, and then trusted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio.lowlevel
+import structlog
+
+from ktuned.catalog import Catalog, check_problem
+from ktuned.devices import Machine
+from ktuned.model import Job, KernelInfo, KtunedError, Plan, Priority, UsageError, Winner
+from ktuned.scheduling.jobs import Jobs
+from ktuned.store import Store
+
+_log = structlog.get_logger()
+
+TRUSTED = 5
+"""So many of the best old results are measured again: a new driver shifts figures, and seldom the order beyond."""
+
+REASON = "a driver or toolchain changed"
+
+
+class Reverifying:
+    """Finds winners that stand on an older driver or toolchain, and has the best configs of each measured again."""
+
+    def __init__(self, *, catalog: Catalog, machine: Machine, store: Store, jobs: Jobs) -> None:
+        self._catalog = catalog
+        self._machine = machine
+        self._store = store
+        self._jobs = jobs
+
+    async def run(self) -> list[Job]:
+        """Queue what is to be measured again; return those jobs. A kernel whose meaning changed is not our concern."""
+        queued = []
+        # By kernel, and not all winners at once: a store may hold ten thousand, most of kernels that are gone.
+        for kernel in self._catalog.kernels:
+            await anyio.lowlevel.checkpoint()
+            for winner in self._store.winners(kernel.name):
+                try:
+                    job = await self._renew(kernel, winner)
+                except KtunedError as error:
+                    _log.info("not_verified", kernel=kernel.name, reason=error.message)
+                else:
+                    queued += [job] if job is not None else []
+        return queued
+
+    async def _renew(self, kernel: KernelInfo, winner: Winner) -> Job | None:
+        if winner.context.digest != self._machine.digest(kernel, winner.context.problem):
+            return None
+        trial = self._store.trial(winner.trial)
+        # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
+        job = None if trial is None else self._store.job(trial.job)
+        if job is None:
+            return None
+        check_problem(kernel, job.problem)
+        environment = self._catalog.environment(kernel)
+        devices = self._machine.devices(environment, kernel.backend)
+        device = next((device for device in devices if device.model == winner.context.device), None)
+        if device is None:
+            return None
+        ground = self._machine.context(kernel, environment, job.problem, device)
+        if ground == winner.context:
+            return None
+        if ground.problem != winner.context.problem:
+            raise UsageError(f"{kernel.name} specialises its problems otherwise now")
+        arrival = await self._jobs.submit(
+            kernel.name,
+            job.problem,
+            device.model,
+            priority=Priority.VERIFY,
+            reason=REASON,
+            plan=self._plan(kernel, winner),
+        )
+        return arrival.job
+
+    def _plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
+        """Return the declared plan with a budget for the best: they are what every job begins with."""
+        best = [trial.config for trial in self._store.best_trials(winner.context, TRUSTED)]
+        first = [winner.config, *(config for config in best if config != winner.config)][:TRUSTED]
+        # The default is tried second, because speed-ups are told against it; it takes nobody's place.
+        besides = kernel.default is not None and kernel.default not in first
+        return replace(kernel.plan, trials=min(kernel.plan.trials, len(first) + besides))

@@ -1,0 +1,16 @@
+"""Every config, in the space's own order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ktuned.model import Scalar
+from ktuned.search.strategy import Walk
+
+
+class Exhaustive(Walk):
+    """Tries every config in the space's order; the seed changes nothing."""
+
+    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+        """Walk the space."""
+        return self.space.candidates()

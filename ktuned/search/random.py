@@ -1,0 +1,80 @@
+"""Configs in a random order, without replacement, lazily over spaces of any size.
+
+An indexable space is walked along a keyed permutation of its indices: a balanced Feistel network over the next
+power of four, with cycle walking down to the size (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
+CT-RSA 2002). It holds no state but the position. The order depends on the seed and the size alone, so that it is
+the same in every process, on every Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+
+from ktuned.model import Scalar
+from ktuned.search.strategy import Walk
+
+ROUNDS = 6
+"""Feistel rounds: four make a strong permutation of a large domain, the other two help the tiny ones."""
+
+WINDOW = 4096
+"""Configs of a callable's space among which each next one is drawn: all of a small space, some MiB of a huge one."""
+
+
+class Random(Walk):
+    """Tries configs in a seeded random order.
+
+    A callable's space can only be walked, so there the order is random within a sliding window of :data:`WINDOW`
+    configs.
+    """
+
+    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+        """Walk the permuted indices, or the shuffled window."""
+        size = self.space.size
+        if size is None:
+            return self._shuffled()
+        return (self.space.at(index) for index in permutation(size, self.seed))
+
+    def _shuffled(self) -> Iterator[dict[str, Scalar] | None]:
+        # Only Random.random() is promised to be the same on every Python.
+        draw = random.Random(self.seed).random
+        source = self.space.candidates()
+        window: list[dict[str, Scalar]] = []
+        for candidate in source:
+            if candidate is None:
+                yield None
+                continue
+            window.append(candidate)
+            if len(window) >= WINDOW:
+                yield _take(window, draw())
+        while window:
+            yield _take(window, draw())
+
+
+def permutation(size: int, seed: int) -> Iterator[int]:
+    """Yield each of ``range(size)`` exactly once, in an order that ``seed`` and ``size`` decide."""
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    key = hashlib.sha256(f"ktuned random {seed}".encode()).digest()
+    for position in range(size):
+        index = _encipher(position, half_bits, key)
+        while index >= size:
+            index = _encipher(index, half_bits, key)
+        yield index
+
+
+def _encipher(value: int, half_bits: int, key: bytes) -> int:
+    mask = (1 << half_bits) - 1
+    width = (half_bits + 7) // 8
+    left, right = value >> half_bits, value & mask
+    for number in range(ROUNDS):
+        block = bytes([number]) + right.to_bytes(width, "big")
+        mixed = int.from_bytes(hashlib.blake2b(block, key=key, digest_size=width).digest(), "big") & mask
+        left, right = right, left ^ mixed
+    return left << half_bits | right
+
+
+def _take(window: list[dict[str, Scalar]], fraction: float) -> dict[str, Scalar]:
+    chosen = int(fraction * len(window))
+    window[chosen], window[-1] = window[-1], window[chosen]
+    return window.pop()

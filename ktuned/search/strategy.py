@@ -1,0 +1,102 @@
+"""What a strategy implements, and how one is found by its name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from importlib.metadata import EntryPoint, entry_points
+
+from ktuned.model import Config, Outcome, Scalar, UsageError
+from ktuned.spec import BoundSpace
+
+ENTRY_POINT_GROUP = "ktuned.strategies"
+
+PROBES_PER_ASK = 10_000
+"""Candidates that one ``ask`` may look at: some 0.2 s, so that a ``where`` that rejects all never blocks a worker."""
+
+
+class Strategy(ABC):
+    """Chooses configs of one space, each at most once. The caller asks, tries, tells, in any interleaving."""
+
+    def __init__(self, space: BoundSpace, seed: int) -> None:
+        self.space = space
+        self.seed = seed
+
+    @abstractmethod
+    def ask(self, n: int) -> list[dict[str, Scalar]]:
+        """Return at most ``n`` new valid configs; fewer or none while it waits for ``tell`` or still searches.
+
+        Raises:
+            KernelFileError: the space's user code is at fault, or the space turned out to have no valid config.
+        """
+
+    @abstractmethod
+    def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
+        """Take note of what became of a config; ``latency_us`` is the median in µs if it was measured."""
+
+    @property
+    @abstractmethod
+    def finished(self) -> bool:
+        """Whether ``ask`` will never return a config again."""
+
+
+class Walk(Strategy):
+    """A strategy that walks its candidates in an order fixed beforehand and learns nothing on the way."""
+
+    def __init__(self, space: BoundSpace, seed: int) -> None:
+        super().__init__(space, seed)
+        self._candidates = self.candidates()
+        self._found_any = False
+        self._finished = False
+
+    @abstractmethod
+    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+        """Yield every candidate once, with ``None`` for the rejected ones."""
+
+    def ask(self, n: int) -> list[dict[str, Scalar]]:
+        """Return the next valid configs among at most :data:`PROBES_PER_ASK` candidates."""
+        configs: list[dict[str, Scalar]] = []
+        for _ in range(PROBES_PER_ASK):
+            if len(configs) >= n or self._finished:
+                break
+            try:
+                candidate = next(self._candidates)
+            except StopIteration:
+                self._finished = True
+                if not self._found_any:
+                    raise self.space.nothing_valid() from None
+                break
+            if candidate is not None:
+                self._found_any = True
+                configs.append(candidate)
+        return configs
+
+    def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
+        """Ignore what became of a config."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every candidate has been looked at."""
+        return self._finished
+
+
+def load(name: str, points: Sequence[EntryPoint] | None = None) -> type[Strategy]:
+    """Import the strategy called ``name`` (``points`` replaces the installed entry points).
+
+    Raises:
+        UsageError: no such strategy, it cannot be imported, or it is not a :class:`Strategy`.
+    """
+    found = {point.name: point for point in (entry_points(group=ENTRY_POINT_GROUP) if points is None else points)}
+    if name not in found:
+        installed = ", ".join(sorted(found)) or "none"
+        raise UsageError(f"there is no strategy {name!r} (installed: {installed})", hint="name one that is installed")
+    try:
+        strategy = found[name].load()
+    except Exception as error:
+        raise UsageError(
+            f"the strategy {name!r} cannot be imported: {type(error).__name__}: {error}",
+            hint="reinstall its distribution into this interpreter",
+        ) from error
+    if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
+        raise UsageError(f"the entry point of strategy {name!r} is not a subclass of ktuned.search.Strategy")
+    return strategy

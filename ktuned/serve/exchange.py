@@ -1,0 +1,201 @@
+"""The methods ``export`` and ``import``: winners as documents that can be kept in git, and taken in elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import time
+from typing import Any, Final
+
+import anyio.to_thread
+
+from ktuned.catalog import Catalog, check_problem
+from ktuned.devices import Machine
+from ktuned.lookup import admits_plainly
+from ktuned.model import Context, KernelInfo, KtunedError, NotFound, Status, UsageError, Winner, canonical
+from ktuned.serve.connection import Connection
+from ktuned.serve.method import Method
+from ktuned.serve.params import ExportParams, ImportParams
+from ktuned.store import Artifacts, Offer, Store, exchange
+from ktuned_client.winners import FORMAT, check_document
+
+MAX_IMPORTED: Final = 200
+"""Winners in one ``import``: some 20 ms of the loop's time."""
+
+
+class Sharing:
+    """Gives winners away and takes others in; ``publish`` tells of those that took a seat."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        machine: Machine,
+        store: Store,
+        artifacts: Artifacts,
+        publish: Callable[..., None],
+    ) -> None:
+        self._catalog = catalog
+        self._machine = machine
+        self._store = store
+        self._artifacts = artifacts
+        self._publish = publish
+
+    def table(self) -> dict[str, Method[Any]]:
+        """Return the methods by their names on the wire."""
+        return {"export": Method(ExportParams, self.give), "import": Method(ImportParams, self.take)}
+
+    async def give(self, wanted: ExportParams, connection: Connection) -> dict[str, Any]:
+        """List the kernels and device models that have winners, or return the document of one of each.
+
+        It is read in a thread, so that lookups do not wait for it.
+        """
+        name = None if wanted.kernel is None else self._full_name(wanted.kernel)
+        if name is None or wanted.device is None:
+            found = await anyio.to_thread.run_sync(exchange.list_shared, self._store.path)
+            return {
+                "shared": [
+                    {"kernel": kernel, "device": device, "winners": count}
+                    for kernel, device, count in found
+                    if name in (None, kernel) and wanted.device in (None, device)
+                ]
+            }
+        winners = await anyio.to_thread.run_sync(exchange.read_shared, self._store.path, name, wanted.device)
+        if not winners:
+            raise NotFound(f"{name} has no winner on {wanted.device!r}", hint="`ktuned results` lists what it has")
+        places = {winner.artifact: self._place(winner) for winner in winners if winner.artifact is not None}
+        return {
+            "document": self._document(name, wanted.device, winners),
+            "artifacts": {key: place for key, place in places.items() if place is not None},
+        }
+
+    async def take(self, wanted: ImportParams, connection: Connection) -> dict[str, Any]:
+        """Take in the winners of a document that may be believed; with ``dry_run``, only say what would be."""
+        document = wanted.document
+        try:
+            check_document(document)
+        except ValueError as error:
+            raise UsageError(f"the document {error}") from error
+        assert isinstance(document, dict)
+        if len(document["winners"]) > MAX_IMPORTED:
+            raise UsageError(f"{len(document['winners'])} winners are too many at once", hint=f"send {MAX_IMPORTED}")
+        try:
+            kernel: KernelInfo = self._catalog.resolve(document["kernel"])
+        except NotFound as error:
+            raise NotFound(
+                f"{document['kernel']} is not known here", hint="`ktuned kernels PATH` with its project's path adds it"
+            ) from error
+        taken: list[Offer] = []
+        told = []
+        for winner in document["winners"]:
+            verdict, offer = self._judged(kernel, document["device"], winner)
+            told.append({"problem": winner["problem"], "config": winner["config"], **verdict})
+            if offer is not None:
+                taken.append(offer)
+        if taken and not wanted.dry_run:
+            await self._seat(kernel, taken)
+        return {"kernel": kernel.name, "device": document["device"], "winners": told}
+
+    def _judged(
+        self, kernel: KernelInfo, device: str, winner: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Offer | None]:
+        """Return what becomes of one winner, as the protocol tells it, and the winner if it takes the seat."""
+        problem, config = winner["problem"], winner["config"]
+        refused = {"taken": False, "status": None}
+        if kernel.specialize is not None:
+            if set(problem) != set(kernel.specialize):
+                return {**refused, "reason": f"refused: the problem names {', '.join(sorted(problem))}"}, None
+        else:
+            try:
+                check_problem(kernel, problem)
+            except UsageError as error:
+                return {**refused, "reason": f"refused: {error.message}"}, None
+        if admits_plainly(kernel, config) is False:
+            return {**refused, "reason": "refused: the kernel's space has no such config"}, None
+        offer = Offer(
+            Context(
+                kernel.name,
+                canonical(problem),
+                device,
+                winner["digest"],
+                winner["toolchain"],
+                winner["device_fingerprint"],
+                winner["measuring_version"],
+            ),
+            problem,
+            config,
+            float(winner["latency_us"]),
+            winner.get("spread_us"),
+            # One from the future would be the later one for ever.
+            min(float(winner["decided"]), time()),
+        )
+        today = self._today(kernel, problem, device)
+        ours = self._store.winner(kernel.name, offer.context.problem, device)
+        verdict = exchange.judge(offer, ours, today)
+        status = Status.FRESH if offer.context == today else Status.STALE
+        return {"taken": verdict.takes, "status": status.value, "reason": verdict.reason}, (
+            offer if verdict.takes else None
+        )
+
+    def _today(self, kernel: KernelInfo, problem: Mapping[str, Any], model: str) -> Context | None:
+        """Return what a measurement made here now would stand on; ``None`` where the device is not here."""
+        try:
+            environment = self._catalog.environment(kernel)
+            seat = self._machine.device(environment, kernel.backend, model)
+        except KtunedError:
+            return None
+        return self._machine.context(kernel, environment, problem, seat)
+
+    async def _seat(self, kernel: KernelInfo, offers: list[Offer]) -> None:
+        device = offers[0].context.device
+        job = await self._store.adopt(kernel.name, device, offers)
+        for offer in offers:
+            self._publish(
+                "winner",
+                kernel=kernel.name,
+                job=job,
+                problem=dict(offer.problem),
+                device=device,
+                config=dict(offer.config),
+                latency_us=offer.latency_us,
+                trial=None,
+            )
+
+    def _full_name(self, name: str) -> str:
+        """Return the full name; of a kernel that is not there any more, as it was given."""
+        try:
+            return self._catalog.resolve(name).name
+        except NotFound:
+            return name
+
+    def _document(self, name: str, device: str, winners: list[Winner]) -> dict[str, Any]:
+        try:
+            kernel: KernelInfo | None = self._catalog.resolve(name)
+        except NotFound:
+            kernel = None
+        return {
+            "ktuned_winners": FORMAT,
+            "kernel": name,
+            "device": device,
+            "default": None if kernel is None or kernel.default is None else dict(kernel.default),
+            "specialize": None if kernel is None or kernel.specialize is None else list(kernel.specialize),
+            "winners": [
+                {
+                    "problem": dict(winner.problem),
+                    "config": dict(winner.config),
+                    "latency_us": winner.latency_us,
+                    "spread_us": winner.spread_us,
+                    "decided": winner.decided,
+                    "digest": winner.context.digest,
+                    "toolchain": winner.context.toolchain,
+                    "device_fingerprint": winner.context.device_fingerprint,
+                    "measuring_version": winner.context.measuring_version,
+                    "artifact": winner.artifact,
+                }
+                for winner in winners
+            ],
+        }
+
+    def _place(self, winner: Winner) -> str | None:
+        assert winner.artifact is not None
+        path = self._artifacts.find(winner.artifact)
+        return None if path is None else str(path)

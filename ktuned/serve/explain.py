@@ -1,0 +1,83 @@
+"""Why a kernel's winners are served as they are: what has changed since each was measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ktuned.catalog import Catalog
+from ktuned.devices import Machine
+from ktuned.model import CAPTURED, Change, Context, KernelInfo, KtunedError, Winner, since
+from ktuned.store import Store
+
+
+class Why:
+    """Compares winners' grounds with what a measurement made now would stand on."""
+
+    def __init__(self, catalog: Catalog, machine: Machine, store: Store) -> None:
+        self._catalog = catalog
+        self._machine = machine
+        self._store = store
+
+    def explain(self, kernel: KernelInfo) -> list[dict[str, Any]]:
+        """Return an entry for each winner: ``problem device status decided trial changes`` and, if stale, ``message``.
+
+        ``changes`` is empty for a winner that is fresh, or whose device is not here; ``message`` says how the newest
+        job for it ended, if that was not well: the compiler's line, where it refused all.
+        """
+        winners = self._store.winners(kernel.name)
+        # What was tuned when other keys of the problem were specialised answers no lookup any more.
+        keys = None if kernel.specialize is None else set(kernel.specialize)
+        return [self._entry(kernel, winner) for winner in winners if keys in (None, set(winner.problem))]
+
+    def _entry(self, kernel: KernelInfo, winner: Winner) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "problem": dict(winner.problem),
+            "device": winner.context.device,
+            "status": "fresh",
+            "decided": winner.decided,
+            "trial": winner.trial,
+            "changes": [],
+            "message": "",
+        }
+        fault = self._catalog.fault(kernel)
+        if fault:
+            return {**entry, "status": "stale", "message": fault}
+        try:
+            now = self._ground(kernel, winner)
+        except KtunedError as error:
+            return {**entry, "status": "stale", "message": error.message}
+        if now != winner.context:
+            entry["status"] = "stale"
+            entry["changes"] = [change.to_wire() for change in self._changes(kernel, winner.context, now)]
+            entry["message"] = self._last_words(winner)
+        return entry
+
+    def _ground(self, kernel: KernelInfo, winner: Winner) -> Context:
+        environment = self._catalog.environment(kernel)
+        device = self._machine.device(environment, kernel.backend, winner.context.device)
+        return self._machine.context(kernel, environment, winner.problem, device)
+
+    def _changes(self, kernel: KernelInfo, then: Context, now: Context) -> list[Change]:
+        versions = self._store.versions
+        # A winner of the declared inputs, where others were captured since: they are the one part that is new.
+        captured = {CAPTURED: now.digest[:16]} if then.digest == kernel.digest != now.digest else {}
+        return since(
+            then,
+            now,
+            (self._store.meaning(kernel.name, then.digest), kernel.parts | captured),
+            (versions(then.toolchain), versions(now.toolchain)),
+            (versions(then.device_fingerprint), versions(now.device_fingerprint)),
+            os.path.basename(kernel.file),
+        )
+
+    def _last_words(self, winner: Winner) -> str:
+        for job in self._store.jobs(kernel=winner.context.kernel, limit=20):
+            if job.device == winner.context.device and _covers(job.problem, winner.problem):
+                return job.message
+        return ""
+
+
+def _covers(problem: Mapping[str, Any], specialised: Mapping[str, Any]) -> bool:
+    return all(problem.get(key) == value for key, value in specialised.items())

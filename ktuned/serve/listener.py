@@ -1,0 +1,150 @@
+"""The listening socket, bound or handed over: one daemon per path, decided by a held lock and not by the file."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+import anyio
+import structlog
+
+from ktuned.model import KtunedError
+from ktuned_client import paths
+
+LOOK_S: Final = 2.0
+"""How often a daemon looks whether its socket's file is still there."""
+
+_log = structlog.get_logger()
+
+
+class CannotListen(KtunedError):
+    """The socket cannot be had: another daemon has it, or its path cannot be used."""
+
+    code = "cannot_listen"
+
+
+@contextlib.contextmanager
+def bind_socket(path: str) -> Iterator[socket.socket]:
+    """Hold the lock beside ``path`` and yield a listening socket there; remove the socket's file at the end.
+
+    Raises:
+        CannotListen: another daemon holds the lock, or the path or its directory cannot be used.
+    """
+    try:
+        paths.check_length(path)
+        paths.make_directory(os.path.dirname(path))
+    except paths.UntrustedSocket as error:
+        raise CannotListen(error.message, hint=error.hint) from error
+    except OSError as error:
+        raise _cannot(path, error) from error
+    with _held_lock(path):
+        try:
+            listening = _listen(path)
+        except OSError as error:
+            raise _cannot(path, error) from error
+        try:
+            with listening:
+                yield listening
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+async def keep_reachable(path: str, listen: Callable[[socket.socket], Awaitable[None]]) -> None:
+    """Bind ``path`` anew whenever its file is gone, and have it listened at; runs until cancelled.
+
+    Who cleans a directory, as systemd does ``/tmp``, takes files that are as old as a daemon's socket. Without its file
+    nobody could reach the daemon, who holds its state, so that no other could start either.
+    """
+    while True:
+        await anyio.sleep(LOOK_S)
+        # Another daemon's file, if there is one, stays.
+        if os.path.lexists(path):
+            continue
+        try:
+            paths.make_directory(os.path.dirname(path))
+            listening = _listen(path)
+        except OSError as error:
+            _log.error("socket_lost", socket=path, reason=str(error))
+            continue
+        await listen(listening)
+        _log.warning("socket_bound_anew", socket=path)
+
+
+@contextlib.contextmanager
+def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
+    """Hold the lock beside a listening socket that a service manager made, and yield it.
+
+    Its file is the manager's: nothing is bound, and nothing removed at the end, so that who connects while the
+    daemon is away waits in the manager's queue.
+
+    Raises:
+        CannotListen: another daemon holds the lock, or the socket is not ours alone.
+    """
+    with socket.socket(fileno=descriptor) as listening:
+        path = listening.getsockname()
+        if not isinstance(path, str) or not os.path.isabs(path):
+            raise CannotListen(
+                "the socket that was handed over has no file, so nothing keeps others away from it",
+                hint="ktuned.socket needs ListenStream= with an absolute path",
+            )
+        try:
+            paths.check_socket(path)
+            os.chmod(path, paths.SOCKET_MODE)
+        except OSError as error:
+            raise _cannot(path, error) from error
+        with _held_lock(path):
+            yield listening
+
+
+@contextlib.contextmanager
+def _held_lock(path: str) -> Iterator[None]:
+    """Hold the lock; the kernel lets go of it when this process ends, however it ends."""
+    lock_path = os.path.join(os.path.dirname(path), paths.LOCK_NAME)
+    try:
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, paths.SOCKET_MODE)
+    except OSError as error:
+        raise _cannot(path, error) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            raise CannotListen(
+                f"a daemon (pid {holder}) already serves {path}", hint="stop it with `ktuned stop`"
+            ) from error
+        except OSError as error:
+            raise _cannot(path, error) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _listen(path: str) -> socket.socket:
+    # Nobody else may hold the lock, so whatever socket is there was left behind.
+    with contextlib.suppress(FileNotFoundError):
+        paths.check_socket(path)
+        os.unlink(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(path)
+        os.chmod(path, paths.SOCKET_MODE)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _cannot(path: str, error: OSError) -> CannotListen:
+    if isinstance(error, paths.UntrustedSocket):
+        return CannotListen(error.message, hint=error.hint)
+    return CannotListen(
+        f"cannot listen at {path}: {error.strerror or error}",
+        hint="set KTUNED_SOCKET to a path in a directory of yours",
+    )

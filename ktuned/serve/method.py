@@ -1,0 +1,43 @@
+"""What a method of the protocol is to the server: the params that it takes, and what answers them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ktuned.model import UsageError
+from ktuned.serve.connection import Connection
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[P]):
+    """One method: the type of its params, and what is called with them and the connection that they came by.
+
+    A function that is ``async`` may wait. One that is not must not block; it returns :class:`Later` where it has to.
+    """
+
+    params: type[P]
+    answer: Callable[[P, Connection], Any]
+
+    def read(self, params: dict[str, Any]) -> P:
+        """Return the params that a request holds; fields that the method does not have are passed over.
+
+        Raises:
+            UsageError: a field is missing or of a wrong type.
+        """
+        try:
+            return msgspec.convert(params, self.params)
+        except msgspec.ValidationError as error:
+            raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """What a method returns that must wait this time, though it mostly need not: the rest of it."""
+
+    rest: Callable[[], Awaitable[Any]]

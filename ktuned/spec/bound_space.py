@@ -1,0 +1,212 @@
+"""A space for one problem: configs by index or in order, decoded when they are asked for, never materialised."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ktuned.model import Config, KernelFileError, Problem, Scalar, canonical
+from ktuned.spec.values import Site, Values, mapping_fault
+
+MEMBERSHIP_BOUND = 100_000
+"""Configs of a callable that a membership test looks at: some 0.5 s of work for a simple generator."""
+
+DUPLICATES_WATCHED = 100_000
+"""Configs of a callable whose duplicates are found out: about 10 MiB, as much as a space may cost."""
+
+Where = Callable[[Any, Any], object]
+"""A constraint ``(p, c)``: truthy for configs that may be tried."""
+
+
+class BoundSpace(ABC):
+    """The configs of a space for one problem, in a fixed order.
+
+    Walking one raises :class:`~ktuned.model.errors.KernelFileError` when user code (``where``, a callable) raises or
+    yields what is no config, and when not one config is valid.
+    """
+
+    def __init__(self, problem: Problem, where: tuple[Where, ...], site: Site) -> None:
+        self.problem = dict(problem)
+        self._where = where
+        self._site = site
+
+    @property
+    @abstractmethod
+    def size(self) -> int | None:
+        """How many configs there are before ``where``; ``None`` for a callable."""
+
+    @property
+    def indexable(self) -> bool:
+        """Whether :meth:`at` works: true exactly when the size is known."""
+        return self.size is not None
+
+    @abstractmethod
+    def at(self, index: int) -> dict[str, Scalar] | None:
+        """Return the config at ``index`` (0 ≤ index < size), or ``None`` if ``where`` rejects it.
+
+        Raises:
+            TypeError: the space is not indexable.
+        """
+
+    @abstractmethod
+    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+        """Walk all configs in order, with ``None`` for each that ``where`` rejects, so that callers can pause."""
+
+    @abstractmethod
+    def __contains__(self, config: object) -> bool: ...
+
+    def __iter__(self) -> Iterator[dict[str, Scalar]]:
+        empty = True
+        for config in self.candidates():
+            if config is not None:
+                empty = False
+                yield config
+        if empty:
+            raise self.nothing_valid()
+
+    def nothing_valid(self) -> KernelFileError:
+        """Return the error for a space that turned out to hold no valid config for its problem."""
+        return self._site.error(f"the space has no valid config for the problem {self._p!r}")
+
+    @cached_property
+    def _p(self) -> Values:
+        return Values(self.problem, "problem key")
+
+    def _accepts(self, config: Config) -> bool:
+        if not self._where:
+            return True
+        view = Values(config, "knob")
+        try:
+            return all(where(self._p, view) for where in self._where)
+        except Exception as error:
+            raise self._site.failure(f"where(p, c) with c = {view!r}", error) from error
+
+
+class Indexed(BoundSpace):
+    """A bound space whose candidates can be computed from their index."""
+
+    def __init__(self, candidates: Product | Listing, problem: Problem, where: tuple[Where, ...], site: Site) -> None:
+        super().__init__(problem, where, site)
+        self._candidates = candidates
+
+    @property
+    def size(self) -> int:
+        """How many candidates there are."""
+        return self._candidates.size
+
+    def at(self, index: int) -> dict[str, Scalar] | None:
+        """Decode the candidate at ``index`` and ask ``where``."""
+        if not 0 <= index < self._candidates.size:
+            raise IndexError(f"index {index} is not below the space's size {self._candidates.size}")
+        config = self._candidates.decode(index)
+        return config if self._accepts(config) else None
+
+    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+        """Decode one index after the other."""
+        return map(self.at, range(self.size))
+
+    def __contains__(self, config: object) -> bool:
+        return isinstance(config, Mapping) and self._candidates.holds(config) and self._accepts(config)
+
+
+class Generated(BoundSpace):
+    """A bound space that a callable yields; each walk calls it afresh."""
+
+    def __init__(
+        self, function: Callable[[Any], Iterable[Config]], problem: Problem, where: tuple[Where, ...], site: Site
+    ) -> None:
+        super().__init__(problem, where, site)
+        self._function = function
+
+    @property
+    def size(self) -> None:
+        """Unknown."""
+        return None
+
+    def at(self, index: int) -> dict[str, Scalar] | None:
+        """Refuse: there are no indices."""
+        raise TypeError("the space of a callable cannot be indexed, only walked")
+
+    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+        """Call the function and check what it yields."""
+        seen: dict[str, int] = {}
+        knobs: tuple[str, ...] = ()
+        for position, config in enumerate(self._yielded()):
+            what = f"config {position} of the space's callable"
+            if fault := mapping_fault(config, what):
+                raise self._site.error(fault)
+            knobs = knobs or tuple(config)
+            if set(config) != set(knobs):
+                raise self._site.error(f"{what} has the knobs {', '.join(config)}; the first had {', '.join(knobs)}")
+            plain = {knob: config[knob] for knob in knobs}
+            text = canonical(plain)
+            if text in seen:
+                raise self._site.error(f"{what} repeats config {seen[text]}: {text}")
+            if len(seen) < DUPLICATES_WATCHED:
+                seen[text] = position
+            yield plain if self._accepts(plain) else None
+
+    def __contains__(self, config: object) -> bool:
+        if not isinstance(config, Mapping) or mapping_fault(config, "config"):
+            return False
+        wanted = canonical(config)
+        walked = zip(range(MEMBERSHIP_BOUND), self.candidates(), strict=False)
+        return any(found is not None and canonical(found) == wanted for _, found in walked)
+
+    def _yielded(self) -> Iterator[Config]:
+        try:
+            yield from self._function(self._p)
+        except Exception as error:
+            raise self._site.failure("the space's callable", error) from error
+
+
+class Product:
+    """The product of axes, decoded from an index by mixed radix."""
+
+    def __init__(self, axes: Mapping[str, Sequence[Scalar]]) -> None:
+        self._axes = axes
+        self.size = math.prod(len(values) for values in axes.values())
+
+    def decode(self, index: int) -> dict[str, Scalar]:
+        """Return the combination at ``index``."""
+        digits: list[Scalar] = []
+        for values in reversed(list(self._axes.values())):
+            index, digit = divmod(index, len(values))
+            digits.append(values[digit])
+        return dict(zip(self._axes, reversed(digits), strict=True))
+
+    def holds(self, config: Mapping[Any, Any]) -> bool:
+        """Tell whether a config is one of the combinations."""
+        return config.keys() == self._axes.keys() and all(
+            _is_among(config[knob], values) for knob, values in self._axes.items()
+        )
+
+
+class Listing:
+    """A fixed list of configs."""
+
+    def __init__(self, configs: tuple[Config, ...]) -> None:
+        self._configs = configs
+        self.size = len(configs)
+
+    def decode(self, index: int) -> dict[str, Scalar]:
+        """Return the config at ``index``."""
+        return dict(self._configs[index])
+
+    def holds(self, config: Mapping[Any, Any]) -> bool:
+        """Tell whether a config is in the list."""
+        return not mapping_fault(config, "config") and canonical(config) in self._texts
+
+    @cached_property
+    def _texts(self) -> frozenset[str]:
+        return frozenset(map(canonical, self._configs))
+
+
+def _is_among(value: object, values: Sequence[Scalar]) -> bool:
+    """Membership that tells 1, 1.0 and True apart, as keys do."""
+    if isinstance(values, range):
+        return type(value) is int and value in values
+    return any(type(value) is type(other) and value == other for other in values)

@@ -1,0 +1,288 @@
+"""``@kernel``: a named tunable thing, as its file declares it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ktuned.ipc import lexical
+from ktuned.model import DEFAULT_TRIALS, Config, KernelFileError, Plan, Problem, Scalar, Unsupported, canonical, listed
+from ktuned.spec.faults import MAX_PROBLEMS, UNSET, check_fault, fault_of, problems_fault, unknown_fault
+from ktuned.spec.spaces import BoundSpace, Space
+from ktuned.spec.tensors import TensorSpec, layout
+from ktuned.spec.values import Site, Values
+
+if TYPE_CHECKING:
+    from ktuned.backends import Build, Layout
+
+DEFAULT_RTOL = 1e-4
+DEFAULT_ATOL = 1e-4
+"""Wide enough for float32 sums in another order; half-precision kernels state their own."""
+
+KernelFunction = Callable[[Any, Any], "Build"]
+Inputs = Callable[[Any], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A declared kernel. Calling it calls its function.
+
+    ``file`` is the kernel file that declares it, ``sources`` stand as written (see :attr:`source_paths`).
+    ``reference`` is called with the input tensors by name and returns the outputs by name; ``check`` is called as
+    ``check(inputs, outputs)`` and raises or returns a bool; where both are given both must pass, and where
+    neither is, nothing is checked. ``setup`` names the tensors to restore before each run, or is
+    called with the inputs.
+    """
+
+    name: str
+    function: KernelFunction
+    file: Path
+    site: Site
+    backend: str
+    space: Space
+    inputs: Inputs
+    sources: tuple[str, ...]
+    problems: tuple[Problem, ...] | Callable[[], Iterable[Problem]]
+    reference: Callable[..., Mapping[str, Any]] | None
+    check: Callable[[Mapping[str, Any], Mapping[str, Any]], object] | None
+    rtol: float
+    atol: float
+    max_mismatched_ratio: float
+    default: Config | None
+    specialize: tuple[str, ...] | None
+    setup: tuple[str, ...] | Callable[[Mapping[str, Any]], object]
+    timing: str
+    plan: Plan
+
+    def __call__(self, p: Any, c: Any) -> Build:
+        """Call the kernel function as it is."""
+        return self.function(p, c)
+
+    @cached_property
+    def source_paths(self) -> tuple[Path, ...]:
+        """The sources' absolute paths; they are written relative to the kernel file."""
+        return tuple(lexical(self.file.parent / source) for source in self.sources)
+
+    def problem_list(self) -> tuple[dict[str, Scalar], ...]:
+        """Return the declared problems, calling ``problems`` if it is a callable.
+
+        Raises:
+            KernelFileError: the callable raised, a problem is malformed or there twice, or lacks a specialised key.
+        """
+        if not callable(self.problems):
+            return tuple(dict(problem) for problem in self.problems)
+        try:
+            problems = tuple(islice(self.problems(), MAX_PROBLEMS + 1))
+        except Exception as error:
+            raise self.site.failure("problems()", error) from error
+        if fault := problems_fault(problems, self.specialize):
+            raise self.site.error(fault)
+        return tuple(dict(problem) for problem in problems)
+
+    def bound_space(self, problem: Problem) -> BoundSpace:
+        """Return the space for one problem; its errors name this kernel and its file."""
+        return self.space.bind(problem, self.site)
+
+    def input_specs(self, problem: Problem) -> dict[str, Any]:
+        """Call ``inputs`` and return its tensors by name: :class:`TensorSpec`, or tensors that the function made.
+
+        Raises:
+            KernelFileError: the function raised, returned no tensors, or lacks one that ``setup`` names.
+        """
+        try:
+            tensors: Any = self.inputs(Values(problem, "problem key"))
+        except Exception as error:
+            raise self.site.failure("inputs(p)", error) from error
+        if not isinstance(tensors, Mapping) or not tensors:
+            raise self.site.error(
+                f"inputs(p) returned a value of type {type(tensors).__name__}, not a dict of tensors by name"
+            )
+        for name, value in tensors.items():
+            if not isinstance(value, TensorSpec) and not (hasattr(value, "shape") and hasattr(value, "dtype")):
+                raise self.site.error(
+                    f"inputs(p): {name} is of type {type(value).__name__}, not a tensor(...) or a torch.Tensor"
+                )
+        for name in self.setup if isinstance(self.setup, tuple) else ():
+            if name not in tensors:
+                raise self.site.error(
+                    f"setup names the tensor {name!r}, which inputs(p) does not make {listed(tensors)}"
+                )
+        return dict(tensors)
+
+    def build(self, problem: Problem, config: Config) -> Build:
+        """Call the kernel function for one problem and config.
+
+        Raises:
+            Unsupported: the function said so.
+            KernelFileError: the function raised anything else, or returned something else than its backend's Build.
+        """
+        # With it comes importlib.metadata, a quarter of this module's import, which the command line need not pay.
+        from ktuned.backends import Build
+
+        try:
+            build: Any = self.function(Values(problem, "problem key"), Values(config, "knob"))
+        except Unsupported:
+            raise
+        except Exception as error:
+            raise self.site.failure(f"{self.name}(p, c)", error) from error
+        if not isinstance(build, Build):
+            raise self.site.error(
+                f"the kernel function returned a value of type {type(build).__name__}, "
+                f"not a Build of the backend {self.backend!r}"
+            )
+        if build.backend != self.backend:
+            raise self.site.error(
+                f"the kernel function returned a Build of the backend {build.backend!r}, but backend={self.backend!r}"
+            )
+        return build.given(lambda: self._layouts(problem))
+
+    def _layouts(self, problem: Problem) -> dict[str, Layout]:
+        text = canonical(problem)
+        if text not in self._known_layouts:
+            specs = self.input_specs(problem)
+            self._known_layouts[text] = {name: layout(value) for name, value in specs.items()}
+        return self._known_layouts[text]
+
+    @cached_property
+    def _known_layouts(self) -> dict[str, dict[str, Layout]]:
+        # By problem: a function that makes tensors itself is not called for each config again.
+        return {}
+
+
+@dataclass
+class Collector:
+    """What was declared while one kernel file was imported; ``path`` is that file."""
+
+    path: Path
+    kernels: list[Kernel] = field(default_factory=list)
+    errors: list[KernelFileError] = field(default_factory=list)
+
+    def add(self, kernel: Kernel) -> None:
+        """Keep a kernel, or the error that its name is taken."""
+        for first in self.kernels:
+            if first.name == kernel.name:
+                self.errors.append(
+                    kernel.site.error(
+                        f"the name {kernel.name!r} is taken by the kernel in line {first.site.line}",
+                        hint="give one of them a name=…",
+                    )
+                )
+                return
+        self.kernels.append(kernel)
+
+
+_collector: ContextVar[Collector | None] = ContextVar("ktuned_collector", default=None)
+
+
+@contextmanager
+def collecting(path: Path) -> Iterator[Collector]:
+    """Collect the kernels, and the errors, of the kernel file at ``path`` while it is imported."""
+    collector = Collector(path)
+    token = _collector.set(collector)
+    try:
+        yield collector
+    finally:
+        _collector.reset(token)
+
+
+def kernel(
+    *,
+    backend: str = UNSET,
+    space: Space = UNSET,
+    inputs: Inputs = UNSET,
+    sources: str | Sequence[str] = (),
+    problems: Problem | Sequence[Problem] | Callable[[], Iterable[Problem]] = (),
+    reference: Callable[..., Mapping[str, Any]] | None = None,
+    check: Callable[[Any, Any], object] | None = UNSET,
+    rtol: float = DEFAULT_RTOL,
+    atol: float = DEFAULT_ATOL,
+    max_mismatched_ratio: float = 0.0,
+    default: Config | None = None,
+    specialize: str | Sequence[str] | None = None,
+    setup: str | Sequence[str] | Callable[[Any], object] = (),
+    name: str | None = None,
+    strategy: str = "random",
+    seed: int = 0,
+    preset: str = "default",
+    trials: int = DEFAULT_TRIALS,
+    seconds: float | None = None,
+    early_stop: float = 3.0,
+    deadlines: Mapping[str, float] | None = None,
+    timing: str = "events",
+    **unknown: object,
+) -> Callable[[KernelFunction], Kernel]:
+    """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
+
+    ``backend``, ``space``, ``inputs`` and one of ``reference``, ``check`` or ``check=None`` are required. ``sources``
+    are relative to the file; ``problems`` are one, a list or a callable; ``specialize`` names the problem keys that
+    enter the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
+    that take that many times the best, ``deadlines`` are seconds by phase (:data:`~ktuned.spec.faults.DEADLINES`).
+    ``timing`` is how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
+
+    Raises:
+        KernelFileError: something is wrong with the declaration. While a kernel file is loaded the error is kept
+            for its report instead, so that the file's other kernels go on.
+    """
+
+    def declare(function: KernelFunction) -> Kernel:
+        collector, file = _collector.get(), _declaring_file(function)
+        line = function.__code__.co_firstlineno if hasattr(function, "__code__") else 0
+        kernel_name = getattr(function, "__name__", "kernel") if name is None else name
+        site = Site(function.__code__.co_filename if line else str(file), line, str(kernel_name))
+        declared = Kernel(
+            name=kernel_name,
+            function=function,
+            file=file,
+            site=site,
+            backend=backend,
+            space=space,
+            inputs=inputs,
+            sources=_as_tuple(sources),
+            problems=problems if callable(problems) else _as_tuple(problems),
+            reference=reference,
+            check=None if check is UNSET else check,
+            rtol=rtol,
+            atol=atol,
+            max_mismatched_ratio=max_mismatched_ratio,
+            default=default,
+            specialize=None if specialize is None else _as_tuple(specialize),
+            setup=setup if callable(setup) else _as_tuple(setup),
+            timing=timing,
+            plan=Plan(strategy, seed, preset, trials, seconds, early_stop, dict(deadlines or {})),
+        )
+        fault = (
+            unknown_fault(unknown, kernel.__kwdefaults__ or ()) or check_fault(reference, check) or fault_of(declared)
+        )
+        is_ours = collector is not None and collector.path == file
+        if not fault:
+            if collector is not None and is_ours:
+                collector.add(declared)
+            return declared
+        if collector is None:
+            raise site.error(fault)
+        if is_ours:
+            collector.errors.append(site.error(fault))
+        return cast(Kernel, function)
+
+    return declare
+
+
+def _declaring_file(function: Callable[..., Any]) -> Path:
+    """Return the file whose module level is running: a factory elsewhere may declare a kernel for it."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    at_module_level = frame.f_code.co_name == "<module>"
+    code = frame.f_code if at_module_level else getattr(function, "__code__", frame.f_code)
+    return Path(code.co_filename)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)

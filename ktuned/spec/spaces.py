@@ -1,0 +1,221 @@
+"""The configs of a kernel: axes with constraints, a fixed list, or a callable. Never materialised.
+
+A space is declared once (:func:`space`) and bound to each problem (:meth:`Space.bind`), because constraints
+and callables look at the problem. Bound spaces of axes or lists can be indexed, those of callables only walked.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from ktuned.model import Config, Problem, Scalar, canonical, listed
+from ktuned.spec.bound_space import BoundSpace, Generated, Indexed, Listing, Product, Where
+from ktuned.spec.values import Site, key_fault, mapping_fault, scalar_fault
+
+__all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space", "Where", "space"]
+
+NOWHERE = Site()
+
+MAX_PLAIN_VALUES = 1000
+"""Axis values or configs that :meth:`Space.to_plain` spells out; it is shown to people and sent in messages."""
+
+LARGEST_PLAIN_SIZE = 2**63 - 1
+"""MessagePack and SQLite carry no larger integer."""
+
+
+@dataclass(frozen=True)
+class Space(ABC):
+    """A declared space, not yet bound to a problem.
+
+    ``fault`` says what is wrong with the declaration, or is empty: the error is raised by the kernel that takes the
+    space, or by :meth:`bind`, so that it can name the kernel and the file.
+    """
+
+    where: tuple[Where, ...]
+    fault: str
+
+    @property
+    @abstractmethod
+    def knobs(self) -> tuple[str, ...] | None:
+        """The names of the knobs, in order; ``None`` when only a callable knows."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int | None:
+        """How many configs there are before ``where``; ``None`` for a callable."""
+
+    def bind(self, problem: Problem, site: Site = NOWHERE) -> BoundSpace:
+        """Return the space for one problem; ``site`` is what errors name.
+
+        Raises:
+            KernelFileError: the declaration has a fault.
+        """
+        if self.fault:
+            raise site.error(self.fault)
+        return self._bind(problem, site)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return what can be known of the space without user code, as plain data.
+
+        ``kind`` (``cartesian``, ``list``, ``callable``), ``size`` (``None`` beyond 63 bits too), ``constrained``;
+        ``axes`` and ``configs`` are ``None`` unless they are of that kind and small (:data:`MAX_PLAIN_VALUES`).
+        """
+        size = None if self.size is None or self.size > LARGEST_PLAIN_SIZE else self.size
+        plain = {"kind": "", "axes": None, "configs": None, "constrained": bool(self.where), "size": size}
+        return plain | self._plain()
+
+    @abstractmethod
+    def _bind(self, problem: Problem, site: Site) -> BoundSpace: ...
+
+    @abstractmethod
+    def _plain(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class CartesianSpace(Space):
+    """Every combination of the axes' values; the last axis varies fastest."""
+
+    axes: Mapping[str, Sequence[Scalar]]
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """The axes' names."""
+        return tuple(self.axes)
+
+    @property
+    def size(self) -> int:
+        """The product of the axes' lengths."""
+        return math.prod(len(values) for values in self.axes.values())
+
+    def _bind(self, problem: Problem, site: Site) -> BoundSpace:
+        return Indexed(Product(self.axes), problem, self.where, site)
+
+    def _plain(self) -> dict[str, Any]:
+        small = sum(len(values) for values in self.axes.values()) <= MAX_PLAIN_VALUES
+        axes = {knob: list(values) for knob, values in self.axes.items()} if small else None
+        return {"kind": "cartesian", "axes": axes}
+
+
+@dataclass(frozen=True)
+class ListSpace(Space):
+    """The configs of a fixed list, in its order."""
+
+    configs: tuple[Config, ...]
+
+    @property
+    def knobs(self) -> tuple[str, ...]:
+        """The keys that all configs share."""
+        return tuple(self.configs[0])
+
+    @property
+    def size(self) -> int:
+        """The length of the list."""
+        return len(self.configs)
+
+    def _bind(self, problem: Problem, site: Site) -> BoundSpace:
+        return Indexed(Listing(self.configs), problem, self.where, site)
+
+    def _plain(self) -> dict[str, Any]:
+        small = self.size <= MAX_PLAIN_VALUES
+        return {"kind": "list", "configs": [dict(config) for config in self.configs] if small else None}
+
+
+@dataclass(frozen=True)
+class CallableSpace(Space):
+    """The configs that a callable or generator function yields for a problem, in its order."""
+
+    function: Callable[[Any], Iterable[Config]]
+
+    @property
+    def knobs(self) -> None:
+        """Unknown."""
+        return None
+
+    @property
+    def size(self) -> None:
+        """Unknown."""
+        return None
+
+    def _bind(self, problem: Problem, site: Site) -> BoundSpace:
+        return Generated(self.function, problem, self.where, site)
+
+    def _plain(self) -> dict[str, Any]:
+        return {"kind": "callable"}
+
+
+def space(
+    configs: Iterable[Config] | Callable[[Any], Iterable[Config]] | None = None,
+    /,
+    *,
+    where: Where | Sequence[Where] = (),
+    **axes: Sequence[Scalar],
+) -> Space:
+    """Declare a space: axes (``BM=[32, 64]``), a list of configs, or a callable ``p -> configs``.
+
+    ``where`` holds one or several constraints ``(p, c)``; a config is valid when all are truthy. Values are bools,
+    ints, floats and strings; an axis is a list, a tuple or a range. Nothing is enumerated here, and what is wrong
+    with the declaration is raised by the kernel that takes it.
+    """
+    constraints: tuple[Any, ...] = tuple(where) if isinstance(where, list | tuple) else (where,)
+    fault = "" if all(map(callable, constraints)) else "where takes a callable (p, c), or a list of them"
+    if configs is None:
+        return CartesianSpace(constraints, fault or _axes_fault(axes), dict(axes))
+    if axes:
+        fault = fault or f"space() takes configs or axes, not both (axes: {', '.join(axes)})"
+    if callable(configs):
+        return CallableSpace(constraints, fault, configs)
+    if not isinstance(configs, list | tuple):
+        fault = fault or f"space() takes a list of configs or a callable, not {type(configs).__name__}"
+        return ListSpace(constraints, fault, ())
+    fault = fault or _configs_fault(configs)
+    return ListSpace(constraints, fault, tuple(configs))
+
+
+def _axes_fault(axes: Mapping[str, Sequence[Scalar]]) -> str:
+    if not axes:
+        return "the space is empty: space() needs axes, a list of configs or a callable"
+    for knob, values in axes.items():
+        if fault := key_fault(knob) or _axis_fault(values):
+            return f"the axis {knob}: {fault}"
+    return ""
+
+
+def _axis_fault(values: object) -> str:
+    if not isinstance(values, list | tuple | range):
+        return f"its values are of type {type(values).__name__}, not a list (one value is written [value])"
+    if not values:
+        return "it is empty, so the space is"
+    # A range holds distinct ints by construction and may be huge.
+    if isinstance(values, range):
+        return scalar_fault(values[0]) or scalar_fault(values[-1])
+    seen: set[tuple[type, Scalar]] = set()
+    for value in values:
+        if fault := scalar_fault(value):
+            return fault
+        if (type(value), value) in seen:
+            return f"the value {value!r} is there twice"
+        seen.add((type(value), value))
+    return ""
+
+
+def _configs_fault(configs: Sequence[Config]) -> str:
+    if not configs:
+        return "the space is empty: its list holds no config"
+    seen: dict[str, int] = {}
+    for position, config in zip(count(), configs, strict=False):
+        what = f"config {position} of the space's list"
+        if fault := mapping_fault(config, what):
+            return fault
+        if config.keys() != configs[0].keys():
+            odd = sorted(config.keys() ^ configs[0].keys())
+            return f"{what} differs from the first in its knobs: {', '.join(odd)} {listed(configs[0])}"
+        text = canonical(config)
+        if text in seen:
+            return f"{what} repeats config {seen[text]}: {text}"
+        seen[text] = position
+    return ""

@@ -1,0 +1,151 @@
+"""Opens the database: checks whose it is, brings it up to date, and moves a damaged one aside.
+
+Opening never scans the rows, so that a million trials open like none. A crash cannot tear a database in WAL mode,
+hence an unclean end asks for no check. Damage is noticed when SQLite meets it: while opening (the file is moved aside
+at once), or later. Then a marker beside the database asks the next opening for SQLite's own full check.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from ktuned.model import StoreError
+from ktuned.store.faults import database_fault, file_fault, is_damage
+from ktuned.store.schema import check_ours, migrate
+
+WRITER_PATIENCE_S = 5.0
+"""How long the writer waits for another process (a backup, a curious ``sqlite3``) to let go of the database."""
+
+READER_PATIENCE_S = 0.1
+"""How long a reader, who holds up the event loop, waits for a lock; in WAL mode readers hardly ever meet one."""
+
+
+class _Damaged(Exception):
+    """SQLite's check found damage."""
+
+
+def open_for_writing(
+    path: Path, *, vfs: str | None, prepare: Callable[[sqlite3.Connection], None]
+) -> tuple[sqlite3.Connection, str]:
+    """Open, migrate and ``prepare`` the database; return it and a notice (``""`` unless a damaged one was moved).
+
+    Raises:
+        StoreError: no space, read-only, no locks, held by another process, not ours, a newer schema.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise file_fault(error, f"the directory {path.parent} cannot be made") from error
+    try:
+        try:
+            return _opened(path, vfs, prepare), ""
+        except _Damaged as error:
+            notice = _move_aside(path, str(error))
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            if not is_damage(error):
+                raise
+            notice = _move_aside(path, str(error))
+        return _opened(path, vfs, prepare), notice
+    except sqlite3.Error as error:
+        raise database_fault(error, path) from error
+
+
+def open_for_reading(path: Path, *, vfs: str | None) -> sqlite3.Connection:
+    """Open a second connection, which cannot write."""
+    return _connect(path, vfs, "ro", READER_PATIENCE_S)
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells the file at a path from another that may take its place; ``None`` if none is there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def mark_suspect(path: Path) -> None:
+    """Ask the next opening for a full check; if even that cannot be written, SQLite will meet the damage again."""
+    try:
+        _marker(path).touch()
+    except OSError:
+        return
+
+
+def _marker(path: Path) -> Path:
+    return path.with_name(f"{path.name}.suspect")
+
+
+def _connect(path: Path, vfs: str | None, mode: str, patience_s: float) -> sqlite3.Connection:
+    uri = f"file:{quote(str(path))}?mode={mode}" + (f"&vfs={vfs}" if vfs else "")
+    # Connections move between threads (opening, writing, closing), one at a time.
+    return sqlite3.connect(uri, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False)
+
+
+def _opened(path: Path, vfs: str | None, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
+    connection = _connect(path, vfs, "rwc", WRITER_PATIENCE_S)
+    try:
+        check_ours(connection, str(path))
+        if _marker(path).exists():
+            _check_whole(connection)
+            _marker(path).unlink()
+        _set_up(connection, path)
+        migrate(connection)
+        prepare(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_whole(connection: sqlite3.Connection) -> None:
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise _Damaged(verdict)
+    migrate(connection)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
+        migrate(fresh)
+        if missing := _columns(fresh) - _columns(connection):
+            table, column = min(missing)
+            raise _Damaged(f"it has no column {column} in a table {table}")
+
+
+def _columns(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Return every table's name with each of its columns'."""
+    select = "SELECT tables.name, columns.name FROM sqlite_master tables, pragma_table_info(tables.name) columns"
+    return set(connection.execute(f"{select} WHERE tables.type = 'table'"))
+
+
+def _set_up(connection: sqlite3.Connection, path: Path) -> None:
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreError(
+            f"the store {path} is on a file system without the shared memory and locks that SQLite's WAL needs",
+            hint="set KTUNED_HOME to a directory on a local disk",
+        )
+    # What was told must outlive a power cut; NORMAL would lose the last commits.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _move_aside(path: Path, reason: str) -> str:
+    aside = path.with_name(f"{path.name}.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+    try:
+        # The log keeps its name beside the database's, so that SQLite's recovery tools find both.
+        for suffix in ("", "-wal"):
+            if (source := path.with_name(path.name + suffix)).exists():
+                source.rename(aside.with_name(aside.name + suffix))
+        for leftover in (path.with_name(f"{path.name}-shm"), _marker(path)):
+            leftover.unlink(missing_ok=True)
+    except OSError as error:
+        raise file_fault(error, f"the store {path} is damaged ({reason}) and cannot be moved aside") from error
+    return (
+        f"the store {path} was damaged ({reason}): it was moved to {aside.name} and a fresh one started; "
+        f"`sqlite3 {aside} .recover` may save what it held"
+    )

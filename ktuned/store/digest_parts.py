@@ -1,0 +1,43 @@
+"""What digests were made of: the parts of a kernel's, the versions of a fingerprint's."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ktuned.store import rows
+from ktuned.store.reader import Reader
+
+
+def keep(connection: sqlite3.Connection, meanings: Sequence[tuple[str, str, str]]) -> None:
+    """Keep kernels' newest meanings (name, digest, parts as JSON), and of the older ones those that were measured."""
+    connection.executemany("INSERT OR IGNORE INTO meanings (kernel, digest, parts) VALUES (?, ?, ?)", meanings)
+    connection.executemany(
+        """DELETE FROM meanings WHERE kernel = ? AND digest <> ? AND NOT EXISTS (
+            SELECT 1 FROM contexts WHERE contexts.kernel = meanings.kernel AND contexts.digest = meanings.digest)""",
+        [(kernel, digest) for kernel, digest, _ in meanings],
+    )
+
+
+def of(reader: Reader, kernel: str, digest: str) -> dict[str, str] | None:
+    """Return the parts of one digest."""
+    select = "SELECT digest, parts FROM meanings WHERE kernel = ? AND digest = ?"
+    found = reader.value(rows.record, select, kernel, digest)
+    return found and found[1]
+
+
+def keep_versions(connection: sqlite3.Connection, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
+    """Keep what fingerprints stand for."""
+    entries = [
+        (digest, json.dumps({name: str(version) for name, version in said.items()}))
+        for digest, said in fingerprints.items()
+    ]
+    connection.executemany("INSERT OR IGNORE INTO fingerprints (digest, versions) VALUES (?, ?)", entries)
+
+
+def versions(reader: Reader, fingerprint: str) -> dict[str, str] | None:
+    """Return what one fingerprint stands for."""
+    found = reader.value(rows.record, "SELECT digest, versions FROM fingerprints WHERE digest = ?", fingerprint)
+    return found and found[1]

@@ -1,0 +1,57 @@
+"""The writes that concern jobs, as functions of the writer's connection, each within its transaction."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection
+
+from ktuned.model import Job, NotFound, canonical
+
+
+def create(connection: sqlite3.Connection, job: Job) -> int:
+    """Enter a job, and return its id."""
+    plan = canonical(job.plan.to_wire())
+    number = connection.execute(
+        """INSERT INTO jobs (kernel, problem, device, state, priority, reason, plan, created)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
+        (job.kernel, canonical(job.problem), job.device, job.state, job.priority, job.reason, plan, job.created),
+    ).lastrowid
+    return number or 0
+
+
+def update(connection: sqlite3.Connection, job: Job) -> None:
+    """Store all of a job but what it was created with (kernel, problem, device, created).
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    changed = connection.execute(
+        """UPDATE jobs SET state = ?, priority = ?, reason = ?, plan = ?, started = ?, finished = ?, done = ?,
+        total = ?, best_us = ?, default_us = ?, reference_us = ?, outcomes = ?, message = ?, cost = ? WHERE id = ?""",
+        (
+            job.state,
+            job.priority,
+            job.reason,
+            canonical(job.plan.to_wire()),
+            job.started,
+            job.finished,
+            job.done,
+            job.total,
+            job.best_us,
+            job.default_us,
+            job.reference_us,
+            json.dumps(dict(job.outcomes)),
+            job.message,
+            json.dumps(dict(job.cost)),
+            job.id,
+        ),
+    ).rowcount
+    if not changed:
+        raise NotFound(f"there is no job {job.id}")
+
+
+def pause(connection: sqlite3.Connection, devices: Collection[str]) -> None:
+    """Remember which device models are paused, and no others."""
+    connection.execute("DELETE FROM pauses")
+    connection.executemany("INSERT INTO pauses (device) VALUES (?)", [(device,) for device in devices])

@@ -1,0 +1,122 @@
+"""Reads rows and makes values of them; a row that makes none is left out, and told.
+
+SQLite checks its pages' structure, not their bytes: a bit that flipped in a text is found by nobody but who reads it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from ktuned.model import StoreError
+from ktuned.store import database_file
+from ktuned.store.faults import database_fault, is_damage, is_undecodable
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+MAX_TOLD = 1000
+"""Damaged rows that are counted and logged; a store that has more of them needs no finer figure."""
+
+_log = structlog.get_logger()
+
+
+class Reader:
+    """A connection of its own, which cannot write; ``damaged`` is a line for the user, or ``""``.
+
+    Raises:
+        sqlite3.Error: the database cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, vfs: str | None = None) -> None:
+        self._path = path
+        self._connection = database_file.open_for_reading(path, vfs=vfs)
+        self._left_out: set[tuple[str, Any]] = set()
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._connection.close()
+
+    @property
+    def damaged(self) -> str:
+        """What was left out so far, and what becomes of it."""
+        if not self._left_out:
+            return ""
+        counts = sorted(Counter(kind for kind, _ in self._left_out).items())
+        what = ", ".join(f"{count} × {kind}" for kind, count in counts)
+        return f"rows of the store {self._path} are damaged and left out ({what}); what they held is made anew"
+
+    def rows(self, sql: str, *values: Any) -> list[Row]:
+        """Return the rows that a SELECT finds.
+
+        Raises:
+            StoreError: the disk or the database fails.
+        """
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            if isinstance(error, UnicodeDecodeError) or not is_undecodable(error):
+                raise self.fault(error) from error
+        return self._decodable(sql, values)
+
+    def values(self, decode: Callable[[Row], T], sql: str, *values: Any) -> list[T]:
+        """Return what ``decode`` makes of each row that a SELECT finds; its name is what the user is told is damaged.
+
+        Raises:
+            StoreError: the disk or the database fails.
+        """
+        made = []
+        for row in self.rows(sql, *values):
+            try:
+                made.append(decode(row))
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                self._leave_out(decode.__name__, row[0], error)
+        return made
+
+    def value(self, decode: Callable[[Row], T], sql: str, *values: Any) -> T | None:
+        """Return what ``decode`` makes of the first row that it can read, or ``None`` if there is none.
+
+        Raises:
+            StoreError: the disk or the database fails.
+        """
+        return next(iter(self.values(decode, sql, *values)), None)
+
+    def fault(self, error: sqlite3.Error | UnicodeDecodeError) -> StoreError:
+        """Return what to tell the user; the next opening looks for the damage, if that is what it is."""
+        if is_damage(error):
+            database_file.mark_suspect(self._path)
+        return database_fault(error, self._path)
+
+    def _decodable(self, sql: str, values: Row) -> list[Row]:
+        """Return the rows without those that have a text which is no UTF-8; slower than :meth:`rows`."""
+        self._connection.text_factory = _text
+        try:
+            found: list[Row] = self._connection.execute(sql, values).fetchall()
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise self.fault(error) from error
+        finally:
+            self._connection.text_factory = str
+        for row in found:
+            if _NO_TEXT in row:
+                self._leave_out("text", row[0] if row[0] is not _NO_TEXT else "", "not UTF-8")
+        return [row for row in found if _NO_TEXT not in row]
+
+    def _leave_out(self, kind: str, key: Any, reason: object) -> None:
+        if (kind, key) not in self._left_out and len(self._left_out) < MAX_TOLD:
+            self._left_out.add((kind, key))
+            _log.warning("damaged_row_left_out", kind=kind, key=str(key), reason=str(reason))
+
+
+_NO_TEXT = object()
+
+
+def _text(data: bytes) -> object:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return _NO_TEXT

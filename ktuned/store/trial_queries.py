@@ -1,0 +1,91 @@
+"""The questions that are asked about trials, as functions of a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ktuned.model import Config, Context, Outcome, Trial, canonical
+from ktuned.store import rows
+from ktuned.store.reader import Reader
+
+Order = Literal["newest", "fastest"]
+
+_ON_GROUND = f"{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)"
+# SQLite refuses the whole SELECT for one text that is no JSON.
+_ROUNDS = "iif(json_valid(trials.detail), json_extract(trials.detail, '$.rounds'), NULL)"
+
+
+def by_id(reader: Reader, number: int) -> Trial | None:
+    """Return a trial by its id."""
+    return reader.value(rows.trial, f"{rows.SELECT_TRIALS} WHERE trials.id = ?", number)
+
+
+def of_config(reader: Reader, context: Context, config: Config) -> Trial | None:
+    """Return what is known of a config on this very context."""
+    select = f"{_ON_GROUND} AND trials.config = ?"
+    return reader.value(rows.trial, select, *rows.context_values(context), canonical(config))
+
+
+def best(reader: Reader, context: Context, limit: int, rounds: int) -> list[Trial]:
+    """Return the measured trials of a context, the fastest first; with ``rounds`` only finalists of so many."""
+    as_finalist = f"AND {_ROUNDS} >= {rounds:d}" if rounds else ""
+    return reader.values(
+        rows.trial,
+        f"{_ON_GROUND} AND trials.outcome = ? {as_finalist} ORDER BY trials.latency_us, trials.id LIMIT ?",
+        *rows.context_values(context),
+        Outcome.MEASURED,
+        limit,
+    )
+
+
+def twin(reader: Reader, content: str) -> Trial | None:
+    """Return the newest measured trial of this very content, on whatever ground."""
+    return reader.value(
+        rows.trial,
+        # The outcome is written out, or SQLite could not tell that the index of measured ones serves.
+        f"""{rows.SELECT_TRIALS} WHERE trials.content = ? AND trials.outcome = 'measured'
+        ORDER BY trials.id DESC LIMIT 1""",
+        content,
+    )
+
+
+def past(reader: Reader, context: Context, grounds: int, limit: int) -> list[Trial]:
+    """Return how the latest grounds of a seat ended, the context's own before the others, of each the fastest first.
+
+    Of its own only what was measured: what failed here needs no prediction, and costs nothing wherever it comes.
+    """
+    return reader.values(
+        rows.trial,
+        f"""{rows.SELECT_TRIALS} WHERE trials.outcome IS NOT NULL AND contexts.id IN (
+            SELECT id FROM contexts WHERE (kernel, problem, device) = (?, ?, ?) ORDER BY id DESC LIMIT ?)
+            AND (trials.outcome = 'measured' OR ({rows.CONTEXT_COLUMNS}) <> (?, ?, ?, ?, ?, ?, ?))
+        ORDER BY ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?) DESC, contexts.id DESC,
+            trials.outcome <> 'measured', trials.latency_us, trials.id LIMIT ?""",
+        context.kernel,
+        context.problem,
+        context.device,
+        grounds,
+        *rows.context_values(context),
+        *rows.context_values(context),
+        limit,
+    )
+
+
+def chosen(reader: Reader, conditions: Mapping[str, Any], limit: int, order: Order) -> list[Trial]:
+    """Return the trials that meet every condition which has a value."""
+    wanted, values = where(conditions)
+    if order == "newest":
+        tail = "ORDER BY trials.id DESC"
+    else:
+        wanted += f" {'AND' if wanted else 'WHERE'} trials.latency_us IS NOT NULL"
+        tail = "ORDER BY contexts.kernel, contexts.problem, contexts.device, trials.latency_us, trials.id"
+    # An index covers what chooses and orders; only the chosen rows are read whole, for sorting whole ones is slow.
+    ids = f"SELECT trials.id {rows.FROM_TRIALS} {wanted} {tail} LIMIT ?"
+    return reader.values(rows.trial, f"{rows.SELECT_TRIALS} WHERE trials.id IN ({ids}) {tail}", *values, limit)
+
+
+def where(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    """Return the WHERE clause of those conditions that have a value, and the values."""
+    wanted = {condition: value for condition, value in conditions.items() if value is not None}
+    return ("WHERE " + " AND ".join(wanted) if wanted else ""), tuple(wanted.values())

@@ -1,0 +1,192 @@
+"""The writes that concern trials and winners, as functions of the writer's connection, each within its transaction."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ktuned.model import Config, Context, JobState, NotFound, Outcome, TrialResult, UsageError, Winner, canonical
+from ktuned.store import rows
+from ktuned.store.verdict import Standing, Verdict, judge
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a daemon that died left behind: trials that were under way, jobs that were running."""
+
+    trials: int
+    jobs: int
+
+
+def recover(connection: sqlite3.Connection) -> Recovered:
+    """Mark trials under way as interrupted and queue running jobs again."""
+    connection.execute("BEGIN IMMEDIATE")
+    trials = connection.execute("UPDATE trials SET outcome = ? WHERE outcome IS NULL", (Outcome.INTERRUPTED,)).rowcount
+    jobs = connection.execute("UPDATE jobs SET state = ? WHERE state = ?", (JobState.QUEUED, JobState.RUNNING)).rowcount
+    connection.execute("COMMIT")
+    return Recovered(trials, jobs)
+
+
+def begin(
+    connection: sqlite3.Connection, context: Context, job: int, configs: Sequence[Config], now: float
+) -> list[int]:
+    """Enter trials as under way and return their ids, in order.
+
+    A row that is there already is used again; a measured one keeps its figure until :func:`finish` replaces it.
+    """
+    values = rows.context_values(context)
+    connection.execute(
+        """INSERT INTO contexts (kernel, problem, device, digest, toolchain, device_fingerprint, measuring_version)
+        VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING""",
+        values,
+    )
+    (context_id,) = connection.execute(
+        f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", values
+    ).fetchone()
+    ids = []
+    for text in map(canonical, configs):
+        connection.execute(
+            """INSERT INTO trials (context_id, job_id, config, updated) VALUES (?, ?, ?, ?)
+            ON CONFLICT (context_id, config) DO UPDATE SET
+                job_id = excluded.job_id, updated = excluded.updated, outcome = NULL, latency_us = NULL,
+                spread_us = NULL, compile_s = 0, lane_s = 0, message = '', artifact = NULL, detail = '{}',
+                content = NULL
+            WHERE trials.outcome IS NOT ?""",
+            (context_id, job, text, now, Outcome.MEASURED),
+        )
+        (number,) = connection.execute(
+            "SELECT id FROM trials WHERE context_id = ? AND config = ?", (context_id, text)
+        ).fetchone()
+        ids.append(number)
+    return ids
+
+
+def finish(connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float) -> Winner | None:
+    """Store a result and return the winner if that changed it (see :func:`~ktuned.store.verdict.judge`).
+
+    Raises:
+        NotFound: there is no such trial.
+        UsageError: it is ``measured`` without a latency.
+    """
+    is_measured = result.outcome is Outcome.MEASURED
+    if is_measured and (result.latency_us is None or not math.isfinite(result.latency_us)):
+        raise UsageError(f"trial {trial_id} cannot be measured with a latency of {result.latency_us}")
+    connection.execute(
+        """UPDATE trials SET outcome = ?, latency_us = ?, spread_us = ?, compile_s = ?, lane_s = ?, message = ?,
+        artifact = ?, detail = ?, content = ?, updated = ? WHERE id = ?""",
+        (
+            result.outcome,
+            result.latency_us,
+            result.spread_us,
+            result.compile_s,
+            result.lane_s,
+            result.message,
+            result.artifact,
+            json.dumps(dict(result.detail)),
+            result.detail.get("content"),
+            now,
+            trial_id,
+        ),
+    )
+    ground, seated = _ground_and_seat_of(connection, trial_id)
+    told = Standing(trial_id, ground, result.latency_us if is_measured else None)
+    match judge(told, seated):
+        case Verdict.KEEP:
+            return None
+        case Verdict.TAKE:
+            return _seat(connection, trial_id, now)
+        case Verdict.VACATE:
+            connection.execute("DELETE FROM winners WHERE trial_id = ?", (trial_id,))
+            return _elect(connection, ground, now)
+
+
+def decide(connection: sqlite3.Connection, trial_id: int, now: float) -> Winner:
+    """Make a measured trial the winner.
+
+    Raises:
+        NotFound: there is no such trial.
+        UsageError: it is not ``measured``.
+    """
+    row = connection.execute("SELECT outcome FROM trials WHERE id = ?", (trial_id,)).fetchone()
+    if row is None:
+        raise NotFound(f"there is no trial {trial_id}")
+    (outcome,) = row
+    if outcome != Outcome.MEASURED:
+        raise UsageError(f"trial {trial_id} cannot be the winner: it is {outcome or 'under way'}, not measured")
+    return _seat(connection, trial_id, now)
+
+
+def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> int:
+    """Delete a kernel's ended trials (of one outcome, or all) and what hangs on them; return how many trials.
+
+    A winner that goes is followed by the best that stays on its ground. Trials under way and open jobs stay.
+    """
+    doomed = "context_id IN (SELECT id FROM contexts WHERE kernel = ?) AND outcome IS NOT NULL"
+    values: tuple[str, ...] = (kernel,)
+    if outcome is not None:
+        doomed += " AND outcome = ?"
+        values += (outcome,)
+    bereft = connection.execute(
+        f"SELECT context_id FROM winners JOIN trials ON trials.id = trial_id WHERE {doomed}", values
+    ).fetchall()
+    connection.execute(f"DELETE FROM winners WHERE trial_id IN (SELECT id FROM trials WHERE {doomed})", values)
+    deleted = connection.execute(f"DELETE FROM trials WHERE {doomed}", values).rowcount
+    for (ground,) in bereft:
+        _elect(connection, ground, now)
+    connection.execute(
+        """DELETE FROM contexts WHERE kernel = ?
+        AND NOT EXISTS (SELECT 1 FROM trials WHERE context_id = contexts.id)""",
+        (kernel,),
+    )
+    if outcome is None:
+        connection.execute(
+            """DELETE FROM jobs WHERE kernel = ? AND state NOT IN (?, ?, ?)
+            AND NOT EXISTS (SELECT 1 FROM trials WHERE job_id = jobs.id)""",
+            (kernel, JobState.QUEUED, JobState.PAUSED, JobState.RUNNING),
+        )
+    return deleted
+
+
+def _ground_and_seat_of(connection: sqlite3.Connection, trial_id: int) -> tuple[int, Standing | None]:
+    """Return a trial's ground, and who sits on the seat that it competes for.
+
+    Raises:
+        NotFound: there is no such trial.
+    """
+    row = connection.execute(
+        """SELECT trials.context_id, seated.id, seated.context_id, seated.latency_us
+        FROM trials JOIN contexts ON contexts.id = trials.context_id
+        LEFT JOIN winners ON (winners.kernel, winners.problem, winners.device)
+            = (contexts.kernel, contexts.problem, contexts.device)
+        LEFT JOIN trials AS seated ON seated.id = winners.trial_id
+        WHERE trials.id = ?""",
+        (trial_id,),
+    ).fetchone()
+    if row is None:
+        raise NotFound(f"there is no trial {trial_id}")
+    ground, *seated = row
+    return ground, None if seated[0] is None else Standing(*seated)
+
+
+def _elect(connection: sqlite3.Connection, ground: int, now: float) -> Winner | None:
+    """Seat the fastest measured trial of a ground whose config can be read, if there is one."""
+    row = connection.execute(
+        """SELECT id FROM trials WHERE context_id = ? AND outcome = ? AND json_valid(config)
+        ORDER BY latency_us, id LIMIT 1""",
+        (ground, Outcome.MEASURED),
+    ).fetchone()
+    return _seat(connection, row[0], now) if row else None
+
+
+def _seat(connection: sqlite3.Connection, trial_id: int, now: float) -> Winner:
+    connection.execute(
+        """INSERT INTO winners (kernel, problem, device, trial_id, decided)
+        SELECT kernel, problem, device, trials.id, ? FROM trials JOIN contexts ON contexts.id = trials.context_id
+        WHERE trials.id = ?
+        ON CONFLICT (kernel, problem, device) DO UPDATE SET trial_id = excluded.trial_id, decided = excluded.decided""",
+        (now, trial_id),
+    )
+    return rows.winner(connection.execute(f"{rows.SELECT_WINNERS} WHERE trials.id = ?", (trial_id,)).fetchone())

@@ -1,0 +1,41 @@
+"""The events that a job tells; each is told after what it says is committed."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ktuned.model import Job, Trial, Winner
+from ktuned.tuning.attempt import Progress, Work
+
+
+class Publish(Protocol):
+    """Tells whoever subscribed; never blocks."""
+
+    def __call__(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
+        """Publish one event."""
+
+
+def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial) -> None:
+    """Tell of a trial's outcome, and where its job stands; the trial's detail stays in the store."""
+    public = trial.to_wire()
+    del public["detail"]
+    publish("trial_done", kernel=work.job.kernel, job=work.job.id, trial=public, **progress.to_wire())
+
+
+def publish_winner(publish: Publish, winner: Winner, job: int | None) -> None:
+    """Tell of a new winner, and of the job that found it; an undone edit brings one back without a job."""
+    publish(
+        "winner",
+        kernel=winner.context.kernel,
+        job=job,
+        problem=dict(winner.problem),
+        device=winner.context.device,
+        config=dict(winner.config),
+        latency_us=winner.latency_us,
+        trial=winner.trial,
+    )
+
+
+def publish_job(publish: Publish, what: str, job: Job) -> None:
+    """Tell of a job that was queued, started or ended."""
+    publish(what, kernel=job.kernel, job=job.id, job_state=job.to_wire())

@@ -1,1 +1,0 @@
-"""Watching the roots: where kernel files lie, what happens to them, and what of that is inspected anew."""

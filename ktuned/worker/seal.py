@@ -1,0 +1,101 @@
+"""What makes a compiled directory an artifact: whole, described, unchangeable, durable, and in its place at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ktuned.ipc import DamagedArtifact, Manifest, manifest
+from ktuned.model import BackendError
+
+
+def seal(
+    directory: Path,
+    place: Path,
+    *,
+    key: str,
+    backend: str,
+    facts: Mapping[str, Any],
+    required: Iterable[str],
+    decisive: Iterable[str] = (),
+) -> tuple[Manifest, int]:
+    """Make ``directory`` the artifact of ``key`` at ``place``, durably; return its manifest, and the bytes added.
+
+    Where an equal key was sealed meanwhile, that one stays, ``directory`` is removed, and nothing was added. A process
+    that is killed meanwhile leaves the whole artifact or none.
+
+    Raises:
+        BackendError: a required file is missing, or a file is a link.
+        OSError: the disk is full, or fails otherwise.
+    """
+    _check_complete(directory, key, backend, required)
+    made = manifest.write(directory, key=key, backend=backend, facts=facts, decisive=decisive)
+    size = _make_durable(directory)
+    standing = _move(directory, place)
+    if standing is None:
+        return made, size
+    shutil.rmtree(directory, ignore_errors=True)
+    return standing, 0
+
+
+def _check_complete(directory: Path, key: str, backend: str, required: Iterable[str]) -> None:
+    missing = [name for name in required if not (directory / name).is_file()]
+    # What lies outside could change later, and must not become read-only.
+    links = [path.name for path in directory.rglob("*") if path.is_symlink()]
+    for names, what in ((missing, "does not hold"), (links, "must hold itself, not link to,")):
+        if names:
+            raise BackendError(
+                f"artifact {key} of the backend {backend!r} {what} {', '.join(names)}",
+                hint="report it to the plugin's authors",
+            )
+
+
+def _make_durable(directory: Path) -> int:
+    size = 0
+    for path in directory.rglob("*"):
+        if not path.is_dir():
+            path.chmod(path.stat().st_mode & ~0o222)
+            size += path.stat().st_size
+        _sync(path)
+    _sync(directory)
+    return size
+
+
+def _move(directory: Path, place: Path) -> Manifest | None:
+    """Rename ``directory``; return the manifest of an equal artifact that was faster, which then stands."""
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    while True:
+        try:
+            directory.rename(place)
+        except OSError as error:
+            if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+                raise
+        else:
+            _sync(place.parent)
+            _sync(place.parent.parent)
+            return None
+        try:
+            return manifest.read(place)
+        except DamagedArtifact:
+            _set_aside(place, directory.with_name(f"{directory.name}.damaged"))
+
+
+def _set_aside(place: Path, aside: Path) -> None:
+    """Remove a damaged artifact; renamed first, so that nobody finds half of it."""
+    try:
+        place.rename(aside)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

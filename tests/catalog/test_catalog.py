@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, check_problem, is_below
+from ktuned.model.errors import AmbiguousName, NotFound, UsageError
+from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.plan import Plan
+from ktuned.model.values import Problem
+
+
+def kernel(file: Path | str, name: str = "gemm", project: str = "p", **changes: Any) -> KernelInfo:
+    """Return a kernel that a file declares."""
+    base = KernelInfo(
+        project, name, str(file), 3, "fake", "d1", "s1", "p1", (), {str(file): "00"}, (), None, None, {}, Plan()
+    )
+    return replace(base, **changes)
+
+
+def seen(file: Path, *kernels: KernelInfo, errors: tuple[str, ...] = ()) -> Inspection:
+    """Return what an inspection found in a file."""
+    wrong = tuple(FileError(str(file), 1, message) for message in errors)
+    return Inspection(str(file), kernels, wrong, {str(file): "00"})
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """Two kernel files that exist."""
+    paths = [tmp_path / "tune_a.py", tmp_path / "tune_b.py"]
+    for path in paths:
+        path.touch()
+    return paths
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    """A catalog with one root and nothing in it."""
+    return Catalog([Root(str(tmp_path), "p", "python")])
+
+
+def names(catalog: Catalog) -> dict[str, str]:
+    """Return which file each kernel is in, by the files' names."""
+    return {kernel.kernel: Path(kernel.file).name for kernel in catalog.kernels}
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        ({}, Changes()),
+        ({"stamps": {"x": "1"}, "line": 9}, Changes()),
+        ({"digest": "d2"}, Changes(changed=("p:gemm",))),
+        ({"plan_digest": "p2"}, Changes(replanned=("p:gemm",))),
+        ({"digest": "d2", "plan_digest": "p2"}, Changes(changed=("p:gemm",))),
+    ],
+)
+def test_apply_tells_what_a_save_changed(
+    catalog: Catalog, files: list[Path], after: dict[str, Any], expected: Changes
+) -> None:
+    """A new digest is a change, a new plan a smaller one, and a comment none; what is known is renewed anyway."""
+    before = kernel(files[0])
+    assert catalog.apply([seen(files[0], before)]) == Changes(added=("p:gemm",), inspected=("p:gemm",))
+    now = replace(before, **after)
+    changes = catalog.apply([seen(files[0], now)])
+    assert changes == replace(expected, inspected=("p:gemm",))
+    assert bool(changes) is bool(after.keys() & {"digest", "plan_digest"})
+    assert catalog.kernels == [now]
+
+
+def test_apply_removes_what_is_no_longer_declared(catalog: Catalog, files: list[Path]) -> None:
+    """A kernel goes with its declaration, and with its file."""
+    catalog.apply([seen(files[0], kernel(files[0]), kernel(files[0], "add")), seen(files[1], kernel(files[1], "mul"))])
+    assert catalog.apply([seen(files[0], kernel(files[0]))]).removed == ("p:add",)
+    assert catalog.apply([], [str(files[1])]).removed == ("p:mul",)
+    assert names(catalog) == {"gemm": "tune_a.py"}
+
+
+def test_broken_file_keeps_its_kernels(catalog: Catalog, files: list[Path]) -> None:
+    """An error hides no winner: the kernels stay, the error is told until the file is mended."""
+    catalog.apply([seen(files[0], kernel(files[0]))])
+    changes = catalog.apply([seen(files[0], errors=("tune_a.py:1: no",))])
+    assert (changes.removed, len(changes.errors)) == ((), 1)
+    assert names(catalog) == {"gemm": "tune_a.py"}
+    assert [error.message for error in catalog.errors_below(str(files[0].parent))] == ["tune_a.py:1: no"]
+    assert catalog.dependents([str(files[0])]) == {str(files[0])}
+    catalog.apply([seen(files[0], kernel(files[0]))])
+    assert catalog.errors == []
+
+
+def test_good_kernel_of_a_file_with_an_error_goes_on(catalog: Catalog, files: list[Path]) -> None:
+    """One bad declaration neither hides nor removes the others of its file."""
+    catalog.apply([seen(files[0], kernel(files[0]), kernel(files[0], "add"))])
+    changes = catalog.apply([seen(files[0], kernel(files[0], digest="d2"), errors=("bad add",))])
+    assert (changes.changed, changes.removed) == (("p:gemm",), ())
+    assert names(catalog) == {"gemm": "tune_a.py", "add": "tune_a.py"}
+
+
+def test_taken_name_is_an_error_of_the_second_file(catalog: Catalog, files: list[Path]) -> None:
+    """The first file keeps the name; the error says where both are."""
+    catalog.apply([seen(files[0], kernel(files[0]))])
+    (error,) = catalog.apply([seen(files[1], kernel(files[1], digest="d2"))]).errors
+    assert error.path == str(files[1])
+    assert f"{files[0]}:3" in error.message
+    assert names(catalog) == {"gemm": "tune_a.py"}
+
+
+@pytest.mark.parametrize("how", ["removed", "no longer declared"])
+def test_freed_name_concerns_the_file_that_wanted_it(catalog: Catalog, files: list[Path], how: str) -> None:
+    """When the holder of a name lets it go, the other file depends on that, and gets the name."""
+    catalog.apply([seen(files[0], kernel(files[0])), seen(files[1], kernel(files[1]))])
+    assert catalog.dependents([str(files[0])]) == {str(files[0]), str(files[1])}
+    second = seen(files[1], kernel(files[1]))
+    changes = catalog.apply([second], [str(files[0])]) if how == "removed" else catalog.apply([seen(files[0]), second])
+    assert (changes.removed, catalog.errors) == ((), [])
+    assert names(catalog) == {"gemm": "tune_b.py"}
+
+
+def test_renamed_file_loses_nothing(catalog: Catalog, files: list[Path]) -> None:
+    """A file under a new name holds the same kernels: jobs on the old path are planned anew, nothing is removed."""
+    catalog.apply([seen(files[0], kernel(files[0]))])
+    files[0].unlink()
+    changes = catalog.apply([seen(files[1], kernel(files[1]))], [str(files[0])])
+    assert (changes.added, changes.changed, changes.replanned, changes.removed) == ((), (), ("p:gemm",), ())
+    assert names(catalog) == {"gemm": "tune_b.py"}
+
+
+def test_kernel_moves_between_files_of_one_save(catalog: Catalog, files: list[Path]) -> None:
+    """In whichever order two files are inspected, what moved from one to the other is there once, without error."""
+    catalog.apply([seen(files[1], kernel(files[1]), kernel(files[1], "add"))])
+    changes = catalog.apply([seen(files[0], kernel(files[0])), seen(files[1], kernel(files[1], "add"))])
+    assert (changes.removed, changes.errors) == ((), ())
+    assert names(catalog) == {"gemm": "tune_a.py", "add": "tune_b.py"}
+
+
+def test_dependents_by_file_and_directory(catalog: Catalog, tmp_path: Path, files: list[Path]) -> None:
+    """A file concerns the kernels that were read from it, a directory those that were read from below it."""
+    header = tmp_path / "inc" / "x.h"
+    catalog.apply([seen(files[0], kernel(files[0], stamps={str(header): "", str(files[0]): "00"}))])
+    for path in (header, header.parent, tmp_path, files[0]):
+        assert catalog.dependents([str(path)]) == {str(files[0])}
+    for path in (tmp_path / "in", tmp_path / "inc" / "x.hpp", files[1]):
+        assert catalog.dependents([str(path)]) == set()
+
+
+def test_directories(catalog: Catalog, files: list[Path]) -> None:
+    """Every directory that holds what is depended on is told, until nothing in it is."""
+    catalog.apply([seen(files[0], kernel(files[0], stamps={"/elsewhere/inc/x.h": "1", str(files[0]): "00"}))])
+    assert catalog.directories() == {"/elsewhere/inc", str(files[0].parent)}
+    catalog.apply([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
+    assert catalog.directories() == {str(files[0].parent)}
+
+
+def test_root_that_is_dropped(catalog: Catalog, files: list[Path]) -> None:
+    """With a root go its kernels, its errors and its dependencies; what lies below another root stays."""
+    catalog.apply([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
+    (root,) = catalog.roots
+    known = tuple(one.name for one in catalog.kernels)
+    assert catalog.remove_root(root.path).removed == known
+    assert (catalog.kernels, catalog.errors, catalog.directories(), catalog.stamps()) == ([], [], set(), set())
+
+
+def test_innermost_root_owns() -> None:
+    """A path belongs to the longest root above it, and a name's beginning is no directory."""
+    roots = [Root(path, path, "python") for path in ("/", "/a", "/a/b")]
+    catalog = Catalog(roots)
+    owners = {path: catalog.root_of(path) for path in ("/a/b/tune_x.py", "/a/bc/tune_x.py", "/a", "/ab")}
+    assert [root.path for root in owners.values() if root] == ["/a/b", "/a", "/a", "/"]
+    assert Catalog(roots[1:]).root_of("/b") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "directory", "expected"),
+    [("/a/b", "/a", True), ("/a", "/a", True), ("/a/b", "/a/", True), ("/ab", "/a", False), ("/a", "/a/b", False)],
+)
+def test_is_below(path: str, directory: str, expected: bool) -> None:
+    """A directory is below itself."""
+    assert is_below(path, directory) is expected
+
+
+def test_resolve() -> None:
+    """A full name always serves, a short one while it is the only one; the error lists the full ones."""
+    roots = [Root("/a", "a", "python"), Root("/b", "b", "python")]
+    both = [
+        kernel("/a/tune_x.py", project="a"),
+        kernel("/b/tune_x.py", project="b"),
+        kernel("/b/tune_y.py", "add", "b"),
+    ]
+    catalog = Catalog(roots, both)
+    assert catalog.resolve("add").name == "b:add"
+    assert catalog.resolve("a:gemm").name == "a:gemm"
+    with pytest.raises(AmbiguousName) as ambiguous:
+        catalog.resolve("gemm")
+    assert "a:gemm, b:gemm" in ambiguous.value.hint
+    for name in ("nothing", "b:nothing", "a:add", ""):
+        with pytest.raises(NotFound):
+            catalog.resolve(name)
+
+
+def test_kernels_below_no_root_are_forgotten() -> None:
+    """A root that is no longer configured takes its kernels along."""
+    assert Catalog([Root("/a", "a", "python")], [kernel("/b/tune_x.py")]).kernels == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "options", "words"),
+    [
+        ({"M": 1, "N": 2}, {}, ""),
+        ({"K": 1}, {}, ""),
+        ({"M": 1}, {}, "it takes M, N"),
+        ({}, {}, "names nothing"),
+        ({"M": 1, "N": 2, "K": 3}, {}, "names K, M, N"),
+        ({"M": [1], "N": 2}, {}, "the problem's M is a list"),
+        ({"M": None, "N": 2}, {}, "the problem's M is a NoneType"),
+        ({"M": float("nan"), "N": 2}, {}, "finite"),
+        ({"X": 1}, {"problems": ()}, ""),
+        ({"M": 1, "X": 1}, {"problems": (), "specialize": ("M",)}, ""),
+        ({"X": 1}, {"problems": (), "specialize": ("M",)}, "it takes M"),
+    ],
+)
+def test_check_problem(problem: Problem, options: dict[str, Any], words: str) -> None:
+    """A problem has the keys of a declared one, or at least those of its key; the error says which."""
+    declared = {"problems": ({"M": 1, "N": 1}, {"K": 1}), **options}
+    checked = kernel("/a/tune_x.py", **declared)
+    if not words:
+        check_problem(checked, problem)
+        return
+    with pytest.raises(UsageError) as refused:
+        check_problem(checked, problem)
+    assert words in f"{refused.value.message}; {refused.value.hint}"
+
+
+def test_file_that_cannot_be_read_is_the_fault_of_the_kernels_it_lost(catalog: Catalog, files: list[Path]) -> None:
+    """They stay known, with what is wrong; those that it still declares have no fault, and mending it is told."""
+    gemm, add = kernel(files[0]), kernel(files[0], "add")
+    catalog.apply([seen(files[0], gemm, add)])
+    assert catalog.apply([seen(files[0], gemm, errors=("add is wrong",))]).mended == ()
+    assert [catalog.fault(known) for known in (gemm, add)] == ["", "add is wrong"]
+    catalog.apply([seen(files[0], errors=("no syntax",))])
+    assert [catalog.fault(known) for known in (gemm, add)] == ["no syntax", "no syntax"]
+    changes = catalog.apply([seen(files[0], gemm, add)])
+    assert changes == Changes(inspected=("p:gemm", "p:add"), mended=(str(files[0]),))
+    assert changes
+    assert [catalog.fault(known) for known in (gemm, add)] == ["", ""]
+    catalog.apply([seen(files[0], errors=("no syntax",))])
+    assert catalog.apply([], [str(files[0])]).mended == (str(files[0]),)
+    assert catalog.fault(gemm) == ""

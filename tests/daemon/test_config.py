@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.catalog.roots import make_root
+from ktuned.daemon.config import load_settings
+from ktuned.model.errors import SettingsError
+from ktuned.scheduling.preparation import default_compile_slots
+from ktuned.tuning.deadlines import DEFAULT_DEADLINES
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home without a ``config.toml``."""
+    return tmp_path / "home"
+
+
+def written(home: Path, text: str | bytes) -> Path:
+    """Write the home's ``config.toml``."""
+    home.mkdir(exist_ok=True)
+    path = home / "config.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_no_file_is_all_defaults(home: Path) -> None:
+    """Nothing need be configured."""
+    settings = load_settings(home, environment={})
+    assert (settings.state, settings.cache, settings.roots) == (home, home / "cache", ())
+    assert settings.deadlines == DEFAULT_DEADLINES
+    assert settings.compile_slots == default_compile_slots(len(os.sched_getaffinity(0)))
+    assert not home.exists()
+
+
+def test_file_is_followed(home: Path, tmp_path: Path) -> None:
+    """Each field arrives, with a root's own values."""
+    written(
+        home,
+        f"""
+        compile_slots = 3
+        artifacts_gib = 0.5
+        contention = false
+        [deadlines]
+        compile = 7
+        [[roots]]
+        path = "{tmp_path}/project"
+        name = "kernels"
+        python = "bin/python"
+        env = {{ A = "1" }}
+        """,
+    )
+    settings = load_settings(home, environment={})
+    assert (settings.compile_slots, settings.artifacts_bytes, settings.judges_contention) == (3, 2**29, False)
+    assert settings.deadlines == {**DEFAULT_DEADLINES, "compile": 7}
+    (root,) = settings.roots
+    assert (root.path, root.name, root.env) == (f"{tmp_path}/project", "kernels", {"A": "1"})
+    assert root.python == f"{tmp_path}/project/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("compile_slot = 1", "there is no setting 'compile_slot' (there are: roots, deadlines, compile_slots"),
+        ("compile_slot = 1", "; did you mean 'compile_slots'?)"),
+        ("compile_slots = 0", "compile_slots is 0"),
+        ("compile_slots = 'two'", "compile_slots takes a whole number, not a text in quotes"),
+        ("artifacts_gib = -1", "artifacts_gib is -1"),
+        ("artifacts_gib = inf", "artifacts_gib is inf"),
+        ("artifacts_gib = nan", "artifacts_gib is nan"),
+        ("contention = 1", "contention takes true or false, not a whole number"),
+        ("deadlines = {compiling = 1}", "'compiling'"),
+        ("deadlines = {compile = 0}", "compile is 0"),
+        ("deadlines = {compile = nan}", "compile is nan"),
+        ("deadlines = {compile = inf}", "compile is inf"),
+        ("deadlines = {compile = 'x'}", "deadlines[...] takes a number, not a text in quotes"),
+        ("[[roots]]\nname = 'x'", "path"),
+        ("[[roots]]\npath = 'a/b'", "'a/b' is not absolute"),
+        ("[[roots]]\npath = '~nobody-of-that-name/x'", "is not absolute"),
+        ("[[roots]]\npath = '/x'\nnam = 'y'", "roots[0] has no setting 'nam' (there are: path, name, "),
+        ("[[roots]]\npath = '/x'\nenv = {A = 1}", "env"),
+        ("[[roots]]\npath = '/x'\n[[roots]]\npath = '/x/'", "/x is there twice"),
+        ("[[roots]]\npath = '/a/x'\n[[roots]]\npath = '/b/x'", "both named 'x'"),
+        ("[[roots]", "line 1"),
+        (b"# \xff", "utf-8"),
+    ],
+)
+def test_wrong_file_is_one_clear_line(home: Path, text: str | bytes, words: str) -> None:
+    """The error names the file and the field, and says how to mend it."""
+    path = written(home, text)
+    with pytest.raises(SettingsError) as refused:
+        load_settings(home, environment={})
+    assert refused.value.message.startswith(f"{path}: ")
+    assert words in refused.value.message
+    assert "\n" not in refused.value.message
+    assert refused.value.hint
+
+
+def test_named_file_must_exist(home: Path, tmp_path: Path) -> None:
+    """A file that was asked for is not silently left out; one that cannot be read neither."""
+    with pytest.raises(SettingsError, match="does not exist"):
+        load_settings(home, config=tmp_path / "other.toml", environment={})
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load_settings(home, config=tmp_path, environment={})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "home", "socket"),
+    [
+        (
+            {"home": "/arg", "socket": "/arg.sock"},
+            {"KTUNED_HOME": "/env", "KTUNED_SOCKET": "/env.sock"},
+            "/arg",
+            "/arg.sock",
+        ),
+        ({}, {"KTUNED_HOME": "/env", "KTUNED_SOCKET": "/env.sock"}, "/env", "/env.sock"),
+        ({"home": "/arg"}, {"KTUNED_SOCKET": "/env.sock"}, "/arg", "/env.sock"),
+        ({"socket": "/arg.sock"}, {"KTUNED_HOME": "/env"}, "/env", "/arg.sock"),
+    ],
+)
+def test_arguments_come_before_the_environment(
+    arguments: dict[str, Any], environment: dict[str, str], home: str, socket: str
+) -> None:
+    """What the command line says holds, then what the environment says."""
+    settings = load_settings(**arguments, environment=environment)
+    assert (str(settings.state), settings.socket) == (home, socket)
+
+
+def test_without_a_home_the_system_s_directories_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """State, cache and settings each have their place."""
+    for name in ("STATE", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    settings = load_settings(socket="/s", environment={})
+    assert settings.state == tmp_path / "STATE" / "ktuned"
+    assert settings.cache == tmp_path / "CACHE" / "ktuned"
+    assert settings.config_path == tmp_path / "CONFIG" / "ktuned" / "config.toml"
+
+
+def test_root_s_interpreter(tmp_path: Path) -> None:
+    """The named one, else the root's own ``.venv``, else ours; its link is kept, for it is what makes a ``.venv``."""
+    assert make_root(str(tmp_path)).python == sys.executable
+    own = tmp_path / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.symlink_to(sys.executable)
+    assert make_root(str(tmp_path)).python == str(own)
+    assert make_root(str(tmp_path), python="/opt/python").python == "/opt/python"
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    assert make_root(str(link)).path == str(tmp_path.resolve())
+
+
+@pytest.mark.parametrize(("cores", "lanes", "slots"), [(1, 1, 1), (2, 1, 1), (16, 1, 15), (16, 4, 12), (2, 8, 1)])
+def test_compiles_leave_a_core_to_each_lane(cores: int, lanes: int, slots: int) -> None:
+    """There is always one slot."""
+    assert default_compile_slots(cores, lanes) == slots
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    """A directory or a pipe in the place of config.toml is told of; a pipe would be waited at, by the whole daemon."""
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(SettingsError, match="it is no regular file"):
+            load_settings(home=tmp_path / "home", config=place)

@@ -1,0 +1,137 @@
+"""When a daemon ends by itself, how its pace is told, and how the watchdog is fed."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import anyio
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from ktuned.daemon.lifetime import WINDOW_S, Idleness, Life, Rates
+from ktuned.daemon.systemd import Notifier
+
+
+def test_idle_for_long_enough_is_over() -> None:
+    """The time counts from the last look at which something held the daemon or had happened."""
+    idle = Idleness(10.0, now=0.0)
+    assert not idle.is_over([], 0, 0.0)
+    assert not idle.is_over([], 0, 9.9)
+    assert idle.is_over([], 0, 10.0)
+
+
+@pytest.mark.parametrize("reason", ["clients", "jobs", "watches"])
+def test_what_keeps_a_daemon_keeps_it_for_ever(reason: str) -> None:
+    """With clients, jobs or watches it does not end, and afterwards the time begins anew."""
+    idle = Idleness(10.0, now=0.0)
+    idle.is_over([], 0, 0.0)
+    assert not idle.is_over([reason], 0, 1e9)
+    assert not idle.is_over([], 0, 1e9 + 9)
+    assert idle.is_over([], 0, 1e9 + 10)
+
+
+def test_who_came_and_went_between_two_looks_counts() -> None:
+    """A lookup that was answered meanwhile restarts the time, although its client is gone."""
+    idle = Idleness(10.0, now=0.0)
+    idle.is_over([], 0, 0.0)
+    assert not idle.is_over([], 1, 10.0)
+    assert not idle.is_over([], 1, 19.0)
+    assert idle.is_over([], 1, 20.0)
+
+
+@hypothesis.given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.floats(0, 100)), max_size=30))
+def test_zero_is_never(looks: list[tuple[bool, int, float]]) -> None:
+    """Without a limit nothing ends the daemon, whatever happens."""
+    idle, now = Idleness(0.0, now=0.0), 0.0
+    for is_busy, activity, passed in looks:
+        now += passed
+        assert not idle.is_over(["jobs"] if is_busy else [], activity, now)
+
+
+@hypothesis.given(
+    st.floats(0.1, 50), st.lists(st.tuples(st.booleans(), st.integers(0, 1), st.floats(0, 30)), max_size=30)
+)
+def test_it_ends_exactly_when_nothing_happened_for_the_limit(
+    limit: float, looks: list[tuple[bool, int, float]]
+) -> None:
+    """Beside a model that keeps the whole history."""
+    idle, now, total = Idleness(limit, now=0.0), 0.0, 0
+    last = 0.0
+    seen = -1
+    for is_busy, more, passed in looks:
+        now, total = now + passed, total + more
+        if is_busy or total != seen:
+            last, seen = now, total
+            expected = False
+        else:
+            expected = now - last >= limit
+        assert idle.is_over(["clients"] if is_busy else [], total, now) == expected
+
+
+def test_rates_reach_back_one_window() -> None:
+    """A rate is the rise over the last minute, however long the daemon has run, and 0 at its start."""
+    rates = Rates()
+    assert rates.per_second({"lookups": 5}, 0.0) == {"lookups": 0.0}
+    for second in range(0, 600, 5):
+        rates.sample({"lookups": 10 * second}, float(second))
+    assert rates.per_second({"lookups": 5950}, 595.0) == {"lookups": 10.0}
+    for second in range(600, 600 + int(WINDOW_S) + 5, 5):
+        rates.sample({"lookups": 5950}, float(second))
+    assert rates.per_second({"lookups": 5950}, 600.0 + WINDOW_S) == {"lookups": 0.0}
+
+
+@pytest.mark.anyio
+async def test_the_loop_feeds_the_watchdog_and_ends_when_idle(tmp_path: Path) -> None:
+    """Within its period the manager hears of us twice; the end comes when nothing has gone on, and not before."""
+    busy = ["clients"]
+    stopped = anyio.Event()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.setblocking(False)
+        with Notifier(str(tmp_path / "notify")) as notifier:
+            life = Life(
+                notifier,
+                watchdog_s=0.1,
+                idle_exit_s=0.05,
+                busy=lambda: list(busy),
+                counters=lambda: {"requests": 1},
+                describe=lambda: "at rest",
+                stop=stopped.set,
+            )
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(life.run)
+                heard: list[bytes] = []
+                with anyio.fail_after(30):
+                    while heard.count(b"WATCHDOG=1") < 4:
+                        await anyio.wait_readable(manager)
+                        heard.append(manager.recv(100))
+                    assert b"STATUS=at rest" in heard
+                    assert not stopped.is_set()
+                    busy.clear()
+                    await stopped.wait()
+                tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+async def test_a_new_limit_counts_at_once() -> None:
+    """A reload that sets the limit does not wait for the next look."""
+    stopped = anyio.Event()
+    with Notifier() as notifier:
+        life = Life(
+            notifier,
+            watchdog_s=0.0,
+            idle_exit_s=0.0,
+            busy=list,
+            counters=lambda: {"requests": 0},
+            describe=str,
+            stop=stopped.set,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(life.run)
+            await anyio.wait_all_tasks_blocked()
+            life.idle_exit_s = 0.01
+            with anyio.fail_after(30):
+                await stopped.wait()
+            tasks.cancel_scope.cancel()

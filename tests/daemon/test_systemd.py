@@ -1,0 +1,171 @@
+"""What is said to a service manager and taken from one: real sockets, environments as systemd makes them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from ktuned.daemon.systemd import FIRST_DESCRIPTOR, Handover, Notifier
+from ktuned.model.errors import SettingsError
+
+PID = 4711
+
+
+def test_without_a_manager_there_is_nothing() -> None:
+    """An ordinary environment hands over nothing, and stays as it is."""
+    environ = {"PATH": "/bin"}
+    assert Handover.take(environ, PID) == Handover()
+    assert environ == {"PATH": "/bin"}
+
+
+def test_what_is_taken_is_gone() -> None:
+    """Workers do not inherit the manager's variables: they would take its socket for theirs."""
+    environ = {
+        "LISTEN_PID": str(PID + 1),
+        "LISTEN_FDS": "1",
+        "LISTEN_FDNAMES": "ktuned.socket",
+        "NOTIFY_SOCKET": "/run/notify",
+        "WATCHDOG_USEC": "30000000",
+        "WATCHDOG_PID": str(PID),
+        "HOME": "/root",
+    }
+    assert Handover.take(environ, PID) == Handover(None, "/run/notify", 30.0)
+    assert environ == {"HOME": "/root"}
+
+
+@pytest.mark.parametrize("pid", ["", "0", "1", str(PID + 1), f" {PID}", f"{PID}x"])
+def test_sockets_of_another_process_are_not_ours(pid: str) -> None:
+    """Only LISTEN_PID of this very process counts: variables outlive an exec that was meant for another."""
+    assert Handover.take({"LISTEN_PID": pid, "LISTEN_FDS": "1"}, PID).descriptor is None
+
+
+@pytest.mark.parametrize("pid", ["1", "x"])
+def test_a_watchdog_of_another_process_is_not_ours(pid: str) -> None:
+    """WATCHDOG_PID names who is watched; without it everybody is."""
+    assert Handover.take({"WATCHDOG_PID": pid, "WATCHDOG_USEC": "1000"}, PID).watchdog_s == 0
+    assert Handover.take({"WATCHDOG_USEC": "1000"}, PID).watchdog_s == 0.001
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({"LISTEN_FDS": "x"}, "LISTEN_FDS is 'x'"),
+        ({"LISTEN_FDS": "0"}, "LISTEN_FDS is '0'"),
+        ({"LISTEN_FDS": "-1"}, "LISTEN_FDS is '-1'"),
+        ({"LISTEN_FDS": "99999999999999999999"}, "LISTEN_FDS is"),
+        ({"WATCHDOG_USEC": "soon"}, "WATCHDOG_USEC is 'soon'"),
+        ({"WATCHDOG_USEC": "0"}, "WATCHDOG_USEC is '0'"),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error(variables: dict[str, str], complaint: str) -> None:
+    """A broken environment is one line, and never a daemon that listens somewhere else."""
+    with pytest.raises(SettingsError, match=complaint) as caught:
+        Handover.take({"LISTEN_PID": str(PID), **variables}, PID)
+    assert caught.value.hint
+
+
+HANDED = """
+import os, socket, sys
+from ktuned.model.errors import KtunedError
+from ktuned.daemon.systemd import Handover
+made = []
+for number, kind in enumerate(sys.argv[2].split(",")):
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM if kind == "dgram" else socket.SOCK_STREAM)
+    if kind == "listening":
+        one.bind(f"{sys.argv[1]}/{number}")
+        one.listen()
+    made.append(one)
+for number, one in enumerate(made):
+    os.dup2(one.fileno(), 100 + number)
+for number in range(len(made)):
+    os.dup2(100 + number, 3 + number)
+try:
+    taken = Handover.take(os.environ | {"LISTEN_PID": "1", "LISTEN_FDS": sys.argv[3], "LISTEN_FDNAMES": sys.argv[4]}, 1)
+    print(taken.descriptor, os.get_inheritable(3))
+except KtunedError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kinds", "count", "names", "said"),
+    [
+        ("listening", "1", "unknown", "3 False"),
+        ("listening,listening", "2", "other:ktuned.socket", "4 False"),
+        ("listening,listening", "2", "ktuned:other", "3 False"),
+        ("listening,listening", "2", "a:b", "2 sockets were handed over, 0 of them named ktuned"),
+        ("listening,listening", "2", "ktuned:ktuned", "2 sockets were handed over, 2 of them named ktuned"),
+        ("stream", "1", "ktuned", "descriptor 3 is no listening Unix stream socket"),
+        ("dgram", "1", "ktuned", "descriptor 3 is no listening Unix stream socket"),
+        ("listening", "50", "ktuned", "which LISTEN_FDS promises, is not there"),
+    ],
+)
+def test_the_one_listening_socket_is_chosen(tmp_path: Path, kinds: str, count: str, names: str, said: str) -> None:
+    """One socket is taken whatever its name, one of several by its name; anything else is an error."""
+    done = subprocess.run(
+        [sys.executable, "-c", HANDED, str(tmp_path), kinds, count, names],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert said in done.stdout
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Generator[socket.socket]:
+    """Return a manager's notification socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(30)
+        yield listening
+
+
+def test_each_state_is_one_datagram(manager: socket.socket) -> None:
+    """The assignments are those of sd_notify(3), one a line; a status is one line whatever it holds."""
+    with Notifier(manager.getsockname()) as notifier:
+        assert notifier.is_heard
+        notifier.ready("2 jobs\nrunning")
+        notifier.alive()
+        notifier.reloading()
+        notifier.stopping()
+    said = [manager.recv(4096).decode() for _ in range(4)]
+    assert said[0] == "READY=1\nSTATUS=2 jobs running"
+    assert said[1] == "WATCHDOG=1"
+    reloading, moment = said[2].split("\n")
+    assert reloading == "RELOADING=1"
+    assert moment.removeprefix("MONOTONIC_USEC=").isdigit()
+    assert said[3] == "STOPPING=1\nSTATUS=stopping"
+
+
+def test_an_abstract_address_is_understood() -> None:
+    """A leading @ stands for the zero byte."""
+    name = f"ktuned-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(f"\0{name}")
+        listening.settimeout(30)
+        with Notifier(f"@{name}") as notifier:
+            notifier.alive()
+        assert listening.recv(100) == b"WATCHDOG=1"
+
+
+def test_a_manager_that_is_gone_or_full_is_no_error(manager: socket.socket, tmp_path: Path) -> None:
+    """Nothing waits for a manager that does not read, and nothing fails for one that is not there."""
+    with Notifier(str(tmp_path / "nobody")) as nobody, Notifier(manager.getsockname()) as full:
+        nobody.alive()
+        for _ in range(2000):
+            full.alive()
+    with Notifier() as silent:
+        silent.ready("x")
+        assert not silent.is_heard
+
+
+def test_the_first_descriptor_is_behind_the_standard_ones() -> None:
+    """SD_LISTEN_FDS_START of sd-daemon.h."""
+    assert FIRST_DESCRIPTOR == 3

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ktuned.devices.machine import Machine, fingerprint_digest
+from ktuned.fleet import pool
+from ktuned.fleet.process import Environment
+from ktuned.model.errors import BackendError, NotFound
+from tests.fleet.playing import until
+from tests.parts import Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+
+def changed(parts: Parts, **env: str) -> Environment:
+    """Return the project's environment with variables added."""
+    return replace(parts.environment, env=tuple(sorted(env.items())))
+
+
+def refusal(machine: Machine, environment: Environment, backend: str = "fake") -> BackendError:
+    """Return why a backend has no device."""
+    with pytest.raises(BackendError) as refused:
+        machine.device(environment, backend, None)
+    return refused.value
+
+
+async def test_devices_by_name_model_or_none(parts: Parts) -> None:
+    """A device is meant by its seat or its model; without either it is the first."""
+    environment = changed(parts, FAKE_DEVICES="2")
+    await parts.machine.probe(environment)
+    found = [parts.machine.device(environment, "fake", wanted).name for wanted in (None, "cpu:1", "Fake CPU")]
+    assert found == ["cpu:0", "cpu:1", "cpu:0"]
+    with pytest.raises(NotFound) as refused:
+        parts.machine.device(environment, "fake", "cuda:0")
+    assert refused.value.hint == "it has cpu:0 (Fake CPU), cpu:1 (Fake CPU)"
+    parts.kill_workers()
+
+
+async def test_what_measures_starts_beside_the_first_probe(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for an environment, and not where there was no device the last time."""
+    monkeypatch.setattr(pool, "BENCH_MODULES", ())
+    parts.fleet.keeps_spares = True
+
+    def spares() -> int:
+        return sum(worker["role"] == "bench" for worker in parts.fleet.describe())
+
+    none, one = changed(parts, FAKE_DEVICES=""), changed(parts, FAKE_DEVICES="1")
+    for environment, known in ((none, False), (one, True)):
+        await parts.machine.probe(environment)
+        parts.machine.expect_measuring(environment, "fake")
+        again = Machine(parts.fleet, parts.store, deadlines={"inspect": 30.0})
+        again.expect_measuring(environment, "fake")
+        await until(lambda: spares() == known)  # noqa: B023 - waited for at once
+    parts.kill_workers()
+
+
+async def test_devices_that_are_chosen(parts: Parts) -> None:
+    """By seat, kind or a part of the model, however it is written; the others are as good as absent."""
+    environment = changed(parts, FAKE_DEVICES="cpu:0 cpu:1 cuda:0")
+    machine = parts.machine
+    await machine.probe(environment)
+    everything = ["cpu:0", "cpu:1", "cuda:0"]
+    for chosen, expected in (
+        ([], everything),
+        (["cpu:1"], ["cpu:1"]),
+        (["cuda"], ["cuda:0"]),
+        (["fake"], everything),
+        (["cuda:0", "cpu:0", "cuda:9"], ["cpu:0", "cuda:0"]),
+    ):
+        machine.chosen = tuple(chosen)
+        assert [device.name for device in machine.devices(environment, "fake")] == expected
+    notice, *_ = machine.notices
+    assert "names 'cuda:9', which no backend finds here" in notice
+    assert "cpu:1 (Fake CPU)" in notice
+    machine.chosen = ("H200",)
+    error = refusal(machine, environment)
+    assert error.message == (
+        "config.toml's devices leave backend 'fake' none of cpu:0 (Fake CPU), cpu:1 (Fake CPU), cuda:0 (Fake CPU)"
+    )
+    assert error.hint
+    assert machine.target(environment, "fake") == "fake"
+    parts.kill_workers()
+
+
+async def test_job_is_for_all_devices_that_are_alike(parts: Parts) -> None:
+    """Which of them it was asked for does not matter; what is only compiled needs none."""
+    environment = changed(parts, FAKE_DEVICES="2")
+    await parts.machine.probe(environment)
+    aim = parts.machine.aim(environment, "fake", "cpu:1")
+    assert ([device.name for device in aim.devices], aim.target, aim.absence) == (["cpu:0", "cpu:1"], "fake", "")
+    aim = parts.machine.aim(environment, "fake", "sm_90a", compile_only=True)
+    assert (aim.devices, aim.target, aim.model.model) == ((), "sm_90a", "sm_90a")
+    parts.kill_workers()
+
+
+async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
+    """No device, no backend, no interpreter, not asked yet: each has its line."""
+    machine = parts.machine
+    without = changed(parts, FAKE_DEVICES="0")
+    error = refusal(machine, without)
+    assert "have not been asked yet" in error.message
+    await machine.probe(without)
+    error = refusal(machine, without)
+    assert (error.message, error.hint) == (
+        "backend 'fake' cannot run here: there is no fake device",
+        "set FAKE_DEVICES=1",
+    )
+    error = refusal(machine, parts.environment, "no_such")
+    assert "has no backend 'no_such' (installed: " in error.message
+    assert error.hint == "pip install 'ktuned[no-such]' into it"
+    missing = replace(parts.environment, python="/nowhere/python")
+    await machine.probe(missing)
+    error = refusal(machine, missing)
+    assert "/nowhere/python" in error.message
+    assert "`python` in config.toml" in error.hint
+    parts.kill_workers()
+
+
+async def test_probe_is_made_once_and_kept(parts: Parts) -> None:
+    """The next daemon knows the devices before its first worker is up."""
+    await parts.machine.probe(parts.environment)
+    machine = Machine(parts.fleet, parts.store, deadlines={"inspect": 30.0})
+    assert machine.device(parts.environment, "fake", None).model == "Fake CPU"
+    requests = sum(worker["requests"] for worker in parts.fleet.describe())
+    await parts.machine.probe(parts.environment)
+    assert sum(worker["requests"] for worker in parts.fleet.describe()) == requests
+    await machine.probe(parts.environment)
+    assert sum(worker["requests"] for worker in parts.fleet.describe()) == requests + 1
+
+
+async def test_failed_probe_forgets_no_device(parts: Parts, tmp_path: Path) -> None:
+    """While no worker can answer, lookups stand on what was known; the next probe asks again."""
+    machine = Machine(parts.fleet, parts.store, deadlines={"inspect": 0.0})
+    report = await machine.probe(parts.environment)
+    assert "not over after 0 s" in report["error"]["message"]
+    assert machine.device(parts.environment, "fake", None).model == "Fake CPU"
+    again = Machine(parts.fleet, parts.store, deadlines={"inspect": 30.0})
+    assert (await again.probe(parts.environment))["error"] is None
+    parts.kill_workers()
+
+
+async def test_what_is_mended_is_found_by_asking_again(parts: Parts) -> None:
+    """A backend may be installed while the daemon runs."""
+    environment = changed(parts, FAKE_VERSION="1")
+    before = await parts.machine.probe(environment)
+    assert await parts.machine.probe(environment, again=True) == before
+    parts.kill_workers()
+
+
+async def test_ground_has_every_part(parts: Parts) -> None:
+    """Digest, toolchain, device and specialised problem each make a ground of their own."""
+    kernel = await parts.inspect(kernel_text())
+    device = parts.machine.device(parts.environment, "fake", None)
+    ground = parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+    assert ground.problem == '{"n":64}'
+    newer = changed(parts, FAKE_VERSION="2")
+    await parts.machine.probe(newer)
+    grounds = [
+        parts.machine.context(replace(kernel, digest="d2"), parts.environment, {"n": 64}, device),
+        parts.machine.context(kernel, newer, {"n": 64}, device),
+        parts.machine.context(kernel, parts.environment, {"n": 65}, device),
+        parts.machine.context(kernel, parts.environment, {"n": 64}, replace(device, model="other")),
+        parts.machine.context(kernel, parts.environment, {"n": 64}, replace(device, fingerprint={"driver": "2"})),
+    ]
+    assert len({ground, *grounds}) == 1 + len(grounds)
+    parts.kill_workers()
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"), [({"a": "1", "b": "2"}, {"b": "2", "a": "1"}, True), ({}, {"a": ""}, False)]
+)
+def test_fingerprint_digest(left: Mapping[str, str], right: Mapping[str, str], same: bool) -> None:
+    """The order of its parts does not matter."""
+    assert (fingerprint_digest(left) == fingerprint_digest(right)) is same

@@ -1,0 +1,132 @@
+"""Frames: whatever way the bytes arrive, the messages are the same; what is no frame is refused and said."""
+
+import itertools
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ktuned.ipc import frames
+from ktuned.ipc.frames import Decoder, FrameError, encode
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.binary(max_size=20)
+)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+)
+MESSAGES = st.dictionaries(st.text(max_size=8), VALUES, max_size=4)
+
+
+def framed(body: bytes) -> bytes:
+    """Return a body behind its length, whatever it is."""
+    return struct.pack(">I", len(body)) + body
+
+
+def decode(pieces: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Feed pieces to a new decoder and return the messages."""
+    decoder = Decoder()
+    return [message for piece in pieces for message in decoder.feed(piece)]
+
+
+def test_every_split_in_two_gives_the_same_messages() -> None:
+    """Wherever a stream is cut, also within a length, nothing is lost, doubled or reordered."""
+    messages: list[dict[str, Any]] = [{"phase": "load"}, {}, {"item": {"key": "ab", "facts": [1, 2.5, None, b"\0"]}}]
+    stream = b"".join(encode(message) for message in messages)
+    for cut in range(len(stream) + 1):
+        assert decode([stream[:cut], stream[cut:]]) == messages
+    assert decode(stream[index : index + 1] for index in range(len(stream))) == messages
+
+
+@settings(max_examples=40)
+@given(st.lists(MESSAGES, max_size=4), st.lists(st.integers(0, 400), max_size=8))
+def test_messages_survive_any_splits(messages: list[dict[str, Any]], cuts: list[int]) -> None:
+    """What MessagePack can carry arrives equal, in order, however the bytes are cut."""
+    stream = b"".join(encode(message) for message in messages)
+    places = sorted({0, *(cut for cut in cuts if cut < len(stream)), len(stream)})
+    assert decode(stream[start:end] for start, end in itertools.pairwise(places)) == messages
+
+
+@given(st.binary(max_size=300), st.integers(1, 7))
+def test_garbage_is_refused_and_nothing_else_happens(garbage: bytes, step: int) -> None:
+    """Any bytes at all give maps, or a FrameError; never another exception."""
+    decoder = Decoder()
+    try:
+        for start in range(0, len(garbage), step):
+            for message in decoder.feed(garbage[start : start + step]):
+                assert isinstance(message, dict)
+    except FrameError:
+        pass
+
+
+@given(st.binary(max_size=60))
+def test_a_garbage_body_is_refused(body: bytes) -> None:
+    """A well-measured frame with any body gives one map, or a FrameError; never another exception."""
+    try:
+        (message,) = decode([framed(body)])
+    except FrameError:
+        return
+    assert isinstance(message, dict)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "not MessagePack"),
+        (b"\xc1", "not MessagePack"),
+        (b"\x81\xa1a", "not MessagePack"),
+        (b"\x80\x80", "not MessagePack"),
+        (b"\x81\xa1\xff\x01", "not MessagePack"),
+        (b"\x81\x91\x01\x02", "not MessagePack"),
+        (b"\x91" * 5000, "not MessagePack"),
+        (b"\x93\x01\x02\x03", "holds a list, not a map"),
+        (b"\x2a", "holds a int, not a map"),
+    ],
+    ids=["empty", "never-used", "cut-short", "two", "not-utf8", "list-as-key", "deep", "list", "int"],
+)
+def test_what_is_no_message_is_named(body: bytes, message: str) -> None:
+    """A body that is not one map of MessagePack is refused with what it is."""
+    with pytest.raises(FrameError, match=message):
+        decode([framed(body)])
+
+
+def test_messages_before_garbage_arrive() -> None:
+    """A worker that goes mad does not take its last good words with it."""
+    decoder = Decoder()
+    messages = decoder.feed(encode({"phase": "load"}) + framed(b"\xc1"))
+    assert next(messages) == {"phase": "load"}
+    with pytest.raises(FrameError):
+        next(messages)
+
+
+def test_a_hostile_length_is_refused_before_its_body_comes() -> None:
+    """Four bytes are enough to refuse what is too large: nothing is waited for or allocated."""
+    with pytest.raises(FrameError, match=f"limit of {frames.MAX_FRAME_BYTES}"):
+        decode([struct.pack(">I", frames.MAX_FRAME_BYTES + 1)])
+
+
+def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest frame passes both ways; one byte more is refused by the sender."""
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
+    room = 1000 - len(msgpack.packb({"data": b"x" * 900})) + 900
+    assert decode([encode({"data": b"x" * room})]) == [{"data": b"x" * room}]
+    with pytest.raises(FrameError, match="1001 bytes exceeds the frame limit of 1000"):
+        encode({"data": b"x" * (room + 1)})
+
+
+def test_answers_are_told_from_what_only_looks_like_one() -> None:
+    """A worker's pipe may be written by the code that it runs: what is none of the four kinds is found out here."""
+    failed = {"code": "raised", "message": "no"}
+    answers: list[dict[str, Any]] = [{"phase": "check"}, {"item": {}}, {"done": {}}, {"failed": failed}]
+    assert all(map(frames.is_answer, answers))
+    for bad in ({}, {"what": 1}, {"phase": [1]}, {"item": 5}, {"done": None}, {"failed": "x"}, {"failed": {"code": 1}}):
+        assert not frames.is_answer(bad)

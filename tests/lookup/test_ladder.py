@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned.lookup.ladder import NEAR_CANDIDATES, admits_plainly, answer, distance
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.plan import Plan
+from ktuned.model.trial import Context, Winner
+from ktuned.model.values import Config, Problem, Status, canonical
+
+DEVICE = "cpu-x"
+DEFAULT: Config = {"B": 1}
+HERE: Problem = {"M": 64, "dtype": "float32"}
+
+numbers = st.integers(1, 2**62) | st.floats(1e-300, 1e300)
+problems = st.fixed_dictionaries({"M": numbers, "N": numbers})
+
+
+def info(**changes: Any) -> KernelInfo:
+    """Return a kernel that takes ``M`` and ``dtype``."""
+    plain = {"axes": {"B": [1, 2, 4]}, "configs": None, "constrained": False, "size": 3}
+    kernel = KernelInfo(
+        "p", "k", "/p/tune_k.py", 1, "fake", "d", "s", "pl", (), {}, (HERE,), DEFAULT, None, plain, Plan()
+    )
+    return replace(kernel, **changes)
+
+
+def ground(problem: Problem = HERE, device: str = DEVICE) -> Context:
+    """Return what is measured on now."""
+    return Context("p:k", canonical(problem), device, "d", "gcc", "driver")
+
+
+def winner(problem: Problem = HERE, config: Config | None = None, **ground_changes: Any) -> Winner:
+    """Return a winner, by default of this very ground."""
+    return Winner(
+        replace(ground(problem), **ground_changes), 7, problem, config or {"B": 2}, 5.0, 0.1, "ab", decided=0.0
+    )
+
+
+def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: True, **options: Any) -> Any:
+    """Climb down the ladder on the usual device."""
+    given_ground = options.pop("on", ground(problem))
+    return answer(info(**options), problem, DEVICE, given_ground, winners, admits)
+
+
+def test_same_ground_is_fresh_and_wants_nothing() -> None:
+    """A winner of this very ground is served as it is."""
+    found = ask(winner())
+    assert (found.status, found.config, found.wants_tuning) == (Status.FRESH, {"B": 2}, False)
+
+
+@pytest.mark.parametrize(
+    "field", [entry.name for entry in fields(Context) if entry.name not in ("kernel", "problem", "device")]
+)
+def test_any_other_ground_is_stale(field: str) -> None:
+    """Each part of the ground (digest, toolchain, driver, way of measuring) alone makes a winner stale."""
+    other: dict[str, Any] = {field: 99 if field == "measuring_version" else "other"}
+    found = ask(winner(**other))
+    assert (found.status, found.config, found.wants_tuning) == (Status.STALE, {"B": 2}, True)
+
+
+def test_absent_device_makes_its_winner_stale() -> None:
+    """Nothing can vouch for a winner whose device is not here."""
+    assert ask(winner(), on=None).status is Status.STALE
+
+
+def test_other_device_says_nothing() -> None:
+    """Winners are kept by device model: another's is no answer, not even a near one."""
+    assert ask(winner(device="gpu"), winner({**HERE, "M": 32}, device="gpu")).status is Status.DEFAULT
+
+
+def test_specialised_key_decides() -> None:
+    """Problems that differ only in what does not enter the key share a winner."""
+    found = ask(winner({"M": 64}), problem={"M": 64, "dtype": "float16"}, on=ground({"M": 64}), specialize=("M",))
+    assert found.status is Status.FRESH
+
+
+def test_nearest_is_served() -> None:
+    """The least log distance wins: 40 is nearer to 64 than 128 is."""
+    found = ask(winner({**HERE, "M": 128}, {"B": 4}), winner({**HERE, "M": 40}, {"B": 1}))
+    assert (found.status, found.config) == (Status.NEAR, {"B": 1})
+
+
+def test_same_string_is_needed() -> None:
+    """Another string is another kind of problem, however near its numbers."""
+    assert ask(winner({"M": 64, "dtype": "float16"})).status is Status.DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected", "undecided"),
+    [
+        ((True, True), 1, ()),
+        ((False, True), 2, ()),
+        ((None, True), 2, (1,)),
+        ((None, None), None, (1, 2)),
+        ((False, None), None, (2,)),
+        ((False, False), None, ()),
+        ((True, None), 1, ()),
+    ],
+)
+def test_near_goes_by_validity(verdicts: tuple[Any, Any], expected: int | None, undecided: tuple[int, ...]) -> None:
+    """A config known invalid is skipped, one that is not known is asked about, and neither is served."""
+    by_config = dict(zip((1, 2), verdicts, strict=True))
+    found = ask(
+        winner({**HERE, "M": 128}, {"B": 1}),
+        winner({**HERE, "M": 256}, {"B": 2}),
+        admits=lambda config: by_config[config["B"]],
+    )
+    served = Status.DEFAULT if expected is None else Status.NEAR
+    assert (found.status, found.config) == (served, DEFAULT if expected is None else {"B": expected})
+    assert found.undecided == tuple({"B": n} for n in undecided)
+
+
+def test_few_candidates_are_considered() -> None:
+    """A worker is asked about a bounded number of configs, however many problems are tuned."""
+    asked: list[Config] = []
+    winners = [winner({**HERE, "M": 64 * 2**n}, {"B": n}) for n in range(1, 20)]
+    ask(*winners, admits=asked.append)
+    assert [config["B"] for config in asked] == list(range(1, NEAR_CANDIDATES + 1))
+
+
+@pytest.mark.parametrize("default", [DEFAULT, None])
+def test_default_is_last(default: Config | None) -> None:
+    """With nothing tuned the declared default is served, and a tuning is wanted."""
+    found = ask(default=default)
+    assert (found.status, found.config, found.wants_tuning) == (Status.DEFAULT, default, True)
+
+
+@given(problems, problems)
+def test_distance_is_symmetric_finite_and_nought_at_home(left: Problem, right: Problem) -> None:
+    """It is a distance, over all of what a number can be."""
+    far = distance(left, right)
+    assert far is not None
+    assert far == distance(right, left)
+    assert math.isfinite(far)
+    assert distance(left, left) == 0
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ({"M": 1024}, {"M": 512}, math.log(2)),
+        ({"M": 512}, {"M": 1024}, math.log(2)),
+        ({"M": 2, "N": 2}, {"M": 1, "N": 4}, 2 * math.log(2)),
+        ({"M": 2}, {"M": 2.0}, 0.0),
+        ({"M": 0}, {"M": 0}, 0.0),
+        ({"M": 0}, {"M": 1}, None),
+        ({"M": -1}, {"M": 1}, None),
+        ({"M": True}, {"M": 1}, None),
+        ({"M": True}, {"M": False}, None),
+        ({"M": "a"}, {"M": "b"}, None),
+        ({"M": "a"}, {"M": 1}, None),
+        ({"M": 1}, {"N": 1}, None),
+        ({"M": 1}, {"M": 1, "N": 1}, None),
+        ({"M": 1e308}, {"M": 5e-324}, math.log(1e308) - math.log(5e-324)),
+    ],
+)
+def test_distance(left: Problem, right: Problem, expected: float | None) -> None:
+    """Numbers are compared by ratio; what has no ratio must be equal."""
+    assert distance(left, right) == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    ("space", "config", "expected"),
+    [
+        ({"axes": {"B": [1, 2]}}, {"B": 2}, True),
+        ({"axes": {"B": [1, 2]}}, {"B": 3}, False),
+        ({"axes": {"B": [1, 2]}}, {"B": 1, "C": 1}, False),
+        ({"axes": {"B": [1, 2], "C": [1]}}, {"B": 1}, False),
+        ({"axes": {"B": [1, 2]}, "constrained": True}, {"B": 3}, None),
+        ({"configs": [{"B": 1}]}, {"B": 1}, True),
+        ({"configs": [{"B": 1}]}, {"B": 2}, False),
+        ({}, {"B": 1}, None),
+    ],
+)
+def test_admits_plainly(space: dict[str, Any], config: Config, expected: bool | None) -> None:
+    """What a declaration alone tells is told at once; constraints and callables are for a worker."""
+    plain = {"axes": None, "configs": None, "constrained": False, **space}
+    assert admits_plainly(info(space=plain), config) is expected

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from ktuned.catalog.catalog import Inspection
+from ktuned.model.errors import AmbiguousName, StoreError, UsageError
+from ktuned.model.job import Job, JobState
+from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.plan import Plan
+from ktuned.model.values import Problem
+from ktuned.store.database import Store
+from tests.parts import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+CONSTRAINED = "us=[10.0, 20.0, 30.0], where=lambda p, c: c.us <= p.n"
+GATED = "[dict(us=1.0, does='gate_compile_error', gate='door')]"
+
+
+def ask(
+    parts: Parts, problem: Problem | None = None, device: str | None = None, *, tune: bool = False
+) -> dict[str, Any]:
+    """Look ``it`` up."""
+    return parts.lookups.lookup("it", problem or {"n": 64}, device, tune=tune)
+
+
+async def tuned(parts: Parts, **options: str) -> KernelInfo:
+    """Declare a kernel and enter a winner for its problem."""
+    kernel = await parts.inspect(kernel_text(**options))
+    await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
+    parts.lookups.changed(kernel.name)
+    return kernel
+
+
+async def test_answer_has_all_its_fields(parts: Parts) -> None:
+    """A fresh answer says what it is for, how fast it is and how old."""
+    await tuned(parts)
+    answer = ask(parts)
+    assert answer.pop("age_s") >= 0
+    assert answer.pop("decided") > 0
+    assert answer.pop("generation") > 0
+    assert answer == {
+        "kernel": "project:it",
+        "problem": {"n": 64},
+        "device": "Fake CPU",
+        "status": "fresh",
+        "config": {"us": 20.0},
+        "latency_us": 5.0,
+        "artifact": None,
+        "message": "",
+    }
+
+
+async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> None:
+    """Each step is told as it becomes true, and its generation grows with it."""
+    assert ask(parts)["status"] == "unknown"
+    await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)"))
+    parts.lookups.changed("project:it")
+    told = [ask(parts)]
+    await tuned(parts, configs="us=[10.0, 20.0]", default="dict(us=10.0)")
+    told += [ask(parts, {"n": 65}), ask(parts)]
+    await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)", rtol="0.5"))
+    parts.lookups.changed("project:it")
+    told.append(ask(parts))
+    assert [answer["status"] for answer in told] == ["default", "near", "fresh", "stale"]
+    assert [answer["config"]["us"] for answer in told] == [10.0, 20.0, 20.0, 20.0]
+    assert told[0]["generation"] < told[2]["generation"] < told[3]["generation"]
+
+
+async def test_device_by_seat_model_or_absent(parts: Parts) -> None:
+    """A device is meant by either name; one that is not here has no fresh answer and sets nothing off."""
+    await tuned(parts)
+    assert [ask(parts, device=name)["status"] for name in ("cpu:0", "Fake CPU")] == ["fresh", "fresh"]
+    absent = ask(parts, device="H100", tune=True)
+    assert (absent["status"], absent["device"]) == ("default", "H100")
+    assert parts.jobs.live() == []
+
+
+async def test_wrong_questions_are_refused(parts: Parts) -> None:
+    """Another kernel's problem and a name of several kernels are errors that say what would do."""
+    kernel = await tuned(parts)
+    with pytest.raises(UsageError, match="names m"):
+        ask(parts, {"m": 1})
+    parts.catalog.add_root(Root("/q", "q", "python"))
+    twin = replace(kernel, project="q", file="/q/tune_it.py")
+    parts.catalog.apply([Inspection(twin.file, (twin,))])
+    parts.lookups.changed(twin.name)
+    with pytest.raises(AmbiguousName):
+        ask(parts)
+    assert parts.lookups.lookup("project:it", {"n": 64}, None, tune=False)["status"] == "fresh"
+
+
+async def test_near_is_served_once_a_worker_vouches_for_it(parts: Parts) -> None:
+    """A constraint is the kernel file's code: until it was asked, and if it refuses, the default is served."""
+    await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
+    generation = ask(parts, {"n": 40})["generation"]
+    for n, status in ((40, "near"), (15, "default")):
+        assert ask(parts, {"n": n})["status"] == "default"
+        await asked(parts, generation)
+        answer = ask(parts, {"n": n})
+        assert (answer["status"], answer["generation"]) == (status, generation + 1)
+        generation += 1
+
+
+async def asked(parts: Parts, generation: int) -> None:
+    """Wait until a worker's verdict made a new generation."""
+    with anyio.fail_after(PATIENCE_S):
+        while ask(parts)["generation"] == generation:  # noqa: ASYNC110 - no event tells of a verdict
+            await anyio.sleep(0.005)
+
+
+async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
+    """What is not fresh asks for a tuning, once however many ask, and not at all when told not to."""
+    await parts.inspect(kernel_text(configs=GATED))
+    ask(parts, tune=False)
+    async with parts.working():
+        for _ in range(100):
+            assert ask(parts, tune=True)["status"] == "default"
+            parts.lookups.changed("project:it")
+        await parts.reached("door")
+        (job,) = parts.jobs.live()
+        assert (job.reason, job.plan.preset) == ("looked up", "fast")
+        parts.open_gate("door")
+        await parts.told.ended()
+    assert len(parts.store.jobs()) == 1
+
+
+async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None:
+    """An answer says how its tuning failed and lookups leave it at that, until who may know better says otherwise."""
+    await tuned(parts)
+    (before,) = parts.store.jobs()
+    await parts.store.update_job(replace(before, state=JobState.DONE))
+    kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
+    parts.lookups.changed(kernel.name)
+    assert ask(parts)["message"] == ""
+    async with parts.working():
+        await parts.jobs.submit(
+            kernel.name, {"n": 64}, "Fake CPU", priority=300, reason="saved", plan=replace(kernel.plan, trials=1)
+        )
+        await parts.told.ended(1)
+        assert ask(parts)["message"] == "", "one that was to try less has not tried all"
+        assert ask(parts, tune=True)["status"] == "stale"
+        await parts.told.ended(2)
+        answer = ask(parts)
+        assert (answer["status"], answer["config"]) == ("stale", {"us": 20.0})
+        assert "compile_error: fake.c:1: error: no" in answer["message"]
+
+        parts.jobs.forget_failures("project:another")
+        await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.25"))
+        parts.lookups.changed(kernel.name)
+        assert ask(parts)["message"] == "", "another state of the files may work"
+        await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
+        parts.lookups.changed(kernel.name)
+        assert ask(parts, tune=True)["message"] == answer["message"]
+
+        parts.jobs.forget_failures(kernel.name)
+        parts.lookups.changed(kernel.name)
+        assert ask(parts)["message"] == ""
+        await parts.jobs.submit(kernel.name, {"n": 1}, "none", priority=1, reason="a marker", plan=Plan())
+        await parts.told.ended(3)
+    assert [job.reason for job in parts.store.jobs()] == ["a marker", "looked up", "saved", "asked"]
+
+
+async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:
+    """There is nothing better to be had."""
+    await tuned(parts)
+    assert ask(parts, tune=True)["status"] == "fresh"
+    async with parts.working():
+        await parts.jobs.submit("project:it", {"n": 1}, "none", priority=1, reason="a marker", plan=Plan())
+        await parts.told.ended()
+    assert [job.reason for job in parts.store.jobs()] == ["a marker", "asked"]
+
+
+async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> None:
+    """``1``, ``1.0`` and ``True`` are remembered apart."""
+    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
+    await parts.measured(kernel, {20.0: 5.0}, {"n": 1})
+    parts.lookups.changed(kernel.name)
+    assert [ask(parts, {"n": n})["status"] for n in (1, 1.0, True)] == ["fresh", "near", "default"]
+
+
+class FullOnce(Store):
+    """A store whose disk is full once."""
+
+    refused = False
+
+    async def create_job(self, kernel: str, problem: Problem, device: str, **options: Any) -> Job:
+        """Refuse, or do as any store."""
+        if not self.refused:
+            self.refused = True
+            raise StoreError("the disk is full")
+        return await super().create_job(kernel, problem, device, **options)
+
+
+async def test_errand_that_failed_is_sent_again(tmp_path: Path) -> None:
+    """A tuning that could not be recorded is asked for by the next lookup."""
+    async with assembled(tmp_path, store_type=FullOnce) as parts:
+        await parts.inspect(kernel_text())
+        with anyio.fail_after(PATIENCE_S):
+            while not parts.jobs.live():
+                ask(parts, tune=True)
+                parts.lookups.changed("project:it")
+                await anyio.sleep(0.005)
+        assert isinstance(parts.store, FullOnce)
+        assert parts.store.refused

@@ -1,0 +1,132 @@
+"""Answers by the bytes of their questions: only for whole lookups, only when they were answered, only for a while."""
+
+from time import monotonic
+
+import pytest
+
+from ktuned.lookup import shortcuts
+from ktuned.lookup.shortcuts import Shortcuts
+from ktuned_client import wire
+
+PARAMS = {"kernel": "p:k", "problem": {"M": 1}}
+ANSWER = {"status": "fresh", "config": {"BM": 1}}
+
+
+def question(request_id: int = 1, method: str = "lookup") -> bytes:
+    """Return a request's bytes."""
+    return wire.encode_request(request_id, method, PARAMS)
+
+
+def response(request_id: int = 1, error: dict[str, str] | None = None) -> bytes:
+    """Return a response's bytes."""
+    return wire.encode_response(request_id, error, ANSWER)
+
+
+@pytest.mark.parametrize("asked", [0, 127, 128, 255, 256, 65535, 65536, wire.MAX_ID])
+@pytest.mark.parametrize("asked_before", [0, 200, 2**31])
+def test_the_answer_bears_the_id_of_its_question(asked: int, asked_before: int) -> None:
+    """In whatever form a client writes its ids, the response is the one that would have been made."""
+    known = Shortcuts()
+    assert known.find(question(asked_before)) is None
+    known.keep(question(asked_before), response(asked_before))
+    found = known.find(question(asked))
+    assert found is not None
+    assert wire.Decoder().feed(found) == [wire.Response(asked, None, ANSWER)]
+    assert known.taken == 1
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 250])
+@pytest.mark.parametrize("encode", ["client's", "any library's"])
+def test_many_lookups_at_once_are_kept_as_one(count: int, encode: str) -> None:
+    """Whatever form the list's length has, the whole answer is found, and each of its lookups counts."""
+    question = wire.request_head(7) + wire.encode_lookups(
+        [wire.encode_lookup("p:k", None, None) + b"\x81\xa1M" + bytes((number % 128,)) for number in range(count)]
+    )
+    if encode != "client's":
+        lookups = [{"kernel": "p:k", "problem": {"M": number % 128}} for number in range(count)]
+        question = wire.encode_request(7, "lookup_many", {"lookups": lookups})
+    told = {"answers": [{**ANSWER, "kernel": "p:k" * 80}] * count}
+    known = Shortcuts()
+    known.keep(question, wire.encode_response(7, None, told))
+    for _ in range(2):
+        found = known.find(question)
+        assert found is not None
+        assert wire.Decoder().feed(found) == [wire.Response(7, None, told)]
+    assert (known.taken, known.lookups) == (2, 2 * count)
+
+
+def test_only_answers_to_lookups_are_kept() -> None:
+    """Neither errors nor other methods, nor notifications, nor many lookups whose number is not told by the bytes."""
+    known = Shortcuts()
+    known.keep(wire.encode_request(1, "lookup_many", {"more": 1, "lookups": [PARAMS]}), response())
+    known.keep(wire.encode_request(1, "lookup_many", {"lookups": []}), response())
+    known.keep(question(), response(error={"code": "usage", "message": "no", "hint": ""}))
+    known.keep(question(method="status"), response())
+    known.keep(wire.encode_notification("lookup", PARAMS), response())
+    assert len(known) == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x94", b"\x94\x00", b"\x94\x00\x01", question()[:-1], question() + b"\x94", b"\x93" + question()[1:]],
+)
+def test_other_bytes_are_not_taken_for_the_question(data: bytes) -> None:
+    """A part of a request, more than one, or another kind of message finds nothing."""
+    known = Shortcuts()
+    known.keep(question(), response())
+    assert known.find(data) is None
+
+
+def test_what_changed_and_what_is_old_is_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``clear`` ends every answer at once, and time each one by itself."""
+    known = Shortcuts()
+    known.keep(question(), response())
+    later = monotonic() + shortcuts.HOLDS_S
+    monkeypatch.setattr(shortcuts, "monotonic", lambda: later)
+    assert known.find(question()) is None
+    known.keep(question(), response())
+    assert known.find(question()) is not None
+    known.clear()
+    assert known.find(question()) is None
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither many questions nor large ones fill the memory."""
+    monkeypatch.setattr(shortcuts, "MAX_SHORTCUTS", 3)
+    known = Shortcuts()
+    for number in range(10):
+        asked = wire.encode_request(1, "lookup", {"kernel": "p:k", "problem": {"M": number}})
+        known.keep(asked, response())
+        assert known.find(asked) is not None
+        assert len(known) <= 3
+    large = wire.encode_request(1, "lookup", {"kernel": "k" * shortcuts.MAX_QUESTION_BYTES, "problem": {}})
+    known.keep(large, response())
+    assert known.find(large) is None
+
+
+def test_all_that_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too much together goes; the same question again takes the room of its last answer."""
+    monkeypatch.setattr(shortcuts, "MAX_BYTES", 3 * (len(question()) + len(response())))
+    known = Shortcuts()
+    for _ in range(10):
+        known.keep(question(), response())
+    assert known.find(question()) is not None
+    for number in range(10):
+        known.keep(wire.encode_request(1, "lookup", {**PARAMS, "problem": {"M": number}}), response())
+        assert len(known) <= 3
+
+
+def test_old_answer_tells_how_often_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever works an answer out anew learns how many asked meanwhile, once; another question has its own count."""
+    now = monotonic()
+    monkeypatch.setattr(shortcuts, "monotonic", lambda: now)
+    known = Shortcuts()
+    known.keep(question(), response())
+    for _ in range(3):
+        assert known.find(question()) is not None
+    assert known.repeats == 0
+    now += shortcuts.HOLDS_S
+    assert known.find(question()) is None
+    assert known.repeats == 3
+    assert known.find(question()) is None
+    assert known.repeats == 0

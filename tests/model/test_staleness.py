@@ -1,0 +1,68 @@
+"""What has changed since: every kind of difference is named, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ktuned.model.staleness import CAPTURED, sentence, since
+from ktuned.model.trial import Context
+
+THEN = Context("p:k", "{}", "cpu", "d1", "gcc1", "linux1")
+NOTHING: tuple[Any, Any] = ({}, {})
+
+
+def told(now: Context, **pairs: Any) -> list[str]:
+    """Return the changes in words."""
+    chosen = {name: pairs.get(name, NOTHING) for name in ("parts", "toolchains", "drivers")}
+    found = since(THEN, now, chosen["parts"], chosen["toolchains"], chosen["drivers"], "tune_k.py")
+    return [sentence(change.to_wire()) for change in found]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({"source:k.cu": "1"}, {"source:k.cu": "2"}, "k.cu changed"),
+        ({}, {"source:inc/k.h": "2"}, "inc/k.h is new"),
+        ({"source:inc/k.h": "2"}, {}, "inc/k.h is gone"),
+        ({"source:k.cu includes x.h": "1"}, {}, 'k.cu: #include "x.h" was missing, and is found'),
+        ({}, {"source:k.cu includes x.h": "1"}, 'k.cu: #include "x.h" is missing'),
+        ({"python:helper.py:rows": "1"}, {"python:helper.py:rows": "2"}, "helper.py: `rows` changed"),
+        ({"python:lib/deep.py:rows": "1"}, {}, "lib/deep.py: `rows` is gone"),
+        ({"python:reference": "1"}, {"python:reference": "2"}, "tune_k.py: `reference` changed"),
+        ({"python:inputs<scale>": "1"}, {"python:inputs<scale>": "2"}, "tune_k.py: `inputs<scale>` changed"),
+        ({"python:check.func": "1"}, {"python:check.func": "2"}, "tune_k.py: `check.func` changed"),
+        ({}, {CAPTURED: "2"}, "inputs were captured"),
+    ],
+)
+def test_parts_are_named(before: dict[str, str], after: dict[str, str], words: str) -> None:
+    """A part that differs is named by its file and by what it is there; equal parts are not."""
+    both = {"source:same.h": "1", "python:function": "2"}
+    assert told(replace(THEN, digest="d2"), parts=({**before, **both}, {**after, **both})) == [words]
+
+
+def test_versions_are_named() -> None:
+    """A toolchain and a driver say which of their versions changed, from what to what."""
+    now = replace(THEN, toolchain="gcc2", device_fingerprint="linux2", measuring_version=2)
+    assert told(
+        now,
+        toolchains=({"compiler": "12", "flags": "-O3"}, {"compiler": "13", "flags": "-O3"}),
+        drivers=({"driver": "550"}, {"driver": "560", "clock": "fixed"}),
+    ) == [
+        "toolchain: compiler was 12, is 13",
+        "driver: clock was not there, is fixed",
+        "driver: driver was 550, is 560",
+        "measuring: ktuned way of measuring was 1, is 2",
+    ]
+
+
+def test_what_was_not_kept_is_told_all_the_same() -> None:
+    """A change whose parts nobody remembers is still a change."""
+    now = replace(THEN, digest="d2", toolchain="gcc2")
+    assert told(now, parts=(None, {}), toolchains=(None, {"compiler": "13"})) == [
+        "tune_k.py or its captured inputs changed; which was not kept",
+        "toolchain: toolchain was gcc1, is gcc2",
+    ]
+    assert told(THEN) == []

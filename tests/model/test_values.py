@@ -1,0 +1,139 @@
+"""Plain values: they cross the wire unchanged, and their canonical text identifies them."""
+
+import dataclasses
+import itertools
+import json
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned.model.device import Device
+from ktuned.model.job import Job, JobState, Priority
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.plan import PRESETS, Plan
+from ktuned.model.trial import MEASURING_VERSION, Context, Trial
+from ktuned.model.values import RETRIED_BY_NEXT_JOB, Outcome, Problem, canonical
+
+SCALARS = (
+    st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+MAPS = st.dictionaries(st.text(min_size=1, max_size=6), SCALARS, max_size=6)
+CONTEXT = Context("p:k", "{}", "model", "digest", "toolchain", "driver")
+
+
+def info(**changes: Any) -> KernelInfo:
+    """Return a kernel that has everything."""
+    values: dict[str, Any] = {
+        "project": "proj",
+        "kernel": "gemm",
+        "file": "/p/tune_gemm.py",
+        "line": 3,
+        "backend": "fake",
+        "digest": "d",
+        "source_digest": "s",
+        "plan_digest": "p",
+        "sources": ("/p/a.cc", "/p/b.cc"),
+        "stamps": {"/p/a.cc": "00", "/p/missing.h": ""},
+        "problems": ({"M": 64, "dtype": "float16"}, {"M": 128, "dtype": "float16"}),
+        "default": {"BM": 8, "fast": True},
+        "specialize": ("M",),
+        "space": {"size": 12},
+        "plan": Plan(strategy="exhaustive", seconds=2.5, deadlines={"timing": 1.0}),
+    }
+    return KernelInfo(**(values | changes))
+
+
+def over_the_wire(value: Any) -> Any:
+    """Return what the other side of a MessagePack connection gets."""
+    return msgpack.unpackb(msgpack.packb(value), strict_map_key=False)
+
+
+@given(MAPS)
+def test_canonical_text_ignores_order_and_says_everything(values: dict[str, Any]) -> None:
+    """Equal maps have one text in any order of keys, and the text gives the map back."""
+    assert canonical(dict(reversed(values.items()))) == canonical(values)
+    assert json.loads(canonical(values)) == values
+
+
+@pytest.mark.parametrize(("left", "right"), [(1, True), (0, False), (1, 1.0), ("1", 1), (0.0, -0.0)])
+def test_canonical_text_tells_types_apart(left: object, right: object) -> None:
+    """Values that Python calls equal but a kernel does not are different configs."""
+    assert canonical({"x": left}) != canonical({"x": right})
+
+
+def test_a_device_crosses_the_wire() -> None:
+    """A device arrives equal, and knows its kind by its seat's name."""
+    device = Device("cuda:1", "H200", "sm_90a", {"driver": "570.1"})
+    assert Device.from_wire(over_the_wire(device.to_wire())) == device
+    assert (device.kind, Device("cpu:0", "m", "t").kind) == ("cuda", "cpu")
+
+
+@pytest.mark.parametrize("changes", [{}, {"default": None, "specialize": None}, {"problems": (), "sources": ()}])
+@pytest.mark.parametrize("carrier", [over_the_wire, lambda value: json.loads(json.dumps(value))], ids=["wire", "json"])
+def test_a_kernel_crosses_the_wire(changes: dict[str, Any], carrier: Any) -> None:
+    """A kernel's description arrives equal over MessagePack and out of the store's JSON, tuples as tuples."""
+    assert KernelInfo.from_wire(carrier(info(**changes).to_wire())) == info(**changes)
+
+
+def test_the_key_holds_the_specialised_problem() -> None:
+    """Without ``specialize`` the whole problem enters the key, with it only the keys that it names."""
+    problem: Problem = {"M": 64, "dtype": "float16"}
+    assert info(specialize=None).specialized(problem) == problem
+    assert info().specialized(problem) == {"M": 64}
+    assert info(specialize=()).specialized(problem) == {}
+    assert info().name == "proj:gemm"
+
+
+def test_a_plan_is_rebuilt_from_its_data() -> None:
+    """``Plan(**plan.to_wire())`` is the plan."""
+    plan = Plan(seed=7, preset="fast", trials=3, deadlines={"spawn": 9.0})
+    assert Plan(**over_the_wire(plan.to_wire())) == plan
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Context)])
+def test_every_part_of_the_ground_counts(field: str) -> None:
+    """Measurements are compared only when kernel, problem, device, digest, versions and the way of measuring agree."""
+    change: Any = MEASURING_VERSION + 1 if field == "measuring_version" else "other"
+    other = dataclasses.replace(CONTEXT, **{field: change})
+    assert dataclasses.replace(CONTEXT) == CONTEXT != other
+
+
+def test_trials_and_jobs_have_the_protocols_fields() -> None:
+    """The maps that travel hold at least what the protocol promises, and MessagePack can carry them."""
+    trial = Trial(1, 2, "p:k", {"M": 1}, "m", {"B": 2}, Outcome.HUNG, None, None, 0.5, 1.5, "no", None, "d", 10.0)
+    job = Job(1, "p:k", {"M": 1}, "m", JobState.RUNNING, Priority.ASKED, "asked", Plan(), 5.0, outcomes={"hung": 1})
+    promised = {
+        "trial": "id job kernel problem device config outcome latency_us spread_us compile_s lane_s message artifact",
+        "job": "id kernel problem device state priority reason done total best_us outcomes",
+    }
+    for name, wire in (("trial", trial.to_wire()), ("job", job.to_wire())):
+        assert set(promised[name].split()) <= set(wire)
+        assert over_the_wire(wire) == wire
+
+
+def test_presets_grow_in_every_respect() -> None:
+    """``fast`` < ``default`` < ``thorough`` in all that a preset says; each is found by its own name."""
+    assert {name: preset.name for name, preset in PRESETS.items()} == {name: name for name in PRESETS}
+    sizes = [dataclasses.astuple(PRESETS[name])[1:] for name in ("fast", "default", "thorough")]
+    for smaller, larger in itertools.pairwise(sizes):
+        assert all(small < large for small, large in zip(smaller, larger, strict=True))
+
+
+def test_what_says_nothing_of_the_config_is_tried_again() -> None:
+    """Exactly the outcomes that others caused are tried again by the next job."""
+    assert {"contended", "cancelled", "interrupted"} == RETRIED_BY_NEXT_JOB
+
+
+def test_who_waits_goes_first() -> None:
+    """Who waits comes before who asked and left, then a save, a question, the background; verifying is last."""
+    assert sorted(Priority, reverse=True) == [
+        Priority.WAITED_FOR,
+        Priority.REQUESTED,
+        Priority.SAVED,
+        Priority.ASKED,
+        Priority.BACKGROUND,
+        Priority.VERIFY,
+    ]

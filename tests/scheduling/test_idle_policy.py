@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ktuned.model.job import Job, JobState, Priority
+from ktuned.model.plan import Plan
+from ktuned.scheduling.idle_policy import BUSY_READINGS, POLICIES, REST_READINGS, Manners, Reading
+
+JOB = Job(1, "p:k", {}, "x", JobState.QUEUED, Priority.SAVED, "saved", Plan(), created=0.0)
+CALM = Reading(others=0.01, pressure=0.0)
+BUSY = Reading(others=0.6, pressure=0.4)
+
+
+def after(*readings: Reading, policy: str = "idle") -> Manners:
+    """Return manners that took these readings."""
+    manners = Manners(policy)
+    for reading in readings:
+        manners.take(reading)
+    return manners
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("level", list(Priority))
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_policies(policy: str, level: int, is_busy: bool) -> None:
+    """``always`` refuses nothing, ``idle`` what nobody waits for when it is busy, ``manual`` what nobody asked for."""
+    manners = after(*([BUSY] * BUSY_READINGS if is_busy else [CALM]), policy=policy)
+    refused = bool(manners.refuse(JOB, level))
+    if policy == "always" or level >= Priority.WAITED_FOR:
+        assert not refused
+    elif policy == "idle":
+        assert refused is is_busy
+    else:
+        assert refused is (level < Priority.REQUESTED)
+
+
+@pytest.mark.parametrize(
+    ("readings", "reason"),
+    [
+        ([], ""),
+        ([BUSY] * (BUSY_READINGS - 1), ""),
+        ([BUSY] * BUSY_READINGS, "the machine is used: others take 60% of its CPUs"),
+        ([BUSY] * (BUSY_READINGS - 1) + [CALM] + [BUSY] * (BUSY_READINGS - 1), ""),
+        # Our own compiles press, but others do next to nothing.
+        ([Reading(others=0.02, pressure=0.9)] * 9, ""),
+        # Others work, and there is room for all.
+        ([Reading(others=0.6, pressure=0.0)] * 9, ""),
+        # Without a word on pressure, others must take half of the machine.
+        ([Reading(others=0.4)] * 9, ""),
+        ([Reading(others=0.6)] * 9, "the machine is used: others take 60% of its CPUs"),
+        ([Reading(on_battery=True, pressure=0.0)], "the machine runs on battery"),
+        ([Reading(pressure=0.0, gpu_users={"cuda:0": 0, "cuda:1": 2})] * BUSY_READINGS, "other programs use cuda:1"),
+    ],
+)
+def test_reasons(readings: Sequence[Reading], reason: str) -> None:
+    """Only what others do counts, and only when it lasts."""
+    assert after(*readings).reason == reason
+
+
+def test_rest_must_last_and_pressure_says_nothing_then() -> None:
+    """While tuning rests nothing presses: it begins again only when the others have stopped for a while."""
+    manners = after(*[BUSY] * BUSY_READINGS)
+    for _ in range(20):
+        manners.take(Reading(others=0.6, pressure=0.0))
+    assert manners.reason
+    for _ in range(REST_READINGS - 1):
+        manners.take(CALM)
+    manners.take(Reading(others=0.2, pressure=0.0))
+    for _ in range(REST_READINGS - 1):
+        manners.take(CALM)
+    assert manners.reason
+    manners.take(CALM)
+    assert manners.reason == ""
+
+
+def test_forgotten_readings_decide_nothing() -> None:
+    """After a time in which nobody looked, the machine counts as free until it is seen to be used."""
+    manners = after(*[BUSY] * BUSY_READINGS)
+    manners.forget()
+    assert manners.reason == ""
+
+
+def test_another_policy_holds_at_once() -> None:
+    """What is refused follows the policy as it is now."""
+    manners = after(*[BUSY] * BUSY_READINGS)
+    assert manners.refuse(JOB, Priority.SAVED)
+    manners.policy = "always"
+    assert (manners.refuse(JOB, Priority.SAVED), manners.reason, manners.watches) == ("", "", False)

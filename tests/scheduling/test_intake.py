@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.catalog import inspection as survey
+from ktuned.model.errors import NotFound, UsageError
+from ktuned.model.job import Job, Priority
+from ktuned.model.plan import Plan
+from ktuned.scheduling.intake import Wish
+from tests.parts import ALL_ROUNDS, Parts, kernel_text
+
+DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=9.0)
+
+
+def test_a_wish_overrides_only_what_it_names() -> None:
+    """What is not wished for stays as the kernel file has it; nought is a wish."""
+    assert Wish().plan(DECLARED) == DECLARED
+    wished = Wish(preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0).plan(DECLARED)
+    assert wished == replace(DECLARED, preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        (Wish(preset="quick"), "'quick'"),
+        (Wish(trials=0), "trials is 0"),
+        (Wish(seconds=0.0), "seconds is 0"),
+        (Wish(seconds=-1.0), "seconds is -1"),
+        (Wish(seconds=float("nan")), "seconds is nan"),
+    ],
+)
+def test_a_wish_that_cannot_be_followed_names_its_field(wish: Wish, words: str) -> None:
+    """The error says which, and what would do."""
+    with pytest.raises(UsageError, match=words) as refused:
+        wish.plan(DECLARED)
+    assert refused.value.hint
+
+
+@pytest.mark.anyio
+class TestTunePath:
+    async def test_tunes_what_is_below_and_tells_what_is_wrong(self, parts: Parts) -> None:
+        """Every kernel and problem gets a job; a broken file is an error beside them."""
+        parts.write(kernel_text("one", problems="[dict(n=1), dict(n=2)]"), "tune_one.py")
+        parts.write(kernel_text("two"), "sub/tune_two.py")
+        parts.write("import nonsense_module", "tune_bad.py")
+        jobs, errors = await parts.intake.tune_path(str(parts.project), None, Wish())
+        assert [(job.kernel, job.problem["n"]) for job in jobs] == [
+            ("project:one", 1),
+            ("project:one", 2),
+            ("project:two", 64),
+        ]
+        assert ["nonsense_module" in error.message for error in errors] == [True]
+        jobs, errors = await parts.intake.tune_path(str(parts.project / "sub"), None, Wish())
+        assert ([job.kernel for job in jobs], errors) == (["project:two"], [])
+
+    async def test_path_without_kernels_is_an_error(self, parts: Parts, tmp_path: Path) -> None:
+        """It says what is there instead, and nothing is watched that was not before."""
+        elsewhere = tmp_path / "elsewhere" / "tune_nothing.py"
+        elsewhere.parent.mkdir()
+        elsewhere.touch()
+        for place in (elsewhere, elsewhere.parent):
+            with pytest.raises(UsageError, match="no kernel at"):
+                await parts.intake.tune_path(str(place), None, Wish())
+        assert [root.name for root in parts.catalog.roots] == ["project"]
+        assert parts.store.roots() == []
+        parts.write("", "other.py")
+        parts.write("", "empty/read.me")
+        wrong = {"nothing.py": "does not exist", "other.py": "no kernel file", "empty": "no kernel at"}
+        for name, words in wrong.items():
+            with pytest.raises(UsageError, match=words):
+                await parts.intake.tune_path(str(parts.project / name), None, Wish())
+        parts.kill_workers()
+
+    async def test_a_whole_disk_is_refused(self, parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A tree with more directories than a project has is not watched, nor that of a kernel file that lies in it."""
+        (tmp_path / "disk" / "a" / "b").mkdir(parents=True)
+        path = tmp_path / "disk" / "tune_it.py"
+        path.write_text(kernel_text())
+        monkeypatch.setattr(survey, "MAX_DIRECTORIES", 2)
+        for place in (path, path.parent):
+            with pytest.raises(UsageError, match="more than 2 directories"):
+                await parts.intake.tune_path(str(place), None, Wish())
+        assert (parts.store.roots(), parts.new_roots) == ([], 0)
+        monkeypatch.setattr(survey, "MAX_DIRECTORIES", 3)
+        assert len((await parts.intake.tune_path(str(path), None, Wish()))[0]) == 1
+        parts.kill_workers()
+
+    async def test_roots_of_one_name_are_told_apart(self, parts: Parts, tmp_path: Path) -> None:
+        """A root is named for its directory, with as many parents as it takes; each is watched and remembered."""
+        for place in ("a/k", "b/k", "a/project"):
+            path = tmp_path / place / "tune_it.py"
+            path.parent.mkdir(parents=True)
+            path.write_text(kernel_text())
+            await parts.intake.tune_path(str(path), None, Wish())
+        assert sorted(root.name for root in parts.catalog.roots) == ["a-project", "b-k", "k", "project"]
+        assert {root.name for root in parts.store.roots()} == {"a-project", "b-k", "k"}
+        assert parts.new_roots == 3
+        parts.kill_workers()
+
+    async def test_link_is_followed(self, parts: Parts, tmp_path: Path) -> None:
+        """A path through a link is the same root, not a second one."""
+        parts.write(kernel_text())
+        link = tmp_path / "link"
+        link.symlink_to(parts.project)
+        (job,), _ = await parts.intake.tune_path(str(link / "tune_it.py"), None, Wish())
+        assert (job.kernel, parts.new_roots) == ("project:it", 0)
+
+    async def test_another_interpreter_takes_over_a_root(self, parts: Parts, tmp_path: Path) -> None:
+        """``python`` for a root that is known already is not ignored."""
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        parts.write(kernel_text())
+        (job,), errors = await parts.intake.tune_path(str(parts.project), str(python), Wish())
+        assert (job.kernel, errors) == ("project:it", [])
+        (root,) = parts.catalog.roots
+        assert (root.python, root.name, parts.new_roots) == (str(python), "project", 1)
+        assert parts.store.roots() == [root]
+        parts.kill_workers()
+
+    async def test_wish_comes_before_what_a_change_sets_off(self, parts: Parts) -> None:
+        """A tuned kernel that was edited meanwhile is tuned as wished, not as its file says."""
+        kernel = await parts.inspect(kernel_text())
+        await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
+        path = parts.write(kernel_text(rtol="0.5"))
+        (job,), _ = await parts.intake.tune_path(str(path), None, Wish(trials=2))
+        assert [(waiting.id, waiting.plan.trials) for waiting in parts.jobs.live()] == [(job.id, 2)]
+        assert [event["kernel"] for event in parts.told.of("stale")] == ["project:it"]
+
+
+@pytest.mark.anyio
+class TestTuneKernel:
+    async def test_given_problem_is_checked(self, parts: Parts) -> None:
+        """A problem with other keys would fail in a worker, or not have a key at all."""
+        kernel = await parts.inspect(kernel_text(specialize="('n',)"))
+        with pytest.raises(UsageError, match="names m"):
+            await parts.intake.tune_kernel(kernel, Wish(problem={"m": 1}))
+        (job,) = await parts.intake.tune_kernel(kernel, Wish(problem={"n": 1}))
+        assert (job.problem, job.device, job.priority) == ({"n": 1}, "Fake CPU", Priority.REQUESTED)
+
+    async def test_without_problems_one_must_be_named(self, parts: Parts) -> None:
+        """A kernel that declares none says how to name one."""
+        kernel = await parts.inspect(kernel_text(problems=""))
+        with pytest.raises(UsageError, match="declares no problems"):
+            await parts.intake.tune_kernel(kernel, Wish())
+
+    async def test_unknown_device_is_an_error(self, parts: Parts) -> None:
+        """The hint lists what there is."""
+        kernel = await parts.inspect(kernel_text())
+        with pytest.raises(NotFound) as refused:
+            await parts.intake.tune_kernel(kernel, Wish(device="cuda:7"))
+        assert "cpu:0 (Fake CPU)" in refused.value.hint
+
+    async def test_missing_backend_is_a_failed_job_that_says_so(self, parts: Parts) -> None:
+        """Who subscribed hears the reason, as with any other failure."""
+        kernel = replace(await parts.inspect(kernel_text()), backend="no_such")
+        (job,) = await parts.intake.tune_kernel(kernel, Wish())
+        assert job.state == "failed"
+        assert "has no backend 'no_such'" in job.message
+        assert "pip install 'ktuned[no-such]'" in job.message
+        assert parts.told.of("job_done")[0]["job"] == job.id
+
+
+@pytest.mark.anyio
+class TestReact:
+    async def edited(self, parts: Parts, *, saved: bool, **options: Any) -> list[Job]:
+        """Write the kernel file anew, react to what that changed, and return the jobs that wait."""
+        path = parts.write(kernel_text(**options))
+        found = await parts.survey.files(parts.root, [str(path)])
+        await parts.intake.react(found.changes, saved=saved)
+        return parts.jobs.live()
+
+    async def test_save_tunes_what_is_new(self, parts: Parts) -> None:
+        """A kernel that was just written is tuned; one that merely was found is not."""
+        assert await self.edited(parts, saved=False) == []
+        (job,) = await self.edited(parts, saved=True, rtol="0.5")
+        assert (job.priority, job.reason) == (Priority.SAVED, "saved")
+
+    async def test_comment_sets_nothing_off(self, parts: Parts) -> None:
+        """No job, no event."""
+        await self.edited(parts, saved=False)
+        count = len(parts.told.events)
+        path = parts.write(f"# a comment\n{kernel_text()}")
+        found = await parts.survey.files(parts.root, [str(path)])
+        await parts.intake.react(found.changes, saved=True)
+        assert (parts.jobs.live(), len(parts.told.events)) == ([], count)
+
+    async def test_change_retunes_what_was_tuned(self, parts: Parts) -> None:
+        """Problems that lookups added are tuned again too, each with all of its keys, in the background."""
+        options = {"specialize": "('n',)", "problems": "[dict(n=1, hint=1)]"}
+        await self.edited(parts, saved=False, **options)
+        kernel = parts.catalog.resolve("it")
+        await parts.measured(kernel, {50.0: 1.0}, {"n": 2, "hint": 7})
+        jobs = await self.edited(parts, saved=False, rtol="0.5", **options)
+        assert [job.problem for job in jobs] == [{"n": 1, "hint": 1}, {"n": 2, "hint": 7}]
+        assert {(job.priority, job.reason) for job in jobs} == {
+            (Priority.BACKGROUND, "changed while no daemon watched")
+        }
+
+    async def test_renamed_keys_leave_old_problems_behind(self, parts: Parts) -> None:
+        """A problem that the kernel no longer takes is neither tuned nor an error."""
+        await self.edited(parts, saved=False, specialize="('n',)")
+        await parts.measured(parts.catalog.resolve("it"), {50.0: 1.0}, {"n": 64})
+        (job,) = await self.edited(parts, saved=True, specialize="('m',)", problems="[dict(m=1)]")
+        assert job.problem == {"m": 1}
+
+    async def test_newer_state_supersedes_the_older_job(self, parts: Parts) -> None:
+        """A save cancels what waits for the state before it; a removed kernel's jobs go altogether."""
+        (old,) = await self.edited(parts, saved=True)
+        (new,) = await self.edited(parts, saved=True, rtol="0.5")
+        stored = parts.store.job(old.id)
+        assert stored is not None
+        assert (stored.state, stored.message) == ("cancelled", "superseded by a newer state of its files")
+        assert new.id != old.id
+        path = parts.project / "tune_it.py"
+        path.unlink()
+        found = await parts.survey.files(parts.root, [], [str(path)])
+        await parts.intake.react(found.changes, saved=True)
+        assert parts.jobs.live() == []
+        assert parts.told.of("reloaded")[-1]["removed"] == ["project:it"]
+
+    async def test_a_mended_file_is_told(self, parts: Parts) -> None:
+        """Who mends a slip and means what was meant before hears that the error is gone."""
+        path = parts.project / "tune_it.py"
+        for text in (kernel_text(), "syntax error", kernel_text()):
+            path.write_text(text)
+            found = await parts.survey.files(parts.root, [str(path)], [])
+            await parts.intake.react(found.changes, saved=True)
+        told = parts.told.of("reloaded")
+        assert [event["mended"] for event in told] == [[], [], [str(path)]]
+        assert told[-1]["changed"] == []

@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from ktuned.model.errors import NotFound, StoreError, UsageError
+from ktuned.model.job import Job, JobState, Priority
+from ktuned.model.plan import Plan
+from ktuned.model.trial import TrialResult, Winner
+from ktuned.model.values import Problem
+from ktuned.scheduling.queue import Arrival
+from ktuned.store.database import Store
+from ktuned.tuning.attempt import Work
+from tests.parts import Parts, assembled, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+GATED = "[dict(us=1.0, does='gate_compile_error', gate='door')]"
+"""A space whose one config stands at a gate while it compiles, and then fails, so that nothing is measured."""
+
+NOTHING_MEASURED = "no config could be measured; compile_error: fake.c:1: error: no"
+OTHER: Problem = {"n": 32}
+
+
+async def submit(
+    parts: Parts, problem: Problem | None = None, priority: int = Priority.ASKED, kernel: str = "project:it"
+) -> Arrival:
+    """Ask for a tuning on the fake device."""
+    return await parts.jobs.submit(
+        kernel, problem or {"n": 64}, "Fake CPU", priority=priority, reason="test", plan=Plan(preset="fast")
+    )
+
+
+def states(parts: Parts) -> list[tuple[int, str]]:
+    """Return every job's id and state as the store has them."""
+    return [(job.id, job.state.value) for job in reversed(parts.store.jobs())]
+
+
+async def test_same_work_joins_whether_it_waits_or_runs(parts: Parts) -> None:
+    """However many ask, there is one job, with the priority of the most important who does."""
+    await parts.inspect(kernel_text(configs=GATED))
+    first = await submit(parts)
+    waiting = await submit(parts, priority=Priority.WAITED_FOR)
+    async with parts.working():
+        await parts.reached("door")
+        running = await submit(parts)
+        assert [arrival.is_new for arrival in (first, waiting, running)] == [True, False, False]
+        assert {arrival.job.id for arrival in (first, waiting, running)} == {first.job.id}
+        assert (running.job.state, running.job.priority) == (JobState.RUNNING, Priority.WAITED_FOR)
+        parts.open_gate("door")
+        (ended,) = await parts.told.ended()
+        assert (ended["state"], ended["message"]) == ("failed", NOTHING_MEASURED)
+        assert ended["outcomes"] == {"compile_error": 1}
+        assert (await submit(parts)).is_new
+
+
+async def test_many_at_once_make_one_job(parts: Parts) -> None:
+    """Requests that arrive while the first is being recorded join it too."""
+    arrivals: list[Arrival] = []
+
+    async def ask() -> None:
+        arrivals.append(await submit(parts))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(ask)
+    assert [arrival.is_new for arrival in arrivals].count(True) == 1
+    assert len(parts.store.jobs()) == 1
+
+
+async def test_a_job_that_arrives_while_work_begins_waits_once(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that the store has and the queue not yet is nobody's left-over: run twice, it ended the daemon."""
+    recorded, goes_on = anyio.Event(), anyio.Event()
+    create = parts.store.create_job
+
+    async def create_slowly(*asked: Any, **how: Any) -> Job:
+        job = await create(*asked, **how)
+        recorded.set()
+        await goes_on.wait()
+        return job
+
+    monkeypatch.setattr(parts.store, "create_job", create_slowly)
+    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(submit, parts)
+        await recorded.wait()
+        async with parts.working():
+            for _ in range(20):
+                await checkpoint()
+            assert [job.id for job in parts.jobs.live()] == []
+            goes_on.set()
+            (ended,) = await parts.told.ended()
+            await submit(parts, OTHER)
+            _, other = await parts.told.ended(2)
+    assert [ended["id"], other["id"]] == [1, 2]
+    assert len(parts.told.of("job_started")) == 2
+
+
+@pytest.mark.parametrize("error", [UsageError("cannot be prepared", hint="mend it"), KeyError("a bug")])
+async def test_job_that_cannot_be_prepared_makes_room(parts: Parts, error: Exception) -> None:
+    """It fails with the reason, whatever that is, and the next job of its device runs without another push."""
+
+    def prepare(job: Job) -> Work:
+        raise error
+
+    parts.prepare = prepare
+    for n in (1, 2, 3):
+        await submit(parts, {"n": n})
+    async with parts.working():
+        ended = await parts.told.ended(3)
+    assert {job["state"] for job in ended} == {"failed"}
+    words = "cannot be prepared; mend it" if isinstance(error, UsageError) else "an error in ktuned itself: KeyError"
+    assert all(words in job["message"] for job in ended)
+    assert [state for _, state in states(parts)] == ["failed"] * 3
+
+
+async def test_more_important_job_goes_first_and_the_other_is_resumed(parts: Parts) -> None:
+    """What makes way waits again, keeps its id, and runs to its end afterwards."""
+    await parts.inspect(kernel_text(configs=GATED))
+    background = (await submit(parts, priority=Priority.BACKGROUND)).job
+    async with parts.working():
+        await parts.reached("door")
+        important = (await submit(parts, OTHER, priority=Priority.WAITED_FOR)).job
+        await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
+        assert [job.id for job in parts.jobs.live()] == [important.id, background.id]
+        parts.open_gate("door")
+        ended = await parts.told.ended(2)
+    assert [job["id"] for job in ended] == [important.id, background.id]
+    assert [job["message"] for job in ended] == [NOTHING_MEASURED] * 2
+
+
+async def test_equal_priority_waits_its_turn(parts: Parts) -> None:
+    """Nobody is interrupted for an equal."""
+    await parts.inspect(kernel_text(configs=GATED))
+    first = (await submit(parts)).job
+    async with parts.working():
+        await parts.reached("door")
+        second = (await submit(parts, OTHER)).job
+        parts.open_gate("door")
+        ended = await parts.told.ended(2)
+    assert [job["id"] for job in ended] == [first.id, second.id]
+
+
+async def test_what_makes_way_is_joined_and_can_be_cancelled(parts: Parts) -> None:
+    """While a job steps aside, the same work still joins it, and a cancel is not lost to its coming back."""
+    await parts.inspect(kernel_text(configs=GATED))
+    background = (await submit(parts, priority=Priority.BACKGROUND)).job
+    async with parts.working():
+        await parts.reached("door")
+        await submit(parts, OTHER, priority=Priority.WAITED_FOR)
+        await checkpoint()
+        joined = await submit(parts, priority=Priority.ASKED)
+        assert (joined.is_new, joined.job.id) == (False, background.id)
+        assert (await parts.jobs.cancel(background.id)).state is JobState.CANCELLED
+        parts.open_gate("door")
+        ended = await parts.told.ended(2)
+    assert {(job["id"], job["state"]) for job in ended} == {(background.id, "cancelled"), (background.id + 1, "failed")}
+
+
+async def test_cancel(parts: Parts) -> None:
+    """A waiting job and a running one end cancelled; one that has ended, or never was, is an error that says so."""
+    await parts.inspect(kernel_text(configs=GATED))
+    running, waiting = (await submit(parts)).job, (await submit(parts, OTHER)).job
+    async with parts.working():
+        await parts.reached("door")
+        assert (await parts.jobs.cancel(waiting.id)).state is JobState.CANCELLED
+        await parts.jobs.cancel(running.id)
+        await parts.told.ended(2)
+        with pytest.raises(NotFound, match="is cancelled already"):
+            await parts.jobs.cancel(running.id)
+        with pytest.raises(NotFound, match="there is no job 99"):
+            await parts.jobs.cancel(99)
+        assert parts.jobs.live() == []
+    (trial,) = parts.store.trials()
+    assert trial.outcome == "cancelled"
+
+
+async def test_supersede_stops_all_of_one_kernel(parts: Parts) -> None:
+    """Running and waiting jobs of the kernel end, another kernel's job then runs."""
+    await parts.inspect(kernel_text(configs=GATED))
+    await parts.inspect(kernel_text("other", configs=GATED), "tune_other.py")
+    mine = [(await submit(parts)).job.id, (await submit(parts, OTHER)).job.id]
+    other = (await submit(parts, kernel="project:other")).job.id
+    async with parts.working():
+        await parts.reached("door")
+        assert await parts.jobs.supersede("project:it") == mine
+        parts.open_gate("door")
+        ended = await parts.told.ended(3)
+    told = {job["id"]: job["state"] for job in ended}
+    assert told == {mine[0]: "cancelled", mine[1]: "cancelled", other: "failed"}
+
+
+async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) -> None:
+    """An edit that changes nothing of a kernel (a comment) does not cost its job: it goes on once that is known."""
+    text = kernel_text(configs=GATED)
+    await parts.inspect(text)
+    job = (await submit(parts)).job
+    async with parts.working():
+        await parts.reached("door")
+        parts.write(f"{text}\n# a comment\n")
+        parts.open_gate("door")
+        await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
+        (held,) = parts.jobs.live()
+        assert (held.id, held.state) == (job.id, JobState.QUEUED)
+        assert "changed after it was inspected" in held.message
+        await submit(parts, OTHER, kernel="project:none")
+        assert [ended["kernel"] for ended in await parts.told.ended()] == ["project:none"]
+
+        found = await parts.survey.files(parts.root, [str(parts.project / "tune_it.py")])
+        assert not found.changes
+        await parts.intake.react(found.changes, saved=True)
+        *_, ended = await parts.told.ended(2)
+    assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
+
+
+async def test_unfinished_jobs_are_taken_up_again(parts: Parts) -> None:
+    """What waits or runs when a daemon stops is queued for the next one."""
+    await parts.inspect(kernel_text(configs=GATED))
+    await submit(parts)
+    await submit(parts, OTHER)
+    async with parts.working():
+        await parts.reached("door")
+    assert [state for _, state in states(parts)] == ["running", "queued"]
+    parts.open_gate("door")
+    async with parts.working():
+        assert [job["id"] for job in await parts.told.ended()] == [2]
+
+
+class FullDisk(Store):
+    """A store that can be told to refuse what jobs write."""
+
+    is_full = False
+
+    async def update_job(self, job: Job) -> None:
+        """Refuse, or do as any store."""
+        if self.is_full:
+            raise StoreError("the disk is full")
+        await super().update_job(job)
+
+    async def check_writable(self) -> None:
+        """Refuse, or do as any store."""
+        if self.is_full:
+            raise StoreError("the disk is full")
+        await super().check_writable()
+
+    async def finish_trial(self, number: int, result: TrialResult) -> Winner | None:
+        """Refuse, or do as any store."""
+        if self.is_full:
+            raise StoreError("the disk is full")
+        return await super().finish_trial(number, result)
+
+
+async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that cannot record a result waits, with the disk's reason, and goes on once there is room again."""
+    monkeypatch.setattr("ktuned.scheduling.dispatcher.RETRY_S", 0.02)
+    async with assembled(tmp_path, store_type=FullDisk) as parts:
+        assert isinstance(parts.store, FullDisk)
+        await parts.inspect(kernel_text(configs=GATED))
+        async with parts.working():
+            job = (await submit(parts)).job
+            await parts.reached("door")
+            parts.store.is_full = True
+            parts.open_gate("door")
+            await parts.told.until(lambda: bool(parts.told.of("paused")))
+            assert parts.told.of("paused") == [{"type": "paused", "reason": "the disk is full"}]
+            (waiting,) = parts.jobs.live()
+            assert (waiting.id, waiting.state, waiting.message) == (job.id, JobState.QUEUED, "the disk is full")
+            parts.store.is_full = False
+            (ended,) = await parts.told.ended()
+    assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
+    assert len(parts.told.of("resumed")) == 1
+
+
+async def test_full_disk_under_a_compiler_is_no_configs_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compile worker that meets it pauses tuning; when there is room again, the config is compiled and measured."""
+    monkeypatch.setattr("ktuned.scheduling.dispatcher.RETRY_S", 0.02)
+    async with assembled(tmp_path) as parts:
+        await parts.inspect(kernel_text(configs="[dict(us=50.0, does='compile_full', gate='room')]"))
+        async with parts.working():
+            await submit(parts)
+            await parts.told.until(lambda: bool(parts.told.of("paused")))
+            assert "no space is left on its disk" in parts.told.of("paused")[0]["reason"]
+            parts.open_gate("room")
+            (ended,) = await parts.told.ended()
+    assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
+
+
+async def test_full_disk_loses_no_job_that_makes_way(tmp_path: Path) -> None:
+    """A job that cannot be recorded as waiting waits all the same."""
+    async with assembled(tmp_path, store_type=FullDisk) as parts:
+        assert isinstance(parts.store, FullDisk)
+        await parts.inspect(kernel_text(configs=GATED))
+        async with parts.working():
+            await submit(parts, priority=Priority.BACKGROUND)
+            await parts.reached("door")
+            await submit(parts, OTHER, priority=Priority.WAITED_FOR)
+            parts.store.is_full = True
+            await parts.told.until(lambda: len(parts.told.of("job_queued")) == 3)
+            parts.store.is_full = False
+            parts.open_gate("door")
+            await parts.told.until(lambda: any(job["job"] == 1 for job in parts.told.of("job_done")))

@@ -1,0 +1,71 @@
+"""Which grounds are remembered as failed: those where another job would find the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ktuned.model.job import JobState
+from ktuned.model.plan import Plan
+from ktuned.model.trial import Context
+from ktuned.scheduling import known_failures as failed
+from ktuned.scheduling.known_failures import FailedGrounds
+
+GROUND = Context("project:it", '{"n":64}', "CPU", "digest", "toolchain", "driver")
+DECLARED = Plan(trials=10)
+
+
+def work(ground: Context = GROUND, plan: Plan = DECLARED, plan_digest: str = "plan", *, devices: bool = True) -> Any:
+    """Return what a job of such a plan works on."""
+    kernel = SimpleNamespace(plan=DECLARED, plan_digest=plan_digest)
+    return SimpleNamespace(context=ground, kernel=kernel, job=SimpleNamespace(plan=plan), devices=[1] * devices)
+
+
+def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
+    """Another digest, toolchain, driver or space may work; what worked once has not failed."""
+    grounds = FailedGrounds()
+    grounds.note(work(), JobState.FAILED, "no")
+    assert grounds.message(GROUND, "plan") == "no"
+    assert grounds.message(GROUND, "larger plan") == ""
+    for part in ("digest", "toolchain", "device_fingerprint", "device", "problem"):
+        assert grounds.message(replace(GROUND, **{part: "another"}), "plan") == ""  # type: ignore[arg-type]
+    grounds.note(work(), JobState.CANCELLED, "superseded")
+    assert grounds.message(GROUND, "plan") == "no"
+    grounds.note(work(), JobState.DONE, "")
+    assert grounds.message(GROUND, "plan") == ""
+
+
+@pytest.mark.parametrize(
+    ("job", "counts"),
+    [
+        (work(plan=Plan(trials=3)), False),
+        (work(plan=Plan(trials=10, seconds=1.0)), False),
+        (work(plan=Plan(trials=20)), True),
+        (work(plan=Plan(trials=10, strategy="exhaustive")), False),
+        (work(plan=Plan(trials=10, compile_only=True)), False),
+        (work(devices=False), False),
+    ],
+)
+def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None:
+    """A smaller budget, another way or no device leaves configs that may work."""
+    grounds = FailedGrounds()
+    grounds.note(job, JobState.FAILED, "no")
+    assert bool(grounds.message(GROUND, "plan")) is counts
+
+
+def test_failures_are_forgotten_by_kernel_and_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel's, all, or the oldest when there are too many."""
+    monkeypatch.setattr(failed, "MAX_FAILED", 2)
+    grounds = FailedGrounds()
+    several = [replace(GROUND, kernel=f"project:{name}") for name in "abc"]
+    for ground in several:
+        grounds.note(work(ground), JobState.FAILED, "no")
+    told = [grounds.message(ground, "plan") for ground in several]
+    assert told == ["", "no", "no"]
+    grounds.forget("project:b")
+    assert [grounds.message(ground, "plan") for ground in several] == ["", "", "no"]
+    grounds.forget()
+    assert [grounds.message(ground, "plan") for ground in several] == ["", "", ""]

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ktuned.model.errors import NotFound, UsageError
+from ktuned.model.job import Job, JobState
+from ktuned.model.kernel import Root
+from ktuned.scheduling.preparation import default_compile_slots
+from tests.parts import Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+
+async def asked(parts: Parts) -> Job:
+    """Return a job of the kernel, as it would be taken from the queue."""
+    kernel = await parts.inspect(kernel_text(deadlines="dict(check=7.0)"))
+    model = parts.machine.device(parts.environment, "fake", None).model
+    return Job(1, kernel.name, {"n": 64}, model, JobState.QUEUED, 100, "asked", kernel.plan, created=0.0)
+
+
+async def test_a_job_is_worked_on_with_what_is_known_now(parts: Parts) -> None:
+    """Its kernel, all devices of its model, and deadlines of which the kernel file has the last word."""
+    work = parts.preparing.prepare(await asked(parts))
+    assert (work.root, work.environment, [device.model for device in work.devices]) == (
+        parts.root.path,
+        parts.environment,
+        [work.job.device],
+    )
+    assert work.deadlines == {**parts.deadlines, "check": 7.0}
+    assert work.context == parts.machine.context(work.kernel, parts.environment, {"n": 64}, work.devices[0])
+
+
+async def test_what_cannot_be_worked_on_says_why(parts: Parts, tmp_path: Path) -> None:
+    """A problem that its kernel no longer has, and a file that no root has any more."""
+    job = await asked(parts)
+    with pytest.raises(UsageError, match="names m"):
+        parts.preparing.prepare(replace(job, problem={"m": 1}))
+    parts.catalog.remove_root(parts.root.path)
+    parts.catalog.add_root(Root(str(tmp_path / "elsewhere"), "elsewhere", parts.root.python))
+    with pytest.raises(NotFound):
+        parts.preparing.prepare(job)
+
+
+async def test_compilers_have_the_cores_that_lanes_leave(parts: Parts) -> None:
+    """As many at once as the settings say; where they say nothing, as there are cores beside the lanes."""
+    job = await asked(parts)
+    before = parts.fleet.compile_slots.total_tokens
+    parts.preparing.prepare(job)
+    assert parts.fleet.compile_slots.total_tokens == before
+    parts.preparing.settings = replace(parts.preparing.settings, slots_are_given=False)
+    parts.preparing.prepare(job)
+    lanes = len(parts.machine.seats(parts.environment))
+    assert parts.fleet.compile_slots.total_tokens == default_compile_slots(len(os.sched_getaffinity(0)), lanes)

@@ -1,0 +1,213 @@
+"""Jobs that wait for each other: whose plan holds, who pauses whom, who gets the compile slots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ktuned.model.errors import NotFound
+from ktuned.model.job import JobState, Priority
+from ktuned.model.plan import Plan
+from ktuned.model.values import Problem
+from ktuned.scheduling.idle_policy import Manners, Reading
+from ktuned.scheduling.queue import Arrival
+from ktuned.scheduling.running_job import time_left_s
+from tests.parts import Parts, assembled, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+GATED = "[dict(us=1.0, does='gate_compile_error', gate='door')]"
+FAST = Plan(preset="fast")
+OTHER: Problem = {"n": 32}
+
+
+async def submit(
+    parts: Parts,
+    problem: Problem | None = None,
+    priority: int = Priority.REQUESTED,
+    plan: Plan = FAST,
+    *,
+    any_plan: bool = False,
+) -> Arrival:
+    """Ask for a tuning on the fake device."""
+    return await parts.jobs.submit(
+        "project:it", problem or {"n": 64}, "Fake CPU", priority=priority, reason="test", plan=plan, any_plan=any_plan
+    )
+
+
+async def test_larger_budget_extends_what_waits(parts: Parts) -> None:
+    """A waiting job gets the larger of two budgets, in the store too; the smaller one joins it as it is."""
+    first = (await submit(parts, plan=Plan(preset="fast", trials=5))).job
+    larger = await submit(parts, plan=Plan(preset="fast", trials=50))
+    smaller = await submit(parts, plan=Plan(preset="fast", trials=2))
+    assert {first.id, larger.job.id, smaller.job.id} == {first.id}
+    assert (larger.job.plan.trials, smaller.job.plan.trials) == (50, 50)
+    stored = parts.store.job(first.id)
+    assert stored is not None
+    assert stored.plan.trials == 50
+
+
+@pytest.mark.parametrize("plan", [Plan(preset="fast", seed=1), Plan(preset="thorough")])
+async def test_another_way_is_another_job(parts: Parts, plan: Plan) -> None:
+    """A request for another seed or preset is not lost in the job that is there; one that takes any plan joins."""
+    first = (await submit(parts)).job
+    second = await submit(parts, plan=plan)
+    assert second.is_new
+    assert second.job.plan == plan
+    assert (await submit(parts, plan=Plan(seed=9), any_plan=True)).job.id == first.id
+    assert (await submit(parts, plan=plan)).job.id == second.job.id
+
+
+async def test_what_runs_with_less_is_followed(parts: Parts) -> None:
+    """Beside a running job with a smaller budget a second one waits; a request that it covers joins the first."""
+    await parts.inspect(kernel_text(configs=GATED))
+    first = (await submit(parts, plan=Plan(preset="fast", trials=5))).job
+    async with parts.working():
+        await parts.reached("door")
+        assert (await submit(parts, plan=Plan(preset="fast", trials=2))).job.id == first.id
+        second = await submit(parts, plan=Plan(preset="fast", trials=50))
+        assert second.is_new
+        assert (await submit(parts, plan=Plan(preset="fast", trials=30))).job.id == second.job.id
+        described = parts.jobs.describe(second.job)
+        assert described["waits_for"] == f"job {first.id} has the device"
+        parts.open_gate("door")
+        ended = await parts.told.ended(2)
+    assert [job["id"] for job in ended] == [first.id, second.job.id]
+
+
+async def test_paused_running_job_makes_room_and_goes_on(parts: Parts) -> None:
+    """It stops where it is, the next one runs, and resuming lets it run to its end."""
+    await parts.inspect(kernel_text(configs=GATED))
+    first, second = (await submit(parts)).job, (await submit(parts, OTHER)).job
+    async with parts.working():
+        await parts.reached("door")
+        assert (await parts.jobs.pause(first.id)).state is JobState.PAUSED
+        await parts.told.until(lambda: bool(parts.told.of("job_paused")))
+        parts.open_gate("door")
+        (ended,) = await parts.told.ended()
+        assert ended["id"] == second.id
+        (paused,) = parts.jobs.live()
+        assert (paused.id, paused.state) == (first.id, JobState.PAUSED)
+        assert (await parts.jobs.resume(first.id)).state is JobState.QUEUED
+        *_, ended = await parts.told.ended(2)
+        assert ended["id"] == first.id
+        with pytest.raises(NotFound, match="is failed already"):
+            await parts.jobs.pause(first.id)
+
+
+async def test_resumed_before_it_has_stopped(parts: Parts) -> None:
+    """A pause that is taken back while the job still stops leaves it running again; a cancel is stronger than both."""
+    await parts.inspect(kernel_text(configs=GATED))
+    job = (await submit(parts)).job
+    async with parts.working():
+        await parts.reached("door")
+        await parts.jobs.pause(job.id)
+        await parts.jobs.resume(job.id)
+        await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
+        assert not parts.told.of("job_paused")
+        await parts.jobs.pause(job.id)
+        await parts.jobs.cancel(job.id)
+        (ended,) = await parts.told.ended()
+    assert ended["state"] == "cancelled"
+
+
+async def test_asking_by_name_resumes_and_lookups_do_not(parts: Parts) -> None:
+    """A paused job stays paused whatever looks it up, and runs again when somebody tunes it."""
+    job = (await submit(parts, priority=Priority.ASKED)).job
+    await parts.jobs.pause(job.id)
+    looked_up = await submit(parts, priority=Priority.ASKED, any_plan=True)
+    assert (looked_up.job.id, looked_up.job.state) == (job.id, JobState.PAUSED)
+    asked = await submit(parts)
+    assert (asked.job.id, asked.job.state) == (job.id, JobState.QUEUED)
+
+
+async def test_pauses_outlive_the_daemon(tmp_path: Path) -> None:
+    """A paused job and a paused device are paused in the next daemon's life."""
+    async with assembled(tmp_path) as parts:
+        job = (await submit(parts)).job
+        await submit(parts, OTHER)
+        await parts.jobs.pause(job.id)
+        await parts.jobs.pause_devices({"Fake CPU"}, is_paused=True)
+    async with assembled(tmp_path) as parts:
+        await parts.inspect(kernel_text(configs=GATED))
+        assert parts.jobs.pauses == {"Fake CPU"}
+        async with parts.working():
+            await parts.jobs.pause_devices({"Fake CPU"}, is_paused=False)
+            parts.open_gate("door")
+            (ended,) = await parts.told.ended()
+            assert ended["id"] != job.id
+            (paused,) = parts.jobs.live()
+            assert (paused.id, paused.state) == (job.id, JobState.PAUSED)
+
+
+async def test_compile_slots_go_to_the_most_important_job(parts: Parts) -> None:
+    """Of two jobs that want the one slot that becomes free, that of higher rank has it, whoever came first."""
+    low = (await submit(parts, priority=Priority.BACKGROUND)).job
+    high = (await submit(parts, OTHER, priority=Priority.SAVED)).job
+    slots = parts.fleet.compile_slots
+    slots.total_tokens = 1
+    had: list[int] = []
+
+    async def compile_for(job: int) -> None:
+        async with slots.hold(job):
+            had.append(job)
+
+    async with anyio.create_task_group() as tasks, slots.hold(0):
+        tasks.start_soon(compile_for, low.id)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(compile_for, high.id)
+        await anyio.wait_all_tasks_blocked()
+        assert slots.waiting == [high.id, low.id]
+        parts.jobs.attend("me", [low.id])
+        assert slots.waiting == [low.id, high.id]
+        parts.jobs.leave("me")
+    assert had == [high.id, low.id]
+
+
+async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When others use the machine, a running job stops and says why; while somebody waits for it, it runs."""
+    readings: list[Reading] = []
+
+    async def read() -> Reading:
+        return readings[-1]
+
+    busy = Reading(others=0.9, pressure=0.9)
+    readings.append(Reading(pressure=0.0))
+    monkeypatch.setattr("ktuned.scheduling.dispatcher.READING_S", 0.02)
+    async with assembled(tmp_path, manners=Manners("idle"), read=read) as parts:
+        await parts.inspect(kernel_text(configs=GATED))
+        job = (await submit(parts, priority=Priority.SAVED)).job
+        async with parts.working():
+            await parts.reached("door")
+            readings.append(busy)
+            await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
+            assert parts.jobs.obstacles() == {"the machine is used: others take 90% of its CPUs": 1}
+            (waiting,) = parts.jobs.live()
+            assert waiting.message == "made way: the machine is used: others take 90% of its CPUs"
+            assert parts.jobs.describe(waiting)["waits_for"].startswith("the machine is used")
+            parts.jobs.attend("me", [job.id])
+            parts.open_gate("door")
+            (ended,) = await parts.told.ended()
+            assert ended["id"] == job.id
+
+
+@pytest.mark.parametrize(
+    ("tried", "left", "elapsed_s", "budget_s", "expected"),
+    [
+        (0, 10, 5.0, None, None),
+        (5, 10, 5.0, None, 10.0),
+        (5, None, 5.0, None, None),
+        (5, None, 5.0, 8.0, 3.0),
+        (5, 10, 5.0, 8.0, 3.0),
+        (5, 1, 5.0, 60.0, 1.0),
+        (5, 10, 9.0, 8.0, 0.0),
+        (5, -1, 5.0, None, 0.0),
+    ],
+)
+def test_time_left(
+    tried: int, left: int | None, elapsed_s: float, budget_s: float | None, expected: float | None
+) -> None:
+    """By the pace of what took time, at most the budget's rest; unknown while nothing can be said."""
+    assert time_left_s(tried=tried, left=left, elapsed_s=elapsed_s, budget_s=budget_s) == expected

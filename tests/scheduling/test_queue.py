@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from ktuned.model.job import Job, JobState
+from ktuned.model.plan import Plan
+from ktuned.scheduling.queue import EVERYTHING, JobQueue, extended, identity
+from ktuned.scheduling.ranks import AGE_S, HALF_LIFE_S, TURN_S
+
+DEVICES = st.sampled_from(["x", "y"])
+PRIORITIES = st.sampled_from([100, 200, 300, 400])
+
+
+def job(number: int, **changes: Any) -> Job:
+    """Return a waiting job."""
+    base = Job(number, "p:k", {"M": number}, "x", JobState.QUEUED, 200, "asked", Plan(), created=float(number))
+    return replace(base, **changes)
+
+
+def works(queue: JobQueue, one: Job) -> Job:
+    """Return a job that was taken out to run."""
+    queue.add(one)
+    queue.start(one.id)
+    return one
+
+
+def test_important_first_then_oldest() -> None:
+    """Priority decides, then age, then the id; another device's jobs are not considered."""
+    queue = JobQueue([job(3), job(1, priority=100), job(4, created=3.0), job(2, priority=300), job(5, device="y")])
+    assert [one.id for one in queue] == [2, 3, 4, 5, 1]
+    order = []
+    while (first := queue.next_for("x")) is not None:
+        order.append(first.id)
+        queue.remove(first.id)
+    assert order == [2, 3, 4, 1]
+    assert queue.devices == {"y"}
+
+
+def test_same_work_is_found_whatever_the_order_of_its_keys() -> None:
+    """Kernel, problem and device make the work; a key's place does not."""
+    queue = JobQueue([job(1, problem={"M": 1, "N": 2})])
+    same = job(9, problem={"N": 2, "M": 1}, plan=Plan(trials=3))
+    assert queue.find(identity(same)) == queue.find(identity(same), same.plan) == queue.get(1)
+    assert queue.find(identity(same), Plan(seed=1)) is None
+    for other in ({"problem": {"M": 1, "N": 2.0}}, {"kernel": "p:other"}, {"device": "y"}):
+        assert queue.find(identity(replace(same, **other))) is None
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(100, (200, "asked")), (200, (200, "asked")), (300, (300, "saved"))])
+def test_priority_only_rises(asked: int, expected: tuple[int, str]) -> None:
+    """Somebody less important who asks too changes nothing."""
+    queue = JobQueue([job(1)])
+    raised = queue.want(job(1), asked, "saved")
+    assert (raised.priority, raised.reason) == expected
+    assert queue.get(1) == raised
+
+
+@pytest.mark.parametrize(("running", "preempts"), [(100, True), (200, False), (300, False)])
+def test_only_more_important_work_preempts(running: int, preempts: bool) -> None:
+    """Equals wait their turn; so does another device's job."""
+    queue = JobQueue([job(1), job(3, device="y", priority=400)])
+    assert queue.preempts(works(queue, job(2, priority=running))) is preempts
+    queue.remove(1)
+    assert not queue.preempts(job(2))
+
+
+def test_held_job_waits_until_its_kernel_is_released() -> None:
+    """It neither runs nor preempts, and others pass it; it is still found, listed and removable."""
+    queue = JobQueue([job(1), job(2, kernel="p:other")])
+    queue.hold(1)
+    assert queue.next_for("x") == queue.get(2)
+    assert queue.find(identity(job(1))) is not None
+    queue.remove(2)
+    assert queue.next_for("x") is None
+    assert not queue.preempts(works(queue, job(3, priority=100)))
+    queue.release("p:other")
+    assert queue.next_for("x") is None
+    queue.release("p:k")
+    assert queue.next_for("x") == queue.get(1)
+    queue.hold(1)
+    queue.remove(1)
+    queue.add(job(1))
+    assert queue.next_for("x") == queue.get(1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "asked", "expected"),
+    [
+        (Plan(), Plan(), Plan()),
+        (Plan(trials=10), Plan(trials=20), Plan(trials=20)),
+        (Plan(trials=20), Plan(trials=10), Plan(trials=20)),
+        (Plan(seconds=5.0), Plan(seconds=9.0), Plan(seconds=9.0)),
+        (Plan(seconds=5.0), Plan(), Plan()),
+        (Plan(), Plan(seconds=5.0), Plan()),
+        (Plan(trials=10, seconds=5.0), Plan(trials=5, seconds=9.0), Plan(trials=10, seconds=9.0)),
+        (Plan(), Plan(seed=1), None),
+        (Plan(), Plan(preset="thorough"), None),
+        (Plan(), Plan(strategy="exhaustive"), None),
+        (Plan(), Plan(early_stop=2.0), None),
+        (Plan(), Plan(deadlines={"compile": 9.0}), None),
+    ],
+)
+def test_budgets_extend_and_manners_part(plan: Plan, asked: Plan, expected: Plan | None) -> None:
+    """Two plans that differ in their budget alone are one plan with the larger; any other difference is two jobs."""
+    assert extended(plan, asked) == expected
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_who_waits_lifts_a_job_until_he_leaves() -> None:
+    """The job goes first while somebody waits for it, and falls back to what it was asked for with."""
+    queue = JobQueue([job(1, priority=300), job(2, priority=100), job(3, priority=100)])
+    queue.attend("me", [2, 99])
+    queue.attend("you", [2])
+    assert [one.id for one in queue] == [2, 1, 3]
+    assert (queue.level(2), queue.waiters(2)) == (400, 2)
+    queue.start(2)
+    assert not queue.preempts(job(2))
+    queue.leave("me")
+    assert not queue.preempts(job(2))
+    queue.leave("you")
+    assert queue.preempts(job(2))
+    queue.add(job(2, priority=100))
+    assert [one.id for one in queue] == [1, 2, 3]
+
+
+def test_given_priority_holds_whoever_waits() -> None:
+    """Who gives a priority means it; the next one who asks without giving one may lift the job."""
+    queue = JobQueue()
+    queue.add(job(1, priority=100), is_fixed=True)
+    queue.attend("me", [1])
+    assert queue.level(1) == 100
+    queue.want(job(1, priority=100), 200, "looked up")
+    assert queue.level(1) == 400
+
+
+def test_lookups_order_equals_by_how_many_and_how_recent() -> None:
+    """Of jobs of one rank the one that is looked up more goes first, and old lookups count less and less."""
+    clock = Clock()
+    queue = JobQueue([job(1), job(2), job(3, priority=300)], clock=clock)
+    queue.ask(identity(job(2)), 3)
+    queue.ask(identity(job(9)))
+    assert [one.id for one in queue] == [3, 2, 1]
+    clock.now += 2 * HALF_LIFE_S - 1
+    queue.ask(identity(job(1)))
+    # Three lookups have become less than one.
+    assert [one.id for one in queue] == [3, 1, 2]
+
+
+def test_pauses_keep_from_running_and_make_no_age() -> None:
+    """A paused job, a paused device and a pause of everything each say why; others pass; a pause is no waiting."""
+    clock = Clock()
+    queue = JobQueue([job(1), job(2, priority=100), job(3, device="y")], clock=clock)
+    assert queue.pause(1).state is JobState.PAUSED
+    assert [queue.obstacle(one) for one in queue] == ["", "", "it is paused"]
+    assert queue.next_for("x") == queue.get(2)
+    clock.now += 10 * AGE_S
+    assert queue.resume(1).state is JobState.QUEUED
+    assert queue.rank(1) == 200
+    queue.pauses = {"x"}
+    assert (queue.next_for("x"), queue.next_for("y")) == (None, queue.get(3))
+    assert queue.obstacle(job(1)) == "its device is paused"
+    queue.pauses = {EVERYTHING}
+    assert queue.next_for("y") is None
+    assert queue.obstacle(job(3, device="y")) == "all tuning is paused"
+
+
+def test_refused_jobs_wait_and_are_passed() -> None:
+    """What a policy refuses neither runs nor preempts, and says why."""
+    queue = JobQueue([job(1), job(2, priority=400)], refuse=lambda one, level: "busy" if level < 400 else "")
+    assert queue.next_for("x") == queue.get(2)
+    queue.remove(2)
+    assert (queue.next_for("x"), queue.obstacle(job(1))) == (None, "busy")
+    queue.attend("me", [1])
+    assert queue.next_for("x") == queue.get(1)
+
+
+def test_a_turn_that_was_waited_for_is_not_taken_away() -> None:
+    """A job that has waited its way past a more important one works for a turn, then makes way and waits anew."""
+    clock = Clock()
+    queue = JobQueue([job(1, priority=100)], clock=clock)
+    clock.now += 4 * AGE_S
+    waits = job(2, priority=400)
+    queue.add(waits)
+    first = queue.next_for("x")
+    assert first is not None
+    assert (first.id, queue.rank(1)) == (1, 500)
+    queue.start(1)
+    assert not queue.preempts(first)
+    clock.now += TURN_S - 1
+    assert not queue.preempts(first)
+    clock.now += 1
+    assert queue.preempts(first)
+    queue.add(first)
+    assert queue.next_for("x") == waits
+    assert queue.rank(1) == 100
+
+
+def test_a_turn_that_was_cut_short_counts_as_waiting() -> None:
+    """What makes way before it had its turn has waited on."""
+    clock = Clock()
+    queue = JobQueue([job(1, priority=100)], clock=clock)
+    queue.start(1)
+    clock.now += TURN_S - 1
+    queue.add(job(1, priority=100))
+    clock.now += AGE_S - TURN_S + 1
+    assert queue.rank(1) == 200
+
+
+@pytest.mark.parametrize("newcomers", [200, 300, 400, 999])
+@pytest.mark.parametrize("works_s", [1.0, 59.0, 3600.0])
+def test_nothing_starves(newcomers: int, works_s: float) -> None:
+    """However many more important jobs keep coming, each job gets full turns, in a time that its level bounds."""
+    clock = Clock()
+    queue = JobQueue([job(1, priority=50)], clock=clock)
+    count, running, ends, turn, waited = 1, None, 0.0, 0.0, 0.0
+    longest = 0.0
+    turns = 0
+    bound = AGE_S * ((newcomers - 50) // 100 + 2) + TURN_S
+    while turns < 3:
+        if len(queue) < 3:
+            count += 1
+            queue.add(job(count, priority=newcomers))
+        if running is not None and (clock.now >= ends or queue.preempts(running)):
+            if running.id == 1:
+                turns += clock.now - turn >= TURN_S
+                queue.add(running)
+            elif clock.now < ends:
+                queue.add(running)
+            else:
+                queue.forget(running.id)
+            running = None
+        if running is None:
+            running = queue.next_for("x")
+            assert running is not None
+            queue.start(running.id)
+            ends = clock.now + (1e9 if running.id == 1 else works_s)
+            if running.id == 1:
+                longest = max(longest, clock.now - waited)
+                turn = clock.now
+        elif running.id == 1:
+            waited = clock.now
+        clock.now += 1.0
+        assert clock.now - waited < 2 * bound + 2000
+    assert turns == 3
+    assert longest <= bound + 2000
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """The queue against a list that is sorted anew each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = JobQueue()
+        self.model: dict[int, Job] = {}
+        self.count = 0
+
+    @rule(device=DEVICES, priority=PRIORITIES, created=st.integers(0, 3))
+    def add(self, device: str, priority: int, created: int) -> None:
+        self.count += 1
+        one = job(self.count, device=device, priority=priority, created=float(created))
+        self.queue.add(one)
+        self.model[one.id] = one
+
+    @rule(priority=PRIORITIES, data=st.data())
+    def raise_priority(self, priority: int, data: st.DataObject) -> None:
+        if self.model:
+            number = data.draw(st.sampled_from(sorted(self.model)))
+            old = self.model[number]
+            self.queue.want(old, priority, "asked")
+            self.model[number] = replace(old, priority=max(priority, old.priority))
+
+    @rule(number=st.integers(0, 20))
+    def remove(self, number: int) -> None:
+        assert self.queue.remove(number) == self.model.pop(number, None)
+
+    @rule(device=DEVICES)
+    def run_next(self, device: str) -> None:
+        mine = [one for one in self.model.values() if one.device == device]
+        expected = min(mine, key=lambda one: (-one.priority, one.created, one.id), default=None)
+        assert self.queue.next_for(device) == expected
+        if expected is not None:
+            self.queue.remove(expected.id)
+            del self.model[expected.id]
+
+    @invariant()
+    def holds_the_same(self) -> None:
+        assert {one.id: one for one in self.queue} == self.model
+        assert len(self.queue) == len(self.model)
+        assert self.queue.devices == {one.device for one in self.model.values()}
+
+
+TestQueueMachine = QueueMachine.TestCase
+TestQueueMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

@@ -1,0 +1,207 @@
+"""Strategies: each config once, in an order that depends on nothing but the seed, however large the space."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import tracemalloc
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned import space
+from ktuned.model.errors import KernelFileError, UsageError
+from ktuned.model.values import Outcome, Scalar, canonical
+from ktuned.search.exhaustive import Exhaustive
+from ktuned.search.random import WINDOW, Random, permutation
+from ktuned.search.strategy import PROBES_PER_ASK, Strategy, load
+
+SPACES = {
+    "axes": space(A=range(7), B=["x", "y"], where=lambda p, c: c.A != p.M),
+    "list": space([{"A": value} for value in range(9)]),
+    "callable": space(lambda p: ({"A": value} for value in range(9)), where=lambda p, c: c.A % 2 == 0),
+}
+
+
+def drain(strategy: Strategy, n: int = 3) -> list[dict[str, Scalar]]:
+    """Ask until the strategy is finished, telling each outcome."""
+    configs: list[dict[str, Scalar]] = []
+    while not strategy.finished:
+        asked = strategy.ask(n)
+        assert len(asked) <= n
+        for config in asked:
+            strategy.tell(config, Outcome.MEASURED, 1.0)
+        configs += asked
+    assert strategy.ask(n) == []
+    return configs
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("strategy", [Exhaustive, Random])
+@pytest.mark.parametrize("n", [1, 3, 100])
+def test_each_valid_config_once(strategy: type[Strategy], kind: str, n: int) -> None:
+    """Whatever the space and the batch, exactly the valid configs are asked, each once."""
+    bound = SPACES[kind].bind({"M": 3})
+    asked = drain(strategy(bound, 5), n)
+    assert sorted(map(canonical, asked)) == sorted(map(canonical, bound))
+
+
+def test_exhaustive_keeps_the_order() -> None:
+    """Exhaustive goes in the space's order, whatever the seed."""
+    bound = SPACES["axes"].bind({"M": 3})
+    assert drain(Exhaustive(bound, 1)) == drain(Exhaustive(bound, 2)) == list(bound)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_random_depends_on_the_seed_alone(kind: str) -> None:
+    """Equal seeds give equal orders whatever the batches; other seeds give others."""
+    bound = SPACES[kind].bind({"M": 3})
+    assert drain(Random(bound, 1), 1) == drain(Random(bound, 1), 4)
+    assert len({canonical({"order": list(map(canonical, drain(Random(bound, seed))))}) for seed in range(8)}) > 4
+
+
+@given(st.integers(1, 3000), st.integers(-(2**70), 2**70))
+def test_permutation_is_one(size: int, seed: int) -> None:
+    """Every index comes exactly once, for any size and seed."""
+    assert sorted(permutation(size, seed)) == list(range(size))
+
+
+@given(st.integers(2, 10**18), st.integers(0, 100))
+def test_permutation_starts_anywhere(size: int, seed: int) -> None:
+    """The first indices of a space of any size are distinct and inside it."""
+    first = list(itertools.islice(permutation(size, seed), 20))
+    assert len(set(first)) == min(20, size)
+    assert all(0 <= index < size for index in first)
+
+
+def test_permutation_is_fair() -> None:
+    """Over many seeds each index of a small space comes first about equally often (chi-square, p < 1e-6)."""
+    counts = [0] * 10
+    for seed in range(5000):
+        counts[next(permutation(10, seed))] += 1
+    assert sum((count - 500) ** 2 / 500 for count in counts) < 45
+
+
+def test_permutation_spreads_over_a_huge_space() -> None:
+    """The first hundred of 10^18 indices fall into all ten tenths of the space."""
+    assert {index // 10**17 for index in itertools.islice(permutation(10**18, 0), 100)} == set(range(10))
+
+
+def test_order_is_fixed_for_good() -> None:
+    """The order is part of what a seed promises: it is the same in this version as in every other."""
+    assert list(permutation(10, 0)) == PERMUTATION_OF_10
+
+
+PERMUTATION_OF_10 = [9, 5, 2, 0, 7, 8, 6, 1, 3, 4]
+
+
+def test_order_is_the_same_in_another_process() -> None:
+    """Another process with another hash seed asks in the same order, of axes and of callables."""
+    script = """
+from ktuned import space
+from ktuned.search import Random
+for declared in (space(A=range(10**6), B=["x", "y"]), space(lambda p: ({"A": a} for a in range(50)))):
+    print(Random(declared.bind({}), 9).ask(20))
+"""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1] != ""
+
+
+@pytest.mark.parametrize("strategy", [Exhaustive, Random])
+def test_huge_space_costs_nothing(strategy: type[Strategy]) -> None:
+    """Fifty configs of 10^18 are asked at once and within a megabyte."""
+    bound = space(A=range(10**6), B=range(10**6), C=range(10**6)).bind({})
+    tracemalloc.start()
+    asked = strategy(bound, 0).ask(50)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len({canonical(config) for config in asked}) == 50
+    assert peak_bytes < 2**20
+
+
+@pytest.mark.parametrize("strategy", [Exhaustive, Random])
+@pytest.mark.parametrize("kind", ["axes", "callable"])
+def test_endless_where_gives_way(strategy: type[Strategy], kind: str) -> None:
+    """A constraint that rejects all of 10^9 configs never holds one ask for longer than its probes."""
+    probed = 0
+
+    def reject(p: Any, c: Any) -> bool:
+        nonlocal probed
+        probed += 1
+        return False
+
+    declared = (
+        space(A=range(10**9), where=reject)
+        if kind == "axes"
+        else space(lambda p: ({"A": a} for a in range(10**9)), where=reject)
+    )
+    chosen = strategy(declared.bind({}), 0)
+    assert chosen.ask(1) == []
+    assert (probed, chosen.finished) == (PROBES_PER_ASK, False)
+
+
+@pytest.mark.parametrize("strategy", [Exhaustive, Random])
+@pytest.mark.parametrize(
+    "declared", [space(A=[1, 2], where=lambda p, c: False), space(lambda p: [])], ids=["axes", "callable"]
+)
+def test_space_without_a_valid_config_is_an_error(strategy: type[Strategy], declared: Any) -> None:
+    """A space that turns out to be empty is told, once, and then the strategy is finished."""
+    chosen = strategy(declared.bind({"M": 3}), 0)
+    with pytest.raises(KernelFileError, match="no valid config for the problem M=3"):
+        chosen.ask(1)
+    assert chosen.finished
+    assert chosen.ask(1) == []
+
+
+def test_callable_is_shuffled_within_its_window() -> None:
+    """A long callable space is drawn from its first window, without being walked to its end."""
+    walked = 0
+
+    def configs(p: Any) -> Any:
+        nonlocal walked
+        for value in itertools.count():
+            walked += 1
+            yield {"A": value}
+
+    asked = [int(config["A"]) for config in Random(space(configs).bind({}), 0).ask(10)]
+    assert walked == WINDOW + 9
+    assert asked != sorted(asked)
+
+
+def test_strategies_are_found_by_name() -> None:
+    """The strategies that ship with ktuned are entry points like any other."""
+    points = [EntryPoint("random", "ktuned.search:Random", "ktuned.strategies")]
+    assert load("random", points) is Random
+    assert (load("exhaustive"), load("random")) == (Exhaustive, Random)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("best", r"there is no strategy 'best' \(installed: broken, wrong\)"),
+        ("broken", "the strategy 'broken' cannot be imported: ModuleNotFoundError"),
+        ("wrong", "'wrong' is not a subclass of ktuned.search.Strategy"),
+    ],
+)
+def test_strategy_that_cannot_be_had_is_told(name: str, words: str) -> None:
+    """An unknown, broken or wrong strategy is one clear line."""
+    points = [
+        EntryPoint("broken", "no_such_module:X", "ktuned.strategies"),
+        EntryPoint("wrong", "json:dumps", "ktuned.strategies"),
+    ]
+    with pytest.raises(UsageError, match=words):
+        load(name, points)

@@ -1,0 +1,249 @@
+"""``@kernel``: what a declaration becomes, and one clear line for each way to get it wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ktuned.model.errors import KernelFileError, Unsupported
+from ktuned.spec.loader import kernel_module
+from tests.spec.conftest import HEADER_LINES, Project
+
+LINE = HEADER_LINES + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"bogus": "1"}, "kernel() has no argument 'bogus'"),
+        ({"problem": "[]"}, "did you mean 'problems'?"),
+        ({"backend": ""}, "backend= is missing"),
+        ({"backend": "3"}, "backend= is missing or not a string"),
+        ({"space": ""}, "space= is missing"),
+        ({"space": "[1]"}, "space= is missing or not made by space(...)"),
+        ({"space": "space(BM=[])"}, "the axis BM: it is empty"),
+        ({"inputs": ""}, "inputs= is missing"),
+        ({"check": ""}, "say check=None to measure without checking"),
+        ({"check": "3"}, "check is not callable"),
+        ({"reference": "lambda A: {}"}, "check=None says that nothing is checked, but there is a reference"),
+        ({"reference": "3", "check": ""}, "reference is not callable"),
+        ({"preset": "'quick'"}, "there is no preset 'quick' (there are: fast, default, thorough)"),
+        ({"deadlines": "dict(timin=1)"}, "there is no phase 'timin'"),
+        ({"deadlines": "dict(timing=0)"}, "timing=0 is not a number of seconds > 0"),
+        ({"deadlines": "dict(timing=float('inf'))"}, "timing=inf is not a number of seconds > 0"),
+        ({"seconds": "float('nan')"}, "seconds=nan is not a number > 0"),
+        ({"rtol": "float('inf')"}, "rtol=inf is not a number >= 0"),
+        ({"default": "dict(BM=1, BN=1)"}, "default has no knob 'BN' to set (there are: BM"),
+        ({"default": "dict(BM=None)"}, "default: BM=None is of type NoneType"),
+        ({"space": "space(BM=[1], BN=[1])", "default": "dict(BM=1)"}, "default must be a full config; it lacks BN"),
+        ({"problems": "[dict(M=1), dict(M=1)]"}, "problem 1 repeats problem 0"),
+        ({"problems": "[dict(M=m) for m in range(1001)]"}, "problems names more than 1000"),
+        ({"problems": "[dict(M=None)]"}, "problem 0: M=None"),
+        ({"problems": "[3]"}, "problem 0 is of type int, not a dict"),
+        ({"problems": "[dict(M=1)]", "specialize": "('N',)"}, "specialize names 'N', which problem 0 does not have"),
+        ({"specialize": "[3]"}, "specialize must name problem keys"),
+        ({"setup": "[3]"}, "setup must name tensors or be a callable"),
+        ({"sources": "[3]"}, "sources must be strings"),
+        ({"name": "'a b'"}, "the name 'a b' is not letters"),
+        ({"rtol": "-1"}, "rtol=-1 is not a number >= 0"),
+        ({"atol": "'x'"}, "atol='x' is not a number >= 0"),
+        ({"max_mismatched_ratio": "2"}, "max_mismatched_ratio=2 is not between 0 and 1"),
+        ({"seed": "1.5"}, "seed=1.5 is not an int"),
+        ({"trials": "0"}, "trials=0 is not an int >= 1"),
+        ({"seconds": "0"}, "seconds=0 is not a number > 0"),
+        ({"early_stop": "1"}, "early_stop=1 is not a number > 1"),
+        ({"strategy": "3"}, "strategy=3 is not a name"),
+    ],
+)
+def test_wrong_declaration_is_told(project: Project, arguments: dict[str, str], words: str) -> None:
+    """Each wrong argument is one line that starts with the file, the decorator's line and the kernel."""
+    loaded = project.declare(**arguments)
+    assert loaded.kernels == ()
+    (error,) = loaded.errors
+    name = "a b" if "name" in arguments else "it"
+    assert error.message.startswith(f"{project.root}/tune_it.py:{LINE}: {name}: ")
+    assert words in error.message
+    assert "\n" not in error.message
+    assert (error.path, error.line) == (f"{project.root}/tune_it.py", LINE)
+
+
+def test_full_declaration(project: Project) -> None:
+    """Every argument arrives where it belongs, and plain strings stand for one name."""
+    kernel = project.kernel(
+        sources='"gemm.cu"',
+        problems="[dict(M=4, N=1)]",
+        specialize='"M"',
+        setup='"A"',
+        default="dict(BM=2)",
+        name='"other"',
+        strategy='"exhaustive"',
+        seed="3",
+        preset='"fast"',
+        trials="7",
+        seconds="2.5",
+        early_stop="2",
+        deadlines="dict(timing=4)",
+    )
+    assert (kernel.name, kernel.file.name, kernel.backend) == ("other", "tune_it.py", "fake")
+    assert kernel.source_paths == (project.root / "gemm.cu",)
+    assert (kernel.specialize, kernel.setup, kernel.default) == (("M",), ("A",), {"BM": 2})
+    assert kernel.problem_list() == ({"M": 4, "N": 1},)
+    assert kernel.plan.to_wire() == {
+        "strategy": "exhaustive",
+        "seed": 3,
+        "preset": "fast",
+        "trials": 7,
+        "seconds": 2.5,
+        "compile_only": False,
+        "early_stop": 2,
+        "deadlines": {"timing": 4},
+    }
+
+
+def test_build_gets_views(project: Project) -> None:
+    """The kernel function sees problem and config by attribute, and calling the kernel calls it as it is."""
+    kernel = project.kernel()
+    assert kernel.build({"M": 1}, {"BM": 2}).to_plain() == {"n": 2}
+    assert [config["BM"] for config in kernel.bound_space({"M": 1})] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return 3", "the kernel function returned a value of type int, not a Build of the backend 'fake'"),
+        ("return Fake(c.BX)", "it(p, c): there is no knob 'BX' (there are: BM)"),
+        ("return Fake(p.M)", "it(p, c): there is no problem key 'M' (there are: K)"),
+        ("return Fake(1 // 0)", "it(p, c): ZeroDivisionError"),
+    ],
+)
+def test_build_that_fails_is_told_with_its_line(project: Project, body: str, words: str) -> None:
+    """What goes wrong in a kernel function is one line with the function's own line."""
+    kernel = project.declare(body=body).kernels[0]
+    with pytest.raises(KernelFileError) as caught:
+        kernel.build({"K": 1}, {"BM": 2})
+    assert words in caught.value.message
+    assert caught.value.line == (LINE if "returned" in words else LINE + 2)
+
+
+def test_build_of_another_backend_is_an_error(project: Project) -> None:
+    """A Build must be of the backend that the kernel declares."""
+    kernel = project.kernel(backend='"other"')
+    with pytest.raises(KernelFileError, match="a Build of the backend 'fake', but backend='other'"):
+        kernel.build({}, {"BM": 1})
+
+
+def test_unsupported_passes_through(project: Project) -> None:
+    """A kernel function may refuse a config."""
+    kernel = project.declare(body='raise Unsupported("too large")').kernels[0]
+    with pytest.raises(Unsupported, match="too large"):
+        kernel.build({}, {"BM": 1})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ("lambda p: 3", "inputs(p) returned a value of type int, not a dict of tensors by name"),
+        ("lambda p: {}", "inputs(p) returned a value of type dict"),
+        ("lambda p: dict(B=3)", "inputs(p): B is of type int, not a tensor(...) or a torch.Tensor"),
+        ("lambda p: dict(A=tensor(p.M))", "inputs(p): there is no problem key 'M'"),
+        ("lambda p: dict(A=tensor(-1))", "inputs(p): tensor: the shape"),
+        ("lambda p: dict(B=tensor(1))", "setup names the tensor 'A', which inputs(p) does not make (there are: B"),
+    ],
+)
+def test_inputs_that_fail_are_told(project: Project, inputs: str, words: str) -> None:
+    """Whatever ``inputs`` does wrong is one line."""
+    kernel = project.kernel(inputs=inputs, setup='("A",)')
+    with pytest.raises(KernelFileError) as caught:
+        kernel.input_specs({"K": 1})
+    assert words in caught.value.message
+
+
+def test_inputs_may_be_real_tensors(project: Project) -> None:
+    """``inputs`` may make the tensors itself."""
+    kernel = project.kernel(inputs='lambda p: dict(A=__import__("torch").ones(3))')
+    assert kernel.input_specs({})["A"].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("problems", "words"),
+    [
+        ("lambda: [dict(M=1), dict(M=1)]", "problem 1 repeats problem 0"),
+        ("lambda: [dict(N=1)]", "specialize names 'M', which problem 0 does not have"),
+        ("lambda: 1 / 0", "problems(): ZeroDivisionError"),
+        ("lambda: (dict(M=m) for m in iter(int, 1))", "problems names more than 1000"),
+    ],
+)
+def test_problems_callable_is_checked_when_called(project: Project, problems: str, words: str) -> None:
+    """A callable's problems are checked like a list's."""
+    kernel = project.kernel(problems=problems, specialize='"M"')
+    with pytest.raises(KernelFileError) as caught:
+        kernel.problem_list()
+    assert words in caught.value.message
+
+
+def test_problems_callable_gives_problems(project: Project) -> None:
+    """A generator function may yield the problems."""
+    kernel = project.kernel(problems="lambda: (dict(M=m) for m in (1, 2))")
+    assert kernel.problem_list() == ({"M": 1}, {"M": 2})
+
+
+def test_vocabulary_is_light() -> None:
+    """Importing ktuned brings neither torch nor an event loop nor anything but ktuned and the standard library."""
+    script = """
+import sys
+before = set(sys.modules)
+import ktuned
+foreign = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names) - {"ktuned"}
+print(sorted(name for name in foreign if not name.startswith("__editable__")))
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, cwd=Path.cwd())
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_build_may_take_note_of_its_tensors(project: Project) -> None:
+    """It is given dtype, shape and strides by name; ``inputs`` is called once for a problem, not for each config."""
+    path = project.write(
+        "tune_it.py",
+        """
+        import torch
+
+        class Noting(Fake):
+            def given(self, layouts):
+                noted.append(layouts())
+                return Fake(self.n + 1)
+
+        noted, called = [], []
+
+        def inputs(p):
+            called.append(p.M)
+            return dict(A=tensor((2, p.M), "float16"), B=torch.zeros(3, 4).t())
+
+        @kernel(backend="fake", space=space(BM=[1, 2]), inputs=inputs, check=None)
+        def it(p, c):
+            return Noting(c.BM)
+        """,
+    )
+    (kernel,) = project.load().kernels
+    builds = [kernel.build({"M": m}, {"BM": n}).to_plain()["n"] for m, n in ((5, 1), (5, 2), (6, 2))]
+    module = kernel_module(path)
+    assert builds == [2, 3, 3]
+    assert module.called == [5, 6]
+    assert module.noted[0] == {"A": ("float16", (2, 5), (5, 1)), "B": ("float32", (4, 3), (1, 4))}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("'n' * 201", "the name has 201 characters"),
+        ("'a\\nb'", "a b: the name 'a\\nb' is not letters"),
+        ("'a\\udcff'", "a\\udcff: the name"),
+    ],
+)
+def test_a_name_that_cannot_be_is_told_in_one_line(project: Project, name: str, said: str) -> None:
+    """However long it is, and whatever is in it."""
+    (error,) = project.declare(name=name).errors
+    assert said in error.message
+    assert "\n" not in error.message.encode().decode()

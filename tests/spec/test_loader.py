@@ -1,0 +1,170 @@
+"""Loading kernel files: fresh each time, and one clear line for each way in which one fails."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.spec.conftest import HEADER_LINES, Project
+
+KERNEL = """
+@kernel(backend="fake", space=space(A=[1]), inputs=lambda p: dict(A=tensor(1)), check=None{more})
+def {name}(p, c):
+    return Fake(c.A)
+"""
+
+
+def kernel(name: str, more: str = "") -> str:
+    """Return the text of one kernel."""
+    return KERNEL.format(name=name, more=f", {more}" if more else "")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("import nothing_such\n", 1, "ModuleNotFoundError: No module named 'nothing_such'"),
+        ("x = 1\ny = (\n", 2, "SyntaxError: '(' was never closed"),
+        ("def f():\n    raise ValueError('a\\nb')\n\nf()\n", 2, "ValueError: a b"),
+        ("import json\njson.loads('{')\n", 2, "JSONDecodeError"),
+        ("raise SystemExit(3)\n", 1, "SystemExit: 3"),
+    ],
+)
+def test_import_error_names_its_line(project: Project, text: str, line: int, words: str) -> None:
+    """A file that cannot be imported is one line: the deepest line of the project's own, the type, the message."""
+    path = project.write("tune_it.py", kernel("fine") + text)
+    loaded = project.load()
+    (error,) = loaded.errors
+    expected = HEADER_LINES + kernel("fine").count("\n") + line
+    assert error.message.startswith(f"{path}:{expected}: ")
+    assert words in error.message
+    assert (error.path, error.line) == (str(path), expected)
+    assert loaded.kernels == ()
+
+
+def test_error_in_an_imported_module_names_that_module(project: Project) -> None:
+    """The line is the project's own deepest, in whichever of its files; that file counts as one that had a part."""
+    helper = project.write("lib/helper.py", "x = 1\nraise KeyError('why')\n")
+    project.write("tune_it.py", "import lib.helper\n")
+    loaded = project.load()
+    assert loaded.errors[0].message == f"{helper}:2: KeyError: 'why'"
+    assert helper in loaded.files
+
+
+def test_syntax_error_in_an_imported_module_names_that_module(project: Project) -> None:
+    """A syntax error has its own place."""
+    helper = project.write("helper.py", "x = 1\ny = )\n")
+    project.write("tune_it.py", "import helper\n")
+    assert project.load().errors[0].message.startswith(f"{helper}:2: SyntaxError: ")
+
+
+def test_missing_file_is_an_error(project: Project) -> None:
+    """A file that went away while it was asked for is an error like others."""
+    assert "FileNotFoundError" in project.load("tune_gone.py").errors[0].message
+
+
+def test_other_kernels_go_on(project: Project) -> None:
+    """A wrong kernel is one error; the kernels before and after it are there, in order."""
+    project.write("tune_it.py", kernel("a") + kernel("b", "rtol=-1") + kernel("c"))
+    loaded = project.load()
+    assert [found.name for found in loaded.kernels] == ["a", "c"]
+    assert len(loaded.errors) == 1
+
+
+def test_duplicate_name_keeps_the_first(project: Project) -> None:
+    """Of two kernels of one name the first stays; the error stands at the second and names the first's line."""
+    project.write("tune_it.py", kernel("a") + kernel("b", 'name="a"'))
+    loaded = project.load()
+    first, second = HEADER_LINES + 2, HEADER_LINES + 2 + kernel("a").count("\n")
+    assert [found.site.line for found in loaded.kernels] == [first]
+    (error,) = loaded.errors
+    assert error.line == second
+    assert f"the name 'a' is taken by the kernel in line {first}" in error.message
+
+
+def test_unknown_backend_is_an_error(project: Project) -> None:
+    """Where the installed backends are given, a kernel for another one is an error with near names."""
+    project.write("tune_it.py", kernel("a"))
+    loaded = project.load(backends=["fakes", "real"])
+    assert loaded.kernels == ()
+    assert "there is no backend 'fake' (there are: fakes, real; did you mean 'fakes'?)" in loaded.errors[0].message
+    assert not project.load(backends=["fake"]).errors
+
+
+def test_kernels_of_imported_files_are_not_collected(project: Project) -> None:
+    """A kernel belongs to the file that declares it, not to those that import it."""
+    project.write("tune_a.py", kernel("a"))
+    project.write("tune_b.py", "import tune_a\n" + kernel("b"))
+    assert [found.name for found in project.load("tune_b.py").kernels] == ["b"]
+
+
+def test_factories_declare_for_the_file_that_calls_them(project: Project) -> None:
+    """A helper that declares kernels does so for the kernel file that calls it."""
+    helper = (
+        "from ktuned import kernel, space, tensor\n\ndef make(name):\n    @kernel(backend='fake', space=space(A=[1]),"
+    )
+    helper += " inputs=lambda p: dict(A=tensor(1)), check=None, name=name)\n    def inner(p, c): ...\n"
+    project.write("factory.py", helper)
+    path = project.write("tune_it.py", "from factory import make\nmake('x')\nmake('y')\n")
+    loaded = project.load()
+    assert [(found.name, found.file) for found in loaded.kernels] == [("x", path), ("y", path)]
+
+
+def test_new_code_is_seen_after_forgetting(project: Project) -> None:
+    """After ``forget_modules`` a load sees what the project's modules say now, and nothing foreign is dropped."""
+    project.write("pkg/__init__.py", "")
+    project.write("pkg/sizes.py", "NAMES = ['a']\n")
+    project.write("tune_it.py", f"from pkg.sizes import NAMES\n{kernel('k', 'name=NAMES[0]')}")
+    assert project.load().kernels[0].name == "a"
+    project.write("pkg/sizes.py", "NAMES = ['longer']\n")
+    assert project.load().kernels[0].name == "longer"
+    assert "ktuned.spec.declaration" in sys.modules
+
+
+def test_same_file_names_do_not_mix(project: Project) -> None:
+    """Two kernel files of one name in two directories are two modules, each beside its own neighbours."""
+    for name in ("one", "two"):
+        project.write(f"{name}/neighbour.py", f"NAME = {name!r}\n")
+        project.write(f"{name}/tune_it.py", f"import neighbour\n{kernel('k', 'name=neighbour.NAME')}")
+    names = [project.load(f"{directory}/tune_it.py").kernels[0].name for directory in ("one", "two")]
+    assert names == ["one", "two"]
+
+
+def test_load_leaves_no_trace(project: Project) -> None:
+    """Loading writes no bytecode and leaves ``sys.path`` and the bytecode setting as they were."""
+    before = (list(sys.path), sys.dont_write_bytecode)
+    project.write("helper.py", "x = 1\n")
+    project.write("tune_it.py", "import helper\n")
+    project.load()
+    assert not [path for path in project.root.rglob("*") if "__pycache__" in path.parts]
+    assert (list(sys.path), sys.dont_write_bytecode) == before
+
+
+def test_installed_code_in_the_root_is_foreign(project: Project) -> None:
+    """Modules of a virtual environment inside the root are not the project's."""
+    project.write("env/lib/site-packages/installed.py", "x = 1\n")
+    project.write(
+        "tune_it.py",
+        f"import sys\nsys.path.append({str(project.root / 'env/lib/site-packages')!r})\nimport installed\n",
+    )
+    loaded = project.load()
+    sys.path.remove(str(project.root / "env/lib/site-packages"))
+    assert [path.name for path in loaded.files] == ["tune_it.py"]
+    del sys.modules["installed"]
+
+
+def test_files_are_the_projects_own(project: Project) -> None:
+    """``files`` names the kernel file and the project's modules that it imported."""
+    project.write("helper.py", "x = 1\n")
+    project.write("tune_it.py", "import json, helper\n")
+    assert [path.name for path in project.load().files] == ["helper.py", "tune_it.py"]
+
+
+def test_paths_may_be_relative(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths mean the same as absolute ones."""
+    project.write("tune_it.py", kernel("a"))
+    monkeypatch.chdir(project.root)
+    from ktuned.spec.loader import load_file
+
+    assert load_file(Path("tune_it.py"), Path()).kernels[0].file == project.root / "tune_it.py"

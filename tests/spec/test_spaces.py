@@ -1,0 +1,223 @@
+"""Spaces: what they hold, that they are lazy, and what is wrong with the wrong ones."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned import space
+from ktuned.model.errors import KernelFileError
+from ktuned.model.values import Scalar
+from ktuned.spec.spaces import MAX_PLAIN_VALUES, Space
+from ktuned.spec.values import Site, UnknownKey, Values
+
+undeclared: Any = space
+"""``space`` as a caller without a type checker sees it."""
+
+SITE = Site("/p/tune_x.py", 7, "gemm")
+
+axes = st.dictionaries(
+    st.sampled_from(["A", "B", "C"]),
+    st.lists(st.integers(-5, 5), min_size=1, max_size=4, unique=True),
+    min_size=1,
+)
+
+
+@given(axes)
+def test_cartesian_space_is_the_product(declared: dict[str, list[int]]) -> None:
+    """A Cartesian space walks exactly the product of its axes, in order, and indexes the same configs."""
+    expected = [dict(zip(declared, values, strict=True)) for values in itertools.product(*declared.values())]
+    bound = undeclared(**declared).bind({})
+    assert list(bound) == expected
+    assert [bound.at(index) for index in range(bound.size or 0)] == expected
+    assert all(config in bound for config in expected)
+
+
+@given(axes, st.integers(-5, 5))
+def test_where_rejects_everywhere(declared: dict[str, list[int]], limit: int) -> None:
+    """What ``where`` rejects is not walked, not a member, and ``None`` by index."""
+    bound = undeclared(where=lambda p, c: sum(c.values()) <= p.limit, **declared).bind({"limit": limit})
+    for index in range(bound.size or 0):
+        config = undeclared(**declared).bind({}).at(index)
+        assert config is not None
+        accepted = sum(config.values()) <= limit
+        assert (config in bound) is accepted
+        assert bound.at(index) == (config if accepted else None)
+
+
+def test_several_constraints_must_all_hold() -> None:
+    """A list of constraints is their conjunction."""
+    bound = space(A=range(10), where=[lambda p, c: c.A > 3, lambda p, c: c["A"] < 6]).bind({})
+    assert [config["A"] for config in bound] == [4, 5]
+
+
+def test_list_keeps_its_order() -> None:
+    """A fixed list is walked in its order; membership ignores the order of the keys."""
+    configs: list[dict[str, Scalar]] = [{"A": 2, "B": "x"}, {"A": 1, "B": "y"}]
+    bound = space(configs).bind({})
+    assert list(bound) == configs
+    assert (bound.size, bound.indexable) == (2, True)
+    assert {"B": "y", "A": 1} in bound
+    assert {"A": 1, "B": "x"} not in bound
+
+
+def test_callable_sees_the_problem() -> None:
+    """A callable or generator function gets the problem, and is called afresh by each walk."""
+
+    def configs(p: Any) -> Iterator[dict[str, int]]:
+        for tile in range(1, p.M + 1):
+            yield {"tile": tile}
+
+    bound = space(configs, where=lambda p, c: c.tile != 2).bind({"M": 3})
+    assert list(bound) == list(bound) == [{"tile": 1}, {"tile": 3}]
+    assert (bound.size, bound.indexable) == (None, False)
+    assert {"tile": 3} in bound
+    assert {"tile": 2} not in bound
+
+
+@pytest.mark.parametrize(("value", "member"), [(1, True), (1.0, False), (True, False), ("1", False)])
+def test_membership_tells_types_apart(value: object, member: bool) -> None:
+    """1, 1.0 and True are different configs, as their keys are, in every kind of space."""
+    for declared in (space(A=[1]), space(A=range(2)), space([{"A": 1}]), space(lambda p: [{"A": 1}])):
+        assert ({"A": value} in declared.bind({})) is member
+
+
+@pytest.mark.parametrize("config", [{}, {"A": 1, "B": 1}, {"B": 1}, [1], None, {"A": [1]}])
+def test_what_is_no_config_is_no_member(config: object) -> None:
+    """Membership answers for anything, without raising."""
+    for declared in (space(A=[1]), space([{"A": 1}]), space(lambda p: [{"A": 1}])):
+        assert config not in declared.bind({})
+
+
+def test_huge_space_costs_nothing() -> None:
+    """A space of 10^18 configs is declared, bound and indexed at its very end within a few KiB."""
+    tracemalloc.start()
+    bound = space(A=range(10**6), B=range(10**6), C=range(10**6)).bind({})
+    assert bound.size == 10**18
+    assert bound.at(10**18 - 1) == {"A": 10**6 - 1, "B": 10**6 - 1, "C": 10**6 - 1}
+    assert next(iter(bound)) == {"A": 0, "B": 0, "C": 0}
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 64 * 1024
+
+
+def test_index_outside_is_an_error() -> None:
+    """Indices stand for configs only below the size."""
+    with pytest.raises(IndexError, match="size 2"):
+        space(A=[1, 2]).bind({}).at(2)
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        (space, "space() needs axes, a list of configs or a callable"),
+        (lambda: undeclared([]), "the space is empty: its list holds no config"),
+        (lambda: undeclared(A=[]), "axis A: it is empty"),
+        (lambda: undeclared(A=64), "axis A: its values are of type int, not a list (one value is written [value])"),
+        (lambda: undeclared(A="abc"), "axis A: its values are of type str"),
+        (lambda: undeclared(A={1, 2}), "axis A: its values are of type set"),
+        (lambda: undeclared(A=[1, 2, 1]), "axis A: the value 1 is there twice"),
+        (lambda: undeclared(A=[None]), "axis A: None is of type NoneType, not a bool, int, float or str"),
+        (lambda: undeclared(A=[[1]]), "axis A: [1] is of type list"),
+        (lambda: undeclared(A=[float("nan")]), "axis A: nan is not a finite number"),
+        (lambda: undeclared(A=[2**64]), "does not fit into 64 bits"),
+        (lambda: undeclared(items=[1]), "'items' cannot be a name"),
+        (lambda: undeclared([{"A": 1}, {"A": 1}]), "config 1 of the space's list repeats config 0"),
+        (
+            lambda: undeclared([{"A": 1}, {"B": 1}]),
+            "config 1 of the space's list differs from the first in its knobs: A, B",
+        ),
+        (lambda: undeclared([{"A": 1}, 5]), "config 1 of the space's list is of type int, not a dict"),
+        (lambda: undeclared([{"a-b": 1}]), "'a-b' is not a name"),
+        (lambda: undeclared([{}]), "config 0 of the space's list is empty"),
+        (lambda: undeclared([{"A": 1}], B=[1]), "space() takes configs or axes, not both (axes: B)"),
+        (lambda: undeclared(5), "space() takes a list of configs or a callable, not int"),
+        (lambda: undeclared(A=[1], where=3), "where takes a callable (p, c)"),
+    ],
+)
+def test_fault_is_told_with_its_place(declared: Callable[[], Space], words: str) -> None:
+    """Whatever is wrong with a declaration is one line that starts with file, line and kernel."""
+    with pytest.raises(KernelFileError) as caught:
+        declared().bind({}, SITE)
+    assert caught.value.message.startswith("/p/tune_x.py:7: gemm: ")
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
+    assert (caught.value.path, caught.value.line) == ("/p/tune_x.py", 7)
+
+
+@pytest.mark.parametrize(
+    ("yielded", "words"),
+    [
+        ([{"A": 1}, {"A": 1}], "config 1 of the space's callable repeats config 0"),
+        ([{"A": 1}, {"B": 1}], "config 1 of the space's callable has the knobs B; the first had A"),
+        ([3], "config 0 of the space's callable is of type int"),
+        ([{"A": None}], "A=None is of type NoneType"),
+        ([], "the space has no valid config for the problem M=4"),
+    ],
+)
+def test_callable_is_watched_as_it_yields(yielded: list[Any], words: str) -> None:
+    """A callable's duplicates, odd configs and emptiness are errors when they happen."""
+    with pytest.raises(KernelFileError, match=r"/p/tune_x\.py:7: gemm: ") as caught:
+        list(space(lambda p: yielded).bind({"M": 4}, SITE))
+    assert words in caught.value.message
+
+
+def test_space_that_where_empties_is_an_error() -> None:
+    """A space without one valid config says so, with the problem."""
+    with pytest.raises(KernelFileError, match="no valid config for the problem M=4"):
+        list(space(A=[1, 2], where=lambda p, c: False).bind({"M": 4}, SITE))
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        (lambda p, c: c.AAA > 1, "there is no knob 'AAA' (there are: AA; did you mean 'AA'?)"),
+        (lambda p, c: p["N"] > 1, "there is no problem key 'N' (there are: M)"),
+        (lambda p, c: 1 / 0, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_where_that_raises_is_told_with_its_config(where: Callable[[Any, Any], object], words: str) -> None:
+    """An unknown key or an exception in ``where`` names the kernel, the file and the config."""
+    with pytest.raises(KernelFileError, match=r"/p/tune_x.py:7: gemm: where\(p, c\) with c = AA=1: ") as caught:
+        list(space(AA=[1], where=where).bind({"M": 1}, SITE))
+    assert words in caught.value.message
+
+
+def test_plain_form_is_capped() -> None:
+    """What the daemon is told spells out small spaces, and only counts large ones."""
+    small = space(A=[1, 2], B=range(2), where=lambda p, c: True).to_plain()
+    assert small == {
+        "kind": "cartesian",
+        "axes": {"A": [1, 2], "B": [0, 1]},
+        "configs": None,
+        "constrained": True,
+        "size": 4,
+    }
+    assert space(A=range(MAX_PLAIN_VALUES + 1)).to_plain()["axes"] is None
+    assert space([{"A": 1}]).to_plain()["configs"] == [{"A": 1}]
+    assert space([{"A": index} for index in range(MAX_PLAIN_VALUES + 1)]).to_plain()["configs"] is None
+    assert space(lambda p: []).to_plain() == {
+        "kind": "callable",
+        "axes": None,
+        "configs": None,
+        "constrained": False,
+        "size": None,
+    }
+    assert space(A=range(10**10), B=range(10**10)).to_plain()["size"] is None
+
+
+def test_values_are_read_only_views() -> None:
+    """Attributes and items agree, nothing can be set, and an unknown key is both kinds of lookup error."""
+    view = Values({"M": 4, "dtype": "float16"}, "problem key")
+    assert (view.M, view["dtype"], dict(**view)) == (4, "float16", {"M": 4, "dtype": "float16"})
+    assert not hasattr(view, "N")
+    with pytest.raises(AttributeError, match="read-only"):
+        view.M = 5
+    with pytest.raises(UnknownKey):
+        view["N"]

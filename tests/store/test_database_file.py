@@ -1,0 +1,260 @@
+"""What opening meets: damage, locks, files in the way, disks that are full or read-only."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ktuned.model.errors import StoreError
+from ktuned.model.values import Outcome
+from ktuned.store import database_file as opening
+from ktuned.store.database import Store
+from tests.store.samples import CONTEXT, PROBLEM, failed, measured, new_job, tried
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+
+
+async def filled(database: Path, trials: int = 200) -> None:
+    """Make a closed store that spans many pages."""
+    async with Store.open(database) as store:
+        job = await new_job(store)
+        for number in await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": value} for value in range(trials)]):
+            await store.finish_trial(number, measured(1.0 + number))
+
+
+def set_aside(database: Path) -> Path:
+    """Return the one damaged database that was moved aside."""
+    (aside,) = database.parent.glob("ktuned.db.damaged-*Z")
+    return aside
+
+
+@pytest.mark.parametrize("damage", ["not a database", "header", "schema page", "cut short"])
+async def test_a_damaged_database_is_moved_aside(database: Path, damage: str) -> None:
+    """Its bytes are kept under a dated name, a fresh store works, and the notice names both."""
+    await filled(database)
+    content = bytearray(database.read_bytes())
+    match damage:
+        case "not a database":
+            content = bytearray(b"something else entirely, " * 400)
+        case "header":
+            content[:64] = os.urandom(64)
+        case "schema page":
+            content[100:4096] = b"\xff" * 3996
+        case "cut short":
+            del content[5000:]
+    database.write_bytes(content)
+    async with Store.open(database) as store:
+        assert store.trials() == []
+        assert set_aside(database).name in store.notice
+        assert "damaged" in store.notice
+        assert "\n" not in store.notice
+        job = await new_job(store)
+        await tried(store, job, 1, measured(1.0))
+    assert set_aside(database).read_bytes() == content
+    async with Store.open(database) as store:
+        assert store.notice == ""
+        assert len(store.trials()) == 1
+
+
+async def test_damage_that_is_met_later_is_moved_aside_by_the_next_opening(database: Path) -> None:
+    """Pages that opening does not read: the error says to restart, and the restart finds the damage."""
+    await filled(database)
+    with closing(sqlite3.connect(database)) as connection:
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trials'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with database.open("r+b") as stream:
+        stream.seek((page - 1) * size)
+        stream.write(b"\xff" * size)
+    async with Store.open(database) as store:
+        assert store.notice == ""
+        with pytest.raises(StoreError, match="is damaged") as caught:
+            store.trials()
+        assert "restart" in caught.value.hint
+        assert len(store.jobs()) == 1
+    async with Store.open(database) as store:
+        assert set_aside(database).name in store.notice
+        assert store.trials() == []
+    async with Store.open(database) as store:
+        assert store.notice == ""
+
+
+async def test_a_suspicion_that_proves_wrong_is_dropped(database: Path) -> None:
+    """A sound database that was marked for a check keeps everything and is not checked again."""
+    await filled(database, 3)
+    opening.mark_suspect(database)
+    async with Store.open(database) as store:
+        assert store.notice == ""
+        assert len(store.trials()) == 3
+    assert sorted(path.name for path in database.parent.iterdir()) == ["ktuned.db"]
+
+
+async def test_a_file_layer_without_shared_memory_is_refused(database: Path) -> None:
+    """Where SQLite cannot have its WAL (as on network file systems), the message says where to go."""
+    with pytest.raises(StoreError, match="shared memory and locks") as caught:
+        # This layer locks by files, the way SQLite works where there are no real locks; it has no shared memory.
+        Store.open(database, vfs="unix-dotfile")
+    assert "KTUNED_HOME" in caught.value.hint
+
+
+async def test_a_database_that_somebody_holds_is_refused(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process's lock is waited for, for a while, and then named as what it is."""
+    monkeypatch.setattr(opening, "WRITER_PATIENCE_S", 0.05)
+    await filled(database, 1)
+    with closing(sqlite3.connect(database, isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="held by another process"):
+            Store.open(database)
+
+
+async def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
+    """A path that cannot be is one clear line."""
+    (tmp_path / "state").write_text("")
+    with pytest.raises(StoreError, match=r"state cannot be made: a file is where a directory must be"):
+        Store.open(tmp_path / "state" / "ktuned.db")
+    with pytest.raises(StoreError, match=r"cannot be made: a part of its path is a file"):
+        Store.open(tmp_path / "state" / "deeper" / "ktuned.db")
+
+
+async def test_a_directory_where_the_database_should_be(database: Path) -> None:
+    """It is not moved aside: nobody said that it is ours."""
+    database.mkdir(parents=True)
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Store.open(database)
+    assert database.is_dir()
+
+
+async def test_the_store_survives_a_full_disk(store: Store) -> None:
+    """Writes fail with the store's error while there is no room, reads go on, and room is all that is needed."""
+    job = await new_job(store)
+    kept = await tried(store, job, 1, measured(5.0))
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    # SQLite answers SQLITE_FULL beyond this many pages, just as when the disk has no more.
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    begun: list[int] = []
+    with pytest.raises(StoreError, match="no space is left") as caught:  # noqa: PT012
+        for config in range(2, 5000):
+            begun.append(await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": config}))
+    assert caught.value.code == "store"
+    assert "free some space" in caught.value.hint
+    assert (winner := store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)) is not None
+    assert winner.trial == kept
+    assert [trial.id for trial in reversed(store.trials(limit=9999))] == [kept, *begun]
+    store._connection.execute("PRAGMA max_page_count = 1073741823")
+    later = await tried(store, job, 9999, measured(4.0))
+    assert (winner := store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)) is not None
+    assert winner.trial == later
+
+
+ON_A_SMALL_DISK = """
+import os, sys, anyio
+from pathlib import Path
+from ktuned.model.errors import StoreError
+from ktuned.store import Store
+from tests.store.samples import CONTEXT, PROBLEM, failed, measured, new_job, tried
+from ktuned.model import Outcome
+
+disk = Path(sys.argv[1])
+
+async def main() -> None:
+    ballast = disk / "ballast"
+    ballast.write_bytes(b"x" * 512 * 1024)
+    told = []
+    async with Store.open(disk / "ktuned.db") as store:
+        job = await new_job(store)
+        told.append(await tried(store, job, 0, measured(5.0)))
+        try:
+            for config in range(1, 100000):
+                told.append(await tried(store, job, config, failed(Outcome.HUNG)))
+        except StoreError as error:
+            print(f"full: {error} ({error.hint})")
+        assert {trial.id for trial in store.trials(outcome=Outcome.HUNG, limit=100000)} == set(told[1:])
+        ballast.unlink()
+        told.append(await tried(store, job, -1, measured(4.0)))
+        print("goes on")
+    async with Store.open(disk / "ktuned.db") as store:
+        assert not store.notice, store.notice
+        assert {trial.id for trial in store.trials(limit=100000) if trial.outcome != "interrupted"} == set(told)
+        print(f"kept: {store.winners()[0].latency_us}")
+        (disk / "ballast").touch()
+        with open(disk / "ballast", "wb", buffering=0) as stream:
+            try:
+                while stream.write(b"x" * 4096) == 4096:
+                    pass
+            except OSError:
+                pass
+    try:
+        Store.open(disk / "ktuned.db").close()
+        print("opens on a full disk")
+    except StoreError as error:
+        print(f"refused: {error} ({error.hint})")
+
+anyio.run(main)
+"""
+
+ON_A_READ_ONLY_DISK = """
+import sys
+from pathlib import Path
+from ktuned.model.errors import StoreError
+from ktuned.store import Store
+
+for name in ("ktuned.db", "missing.db", "deeper/ktuned.db"):
+    try:
+        Store.open(Path(sys.argv[1]) / name)
+    except StoreError as error:
+        print(f"{name}: {error} ({error.hint})")
+"""
+
+
+def on_a_mount(mount: str, script: str, directory: Path) -> list[str]:
+    """Run a script beside a mount of its own, which goes with its process; return the lines that it prints."""
+    unshare = shutil.which("unshare")
+    if not unshare or subprocess.run([unshare, "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("this system does not let a test mount file systems (unshare -rm fails)")
+    directory.mkdir(exist_ok=True)
+    command = f'{mount} && exec "$0" -c "$1" "$2"'
+    done = subprocess.run(
+        [unshare, "-rm", "sh", "-c", command, sys.executable, script, str(directory)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+async def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    """On a 2 MiB disk: the write that finds no room fails, nothing told is lost, and room lets the next one through."""
+    lines = on_a_mount('mount -t tmpfs -o size=2m none "$2"', ON_A_SMALL_DISK, tmp_path / "disk")
+    full, goes_on, kept, start = lines
+    assert full.startswith("full: ")
+    assert "no space is left on its disk" in full
+    assert (goes_on, kept) == ("goes on", "kept: 4.0")
+    assert start == "opens on a full disk" or "free some space" in start
+
+
+async def test_a_disk_that_is_really_read_only(tmp_path: Path) -> None:
+    """Neither an existing nor a new database opens there; each time one line says what to do."""
+    await filled(tmp_path / "disk" / "ktuned.db", 3)
+    mount = 'mount --bind "$2" "$2" && mount -o remount,bind,ro "$2"'
+    existing, missing, deeper = on_a_mount(mount, ON_A_READ_ONLY_DISK, tmp_path / "disk")
+    for line in (existing, missing, deeper):
+        assert "make its directory writable, or set KTUNED_HOME" in line
+    assert "cannot be opened" in existing
+    assert "cannot be opened" in missing
+    assert "its file system is read-only" in deeper
+
+
+async def test_failures_do_not_pass_for_results(store: Store) -> None:
+    """An error of the database that no one foresaw is still the store's error, in one line."""
+    with pytest.raises(StoreError, match="FOREIGN KEY") as caught:
+        await store.begin_trial(CONTEXT, PROBLEM, 99, {"BM": 1})
+    assert "\n" not in str(caught.value)
+    assert await tried(store, await new_job(store), 1, failed(Outcome.HUNG))

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.fleet.failures import Output
+from ktuned.fleet.process import Environment
+from ktuned.model.device import Device
+from ktuned.model.errors import IllegalMove
+from ktuned.model.job import Job, JobState
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.lifecycle import Event
+from ktuned.model.plan import PRESETS, Plan
+from ktuned.model.trial import Context
+from ktuned.model.values import Outcome
+from ktuned.tuning.attempt import Attempt, Progress, Work
+
+KERNEL = KernelInfo(
+    "p", "k", "/p/tune_k.py", 1, "fake", "d", "s", "pl", ("/p/k.c",), {"/p/k.c": "1"}, (), None, ("M",), {}, Plan()
+)
+JOB = Job(1, "p:k", {"M": 1, "N": 2}, "x", JobState.RUNNING, 200, "asked", Plan(), created=0.0)
+WORK = Work(
+    JOB,
+    KERNEL,
+    "/p",
+    JOB.problem,
+    (Device("cpu:0", "x", "native"),),
+    "native",
+    Context("p:k", '{"M":1}', "x", "d", "gcc", "driver"),
+    Environment("python", "/p"),
+    PRESETS["fast"],
+    {},
+    judge_contention=False,
+    scratch=Path("/tmp"),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({}, True),
+        ({"job": replace(JOB, id=2)}, True),
+        ({"problem": {"M": 7, "N": 7}}, True),
+        ({"kernel": replace(KERNEL, digest="other", plan_digest="other", line=9)}, True),
+        ({"context": replace(WORK.context, device_fingerprint="other")}, True),
+        ({"kernel": replace(KERNEL, source_digest="other")}, False),
+        ({"kernel": replace(KERNEL, backend="other")}, False),
+        ({"context": replace(WORK.context, toolchain="other")}, False),
+        ({"devices": ()}, True),
+        ({"target": "other"}, False),
+    ],
+)
+def test_artifact_key_is_what_decides_the_bytes(change: dict[str, Any], is_same: bool) -> None:
+    """Sources, toolchain, target, backend and Build name an artifact; what only decides its speed does not."""
+    assert (replace(WORK, **change).artifact_key({"n": 1}) == WORK.artifact_key({"n": 1})) is is_same
+    assert WORK.artifact_key({"n": 1}) != WORK.artifact_key({"n": 2})
+
+
+def test_only_the_key_s_part_of_the_problem_is_specialised() -> None:
+    """Workers get the whole problem, the key its specialised part."""
+    assert WORK.specialized == {"M": 1}
+    assert WORK.kernel_request()["problem"] == {"M": 1, "N": 2}
+
+
+def test_result_keeps_what_a_failure_printed() -> None:
+    """A failure carries its output, a measured trial does not; nothing without a value is kept."""
+    attempt = Attempt(1, {"B": 1}, {"n": 1}, "key", compile_s=2.0, lane_s=3.0)
+    for event in (Event.COMPILE_STARTED, Event.COMPILE_DONE, Event.LANE_TAKEN):
+        attempt.life.tell(event)
+    result = attempt.result(Event.DIED, "it died", signal="SIGSEGV", phase=None, output=Output("out", "err"))
+    assert (result.outcome, result.message, result.artifact) == (Outcome.CRASHED, "it died", "key")
+    assert (result.compile_s, result.lane_s) == (2.0, 3.0)
+    story = ["compile_started", "compile_done", "lane_taken", "died"]
+    told = {"signal": "SIGSEGV", "build": {"n": 1}, "story": story, "stdout": "out", "stderr": "err"}
+    assert result.detail == told
+    with pytest.raises(IllegalMove):
+        attempt.result(Event.TIMED)
+
+
+def test_measured_result_has_its_figures_and_no_output() -> None:
+    """``latency_us`` and ``spread_us`` are fields, not detail."""
+    attempt = Attempt(1, {"B": 1}, {}, "")
+    for event in (Event.ARTIFACT_FOUND, Event.LANE_TAKEN):
+        attempt.life.tell(event)
+    result = attempt.result(Event.TIMED, latency_us=5.0, spread_us=0.1, count=3, output=Output("out", "err"))
+    assert (result.latency_us, result.spread_us, result.artifact, result.detail) == (5.0, 0.1, None, {"count": 3})
+
+
+def test_progress_counts_and_keeps_the_best() -> None:
+    """Only measured figures compete; the default's own is kept beside."""
+    progress = Progress(total=5)
+    progress.count(Outcome.MEASURED, 9.0, is_default=True)
+    progress.count(Outcome.MEASURED, 5.0, is_default=False)
+    progress.count(Outcome.SLOWER, 1.0, is_default=False)
+    progress.count(Outcome.CRASHED, None, is_default=False)
+    progress.spend("lane_s", 1.0)
+    progress.spend("lane_s", 0.5004)
+    job = progress.stamp(JOB, state=JobState.DONE)
+    assert (job.done, job.total, job.best_us, job.default_us, job.state) == (4, 5, 5.0, 9.0, JobState.DONE)
+    assert job.outcomes == {"measured": 2, "slower": 1, "crashed": 1}
+    assert job.cost == {"lane_s": 1.5}

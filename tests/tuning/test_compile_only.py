@@ -1,0 +1,204 @@
+"""Jobs that only compile: because nobody wanted more, or because there is no device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.ipc.manifest import MANIFEST_NAME
+from ktuned.model.errors import BackendError
+from ktuned.model.job import Job, JobState
+from ktuned.scheduling.intake import Wish
+from ktuned.tuning import compile_only as precompiling
+from tests.parts import Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+DOES = {50.0: "work", 60.0: "compile_error", 70.0: "unsupported_here", 90.0: "work"}
+MIXED = str([{"us": us, "does": does} for us, does in DOES.items()])
+COMPILE = Wish(compile_only=True)
+
+
+def without_device(parts: Parts, **env: str) -> None:
+    """Let the project's workers see no device."""
+    parts.root = replace(parts.root, env={"FAKE_DEVICES": "0", **env})
+    parts.catalog.add_root(parts.root)
+    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+
+
+async def ask(parts: Parts, wish: Wish) -> Job:
+    """Have the kernel ``it`` tuned or compiled as wished."""
+    (job,) = await parts.intake.tune_kernel(parts.catalog.resolve("it"), wish)
+    return job
+
+
+async def ended(parts: Parts, *wishes: Wish) -> dict[str, Any]:
+    """Carry wishes out one after the other, and return the last job as it ended."""
+    async with parts.working():
+        for number, wish in enumerate(wishes, len(parts.told.of("job_done")) + 1):
+            await ask(parts, wish)
+            jobs = await parts.told.ended(number)
+    return jobs[-1]
+
+
+def told(parts: Parts, job: Mapping[str, Any]) -> dict[float, dict[str, Any]]:
+    """Return what was told of a job's configs, by their ``us``."""
+    return {event["config"]["us"]: event for event in parts.told.of("config_compiled") if event["job"] == job["id"]}
+
+
+async def test_every_config_is_told(parts: Parts) -> None:
+    """Each config's artifact, cost and facts, or its outcome and the compiler's word; no trial comes of it."""
+    await parts.inspect(kernel_text(configs=MIXED))
+    job = await ended(parts, COMPILE)
+    assert (job["state"], job["message"], job["device"]) == ("done", "2 artifacts are ready for fake", "fake")
+    assert (job["done"], job["outcomes"]) == (4, {"compiled": 2, "compile_error": 1, "unsupported": 1})
+    configs = told(parts, job)
+    assert {us: event["outcome"] for us, event in configs.items()} == {
+        50.0: None,
+        60.0: "compile_error",
+        70.0: "unsupported",
+        90.0: None,
+    }
+    good, bad = configs[50.0], configs[60.0]
+    assert (good["facts"], good["compile_s"], good["reused"]) == ({"registers": 32, "target": "fake"}, 0.001, False)
+    assert (bad["message"], bad["artifact"]) == ("fake.c:1: error: no", None)
+    assert Path(good["artifact"], "kernel.json").is_file()
+    assert not parts.store.trials(kernel="project:it")
+
+
+async def test_what_is_there_is_not_compiled_again(parts: Parts, tmp_path: Path) -> None:
+    """The artifacts of one job are the next one's, with their facts."""
+    log = tmp_path / "compiles"
+    await parts.inspect(kernel_text())
+    parts.root = replace(parts.root, env={"FAKE_LOG": str(log)})
+    parts.catalog.add_root(parts.root)
+    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    again = await ended(parts, replace(COMPILE, arch="fake"), COMPILE)
+    assert [event["reused"] for event in told(parts, again).values()] == [True, True]
+    assert [event["facts"]["registers"] for event in told(parts, again).values()] == [32, 32]
+    assert len(log.read_text().splitlines()) == 2
+
+
+async def test_damaged_artifact_is_made_anew(parts: Parts) -> None:
+    """A file that is missing, or is not what was sealed, is a miss; so is a manifest that cannot be read."""
+    await parts.inspect(kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0), dict(us=80.0)]"))
+    first = told(parts, await ended(parts, COMPILE))
+    paths = {us: Path(event["artifact"]) for us, event in first.items()}
+    (paths[50.0] / "kernel.json").unlink()
+    (paths[60.0] / "kernel.json").chmod(0o600)
+    (paths[60.0] / "kernel.json").write_text("{}")
+    (paths[70.0] / MANIFEST_NAME).chmod(0o600)
+    (paths[70.0] / MANIFEST_NAME).write_text("{")
+    again = told(parts, await ended(parts, COMPILE))
+    assert {us: event["reused"] for us, event in again.items()} == {50.0: False, 60.0: False, 70.0: False, 80.0: True}
+    assert all((path / "kernel.json").stat().st_size > 2 for path in paths.values())
+
+
+async def test_another_target_is_another_artifact(parts: Parts) -> None:
+    """What is compiled for one target does not serve another."""
+    await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
+    job = await ended(parts, COMPILE, replace(COMPILE, arch="sm_100a"))
+    assert (job["device"], job["message"]) == ("sm_100a", "1 artifact is ready for sm_100a")
+    assert len({event["artifact"] for event in parts.told.of("config_compiled")}) == 2
+    assert told(parts, job)[50.0]["facts"]["target"] == "sm_100a"
+
+
+async def test_another_toolchain_is_a_miss(parts: Parts) -> None:
+    """What an older compiler made is not taken for the new one's, and stays for whoever still has that."""
+    await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
+    await ended(parts, COMPILE)
+    parts.root = replace(parts.root, env={"FAKE_VERSION": "2"})
+    parts.catalog.add_root(parts.root)
+    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    await ended(parts, COMPILE)
+    older, newer = parts.told.of("config_compiled")
+    assert (older["reused"], newer["reused"]) == (False, False)
+    assert Path(older["artifact"]).is_dir()
+    assert older["artifact"] != newer["artifact"]
+
+
+async def test_nothing_that_compiles_is_a_failure(parts: Parts) -> None:
+    """The job says for what nothing could be compiled."""
+    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
+    job = await ended(parts, COMPILE)
+    assert (job["state"], job["message"]) == ("failed", "no config could be compiled for fake")
+
+
+async def test_job_without_a_device_leaves_its_artifacts(parts: Parts) -> None:
+    """It ends failed with the reason, and says for what its artifacts are ready: what the backend aims at."""
+    await parts.inspect(kernel_text())
+    without_device(parts, FAKE_TARGET="fake")
+    job = await ended(parts, Wish())
+    assert job["state"] == "failed"
+    assert job["message"] == (
+        "no device: backend 'fake' cannot run here: there is no fake device; 2 artifacts are ready for fake"
+    )
+    assert len(told(parts, job)) == 2
+
+
+async def test_arch_of_the_config_goes_before_the_backends(parts: Parts) -> None:
+    """What config.toml says is compiled for where there is no device; a device's own target goes before both."""
+    await parts.inspect(kernel_text())
+    assert parts.machine.target(parts.environment, "fake") == "fake"
+    parts.machine.arch = "sm_120a"
+    assert parts.machine.target(parts.environment, "fake") == "fake"
+    without_device(parts, FAKE_TARGET="sm_90a")
+    await parts.machine.probe(parts.environment)
+    assert parts.machine.target(parts.environment, "fake") == "sm_120a"
+    parts.machine.arch = ""
+    assert parts.machine.target(parts.environment, "fake") == "sm_90a"
+    parts.kill_workers()
+
+
+async def test_without_device_and_target_there_is_nothing_to_compile_for(parts: Parts) -> None:
+    """A backend that runs only on what is here fails at once, with its reason; a target that is named is followed."""
+    await parts.inspect(kernel_text())
+    without_device(parts)
+    tuned, compiled = await ask(parts, Wish()), await ask(parts, COMPILE)
+    reason = (
+        "backend 'fake' cannot run here: there is no fake device; "
+        "set FAKE_DEVICES=1; or name what to compile for: `ktuned compile --arch`"
+    )
+    assert [(job.state, job.message) for job in (tuned, compiled)] == [(JobState.FAILED, reason)] * 2
+    with pytest.raises(BackendError):
+        parts.machine.target(parts.environment, "fake")
+    named = await ended(parts, replace(COMPILE, arch="fake"))
+    assert (named["state"], named["outcomes"]) == ("done", {"compiled": 2})
+    parts.kill_workers()
+
+
+async def test_cancelling_stops_the_compilers(parts: Parts) -> None:
+    """A job that only compiles is cancelled as any other, and nothing goes on."""
+    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
+    async with parts.working():
+        job = await ask(parts, COMPILE)
+        await parts.reached("door")
+        assert parts.jobs.channels()
+        await parts.jobs.cancel(job.id)
+        (over,) = await parts.told.ended()
+    assert over["state"] == "cancelled"
+
+
+async def test_endless_space_is_not_held(parts: Parts) -> None:
+    """Only so many configs are under way as the channel holds, however large the space."""
+    endless = "lambda p: (dict(us=float(n), does='gate_compile', gate='door') for n in range(1, 10**9))"
+    await parts.inspect(kernel_text(configs=endless, trials="1000000"))
+    async with parts.working():
+        job = await ask(parts, COMPILE)
+        await parts.reached("door")
+        (channel,) = parts.jobs.channels().values()
+        assert channel["size"] <= precompiling.ASK_AT_ONCE
+        await parts.jobs.cancel(job.id)
+        await parts.told.ended()
+
+
+async def test_a_trial_has_the_facts_of_the_artifact_that_was_there(parts: Parts) -> None:
+    """What the compiler told of registers is the trial's, whichever job compiled it."""
+    await parts.inspect(kernel_text())
+    assert (await ended(parts, COMPILE, Wish()))["state"] == "done"
+    details = [parts.store.trial(trial.id) for trial in parts.store.trials()]
+    assert [trial.detail["facts"]["registers"] for trial in details if trial is not None] == [32, 32]

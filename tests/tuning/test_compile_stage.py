@@ -1,0 +1,57 @@
+"""A group of configs that is compiled in one request: whoever is at fault fails alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ktuned.model.plan import Plan
+from ktuned.model.values import Outcome
+from ktuned.tuning.attempt import Attempt
+from ktuned.tuning.compile_stage import Compiling
+from tests.parts import PATIENCE_S, Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+
+HANGING = "compile_hang"
+HANG_S = 3.0
+"""What each request with one that hangs costs here: more than those beside it take on a busy machine."""
+
+
+async def outcomes(parts: Parts, *does: str) -> list[tuple[Outcome | None, str]]:
+    """Compile configs as one group; return each one's outcome and message, in their order."""
+    deadline_s = HANG_S if HANGING in does else PATIENCE_S
+    await parts.inspect(kernel_text(deadlines=f"dict(compile={deadline_s})"))
+    plan = Plan(preset="fast", strategy="exhaustive")
+    job = await parts.store.create_job(
+        "project:it", {"n": 64}, "Fake CPU", priority=100, reason="test", plan=plan, now=0.0
+    )
+    work = parts.prepare(job)
+    builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
+    attempts = [Attempt(number, {}, build, work.artifact_key(build)) for number, build in enumerate(builds)]
+    compiling = Compiling(work, parts.fleet, parts.artifacts)
+    compiled = await compiling.compile(attempts)
+    compiling.close()
+    parts.kill_workers()
+    assert {attempt.trial for attempt, _ in compiled} == set(range(len(does)))
+    found = {attempt.trial: (None, "") if result is None else (result.outcome, result.message)
+             for attempt, result in compiled}  # fmt: skip
+    ready = [number for number, (outcome, _) in found.items() if outcome is None]
+    assert all(parts.artifacts.find(attempts[number].key) is not None for number in ready)
+    return [found[number] for number in range(len(does))]
+
+
+async def test_a_config_that_the_compiler_refuses_fails_alone(parts: Parts) -> None:
+    """The others of its group have their artifacts, from the same request."""
+    found = await outcomes(parts, "work", "compile_error", "work", "unsupported_here")
+    assert [outcome for outcome, _ in found] == [None, Outcome.COMPILE_ERROR, None, Outcome.UNSUPPORTED]
+    assert found[1][1] == "fake.c:1: error: no"
+
+
+@pytest.mark.parametrize(("bad", "outcome"), [("compile_crash", Outcome.CRASHED), (HANGING, Outcome.COMPILE_TIMEOUT)])
+async def test_a_config_that_takes_the_compiler_along_fails_alone(parts: Parts, bad: str, outcome: Outcome) -> None:
+    """Its group is halved until it is known who is to blame; those that were ready before are not made again."""
+    found = await outcomes(parts, "work", bad, "work")
+    assert [what for what, _ in found] == [None, outcome, None]

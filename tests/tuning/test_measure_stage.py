@@ -1,0 +1,180 @@
+"""What becomes of a trial when not it fails, but the device."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from ktuned.fleet.failures import Output, WorkerDied
+from ktuned.fleet.health import Health
+from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
+from ktuned.model.device import Device
+from ktuned.model.lifecycle import Event
+from ktuned.model.values import Outcome
+from ktuned.scheduling.intake import Wish
+from ktuned.store.artifacts import Artifacts
+from ktuned.tuning.attempt import Attempt
+from ktuned.tuning.compile_stage import Compiling
+from ktuned.tuning.measure_stage import CONTENDED_TRIES, Measuring
+from tests.parts import Parts, kernel_text
+from tests.tuning.test_attempt import WORK
+
+pytestmark = pytest.mark.anyio
+
+MEASURED = {"outcome": "measured", "latency_us": 5.0, "spread_us": 0.1, "message": ""}
+REFUSED = {"outcome": "launch_error", "message": "the launch was refused"}
+DIED = WorkerDied(-signal.SIGSEGV, "first_launch", Output())
+CONTENDED = {"outcome": "contended", "message": "other programs used it"}
+OPENED = CannotOpen("no such device")
+SICK = LaneSick("the canary failed")
+
+
+class PlayedLane:
+    """A lane whose openings and answers are listed; the last of each goes on for ever."""
+
+    def __init__(self, name: str, answers: Sequence[Any], openings: Sequence[Exception | None] = (None,)) -> None:
+        self.device = Device(name, "x", "native")
+        self.health = Health()
+        self.opened = self.asked = 0
+        self._answers, self._openings = list(answers), list(openings)
+
+    @asynccontextmanager
+    async def seat(self, job: int) -> AsyncIterator[None]:
+        """Give the seat to whoever asks."""
+        yield
+
+    async def open_now(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
+        """Open, or fail, as listed."""
+        self.opened += 1
+        opening = self._openings.pop(0) if len(self._openings) > 1 else self._openings[0]
+        if isinstance(opening, LaneSick):
+            self.health.failed(opening.message)
+        if opening is not None:
+            raise opening
+
+    open = open_now
+
+    async def ask(self, request: Mapping[str, Any], deadlines: Mapping[str, float]) -> tuple[dict[str, Any], Output]:
+        """Answer, or die, as listed."""
+        self.asked += 1
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer, Output()
+
+    def drop(self) -> None:
+        """Lose the worker, of which there is none."""
+
+
+async def measured(tmp_path: Path, *lanes: PlayedLane) -> tuple[Outcome, Attempt]:
+    """Measure one compiled attempt that the first lane took."""
+    played = cast("Sequence[Lane]", lanes)
+    artifacts = Artifacts(tmp_path, 1)
+    place = artifacts.place("ab")
+    place.mkdir(parents=True)
+    (place / "manifest.json").touch()
+    attempt = Attempt(1, {}, {}, "ab")
+    attempt.life.tell(Event.ARTIFACT_FOUND)
+    measuring = Measuring(WORK, played, cast("Compiling", None), artifacts)
+    result = await measuring.measure(played[0], attempt, None)
+    return result.outcome, attempt
+
+
+@pytest.mark.parametrize("failure", [REFUSED, DIED], ids=["raised", "died"])
+async def test_trial_of_a_device_that_fails_is_given_to_another(tmp_path: Path, failure: Any) -> None:
+    """A failure after which the canary fails too says nothing of the config."""
+    failing = PlayedLane("cuda:0", [failure], [None, SICK])
+    other = PlayedLane("cuda:1", [MEASURED])
+    outcome, attempt = await measured(tmp_path, failing, other)
+    assert (outcome, other.asked) == (Outcome.MEASURED, 1)
+    assert attempt.life.story[-3:] == [Event.GIVEN_BACK, Event.LANE_TAKEN, Event.TIMED]
+
+
+@pytest.mark.parametrize(
+    ("lanes", "outcome"),
+    [
+        ([PlayedLane("cuda:0", [REFUSED]), PlayedLane("cuda:1", [MEASURED])], Outcome.LAUNCH_ERROR),
+        ([PlayedLane("cuda:0", [REFUSED], [None, SICK])], Outcome.LAUNCH_ERROR),
+        ([PlayedLane("cpu:0", [DIED], [None, SICK]), PlayedLane("cpu:1", [MEASURED])], Outcome.CRASHED),
+        (
+            [PlayedLane(f"cuda:{index}", [DIED], [None, SICK]) for index in range(3)],
+            Outcome.CRASHED,
+        ),
+    ],
+    ids=["the-device-works", "there-is-no-other", "a-cpu", "each-device-fails-after-it"],
+)
+async def test_config_that_fails_has_its_outcome(tmp_path: Path, lanes: list[PlayedLane], outcome: Outcome) -> None:
+    """Where the device works, or no second one can tell, or a second one fails as well, the config is the reason."""
+    assert (await measured(tmp_path, *lanes))[0] is outcome
+    assert sum(lane.asked for lane in lanes) <= 2
+
+
+async def test_device_that_is_gone_is_told_from_a_problem_that_cannot_be_opened(tmp_path: Path) -> None:
+    """The second try, after a canary, says which; a problem that fails on a device that works fails its job."""
+    gone = PlayedLane("cuda:0", [MEASURED], [OPENED, SICK])
+    other = PlayedLane("cuda:1", [MEASURED])
+    assert (await measured(tmp_path / "gone", gone, other))[0] is Outcome.MEASURED
+    assert (gone.asked, other.asked) == (0, 1)
+    broken = PlayedLane("cuda:0", [MEASURED], [OPENED])
+    with pytest.raises(CannotOpen):
+        await measured(tmp_path / "broken", broken, PlayedLane("cuda:1", [MEASURED]))
+    assert broken.opened == 2
+
+
+async def test_sick_lane_is_passed_over_until_it_may_be_tried_again(tmp_path: Path) -> None:
+    """Its next trials go to a lane that works, without a try at the sick one."""
+    sick, other = PlayedLane("cuda:0", [MEASURED]), PlayedLane("cuda:1", [MEASURED])
+    sick.health.failed("the canary failed")
+    assert (await measured(tmp_path, sick, other))[0] is Outcome.MEASURED
+    assert (sick.opened, other.asked) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "outcome"), [(CONTENDED_TRIES - 1, Outcome.MEASURED), (CONTENDED_TRIES, Outcome.CONTENDED)]
+)
+async def test_disturbed_trial_is_measured_again(tmp_path: Path, disturbed: int, outcome: Outcome) -> None:
+    """So often and no more; then it is left to the next job."""
+    lane = PlayedLane("cuda:0", [CONTENDED] * disturbed + [MEASURED])
+    assert (await measured(tmp_path, lane))[0] is outcome
+    assert lane.asked == CONTENDED_TRIES
+
+
+async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
+    """While one measures, the other one does; each config is measured once, and their reference is computed once."""
+    gated = "[dict(us=50.0, gate='door'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
+    await parts.inspect(kernel_text(configs=gated, strategy="'exhaustive'"))
+    parts.root = replace(parts.root, env={"FAKE_DEVICES": "2"})
+    parts.catalog.add_root(parts.root)
+    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    async with parts.working():
+        await parts.intake.tune_kernel(parts.catalog.resolve("it"), Wish())
+        await parts.reached("door")
+        await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
+        parts.open_gate("door")
+        (ended,) = await parts.told.ended()
+    assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 3})
+    assert sorted(lane.device.name for lane in parts.jobs.lanes() if lane.busy_s) == ["cpu:0", "cpu:1"]
+    assert len(list((parts.fleet.scratch / "expected").iterdir())) == 1
+
+
+async def test_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
+    """Of two devices that were alike one is not there: all is measured on the other, and the lane says why."""
+    await parts.inspect(kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
+    parts.root = replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
+    parts.catalog.add_root(parts.root)
+    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    async with parts.working():
+        (job,) = await parts.intake.tune_kernel(parts.catalog.resolve("it"), Wish())
+        (ended,) = await parts.told.ended()
+    assert (ended["id"], ended["state"], ended["outcomes"]) == (job.id, "done", {"measured": 3})
+    states = {lane.device.name: lane.state for lane in parts.jobs.lanes()}
+    assert states == {"cuda:97": "sick", "cpu:0": "ready"}
+    (told, *_) = parts.told.of("lane")
+    assert (told["device"], told["state"]) == ("cuda:97", "sick")
+    assert "the canary failed" in told["reason"]

@@ -1,0 +1,83 @@
+"""In which order a job tries its configs, and what it need not measure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ktuned.model.values import Outcome
+from ktuned.store.artifacts import Artifacts
+from ktuned.tuning.prior_results import Past, order
+from tests.parts import Parts, kernel_text
+
+
+def past(tag: int, outcome: Outcome = Outcome.MEASURED) -> Past:
+    """Return what became of a config."""
+    return Past({"n": tag}, outcome, 1.0 if outcome is Outcome.MEASURED else None)
+
+
+def test_order() -> None:
+    """Winner, default, the measured ones of the newest ground and then of older ones; slow ones and failures last."""
+    found = order(
+        {"n": 5},
+        {"n": 7},
+        [past(1), past(2, Outcome.CRASHED), past(3, Outcome.SLOWER), past(2), past(4), past(5), past(6, Outcome.HUNG)],
+    )
+    assert [config["n"] for config in found.first] == [5, 7, 1, 4]
+    assert [config["n"] for config in found.last] == [3, 2, 6]
+    assert order(None, None, []).first == ()
+
+
+def test_what_must_come_first_is_not_left_for_last() -> None:
+    """The winner and the default are tried first even where they failed before."""
+    found = order({"n": 1}, {"n": 2}, [past(1, Outcome.MISMATCH), past(2, Outcome.SLOWER)])
+    assert [config["n"] for config in found.first] == [1, 2]
+    assert found.last == ()
+
+
+SPACE = "[dict(us=50.0), dict(us=90.0)]"
+
+
+async def _tuned(parts: Parts, count: int, **options: str) -> dict[str, Any]:
+    parts.write(kernel_text(configs=SPACE, **options))
+    kernel = await parts.inspect()
+    (job,) = await parts.intake.tune_kernel(kernel, _wish())
+    ended = await parts.told.ended(count)
+    return next(entry for entry in ended if entry["id"] == job.id)
+
+
+def _wish() -> Any:
+    from ktuned.scheduling.intake import Wish
+
+    return Wish()
+
+
+@pytest.mark.anyio
+async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
+    """An edit that yields the same bytes is compiled, not measured; other data is measured, and other bytes are."""
+    async with parts.working():
+        first = await _tuned(parts, 1)
+        assert first["cost"]["lane_s"] > 0
+        # The function means something else, and makes the same Builds.
+        text = kernel_text(configs=SPACE).replace("return Build(**c)", "d = dict(**c)\n    return Build(**d)")
+        kernel = await parts.inspect(text)
+        await parts.intake.tune_kernel(kernel, _wish())
+        second = (await parts.told.ended(2))[1]
+        assert second["state"] == "done"
+        assert second["outcomes"] == {"measured": 2}
+        assert not second["cost"].get("lane_s")
+        trials = parts.store.trials(kernel=kernel.name, job=second["id"])
+        assert {trial.detail["carried_from"] for trial in trials} == {
+            trial.id for trial in parts.store.trials(kernel=kernel.name, job=first["id"])
+        }
+        seated = parts.store.winner(kernel.name, '{"n":64}', "Fake CPU")
+        assert seated is not None
+        assert seated.context.digest == kernel.digest
+        third = await _tuned(parts, 3, rtol="0.5")
+        assert third["cost"]["lane_s"] > 0
+
+
+def test_content_of_no_artifact(tmp_path: Any) -> None:
+    """What is not there has no content to be compared by."""
+    assert Artifacts(tmp_path, 1).content("ab12") == ""

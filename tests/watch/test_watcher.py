@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from ktuned.catalog.catalog import Changes
+from ktuned.model.kernel import Root
+from ktuned.watch.watcher import Watcher
+from tests.parts import PATIENCE_S, Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+
+class Watched:
+    """A watcher at work, and what it passes on."""
+
+    def __init__(self, parts: Parts, watcher: Watcher, changes: MemoryObjectReceiveStream[Changes]) -> None:
+        self.parts = parts
+        self.watcher = watcher
+        self._changes = changes
+        self._edits = 0
+
+    async def next(self) -> Changes:
+        """Wait for the next change that is one."""
+        with anyio.fail_after(PATIENCE_S):
+            async for changes in self._changes:
+                if changes:
+                    return changes
+        raise AssertionError("the watcher ended")
+
+    async def until_caught_up(self) -> None:
+        """Make a change and wait until it has been seen: all that was done before it has been, too."""
+        self._edits += 1
+        self.parts.write(kernel_text("marker", rtol=f"{self._edits}e-3"), "tune_marker.py")
+        changes = await self.next()
+        assert changes.added + changes.changed == ("project:marker",), changes
+
+
+@asynccontextmanager
+async def watching(parts: Parts) -> AsyncIterator[Watched]:
+    """Inspect the project, and watch it for the length of a block."""
+    parts.write(kernel_text("marker"), "tune_marker.py")
+    await parts.survey.root(parts.root)
+    send, receive = anyio.create_memory_object_stream[Changes](100)
+
+    async def pass_on(changes: Changes, saved: bool) -> None:
+        await send.send(changes)
+
+    watcher = Watcher(parts.catalog, parts.survey, pass_on)
+    with send, receive:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watcher.run)
+            yield Watched(parts, watcher, receive)
+            assert watcher.notice == ""
+            tasks.cancel_scope.cancel()
+
+
+async def test_every_way_of_saving_is_seen(parts: Parts) -> None:
+    """Written in place, renamed over, deleted, made anew, and in a directory that was not there before."""
+    path = parts.write(kernel_text())
+    async with watching(parts) as watched:
+        path.write_text(kernel_text(rtol="0.5"))
+        assert (await watched.next()).changed == ("project:it",)
+
+        beside = parts.write(kernel_text(rtol="0.25"), ".tune_it.py.swp")
+        beside.replace(path)
+        assert (await watched.next()).changed == ("project:it",)
+
+        path.unlink()
+        assert (await watched.next()).removed == ("project:it",)
+        path.write_text(kernel_text())
+        assert (await watched.next()).added == ("project:it",)
+
+        parts.write(kernel_text("deep"), "new/er/tune_deep.py")
+        assert (await watched.next()).added == ("project:deep",)
+        (parts.project / "new").rename(parts.project / "old")
+        changes = await watched.next()
+        assert (changes.replanned or changes.added) == ("project:deep",)
+        assert Path(parts.catalog.resolve("deep").file).parent == parts.project / "old" / "er"
+
+
+async def test_what_changes_nothing_is_passed_over(parts: Parts) -> None:
+    """A comment, an unrelated file and a file where nobody keeps kernels are no change."""
+    path = parts.write(kernel_text())
+    async with watching(parts) as watched:
+        await watched.until_caught_up()
+        path.write_text(f"# a comment\n{kernel_text()}")
+        parts.write("words", "notes.md")
+        parts.write(kernel_text("hidden"), ".git/tune_hidden.py")
+        parts.write(kernel_text("built"), "build/a/b/c/d/e/f/tune_built.py")
+        await watched.until_caught_up()
+    assert [kernel.kernel for kernel in parts.catalog.kernels] == ["it", "marker"]
+
+
+async def test_several_saves_at_once_are_one_change(parts: Parts) -> None:
+    """A checkout that touches many files is told of each of them."""
+    names = [f"k{n}" for n in range(5)]
+    for name in names:
+        parts.write(kernel_text(name), f"tune_{name}.py")
+    async with watching(parts) as watched:
+        await watched.until_caught_up()
+        for name in names:
+            parts.write(kernel_text(name, rtol="0.5"), f"tune_{name}.py")
+        seen: set[str] = set()
+        while len(seen) < len(names):
+            seen |= set((await watched.next()).changed)
+    assert seen == {f"project:{name}" for name in names}
+
+
+async def test_header_in_another_directory(parts: Parts, tmp_path: Path) -> None:
+    """A header is watched wherever it lies, from when a kernel first depends on it; so is one in a build directory."""
+    path = parts.write(kernel_text())
+    header = tmp_path / "inc" / "x.h"
+    header.parent.mkdir()
+    header.write_text("#define X 1\n")
+    generated = parts.write("#define Y 1\n", "build/y.h")
+    parts.write('#include "../inc/x.h"\n#include "build/y.h"\nint z = X + Y;\n', "it.c")
+    async with watching(parts) as watched:
+        path.write_text(kernel_text(sources="['it.c']"))
+        assert (await watched.next()).changed == ("project:it",)
+        assert str(header.parent) in parts.catalog.directories()
+        for file in (header, generated, header):
+            file.write_text(f"{file.read_text()}#define Z {file.stat().st_size}\n")
+            assert (await watched.next()).changed == ("project:it",)
+
+
+async def test_save_before_the_watching_began_is_caught_up(parts: Parts) -> None:
+    """Between the inspection and the first event nothing is lost: not a change, not a mended file, not a removal."""
+    for name in ("changed", "gone"):
+        parts.write(kernel_text(name), f"tune_{name}.py")
+    parts.write("import nonsense_module\n", "tune_broken.py")
+    await parts.survey.root(parts.root)
+    async with watching(parts) as watched:
+        parts.write(kernel_text("changed", rtol="0.5"), "tune_changed.py")
+        parts.write(kernel_text("broken"), "tune_broken.py")
+        (parts.project / "tune_gone.py").unlink()
+        seen: set[str] = set()
+        while len(seen) < 3:
+            changes = await watched.next()
+            seen |= {*changes.changed, *changes.added, *changes.removed}
+    assert seen == {"project:changed", "project:broken", "project:gone"}
+
+
+async def test_hidden_place_of_a_root_hides_nothing(parts: Parts, tmp_path: Path) -> None:
+    """Where a root lies is its owner's business; a root that is added while watching is watched."""
+    place = tmp_path / ".work" / "build" / "proj"
+    place.mkdir(parents=True)
+    async with watching(parts) as watched:
+        await watched.until_caught_up()
+        parts.catalog.add_root(Root(str(place), "proj", parts.root.python))
+        watched.watcher.roots_changed()
+        parts.catalog.add_root(parts.root)
+        path = place / "tune_it.py"
+        with anyio.fail_after(PATIENCE_S):
+            # Nothing tells when the new root's watch stands: save until a save is seen.
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_save_again_and_again, path)
+                assert (await watched.next()).added == ("proj:it",)
+                tasks.cancel_scope.cancel()
+        parts.kill_workers()
+
+
+async def _save_again_and_again(path: Path) -> None:
+    while True:
+        path.write_text(kernel_text())
+        await anyio.sleep(0.2)
+
+
+async def test_files_that_cannot_be_read_stop_nothing(parts: Parts) -> None:
+    """A file that vanishes or is locked away is one file's trouble."""
+    path = parts.write(kernel_text())
+    async with watching(parts) as watched:
+        path.unlink()
+        path.mkdir()
+        assert (await watched.next()).removed == ("project:it",)
+        os.symlink("tune_loop.py", parts.project / "tune_loop.py")
+        await watched.until_caught_up()
