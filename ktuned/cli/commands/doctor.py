@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from ktuned.backends import ENTRY_POINT_GROUP
 from ktuned.cli import doctor as checks
 from ktuned.cli import equipment, output, versions
 from ktuned.cli.commands.status import PROBE_DEADLINE_S
@@ -42,6 +41,9 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _examine() -> list[Finding]:
+    # Not with the module: `--help` imports every command, and needs nothing that backends share.
+    from ktuned.backends import ENTRY_POINT_GROUP
+
     status, environments, kernels, absence = _ask_daemon()
     home = state_directory()
     findings = [
