@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -59,6 +60,12 @@ class Snapshot:
                 found.append(f"thread {thread.name}")
         if _descriptors() - self.descriptors:
             gc.collect()
+        end = monotonic() + GRACE_S
+        while monotonic() < end and any(
+            target.startswith("anon_inode:") for _, target in _descriptors() - self.descriptors
+        ):
+            # Watchfiles' own thread closes its inotify instance a moment after it was asked to.
+            threading.Event().wait(0.01)
         found += [f"file descriptor {number} -> {target}" for number, target in _descriptors() - self.descriptors]
         return sorted(found)
 

@@ -1,7 +1,16 @@
 """Known kernels: projects, roots, discovery, inspection, dependencies, trust."""
 
-from ktuned.catalog.catalog import Catalog, Changes, FileError, check_problem, environment_of
-from ktuned.catalog.inspection import Survey, check_extent, find_kernel_files, is_kernel_file, is_looked_into, walk
+from ktuned.catalog.catalog import Catalog, Changes, FileError, check_problem, environment_of, is_below
+from ktuned.catalog.inspection import (
+    Listing,
+    Survey,
+    check_extent,
+    find_kernel_files,
+    is_kernel_file,
+    is_looked_into,
+    printable,
+    walk,
+)
 from ktuned.catalog.roots import make_root
 from ktuned.catalog.trust import Trust, Untrusted
 
@@ -9,6 +18,7 @@ __all__ = [
     "Catalog",
     "Changes",
     "FileError",
+    "Listing",
     "Survey",
     "Trust",
     "Untrusted",
@@ -16,8 +26,10 @@ __all__ = [
     "check_problem",
     "environment_of",
     "find_kernel_files",
+    "is_below",
     "is_kernel_file",
     "is_looked_into",
     "make_root",
+    "printable",
     "walk",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,9 +165,13 @@ class Catalog:
         """Return the directories that hold files which kernels depend on, or would if they appeared."""
         return self._dependents.directories
 
-    def stamps(self) -> set[tuple[str, str]]:
-        """Return every file that had a part in an inspection, with what it held then."""
-        return self._dependents.stamps()
+    def stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
+        """Return every file that had a part in an inspection (of these kernel files), with what it held then."""
+        return self._dependents.stamps(files)
+
+    def has_inspected(self, file: str) -> bool:
+        """Tell whether a kernel file was inspected since the start."""
+        return file in self._inspected
 
     def apply(self, inspections: Sequence[Inspection], removed_files: Iterable[str] = ()) -> Changes:
         """Take in new inspections and the files that are gone; return what that changed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Container, Hashable, Iterable, Mapping
 from posixpath import dirname
 
 
@@ -56,6 +56,11 @@ class Dependents:
         """The directories that hold what is depended on, or would."""
         return set(self._directories)
 
-    def stamps(self) -> set[tuple[str, str]]:
-        """Return every path that is depended on, with what it held."""
-        return {entry for _, stamps in self._stamps.values() for entry in stamps.items()}
+    def stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
+        """Return every path that is depended on (by these kernel files), with what it held."""
+        return {
+            entry
+            for file, stamps in self._stamps.values()
+            if files is None or file in files
+            for entry in stamps.items()
+        }

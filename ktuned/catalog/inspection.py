@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -42,8 +42,16 @@ def is_looked_into(name: str) -> bool:
     return not name.startswith(".") and name not in SKIPPED_DIRECTORIES
 
 
-def walk(top: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each directory where a survey looks, with the names of its files, the upper ones first.
+class Listing(NamedTuple):
+    """A directory with the names in it: of files, and of directories that are looked into."""
+
+    directory: str
+    files: list[str]
+    directories: list[str]
+
+
+def walk(top: str) -> Iterator[Listing]:
+    """Yield each directory where a survey looks, the upper ones first.
 
     A link to a directory outside is followed, once; what it links to inside is found there. Blocks as the disk does.
     """
@@ -59,16 +67,18 @@ def walk(top: str) -> Iterator[tuple[str, list[str]]]:
             continue
         if any(entry.name == "pyvenv.cfg" for entry in found):
             continue
-        files, below = [], []
+        listing = Listing(place, [], [])
+        below = []
         for entry in found:
             if not _is_directory(entry):
-                files.append(entry.name)
+                listing.files.append(entry.name)
             elif is_looked_into(entry.name):
+                listing.directories.append(entry.name)
                 real = os.path.realpath(entry.path) if entry.is_symlink() else ""
                 if not real or not (is_below(real, real_top) or real in followed):
                     followed.add(real)
                     below.append(entry.path)
-        yield place, files
+        yield listing
         places += reversed(below)
 
 
@@ -100,7 +110,7 @@ def find_kernel_files(directory: str, root: str | None = None) -> list[str]:
     if os.path.isfile(directory):
         found = [directory] if is_kernel_file(directory) else []
     else:
-        names = ((place, name) for place, files in walk(directory) for name in files)
+        names = ((place, name) for place, files, _ in walk(directory) for name in files)
         found = [os.path.join(place, name) for place, name in names if is_kernel_file(name)]
     return sorted(path for path in found if not _is_found_elsewhere(path, top))
 
@@ -142,7 +152,7 @@ class Survey:
         """Inspect every kernel file of a root."""
         files = await anyio.to_thread.run_sync(find_kernel_files, root.path)
         owned = [file for file in files if self._catalog.root_of(file) == root]
-        gone = set(self._catalog.files_of(root)) - set(map(_printable, owned))
+        gone = set(self._catalog.files_of(root)) - set(map(printable, owned))
         return await self.files(root, owned, gone)
 
     async def files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Found:
@@ -151,7 +161,7 @@ class Survey:
         A file whose inspection hangs, crashes or raises is an error of that file; the others go on.
         """
         wanted = sorted(set(files))
-        removed = list(map(_printable, gone))
+        removed = list(map(printable, gone))
         async with self._lock:
             # In a thread: a thousand files take as long to look at as a thousand lookups.
             refused = await anyio.to_thread.run_sync(self._refusals, wanted)
@@ -168,7 +178,7 @@ class Survey:
                     _log.warning("kernels_not_recorded", root=root.path, reason=fault.message)
         for error in changes.errors:
             _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
-        return Found(changes, tuple(map(_printable, wanted)))
+        return Found(changes, tuple(map(printable, wanted)))
 
     def _refusals(self, files: list[str]) -> dict[str, Inspection]:
         return {file: wrong for file in files if (wrong := self._refused(file))}
@@ -178,7 +188,7 @@ class Survey:
 
         Nor is one whose name is no text: it could be told to nobody, neither to workers nor to clients.
         """
-        name = _printable(file)
+        name = printable(file)
         if name != file:
             wrong = FileError(name, 0, f"{name}: the name is no UTF-8 text", "rename it")
             return Inspection(name, errors=(wrong,), stamps={name: ""})
@@ -230,8 +240,8 @@ class Survey:
         return done
 
 
-def _printable(path: str) -> str:
-    """Return a path as text that can be told; the bytes of a name that is no UTF-8 as escapes."""
+def printable(path: str) -> str:
+    """Return a path as text; the bytes of a name that is not UTF-8 as escapes."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 

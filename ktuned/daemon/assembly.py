@@ -173,7 +173,10 @@ class Daemon:
         )
         self._housekeeping = Housekeeping(store, self._artifacts, on_collected=self._lookups.changed_all)
         self._watcher = Watcher(
-            self._catalog, self._survey, lambda changes, saved: self._intake.react(changes, saved=saved)
+            self._catalog,
+            self._survey,
+            lambda changes, saved: self._intake.react(changes, saved=saved),
+            self._lookups.looked_up,
         )
         self._intake = Intake(
             catalog=self._catalog,

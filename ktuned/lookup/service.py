@@ -40,6 +40,9 @@ _log = structlog.get_logger()
 MAX_ERRANDS = 1_000
 """Errands that may wait; beyond that an asked-for tuning is forgotten, and the next lookup asks again."""
 
+LATELY_S = 60.0
+"""For this long after a lookup the files of its kernel are surveyed more often than others."""
+
 MAX_REMEMBERED = 50_000
 """Entries of each cache, some 500 bytes each; with more than these, all are forgotten, and worked out again."""
 
@@ -108,6 +111,7 @@ class Lookups:
         self._sent: set[tuple[str, ...]] = set()
         self._memo: dict[tuple[Any, ...], _Served] = {}
         self._answered = 0
+        self._looked_up: dict[str, float] = {}
         self._errands, self._arriving = anyio.create_memory_object_stream[_Errand](MAX_ERRANDS)
 
     def changed(self, kernel: str) -> None:
@@ -128,6 +132,12 @@ class Lookups:
     def answered(self) -> int:
         """How many lookups were answered since the start."""
         return self._answered + self.shortcuts.lookups
+
+    def looked_up(self) -> list[str]:
+        """Return the kernels that were looked up within the last :data:`LATELY_S`."""
+        since = monotonic() - LATELY_S
+        self._looked_up = {name: at for name, at in self._looked_up.items() if at >= since}
+        return list(self._looked_up)
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return how full the queue of ``errands`` is, and how much each of the ``caches`` holds."""
@@ -186,6 +196,7 @@ class Lookups:
             kernel = self._catalog.resolve(name)
         except NotFound:
             return self._wire(name, problem, device, Status.UNKNOWN)
+        self._looked_up[kernel.name] = monotonic()
         check_problem(kernel, problem)
         environment = self._catalog.environment(kernel)
         seat: Device | None

@@ -180,6 +180,7 @@ class Intake:
             return known
         if known is not None:
             root = make_root(known.path, name=known.name, python=python or "", env=known.env)
+            root = replace(root, polling=known.polling)
         else:
             directory = place if os.path.isdir(place) else os.path.dirname(place)
             root = make_root(directory, name=self._free_name(directory), python=python or "")

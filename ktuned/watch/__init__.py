@@ -1,5 +1,5 @@
-"""The watcher: directory sets and file events of all roots, turned into inspections."""
+"""The watcher: directory sets, events and surveys of all roots, turned into inspections."""
 
-from ktuned.watch.watcher import Watcher
+from ktuned.watch.watcher import Intervals, OnChanges, Watcher
 
-__all__ = ["Watcher"]
+__all__ = ["Intervals", "OnChanges", "Watcher"]

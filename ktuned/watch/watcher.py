@@ -1,207 +1,343 @@
-"""Watches the roots: turns events of the file system into inspections, and those into what changed."""
+"""Watches the roots: events, and surveys for those that were lost, become inspections, and those changes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 import anyio
 import anyio.to_thread
 import structlog
 
-from ktuned.catalog import Catalog, Changes, Survey, find_kernel_files, is_kernel_file, is_looked_into
-from ktuned.ipc import stamp
-from ktuned.model import KtunedError, Root
-from ktuned.watch.inotify import Inotify
-from ktuned.watch.polling import Snapshot
-from ktuned.watch.trees import Trees
+from ktuned.catalog import Catalog, Changes, Survey, find_kernel_files, is_kernel_file, is_looked_into, printable
+from ktuned.model import AmbiguousName, KtunedError, NotFound, Root
+from ktuned.watch.directories import NOT_UTF8, Differences, DirectorySet, Plan
+from ktuned.watch.notifications import STEP_ACTIVE_MS, STEP_AT_REST_MS, Batch, DirectoryGone, Notifications, WatchError
+from ktuned.watch.snapshot import Sight, Snapshot
 
 _log = structlog.get_logger()
 
-DEBOUNCE_S = 0.05
-"""Editors write a file in several steps, checkouts many files: events that lie this close together are one save."""
+ACTIVE_S = 60.0
+"""For this long after a save the next one is looked for in short steps."""
 
-QUIET_S = 0.025
-"""After this long without an event a save is over."""
+REBUILD_PAUSE_S = 0.1
+"""A checkout makes many directories; the set is rebuilt this long after the last time at the earliest, or
+:data:`REBUILD_SHARE` of what that took."""
 
-POLL_S = 1.0
-"""How often a root is looked at that raises no events, or that is not there yet."""
+REBUILD_SHARE = 5.0
 
-RETRY_S = 60.0
-"""How often inotify is tried again after it had no more watches; meanwhile everything is polled."""
+GRACE_S = 0.5
+"""A change that a survey finds may be a save whose event is under way; after this long the event is lost."""
+
+_MENDS = {
+    "watch limit": "raise fs.inotify.max_user_watches",
+    "Too many open files": "raise fs.inotify.max_user_instances",
+    "decode": "rename the file in UTF-8",
+    NOT_UTF8: "rename the file in UTF-8",
+}
 
 OnChanges = Callable[[Changes, bool], Awaitable[None]]
-"""Takes what changed, and whether somebody saved it just now."""
+"""Takes what changed, and whether it was saved just now."""
+
+
+OpenWatches = Callable[[Sequence[str], Sequence[str], threading.Event], Notifications]
+"""Opens the watches on native and on polled directories; the event ends their ``wait``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """How often files are looked at although no event names them.
+
+    ``all_s`` is for every known file, ``recent_s`` for those of kernels that were looked up lately and of polled roots;
+    ``retry_s`` is for watches that could not be had.
+    """
+
+    all_s: float = 30.0
+    recent_s: float = 2.0
+    retry_s: float = 60.0
 
 
 class Watcher:
     """Watches what the catalog says is to be watched; ``notice`` says what keeps it from doing so well.
 
-    ``caught_up`` is set once it is known what changed while nobody watched.
+    ``looked_up`` returns the names of the kernels that were looked up lately. ``caught_up`` is set once it is known
+    what changed before the watches stood.
     """
 
-    def __init__(self, catalog: Catalog, survey: Survey, on_changes: OnChanges) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        survey: Survey,
+        on_changes: OnChanges,
+        looked_up: Callable[[], Iterable[str]],
+        intervals: Intervals | None = None,
+        open_watches: OpenWatches = Notifications,
+    ) -> None:
+        self.caught_up = anyio.Event()
         self._catalog = catalog
         self._survey = survey
         self._on_changes = on_changes
-        self.caught_up = anyio.Event()
-        self._taking = anyio.Lock()
-        self._waiting: anyio.CancelScope | None = None
-        self._is_due = False
-        self._limit = ""
-        self._overflows = 0
+        self._looked_up = looked_up
+        self._intervals = intervals or Intervals()
+        self._open_watches = open_watches
+        self._snapshot = Snapshot()
+        self._directories = DirectorySet()
+        self._stop = threading.Event()
+        self._waiting = anyio.CapacityLimiter(1)
+        self._active_until = 0.0
+        self._failed: dict[str, str] = {}
+        self._poller_failed = ""
+        self._retry_at = 0.0
+        self._lost = 0
         self._refused = ""
 
     @property
     def notice(self) -> str:
         """What is not as it should be, in one line."""
-        lost = f"lost file events {self._overflows} times and looked at everything again"
-        lost = f"{lost}; raise fs.inotify.max_queued_events" if self._overflows else ""
-        return "; ".join(filter(None, (self._limit, lost, self._refused)))
+        polled = [
+            f"watching {group.root or 'files outside of all roots'} by polling: {_mended(group.reason)}"
+            for group in self._directories.groups
+            if group.is_polled and group.reason
+        ]
+        lost = (
+            f"lost file events {self._lost} times and looked at everything again; raise fs.inotify.max_queued_events, "
+            "or set `polling = true` for a network file system"
+        )
+        return "; ".join([*polled, *filter(None, (self._poller_failed, lost if self._lost else "", self._refused))])
 
     def roots_changed(self) -> None:
         """Have the new set of roots watched."""
-        self._is_due = True
-        if self._waiting is not None:
-            self._waiting.cancel()
+        self._stop.set()
 
     async def run(self) -> None:
-        """Watch until cancelled: by inotify, and by polling where a root says so or inotify is exhausted."""
+        """Watch until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._poll)
+            tasks.start_soon(self._stop_when_cancelled)
             while True:
-                try:
-                    with Inotify() as inotify:
-                        self._limit = ""
-                        await self._follow(inotify)
-                except OSError as error:
-                    self._limit = f"watching by polling: {error.strerror}; raise fs.inotify.max_user_watches"
-                    _log.warning("watch_failed", reason=str(error))
-                    await anyio.sleep(RETRY_S)
+                await self._watch()
 
-    async def _follow(self, inotify: Inotify) -> None:
-        """Take in what inotify tells.
+    async def _stop_when_cancelled(self) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            # The thread that waits for events cannot be cancelled.
+            self._stop.set()
+
+    async def _watch(self) -> None:
+        """Watch one set of directories until it is out of date."""
+        self._stop.clear()
+        began = monotonic()
+        if began >= self._retry_at:
+            self._retry_at = 0.0
+            self._failed.clear()
+            self._poller_failed = ""
+        before = self._directories
+        self._directories = await anyio.to_thread.run_sync(DirectorySet.scan, self._plan())
+        try:
+            notifications = await self._open()
+        except DirectoryGone:
+            await anyio.sleep(REBUILD_PAUSE_S)
+            return
+        with notifications:
+            now = monotonic()
+            rebuild_at = now + max(REBUILD_PAUSE_S, REBUILD_SHARE * (now - began))
+            is_outdated = await self._catch_up(before)
+            self.caught_up.set()
+            try:
+                await self._follow(notifications, rebuild_at, is_outdated=is_outdated)
+            except WatchError as error:
+                self._fail(error)
+
+    async def _catch_up(self, before: DirectorySet) -> bool:
+        """Inspect what changed before the watches stood, and so raised no event; return whether the set is outdated."""
+        differences = await anyio.to_thread.run_sync(self._directories.differences)
+        await self._appear(self._directories.found_roots() - before.found_roots())
+        news = filter(self._is_news, differences.kernel_files | self._directories.since(before))
+        await self._inspect(await self._affected({*news, *await self._differing(self._catalog.stamps())}))
+        return differences.is_outdated
+
+    async def _open(self) -> Notifications:
+        """Open the watches; a root whose watches cannot be had is polled.
 
         Raises:
-            OSError: it has no more watches to give.
+            DirectoryGone: the set is out of date already.
         """
-        trees = Trees(inotify)
         while True:
-            self._is_due = False
-            roots = [root.path for root in self._catalog.roots if not root.polling]
-            directories = self._catalog.directories()
-            new, begun = await anyio.to_thread.run_sync(trees.cover, roots, directories)
-            if new or begun:
-                # What was saved between the last inspection and the start of the watching raised no event.
-                await self._appear(new)
-                await self._take(await self._changed_on_disk(begun))
+            directories = self._directories
+            polled = [] if self._poller_failed else directories.polled()
+            try:
+                return await anyio.to_thread.run_sync(self._open_watches, directories.native(), polled, self._stop)
+            except WatchError as error:
+                self._fail(error)
+                self._directories = await anyio.to_thread.run_sync(DirectorySet.scan, self._plan())
+
+    def _fail(self, error: WatchError) -> None:
+        """Have the root polled whose watch failed, or surveyed if that was the poller's."""
+        _log.warning("watch_failed", reason=error.reason, polling=error.is_polling)
+        root = self._directories.to_blame(error.reason)
+        if error.is_polling or root is None:
+            self._poller_failed = f"polling failed, known files are surveyed: {error.reason}"
+        else:
+            self._failed[root] = error.reason
+        self._retry_at = monotonic() + self._intervals.retry_s
+
+    def _plan(self) -> Plan:
+        roots = self._catalog.roots
+        polled = {**self._failed, **{root.path: "" for root in roots if root.polling}}
+        return Plan(tuple(root.path for root in roots), frozenset(self._catalog.directories()), polled)
+
+    async def _follow(self, notifications: Notifications, rebuild_at: float, *, is_outdated: bool) -> None:
+        """Take in events, and survey, until the set of directories is to be rebuilt.
+
+        Raises:
+            WatchError: the watches are dead.
+        """
+        now = monotonic()
+        all_at, recent_at = now + self._intervals.all_s, now + self._intervals.recent_s
+        suspects: set[str] = set()
+        while not (is_outdated and now >= rebuild_at):
+            until = min(all_at, recent_at, rebuild_at if is_outdated else all_at)
+            batch = await self._next(notifications, until - now)
+            if batch.is_stopped:
+                return
+            if batch.paths:
+                is_outdated |= await anyio.to_thread.run_sync(self._directories.is_outdated_by, batch.moved)
+                await self._inspect(await self._affected(batch.paths))
+                is_outdated |= self._directories.lacks(self._plan())
+            now = monotonic()
+            is_outdated |= 0.0 < self._retry_at <= now
+            if now < min(all_at, recent_at):
                 continue
-            self.caught_up.set()
-            changed, is_lost = await self._next(inotify, trees, is_missing=trees.missing(roots))
-            if is_lost:
-                self._overflows += 1
-                _log.warning("events_lost")
-                changed |= set(roots) | await self._changed_on_disk()
-            await self._take(changed)
-
-    async def _next(self, inotify: Inotify, trees: Trees, *, is_missing: bool) -> tuple[set[str], bool]:
-        """Wait for the next save and return its paths, none after a while or when the roots changed."""
-        if self._is_due:
-            return set(), False
-        with anyio.move_on_after(POLL_S if is_missing else None) as self._waiting:
-            await anyio.wait_readable(inotify.descriptor)
-        self._waiting = None
-        changed, is_lost = trees.read()
-        until = monotonic() + DEBOUNCE_S
-        while changed and not is_lost and (left := until - monotonic()) > 0:
-            with anyio.move_on_after(min(QUIET_S, left)) as quiet:
-                await anyio.wait_readable(inotify.descriptor)
-            if quiet.cancelled_caught:
-                break
-            more, is_lost = trees.read()
-            changed |= more
-        return changed, is_lost
-
-    async def _poll(self) -> None:
-        """Look again and again at what raises no events."""
-        before: Snapshot | None = None
-        while True:
-            roots = [root.path for root in self._catalog.roots if root.polling or self._limit]
-            if not roots:
-                before = None
+            if now >= all_at:
+                found = await self._survey_all(suspects)
+                suspects = await self._confirm(found, suspects)
+                all_at = monotonic() + (GRACE_S if suspects else self._intervals.all_s)
             else:
-                now = await anyio.to_thread.run_sync(Snapshot.take, roots, {path for path, _ in self._catalog.stamps()})
-                if before is None or now.roots != before.roots:
-                    await self._appear(now.roots)
-                else:
-                    await self._take(now.differences(before))
-                before = now
-                self.caught_up.set()
-            await anyio.sleep(POLL_S)
+                found = await self._survey_recent(suspects)
+                suspects = await self._confirm(found, suspects)
+            is_outdated |= found.is_outdated
+            now = monotonic()
+            recent_at = now + (GRACE_S if suspects else self._intervals.recent_s)
 
-    async def _changed_on_disk(self, directories: Iterable[str] | None = None) -> set[str]:
-        """Return the files that are not what was inspected: all, or those in some directories."""
-        stamps = self._catalog.stamps()
-        if directories is not None:
-            chosen = set(directories)
-            stamps = {entry for entry in stamps if os.path.dirname(entry[0]) in chosen}
-        return await anyio.to_thread.run_sync(_changed, stamps)
+    async def _next(self, notifications: Notifications, timeout_s: float) -> Batch:
+        now = monotonic()
+        step_ms = STEP_ACTIVE_MS if now < self._active_until else STEP_AT_REST_MS
+        batch = await anyio.to_thread.run_sync(notifications.wait, max(0.0, timeout_s), step_ms, limiter=self._waiting)
+        if batch.paths:
+            self._active_until = now + ACTIVE_S
+        return batch
+
+    async def _survey_all(self, suspects: set[str]) -> _Found:
+        """Look at every known file and directory."""
+        entries = self._catalog.stamps()
+        await anyio.to_thread.run_sync(self._snapshot.prune, entries)
+        differences = await anyio.to_thread.run_sync(self._directories.differences)
+        news = filter(self._is_news, differences.kernel_files | suspects)
+        return _Found({*news, *await self._differing(entries)}, differences.is_outdated)
+
+    async def _survey_recent(self, suspects: set[str]) -> _Found:
+        """Look at polled roots, and at the files of the kernels that were looked up lately."""
+        roots = [root for root in self._catalog.roots if self._directories.is_polled(root.path)]
+        files = {file for root in roots for file in self._catalog.files_of(root)}
+        for name in self._looked_up():
+            with suppress(NotFound, AmbiguousName):
+                files.add(self._catalog.resolve(name).file)
+        differences = Differences()
+        if roots:
+            differences = await anyio.to_thread.run_sync(partial(self._directories.differences, polled_only=True))
+        news = filter(self._is_news, differences.kernel_files | suspects)
+        differing = await self._differing(self._catalog.stamps(files)) if files else set()
+        return _Found({*news, *differing}, differences.is_outdated)
+
+    async def _confirm(self, found: _Found, suspects: set[str]) -> set[str]:
+        """Inspect what a survey found; return the paths to look at again, because their events may be under way."""
+        announced = {path for path in found.paths if self._directories.raises_events(path)}
+        lost = announced & suspects
+        if lost:
+            self._lost += 1
+            _log.warning("events_lost", paths=len(lost))
+        await self._inspect(await self._affected((found.paths - announced) | lost))
+        return announced - lost
+
+    async def _affected(self, paths: Iterable[str]) -> set[str]:
+        """Return the kernel files to inspect because of paths that something happened to."""
+        changed = set(paths)
+        if not changed:
+            return set()
+        # A generated header may lie where no kernel file is looked for.
+        differing = await self._differing(self._catalog.stamps(self._catalog.dependents(changed)))
+        affected = self._catalog.dependents(differing)
+        for path in changed:
+            if os.path.isdir(path) and not self._is_skipped(path):
+                root = self._catalog.root_of(path)
+                assert root is not None
+                found = await anyio.to_thread.run_sync(find_kernel_files, path, root.path)
+                affected.update(filter(self._is_news, found))
+            elif self._is_news(path):
+                affected.add(path)
+        return affected
+
+    async def _differing(self, entries: set[tuple[str, str]]) -> set[str]:
+        """Return the paths of entries that are not what was inspected."""
+        sights = await anyio.to_thread.run_sync(self._snapshot.look, {path for path, _ in entries})
+        return self._snapshot.differing(entries, sights)
+
+    def _is_news(self, path: str) -> bool:
+        """Tell whether a kernel file came that was not inspected, or went that was."""
+        if not is_kernel_file(path) or os.path.isdir(path) or self._is_skipped(path):
+            return False
+        is_known = self._catalog.has_inspected(printable(path))
+        if not os.path.exists(path):
+            return is_known
+        root = self._catalog.root_of(path)
+        return not is_known and root is not None and bool(find_kernel_files(path, root.path))
 
     async def _appear(self, paths: Iterable[str]) -> None:
-        """Look at roots that are watched from now on: they may not be what they were, though nobody saved them now."""
-        for path in paths:
+        """Inspect roots that are watched from now on: they may have changed, but were not saved just now."""
+        for path in sorted(paths):
             root = self._catalog.root_of(path)
             if root is not None and root.path == path and os.path.isdir(path):
-                async with self._taking:
-                    try:
-                        found = await self._survey.root(root)
-                        await self._on_changes(found.changes, False)
-                    except Exception as error:
-                        self._refuse(error)
-
-    async def _take(self, paths: set[str]) -> None:
-        """Inspect what the changed paths concern, and pass on what that changed."""
-        if not paths:
-            return
-        async with self._taking:
-            # A generated header may lie where no kernel file is looked for.
-            affected = self._catalog.dependents(paths)
-            for path in paths:
-                if not self._is_skipped(path):
-                    affected.update(await self._kernel_files(path))
-            for root, files in self._by_root(affected):
-                present = [file for file in files if os.path.isfile(file)]
                 try:
-                    found = await self._survey.files(root, present, set(files) - set(present))
-                    await self._on_changes(found.changes, True)
-                    self._refused = ""
+                    found = await self._survey.root(root)
+                    await self._on_changes(found.changes, False)
                 except Exception as error:
                     self._refuse(error)
 
+    async def _inspect(self, affected: set[str]) -> None:
+        """Inspect kernel files, and pass on what that changed."""
+        for root, files in self._by_root(affected):
+            sights = await self._sights(files)
+            present = [file for file in files if os.path.isfile(file)]
+            try:
+                found = await self._survey.files(root, present, set(files) - set(present))
+                self._snapshot.accept(self._catalog.stamps(set(files)), sights)
+                await self._on_changes(found.changes, True)
+                self._refused = ""
+            except Exception as error:
+                self._refuse(error)
+
+    async def _sights(self, files: Iterable[str]) -> dict[str, Sight]:
+        """Return how kernel files are now, and all that they depend on."""
+        entries = self._catalog.stamps(set(files))
+        return await anyio.to_thread.run_sync(self._snapshot.look, {*files, *(path for path, _ in entries)})
+
     def _refuse(self, error: Exception) -> None:
-        # The files are what they are: the next save, or the next start, inspects them again.
+        # The next survey finds the files as they are.
         if isinstance(error, KtunedError):
             self._refused = f"a save was not taken in: {error.message}"
             _log.error("save_not_taken_in", reason=error.message, hint=error.hint)
         else:
-            # What nobody thought of must not take those down who only look up.
+            # An unexpected error must not end a daemon that answers lookups.
             self._refused = f"a save was not taken in: {type(error).__name__}: {error}"
             _log.error("save_not_taken_in", reason=str(error), exc_info=error)
 
-    async def _kernel_files(self, path: str) -> Iterable[str]:
-        """Return the kernel files at or below a path; one that is gone, too."""
-        root = self._catalog.root_of(path)
-        assert root is not None
-        if os.path.isdir(path):
-            return await anyio.to_thread.run_sync(find_kernel_files, path, root.path)
-        if not is_kernel_file(path):
-            return ()
-        return find_kernel_files(path, root.path) if os.path.exists(path) else (path,)
-
     def _is_skipped(self, path: str) -> bool:
-        """Tell whether a path is none where a survey of its root would look."""
+        """Tell whether kernel files are not looked for at a path."""
         root = self._catalog.root_of(path)
         if root is None:
             return True
@@ -216,5 +352,17 @@ class Watcher:
         return list(grouped.values())
 
 
-def _changed(stamps: set[tuple[str, str]]) -> set[str]:
-    return {name for name, held in stamps if stamp(Path(name)) != held}
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Paths that a survey found to differ, and whether the set of directories is out of date."""
+
+    paths: set[str]
+    is_outdated: bool
+
+
+def _mended(reason: str) -> str:
+    """Return why a watch failed, with what mends it."""
+    for words, mend in _MENDS.items():
+        if words in reason:
+            return f"{reason.rstrip('.')}; {mend}"
+    return reason

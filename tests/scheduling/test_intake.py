@@ -58,6 +58,15 @@ class TestTunePath:
         jobs, errors = await parts.intake.tune_path(str(parts.project / "sub"), None, Wish())
         assert ([job.kernel for job in jobs], errors) == (["project:two"], [])
 
+    async def test_another_interpreter_changes_nothing_else_of_a_root(self, parts: Parts) -> None:
+        """A root that is polled still is when it is tuned with another interpreter."""
+        parts.write(kernel_text())
+        parts.catalog.add_root(replace(parts.root, polling=True, env={"A": "1"}))
+        await parts.intake.tune_path(str(parts.project), sys.executable + "3", Wish())
+        (root,) = parts.catalog.roots
+        assert root == replace(parts.root, polling=True, env={"A": "1"}, python=sys.executable + "3")
+        parts.kill_workers()
+
     async def test_path_without_kernels_is_an_error(self, parts: Parts, tmp_path: Path) -> None:
         """It says what is there instead, and nothing is watched that was not before."""
         elsewhere = tmp_path / "elsewhere" / "tune_nothing.py"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,14 @@ import pytest
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.inspection import find_kernel_files, walk
 from ktuned.model.kernel import Root
-from ktuned.watch import inotify
-from ktuned.watch.inotify import Inotify, Mask, decode
-from ktuned.watch.polling import Snapshot
-from ktuned.watch.trees import Trees
-from ktuned.watch.watcher import Watcher
+from ktuned.watch.notifications import Notifications, WatchError
+from ktuned.watch.watcher import Intervals, OpenWatches, Watcher
 from tests.parts import PATIENCE_S, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
+
+OFTEN = Intervals(all_s=1.0, recent_s=0.5, retry_s=PATIENCE_S)
+"""Surveys, as often as a test can wait for."""
 
 
 class Watched:
@@ -33,10 +34,14 @@ class Watched:
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
         self.told: list[tuple[Changes, bool]] = []
+        self.inspected = 0
+        self.errors = 0
         self._news = anyio.Event()
 
     async def take(self, changes: Changes, saved: bool) -> None:
-        """Take note of a change that is one."""
+        """Take note of an inspection, and of a change that is one."""
+        self.inspected += saved
+        self.errors += len(changes.errors)
         if changes:
             self.told.append((changes, saved))
             self._news.set()
@@ -50,13 +55,25 @@ class Watched:
         assert sorted(self._names()) == sorted(names)
         self.told.clear()
 
+    async def until_notice(self, words: str) -> None:
+        """Wait until the watcher's notice has some words, or is empty."""
+        with anyio.fail_after(PATIENCE_S):
+            while words not in self.watcher.notice or bool(words) != bool(self.watcher.notice):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+
     def _names(self) -> list[str]:
         every = (name for changes, _ in self.told for name in (*changes.added, *changes.changed, *changes.removed))
         return [name.partition(":")[2] for name in every]
 
 
 @asynccontextmanager
-async def watching(parts: Parts) -> AsyncIterator[Watched]:
+async def watching(
+    parts: Parts,
+    *,
+    open_watches: OpenWatches = Notifications,
+    intervals: Intervals = OFTEN,
+    looked_up: Sequence[str] = (),
+) -> AsyncIterator[Watched]:
     """Inspect the roots, and watch them for the length of a block."""
     for root in parts.catalog.roots:
         if os.path.isdir(root.path):
@@ -66,7 +83,7 @@ async def watching(parts: Parts) -> AsyncIterator[Watched]:
     async def take(changes: Changes, saved: bool) -> None:
         await told[0].take(changes, saved)
 
-    watched = Watched(Watcher(parts.catalog, parts.survey, take))
+    watched = Watched(Watcher(parts.catalog, parts.survey, take, lambda: looked_up, intervals, open_watches))
     told.append(watched)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watched.watcher.run)
@@ -205,8 +222,8 @@ async def test_polled_root(parts: Parts) -> None:
         await watched.until("with_header", "other", "new")
 
 
-async def test_lost_events_are_made_up_for_and_told(parts: Parts) -> None:
-    """When the kernel's queue overflows, everything is looked at again, and the notice says so."""
+async def test_storm_of_events_loses_nothing(parts: Parts) -> None:
+    """Whether or not the kernel's queue overflows, what is saved behind as many events as it holds is seen."""
     write(parts, "it", "other")
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if limit > 100_000:
@@ -215,101 +232,113 @@ async def test_lost_events_are_made_up_for_and_told(parts: Parts) -> None:
         write(parts, "other", rtol="0.25")
         await watched.until("other")
         for number in range(limit // 2 + 1):
-            # One loop's turn: nobody reads meanwhile.
             name = parts.project / f"n{number % 7}"
             name.touch()
             name.unlink()
         write(parts, "it", rtol="0.5")
         await watched.until("it")
-        assert "lost file events 1 time" in watched.watcher.notice
 
 
-async def test_exhausted_watches_lead_to_polling(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without watches to be had everything is polled, which the notice says together with what mends it."""
-
-    def refuse(self: Inotify, directory: str) -> int:
-        raise OSError(28, "No space left on device", directory)
-
-    monkeypatch.setattr(inotify.Inotify, "watch", refuse)
+async def test_lost_event_is_made_up_for(parts: Parts, tmp_path: Path) -> None:
+    """A change that no event names is found by the next survey, and the notice says that events were lost."""
     write(parts, "it")
+    (tmp_path / "twin").hardlink_to(parts.project / "tune_it.py")
     async with watching(parts) as watched:
-        with anyio.fail_after(PATIENCE_S):
-            while not watched.watcher.notice:  # noqa: ASYNC110 - the watcher tells in its own time
-                await anyio.sleep(0.01)
-        assert "polling" in watched.watcher.notice
-        assert "max_user_watches" in watched.watcher.notice
-        await anyio.lowlevel.checkpoint()
+        await watched.watcher.caught_up.wait()
+        # The same file, but inotify names the directory by which it was opened.
+        (tmp_path / "twin").write_text(kernel_text(rtol="0.5"))
+        await watched.until("it")
+        assert "lost file events 1 time" in watched.watcher.notice
+        assert watched.inspected == 1
+
+
+async def test_recently_looked_up_kernels_are_surveyed_more_often(parts: Parts, tmp_path: Path) -> None:
+    """A lost event of a kernel that was looked up lately waits for the shorter interval, of another for the longer."""
+    write(parts, "asked", "other")
+    for name in ("asked", "other"):
+        (tmp_path / name).hardlink_to(parts.project / f"tune_{name}.py")
+    intervals = Intervals(all_s=PATIENCE_S, recent_s=0.2)
+    async with watching(parts, intervals=intervals, looked_up=["project:asked", "project:gone"]) as watched:
+        await watched.watcher.caught_up.wait()
+        for name in ("other", "asked"):
+            (tmp_path / name).write_text(kernel_text(name, rtol="0.5"))
+        await watched.until("asked")
+
+
+async def test_name_that_is_not_utf8_leads_to_polling(parts: Parts) -> None:
+    """It ends the watches; its root is polled, which the notice says, and by events again once it is gone."""
+    write(parts, "it")
+    bad = os.fsencode(parts.project) + b"/bad\xff"
+    async with watching(parts, intervals=Intervals(all_s=1.0, recent_s=0.5, retry_s=1.0)) as watched:
+        await watched.watcher.caught_up.wait()
+        Path(os.fsdecode(bad)).touch()
+        await watched.until_notice(f"watching {parts.project} by polling")
+        assert "UTF-8" in watched.watcher.notice
         write(parts, "it", rtol="0.5")
+        await watched.until("it")
+        os.unlink(bad)
+        await watched.until_notice("")
+        write(parts, "it", rtol="0.25")
         await watched.until("it")
 
 
-def test_half_written_files_are_no_change(tmp_path: Path) -> None:
-    """A file counts when it is closed, not while it is written; one rename is two names."""
-    with Inotify() as watches:
-        trees = Trees(watches)
-        trees.cover([str(tmp_path)], [])
-        path = tmp_path / "tune_it.py"
-        with path.open("w") as stream:
-            stream.write("half")
-            stream.flush()
-            assert trees.read() == (set(), False)
-        assert trees.read() == ({str(path)}, False)
-        path.rename(tmp_path / "b")
-        assert trees.read() == ({str(path), str(tmp_path / "b")}, False)
-        (tmp_path / ".git").mkdir()
-        (tmp_path / ".git" / "x").touch()
-        assert trees.read()[0] == {str(tmp_path / ".git")}
+async def test_rebuild_loses_nothing(parts: Parts) -> None:
+    """What changes between the search for directories and the start of their watches is seen, each once."""
+    edits = ["1", "2", "3"]
+
+    def edit_and_open(native: Sequence[str], polled: Sequence[str], stop: threading.Event) -> Notifications:
+        if edits:
+            rtol = f"{edits.pop()}e-1"
+            write(parts, "it", rtol=rtol)
+            write(parts, f"new{len(edits)}")
+            write(parts, f"deep{len(edits)}", below=f"below{len(edits)}/er/")
+        return Notifications(native, polled, stop)
+
+    write(parts, "it")
+    async with watching(parts, open_watches=edit_and_open, intervals=Intervals(all_s=PATIENCE_S)) as watched:
+        names = {kernel.kernel for kernel in parts.catalog.kernels}
+        with anyio.fail_after(PATIENCE_S):
+            while len(names) < 7:
+                await anyio.sleep(0.01)
+                names = {kernel.kernel for kernel in parts.catalog.kernels}
+        assert names == {"it", *(f"{kind}{number}" for kind in ("new", "deep") for number in range(3))}
+        assert edits == []
+        watched.told.clear()
+        write(parts, "deep0", rtol="0.5", below="below0/er/")
+        await watched.until("deep0")
 
 
-def test_nested_directories_and_single_ones(tmp_path: Path) -> None:
-    """A tree grows and shrinks with its directories; what is needed elsewhere is watched alone, even before it is."""
-    root, elsewhere = tmp_path / "root", tmp_path / "else" / "where"
-    root.mkdir()
-    with Inotify() as watches:
-        trees = Trees(watches)
-        assert trees.cover([str(root)], [str(elsewhere)]) == ([str(root)], [str(elsewhere)])
-        assert trees.cover([str(root)], [str(elsewhere)]) == ([], [])
-        elsewhere.mkdir(parents=True)
-        assert str(tmp_path / "else") in trees.read()[0]
-        assert trees.cover([str(root)], [str(elsewhere)]) == ([], [str(elsewhere)])
-        (elsewhere / "x.h").touch()
-        assert trees.read()[0] == {str(elsewhere / "x.h")}
-        (root / "a" / "b").mkdir(parents=True)
-        trees.read()
-        (root / "a" / "b" / "c").touch()
-        assert trees.read()[0] == {str(root / "a" / "b" / "c")}
-        (root / "a").rename(tmp_path / "moved")
-        trees.read()
-        (tmp_path / "moved" / "b" / "c").write_text("x")
-        assert trees.read()[0] == set()
-        trees.cover([], [])
-        (root / "n").touch()
-        assert trees.read()[0] == set()
-        assert trees.missing([str(root)])
+async def test_unchanged_bytes_are_not_inspected(parts: Parts) -> None:
+    """A file that is touched, or saved as it was, costs no inspection; one that crashes its worker costs one."""
+    write(parts, "it", "marker")
+    async with watching(parts) as watched:
+        await watched.watcher.caught_up.wait()
+        before = watched.inspected
+        (parts.project / "tune_it.py").touch()
+        write(parts, "it")
+        write(parts, "marker", rtol="0.5")
+        await watched.until("marker")
+        assert watched.inspected - before == 1
+        parts.write("import os\nos._exit(1)\n", "tune_it.py")
+        for number in range(2, 6):
+            write(parts, "marker", rtol=f"{number}e-3")
+            await watched.until("marker")
+        assert watched.errors == 1
 
 
-def test_decoding() -> None:
-    """Events are read as the kernel packs them: several at once, names padded with zeros or absent."""
-    data = (
-        inotify._HEADER.pack(1, Mask.CLOSE_WRITE, 0, 8)
-        + b"ab\0\0\0\0\0\0"
-        + inotify._HEADER.pack(-1, Mask.OVERFLOW, 0, 0)
-    )
-    first, second = decode(data)
-    assert (first.watch, first.mask, first.name) == (1, Mask.CLOSE_WRITE, "ab")
-    assert (second.mask, second.name) == (Mask.OVERFLOW, "")
-    assert list(decode(b"")) == []
+async def test_exhausted_watches_lead_to_polling(parts: Parts) -> None:
+    """A root whose watches cannot be had is polled, which the notice says together with what mends it."""
 
+    def refuse(native: Sequence[str], polled: Sequence[str], stop: threading.Event) -> Notifications:
+        if native:
+            raise WatchError(f'OS file watch limit reached. about ["{native[0]}"]', is_polling=False)
+        return Notifications(native, polled, stop)
 
-def test_snapshot_tells_what_came_went_and_changed(tmp_path: Path) -> None:
-    """Two looks differ in just the files that were touched."""
-    files = [tmp_path / f"tune_{name}.py" for name in "abc"]
-    for file in files[:2]:
-        file.write_text("x")
-    before = Snapshot.take([str(tmp_path)], [])
-    files[0].write_text("longer")
-    files[1].unlink()
-    files[2].write_text("new")
-    after = Snapshot.take([str(tmp_path)], [])
-    assert after.differences(before) == {str(file) for file in files}
-    assert after.differences(after) == set()
+    write(parts, "it")
+    async with watching(parts, open_watches=refuse) as watched:
+        with anyio.fail_after(PATIENCE_S):
+            await watched.watcher.caught_up.wait()
+        assert f"watching {parts.project} by polling" in watched.watcher.notice
+        assert "max_user_watches" in watched.watcher.notice
+        write(parts, "it", rtol="0.5")
+        await watched.until("it")

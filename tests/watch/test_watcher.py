@@ -11,7 +11,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from ktuned.catalog.catalog import Changes
 from ktuned.model.kernel import Root
-from ktuned.watch.watcher import Watcher
+from ktuned.watch.watcher import Intervals, Watcher
 from tests.parts import PATIENCE_S, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +52,7 @@ async def watching(parts: Parts) -> AsyncIterator[Watched]:
     async def pass_on(changes: Changes, saved: bool) -> None:
         await send.send(changes)
 
-    watcher = Watcher(parts.catalog, parts.survey, pass_on)
+    watcher = Watcher(parts.catalog, parts.survey, pass_on, lambda: (), Intervals(all_s=1.0))
     with send, receive:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watcher.run)

@@ -1,0 +1,257 @@
+"""Sets of directories: which are watched for which root, by events or by polling, and when a set is out of date."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from time import time_ns
+
+from ktuned.catalog import Listing, is_below, is_kernel_file, is_looked_into, walk
+from ktuned.watch.snapshot import Stamp, look
+
+NEVER_WATCHED = frozenset(
+    {".git", ".hg", ".svn", ".venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages", "dist-packages"}
+)
+"""Directories of other programs, large and busy. What kernels depend on there is surveyed, as all known files are."""
+
+ELSEWHERE = ""
+"""Stands for a root where directories lie below none."""
+
+NOT_UTF8 = "a name is not UTF-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be watched: trees of ``roots``, and single ``directories`` that hold what kernels depend on.
+
+    ``polled`` has the roots that raise no events, with the reason ("" if their settings say so).
+    """
+
+    roots: tuple[str, ...] = ()
+    directories: frozenset[str] = frozenset()
+    polled: Mapping[str, str] = field(default_factory=dict)
+
+    def owner(self, path: str) -> str:
+        """Return the innermost root that a path lies below, or :data:`ELSEWHERE`."""
+        return max((root for root in self.roots if is_below(path, root)), key=len, default=ELSEWHERE)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The entries of a directory that matter, as of ``stamp`` (``None``: it had not settled, and is read again)."""
+
+    stamp: Stamp | None
+    kernel_files: frozenset[str]
+    directories: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The directories of one root, or of none; all are watched in the same way.
+
+    ``trees`` are those of the root's tree, ``singles`` others, by their identity (device and inode). ``reason`` says
+    why they are polled although their root does not ask for it.
+    """
+
+    root: str
+    is_polled: bool
+    reason: str = ""
+    trees: dict[str, Contents] = field(default_factory=dict)
+    singles: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.trees) + len(self.singles)
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Kernel files that came or went, and whether the set of directories is out of date."""
+
+    kernel_files: frozenset[str] = frozenset()
+    is_outdated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySet:
+    """The directories of a plan, as they were found; ``missing`` are those that are watched once they exist."""
+
+    plan: Plan = field(default_factory=Plan)
+    groups: tuple[Group, ...] = ()
+    missing: frozenset[str] = frozenset()
+    watched: frozenset[str] = frozenset()
+
+    @classmethod
+    def scan(cls, plan: Plan) -> DirectorySet:
+        """Find the directories of a plan. Blocks as long as the disk does."""
+        groups = {
+            root: Group(root, root in plan.polled, plan.polled.get(root, "")) for root in (*plan.roots, ELSEWHERE)
+        }
+        missing = set()
+        for root in plan.roots:
+            if not os.path.isdir(root):
+                missing.add(root)
+            for listing in walk(root):
+                owner = plan.owner(listing.directory)
+                groups[owner].trees[listing.directory] = _contents(listing)
+                if not groups[owner].is_polled and not _is_utf8(listing):
+                    groups[owner] = replace(groups[owner], is_polled=True, reason=NOT_UTF8)
+        for directory in sorted({*plan.directories, *missing}):
+            owner = plan.owner(directory)
+            if directory in groups[owner].trees or (directory not in missing and _is_never_watched(directory, owner)):
+                continue
+            nearest = _nearest(directory)
+            if nearest != directory:
+                missing.add(directory)
+            holder = groups[plan.owner(nearest)]
+            found = look(nearest)
+            if found is not None and nearest not in holder.trees:
+                holder.singles[nearest] = (found.device, found.inode)
+        # Where watches run out, the largest root goes without.
+        ordered = tuple(sorted(filter(len, groups.values()), key=len))
+        watched = frozenset(path for group in ordered for path in (*group.trees, *group.singles))
+        return cls(plan, ordered, frozenset(missing), watched)
+
+    def native(self) -> list[str]:
+        """Return the directories that are watched by events."""
+        return list(_watchable(group for group in self.groups if not group.is_polled))
+
+    def polled(self) -> list[str]:
+        """Return the directories that are polled."""
+        return list(_watchable(group for group in self.groups if group.is_polled))
+
+    def raises_events(self, path: str) -> bool:
+        """Tell whether a change of a file is announced by an event."""
+        return os.path.dirname(path) in self.watched and not self.is_polled(path)
+
+    def is_polled(self, path: str) -> bool:
+        """Tell whether a path lies where nothing but polling shows that it changed."""
+        owner = self.plan.owner(path)
+        return any(group.is_polled for group in self.groups if group.root == owner)
+
+    def to_blame(self, reason: str) -> str | None:
+        """Return the root (or :data:`ELSEWHERE`) whose native watch failed; ``None`` if all are polled.
+
+        It is that of a path in the message, or else the largest.
+        """
+        native = [group for group in self.groups if not group.is_polled]
+        named = [
+            (len(path), group.root)
+            for group in native
+            for path in (*group.trees, *group.singles)
+            if f'"{path}"' in reason or f'"{path}/' in reason
+        ]
+        if named:
+            return max(named)[1]
+        return native[-1].root if native else None
+
+    def lacks(self, plan: Plan) -> bool:
+        """Tell whether a newer plan asks for what this set does not watch."""
+        if (plan.roots, plan.polled) != (self.plan.roots, self.plan.polled):
+            return True
+        added = plan.directories - self.plan.directories - self.watched
+        return any(not _is_never_watched(directory, plan.owner(directory)) for directory in added)
+
+    def is_outdated_by(self, moved: Iterable[str]) -> bool:
+        """Tell whether the set is not the right one, now that these paths came or went. Blocks as the disk does."""
+        for path in moved:
+            directory, name = os.path.split(path)
+            if path in self.watched or any(is_below(one, path) for one in self.missing):
+                return True
+            if any(directory in group.trees for group in self.groups) and (
+                name == "pyvenv.cfg" or (is_looked_into(name) and os.path.isdir(path))
+            ):
+                return True
+        return False
+
+    def differences(self, *, polled_only: bool = False) -> Differences:
+        """Compare the directories with what was found in them, and remember how they are now.
+
+        Blocks as long as the disk does.
+        """
+        kernel_files: set[str] = set()
+        is_outdated = any(map(os.path.isdir, self.missing))
+        for group in self.groups:
+            if polled_only and not group.is_polled:
+                continue
+            is_outdated |= any(_identity(path) != identity for path, identity in group.singles.items())
+            for directory, before in group.trees.items():
+                stamp = look(directory)
+                if stamp is not None and stamp == before.stamp:
+                    continue
+                listing = next(walk(directory), None)
+                if listing is None:
+                    is_outdated = True
+                    continue
+                now = group.trees[directory] = _contents(listing)
+                is_outdated |= now.directories != before.directories
+                came_or_went = now.kernel_files ^ before.kernel_files
+                kernel_files.update(os.path.join(directory, name) for name in came_or_went)
+        return Differences(frozenset(kernel_files), is_outdated)
+
+    def since(self, before: DirectorySet) -> set[str]:
+        """Return the kernel files that came or went between two scans, in roots that both know."""
+        known = _kernel_files(before)
+        now = _kernel_files(self)
+        return {path for root in known.keys() & now.keys() for path in known[root] ^ now[root]}
+
+    def found_roots(self) -> set[str]:
+        """Return the roots that exist."""
+        return set(self.plan.roots) - self.missing
+
+
+def _kernel_files(directories: DirectorySet) -> dict[str, set[str]]:
+    return {
+        group.root: {
+            os.path.join(directory, name) for directory, held in group.trees.items() for name in held.kernel_files
+        }
+        for group in directories.groups
+    }
+
+
+def _watchable(groups: Iterable[Group]) -> Iterator[str]:
+    """Yield directories in the order in which watches are asked for.
+
+    Of two paths to one directory, inotify's events name the one that was added last: a root's.
+    """
+    chosen = list(groups)
+    for group in chosen:
+        yield from filter(_is_text, group.singles)
+    for group in chosen:
+        yield from filter(_is_text, group.trees)
+
+
+def _contents(listing: Listing) -> Contents:
+    now_ns = time_ns()
+    stamp = look(listing.directory)
+    # What came between the listing and the look has made the stamp a young one.
+    settled = stamp if stamp is not None and stamp.is_settled(now_ns) else None
+    return Contents(settled, frozenset(filter(is_kernel_file, listing.files)), frozenset(listing.directories))
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    found = look(path)
+    return None if found is None else (found.device, found.inode)
+
+
+def _nearest(directory: str) -> str:
+    while not os.path.isdir(directory) and directory != "/":
+        directory = os.path.dirname(directory)
+    return directory
+
+
+def _is_never_watched(directory: str, owner: str) -> bool:
+    # Where a root itself lies is its owner's business.
+    return not NEVER_WATCHED.isdisjoint(directory[len(owner) :].split("/"))
+
+
+def _is_utf8(listing: Listing) -> bool:
+    return all(map(_is_text, (listing.directory, *listing.files, *listing.directories)))
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
