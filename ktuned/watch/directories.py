@@ -105,7 +105,8 @@ class DirectorySet:
                 missing.add(directory)
             holder = groups[plan.owner(nearest)]
             found = look(nearest)
-            if found is not None and nearest not in holder.trees:
+            # What may not be read has no watch; it is surveyed, as all known files are.
+            if found is not None and nearest not in holder.trees and os.access(nearest, os.R_OK):
                 holder.singles[nearest] = (found.device, found.inode)
         # Where watches run out, the largest root goes without.
         ordered = tuple(sorted(filter(len, groups.values()), key=len))

@@ -147,14 +147,14 @@ def _open(directories: Sequence[str], *, is_polling: bool) -> RustNotify | None:
     from watchfiles._rust_notify import RustNotify
 
     try:
-        # What may not be read is surveyed, as every known file is.
+        # To ignore denied permissions would be to ignore all errors, exhausted watches among them.
         return RustNotify(
             list(directories),
             debug=False,
             force_polling=is_polling,
             poll_delay_ms=POLL_MS,
             recursive=False,
-            ignore_permission_denied=True,
+            ignore_permission_denied=False,
         )
     except FileNotFoundError as error:
         raise DirectoryGone(str(error)) from error
