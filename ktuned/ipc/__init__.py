@@ -2,6 +2,6 @@
 
 from ktuned.ipc import frames, manifest
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
-from ktuned.ipc.stamps import lexical, stamp, stamps
+from ktuned.ipc.stamps import ABSENT, lexical, stamp, stamps
 
-__all__ = ["MANIFEST_NAME", "DamagedArtifact", "Manifest", "frames", "lexical", "manifest", "stamp", "stamps"]
+__all__ = ["ABSENT", "MANIFEST_NAME", "DamagedArtifact", "Manifest", "frames", "lexical", "manifest", "stamp", "stamps"]

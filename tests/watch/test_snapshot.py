@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ktuned.stamps import ABSENT, stamp
+from ktuned.ipc.stamps import ABSENT, stamp
 from ktuned.watch.snapshot import SETTLED_NS, Snapshot, Stamp, look
 
 
