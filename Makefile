@@ -1,17 +1,22 @@
-# Everything happens in .venv; `make install` makes it once and again only when a requirement changes.
+# Everything runs in .venv. `make install` creates it, and updates it when a requirement changes.
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-PROJECTS := pyproject.toml client/pyproject.toml plugins/cutedsl/pyproject.toml plugins/nvrtc/pyproject.toml plugins/torch/pyproject.toml plugins/tvm_ffi/pyproject.toml
+PROJECTS := . client plugins/cutedsl plugins/nvrtc plugins/torch plugins/triton plugins/tvm_ffi
+# torch for the CPU. PyPI's wheel for Linux brings 2.5 GiB of CUDA, and an NVRTC older than the pinned one.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Measured as wheels for CPython 3.11 on x86-64; to be measured again when constraints.txt changes by much.
+DOWNLOAD := 0.6 GiB (torch 180 MiB, CuTe DSL 90 MiB, Triton 180 MiB, NVRTC 50 MiB, 60 smaller packages)
+INSTALLED := 2.2 GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint test chaos bench
+.PHONY: help install wheels demo lint test chaos bench screenshot
 
-help:  ## say what can be made
-	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+help:  ## list the targets
+	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP)  ## the distributions, editable, with what development needs, into .venv
+install: $(STAMP)  ## install all distributions, editable, and the development tools into .venv
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -19,36 +24,44 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import ensurepip' || { echo "no ensurepip; apt install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-# The build backend comes first, at the pinned version, so that pip need not fetch another one for each build.
-# `-e .` stands beside `-e .[dev]`, or pip looks for the plugin's requirement `ktuned` in its index.
-$(STAMP): $(BIN)/python $(PROJECTS) constraints.txt
+# The build backend comes first, at the pinned version, so that pip need not download one for each build; then torch, from an
+# index of its own, which need not be reachable where pip finds torch for the CPU elsewhere. `-e .` stands beside
+# `-e .[dev]`, or pip looks for the plugins' requirement `ktuned` in its index.
+$(STAMP): $(BIN)/python $(PROJECTS:%=%/pyproject.toml) constraints.txt
+	@echo "make install downloads up to $(DOWNLOAD) into $(CURDIR)/.venv, $(INSTALLED) on disk; nothing outside it changes."
 	$(BIN)/python -m pip install -q -c constraints.txt hatchling
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation \
-		-e . -e client -e plugins/cutedsl -e plugins/nvrtc -e plugins/torch -e plugins/tvm_ffi -e '.[dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt --retries 0 --no-deps --extra-index-url $(TORCH_INDEX) torch
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation $(PROJECTS:%=-e %) -e '.[dev]'
 	@touch $@
 
-demo: install  ## tune the CPU example, edit it, watch it being tuned again, look the winner up
+wheels: $(BIN)/python  ## build the wheels of all distributions into dist/
+	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist $(PROJECTS:%=./%)
+
+demo: install  ## tune the CPU example, edit it, tune it again, look the winner up
 	$(BIN)/python examples/demo.py
 
-lint: install  ## ruff and mypy
+lint: install  ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# More processes than cores: much of a test's time is waiting for processes, deadlines and gates. In the files' order: the
-# other one puts files of few tests last, and those take the longest. A test that fails in this crowd is run once more, alone,
-# as CPython's own suite does: what fails then is broken, what passes is a test to mend.
-test: lint  ## lint, then the whole suite
+# More processes than cores, because tests mostly wait for processes, deadlines and gates. In the files' order: the other
+# order puts files of few tests last, and those take the longest. Failed tests run once more, alone, as in CPython's own
+# suite: a test that passes then depends on the load of the machine, and must be mended.
+test: lint  ## lint, then run the whole suite
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder || \
 		{ [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
-chaos: install  ## everything that can go wrong at once, seeded (SEED=3), for up to ten minutes
+chaos: install  ## inject every kind of failure at once, seeded (SEED=3), for up to ten minutes
 	$(BIN)/python -m pytest tests/chaos -m 'not gpu' -o faulthandler_timeout=0 --chaos=full --chaos-seed=$(or $(SEED),3)
 
-bench: install  ## the benchmarks, each beside its budget
+bench: install  ## run the benchmarks, each beside its budget
 	@for benchmark in rest pipeline lookup hostile save daemon_cost; do \
 		echo "== $$benchmark"; $(BIN)/python benchmarks/$$benchmark.py || exit 1; \
 	done
-	@for what in grouped pipeline winner lanes disturbance; do \
-		echo "== gpu $$what"; $(BIN)/python benchmarks/gpu.py $$what || exit 1; \
+	@for benchmark in grouped pipeline winner lanes disturbance; do \
+		echo "== gpu $$benchmark"; $(BIN)/python benchmarks/gpu.py $$benchmark || exit 1; \
 	done
+
+screenshot: install  ## draw docs/images/live_screen.svg from a real run
+	$(BIN)/python docs/images/make_live_screen.py

@@ -1,6 +1,6 @@
-"""Make the client for threads, ``client.py``, of the one for asyncio, ``aio.py``: the same source, less the awaiting.
+"""Generator of the client for threads, ``client.py``, from the one for asyncio, ``aio.py``.
 
-``python client/unasync.py`` writes it, ``--check`` says by the exit status whether it is what it would be.
+``python client/unasync.py`` writes the file; with ``--check`` it exits with 1 if the file differs.
 """
 
 import io
@@ -28,14 +28,14 @@ NAMES = {
     "transport_aio": "transport",
     "anext": "next",
 }
-"""What is called otherwise. ``async`` and ``await`` go, and so does ``Awaitable[…]`` around a type."""
+"""Names by their replacement. ``async``, ``await`` and ``Awaitable[…]`` around a type are removed."""
 
 TEXTS = {
-    '"""The client for asyncio (and anyio on it); the one for threads, ``client.py``, is made of this file."""': (
-        '"""The client for threads. Made of ``aio.py`` by ``client/unasync.py``: change that one."""'
+    '"""Client for asyncio (and anyio on it); ``client.py``, for threads, is generated from this file."""': (
+        '"""Client for threads. Generated from ``aio.py`` by ``client/unasync.py``: change that file."""'
     ),
     "All tasks of a loop share a connection, made when it is first needed. "
-    "Another loop, and with it a forked child, gets\n    one of its own.": (
+    "Another loop, and thus a forked child, gets\n    one of its own.": (
         "Threads may share a client; a forked child gets connections of its own. "
         "Lookups share one, made when it is first\n    needed; every other request has its own."
     ),
@@ -45,16 +45,16 @@ TEXTS = {
 
 def derive(source: str) -> str:
     """Return the source of the client for threads."""
-    for told, instead in TEXTS.items():
-        if told not in source:
-            raise ValueError(f"{SOURCE.name} no longer says {told!r}")
-        source = source.replace(told, instead)
+    for text, replacement in TEXTS.items():
+        if text not in source:
+            raise ValueError(f"{SOURCE.name} no longer contains {text!r}")
+        source = source.replace(text, replacement)
     source = source.replace("Awaitable[Hit]", "Hit").replace(
         "AsyncIterator, Awaitable, Callable, Iterable", "Callable, Iterable, Iterator"
     )
     lines = source.splitlines(keepends=True)
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    # From the end, so that the columns before stay what they are.
+    # From the end, so that the columns of earlier tokens stay valid.
     for token in reversed(tokens):
         if token.type != tokenize.NAME:
             continue
@@ -64,7 +64,7 @@ def derive(source: str) -> str:
             lines[row - 1] = line[:start] + line[end:].removeprefix(" ")
         elif token.string in NAMES:
             lines[row - 1] = line[:start] + NAMES[token.string] + line[end:]
-    # Less is on a line than was, so that some fit into one.
+    # Lines became shorter, so some statements fit on one.
     formatter = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(MADE), "-"]
     return subprocess.run(formatter, input="".join(lines), text=True, capture_output=True, check=True).stdout
 
@@ -75,7 +75,7 @@ def main() -> int:
     if "--check" not in sys.argv[1:]:
         MADE.write_text(made)
     elif MADE.read_text() != made:
-        sys.stderr.write(f"{MADE} is not what {SOURCE.name} makes: run `python client/unasync.py`\n")
+        sys.stderr.write(f"{MADE} differs from {SOURCE.name}: run `python client/unasync.py`\n")
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""The documents say what the code says: every table that repeats a fact is compared with it."""
+"""Comparison of the documents with the code: every table that repeats a fact."""
 
 import dataclasses
 import inspect
@@ -8,10 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import click
 import msgspec
 import pytest
 
 from ktuned import kernel
+from ktuned.cli.exit_status import Exit
+from ktuned.cli.program import COMMANDS, cli
 from ktuned.daemon import config
 from ktuned.daemon.assembly import Daemon
 from ktuned.daemon.systemd import Notifier
@@ -66,8 +69,10 @@ async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
 
 
 def test_presets() -> None:
-    """The README's presets have the figures that are measured with."""
-    told = {row[0].strip("`"): [float(cell) for cell in row[1:]] for row in _table("README.md", "## Presets")}
+    """Each documented preset has the figures of its definition."""
+    documented = {
+        row[0].strip("`"): [float(cell) for cell in row[1:]] for row in _table("docs/kernel-files.md", "## Presets")
+    }
     meant = {
         preset.name: [
             float(value)
@@ -81,12 +86,12 @@ def test_presets() -> None:
         ]
         for preset in PRESETS.values()
     }
-    assert told == meant
+    assert documented == meant
 
 
 def test_outcomes_and_statuses() -> None:
-    """The README explains every outcome, and every status that a lookup may have."""
-    assert _names("README.md", "## Outcomes") == [str(outcome) for outcome in Outcome]
+    """Every outcome, and every status of a lookup, is explained."""
+    assert _names("docs/cli.md", "## Outcomes") == [str(outcome) for outcome in Outcome]
     assert _names("README.md", "## A lookup") == [*(str(status) for status in Status), "unavailable"]
 
 
@@ -105,12 +110,66 @@ def test_fills_and_deadlines() -> None:
 
 
 def test_settings() -> None:
-    """The README's config.toml is one that a daemon takes, and names every setting."""
-    (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    told = msgspec.toml.decode(block)
+    """The example of config.toml is valid and complete, and each setting has a row in a table."""
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/settings.md").read_text(), re.DOTALL | re.MULTILINE)
+    example = msgspec.toml.decode(block)
     assert msgspec.toml.decode(block, type=config.File).roots
-    assert set(told) == set(config.File.__struct_fields__)
-    assert set(told["roots"][0]) == set(config.RootSettings.__struct_fields__)
+    names, root_names = config.File.__struct_fields__, config.RootSettings.__struct_fields__
+    assert (set(example), set(example["roots"][0])) == (set(names), set(root_names))
+    assert sorted(_names("docs/settings.md", "## `config.toml`")) == sorted(names)
+    assert _names("docs/settings.md", "## `[[roots]]`") == list(root_names)
+
+
+def test_defaults_of_settings() -> None:
+    """A default that is a plain value has that value in the table."""
+    rows = _table("docs/settings.md", "## `config.toml`")
+    documented = {row[0].strip("`"): row[1] for row in rows}
+    assert documented["policy"] == f'`"{config.File().policy}"`'
+    assert documented["artifacts_gib"] == f"{config.File().artifacts_gib:g}"
+    for name in ("spares", "contention"):
+        assert documented[name] == str(getattr(config.File(), name)).lower()
+
+
+def test_exit_codes() -> None:
+    """Each exit code is explained, with its name."""
+    rows = _table("docs/cli.md", "## Exit codes")
+    assert [(row[1].strip("`"), int(row[0])) for row in rows] == [(code.name, code.value) for code in Exit]
+
+
+def _commands() -> dict[str, click.Command]:
+    """Return every command by the words that name it; of a group, its commands."""
+    context = click.Context(cli)
+    found = {name: command for name in COMMANDS if (command := cli.get_command(context, name))}
+    groups = [name for name, command in found.items() if isinstance(command, click.Group)]
+    for name in groups:
+        group = found.pop(name)
+        assert isinstance(group, click.Group)
+        found |= {f"{name} {child}": command for child, command in group.commands.items()}
+    return found
+
+
+def test_commands() -> None:
+    """The reference has each command once, with its arguments."""
+    sections = re.findall(r"^### `ktuned ([a-z ]+?)( [^a-z`].*)?`$", (ROOT / "docs/cli.md").read_text(), re.MULTILINE)
+    documented = dict(sections)
+    commands = _commands()
+    assert (len(sections), documented.keys()) == (len(commands), commands.keys())
+    for name, command in commands.items():
+        arguments = [param for param in command.params if isinstance(param, click.Argument)]
+        assert bool(arguments) == bool(documented[name]), name
+
+
+@pytest.mark.parametrize("name", _commands())
+def test_options(name: str) -> None:
+    """The reference of a command has each of its options, and no others."""
+    reference = (ROOT / "docs/cli.md").read_text()
+    heading = re.search(rf"^### `ktuned {name}(?: [^a-z`][^`]*)?`$", reference, re.MULTILINE)
+    assert heading
+    section = re.split(r"^##", reference[heading.end() :], maxsplit=1, flags=re.MULTILINE)[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `-")]
+    documented = [option for row in rows for option in re.findall(r"`(--?[a-z-]+)", row)]
+    params = [param for param in _commands()[name].params if isinstance(param, click.Option) and not param.hidden]
+    assert sorted(documented) == sorted(option for param in params for option in param.opts)
 
 
 @pytest.mark.anyio

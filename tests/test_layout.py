@@ -11,6 +11,7 @@ PLUGINS = {
     "ktuned_cutedsl": ROOT / "plugins/cutedsl",
     "ktuned_nvrtc": ROOT / "plugins/nvrtc",
     "ktuned_torch": ROOT / "plugins/torch",
+    "ktuned_triton": ROOT / "plugins/triton",
     "ktuned_tvm_ffi": ROOT / "plugins/tvm_ffi",
 }
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}

@@ -1,4 +1,4 @@
-"""Look up the best known configs of kernels that the ktuned daemon tunes.
+"""Client of the ktuned daemon: looks up the best known configs of tuned kernels.
 
 ::
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # asyncio takes longer to import than everything else here, and few programs look up through it.
+    # asyncio takes longer to import than everything else here, and few programs need it for lookups.
     if name in {"AsyncClient", "AsyncEventStream", "AsyncTuning"}:
         from ktuned_client import aio
 

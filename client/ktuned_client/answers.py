@@ -1,4 +1,4 @@
-"""What becomes of a question to the daemon: a hit, an error of its own, or no daemon at all."""
+"""Answers of the daemon: hits, errors, and the absence of a daemon."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from ktuned_client.paths import UntrustedSocket
 from ktuned_client.wire import MAX_ID, PROTOCOL_VERSION, Response
 
 LOOKUP_DEADLINE_S: Final = 0.005
-"""How long a lookup may take: a hundred times what it usually takes, and too short to be noticed."""
+"""Deadline of a lookup: a hundred times the usual time, and too short to be noticed."""
 
 PIN_DEADLINE_S: Final = 10.0
-"""How long a lookup under a pin may take: the first one waits for the disk, and processes that see different winners
-cost more than a wait."""
+"""Deadline of a lookup under a pin: the first one waits for the disk, and processes that see different winners cost
+more than a wait."""
 
 CALL_DEADLINE_S: Final = 10.0
-"""How long any other request may take."""
+"""Deadline of any other request."""
 
 TUNE_DEADLINE_S: Final = 120.0
-"""How long a tuning may take to be accepted: the daemon first imports the kernel file, and torch with it."""
+"""Deadline for accepting a tuning: the daemon first imports the kernel file, and torch with it."""
 
 FIRST_RETRY_S: Final = 0.02
 LAST_RETRY_S: Final = 1.0
-"""After a failure lookups leave the daemon alone: at first for a hiccup's time, then doubling up to this."""
+"""After a failure, lookups do not ask the daemon for this long: the first interval is that of a short stall, and it
+doubles up to the last one."""
 
 ENDED_STATES: Final = frozenset({"done", "cancelled", "failed"})
-"""The states of a job to which nothing more will happen."""
+"""The final states of a job."""
 
 
 class DaemonError(Exception):
@@ -41,12 +42,12 @@ class DaemonError(Exception):
 
     @classmethod
     def from_wire(cls, error: Mapping[str, Any]) -> DaemonError:
-        """Rebuild from the protocol's error map, whatever a daemon of another version left out."""
+        """Rebuild from the protocol's error map; a daemon of another version may leave fields out."""
         return cls(str(error.get("code", "error")), str(error.get("message", "")), str(error.get("hint", "")))
 
 
 class DaemonUnavailable(Exception):
-    """No daemon answered: none runs, its socket is not to be trusted, or its deadline passed.
+    """No daemon answered: none runs, its socket is not trusted, or the deadline passed.
 
     ``message`` and ``hint`` as in :class:`DaemonError`.
     """
@@ -58,17 +59,17 @@ class DaemonUnavailable(Exception):
 
 
 class DaemonSilent(DaemonUnavailable):
-    """A daemon is there, and the deadline passed without its answer."""
+    """A daemon runs, and did not answer within the deadline."""
 
 
 class Hit(NamedTuple):
     """A lookup's answer.
 
-    ``status`` is ``fresh``, ``stale``, ``near``, ``default`` or ``unknown`` as the daemon says it, else
-    ``unavailable``; ``message`` says why that is so, or how the tuning failed that would have made it ``fresh``.
-    ``config`` is the best config known now; the caller's own default when the daemon has none. ``latency_us`` and
-    ``decided`` (when, in Unix seconds, it was) are ``None`` when nothing was measured; ``artifact`` is the path of the
-    compiled winner; ``generation`` changes when the answer may have.
+    ``status`` is the daemon's, ``fresh``, ``stale``, ``near``, ``default`` or ``unknown``, or else ``unavailable``;
+    ``message`` is the reason, or the failure of the tuning that would have made the answer ``fresh``.
+    ``config`` is the best config known now, or the caller's default if the daemon has none. ``latency_us`` and
+    ``decided`` (a time in Unix seconds) are ``None`` if nothing was measured; ``artifact`` is the path of the
+    compiled winner; ``generation`` changes when the answer may have changed.
     """
 
     kernel: str
@@ -84,16 +85,16 @@ class Hit(NamedTuple):
 
     @property
     def age_s(self) -> float | None:
-        """How old the winner is now; ``None`` when nothing was measured."""
+        """The winner's age now; ``None`` if nothing was measured."""
         return None if self.decided is None else max(0.0, time.time() - self.decided)
 
 
 def hit_from(answer: Mapping[str, Any]) -> Hit:
-    """Return the hit that a daemon's answer makes; fields of newer daemons are passed over.
+    """Return a daemon's answer as a hit; unknown fields are ignored.
 
     Raises:
-        DaemonError: it is an ``error`` in the place of one answer of several.
-        ValueError: it is no answer.
+        DaemonError: it is an ``error`` in place of one answer of several.
+        ValueError: it is not an answer.
     """
     try:
         return Hit(
@@ -115,7 +116,7 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
 
 
 def completed(hit: Hit, default: Mapping[str, Any] | None) -> Hit:
-    """Return the hit with the caller's default, if it has no config."""
+    """Return the hit, with the caller's default if it has no config."""
     return hit if hit.config is not None else hit._replace(config=default)
 
 
@@ -138,10 +139,10 @@ def result_of(response: Response) -> Any:
 
 
 def check_hello(response: Response) -> Mapping[str, Any]:
-    """Return what the daemon says of itself; nothing, where it is too old to.
+    """Return the daemon's description of itself; an empty map from a daemon that has none.
 
     Raises:
-        DaemonUnavailable: it speaks another protocol.
+        DaemonUnavailable: it speaks another protocol version.
     """
     said: dict[str, Any] = {}
     if response.error is None and type(response.result) is dict:
@@ -157,12 +158,12 @@ def check_hello(response: Response) -> Mapping[str, Any]:
 
 
 def given(**params: Any) -> dict[str, Any]:
-    """Return the params that were given: those that are not ``None``."""
+    """Return the params that are not ``None``."""
     return {name: value for name, value in params.items() if value is not None}
 
 
 def explained(error: Exception, path: str, deadline_s: float) -> DaemonUnavailable:
-    """Return what a failed connection or request means: one line, and what mends it."""
+    """Return the error of a failed connection or request, with a hint."""
     if isinstance(error, UntrustedSocket):
         return DaemonUnavailable(error.message, error.hint)
     if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
@@ -177,12 +178,12 @@ def explained(error: Exception, path: str, deadline_s: float) -> DaemonUnavailab
 
 
 def next_id(request_id: int) -> int:
-    """Return the id after this one; 32-bit ids start again."""
+    """Return the id after this one; ids wrap at 32 bits."""
     return 0 if request_id == MAX_ID else request_id + 1
 
 
 class Backoff:
-    """How long to leave a daemon alone that did not answer."""
+    """Interval during which a daemon that did not answer is not asked again."""
 
     __slots__ = ("_interval_s", "_retry_at", "message")
 
@@ -193,7 +194,7 @@ class Backoff:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the interval is not over yet."""
+        """True until the interval is over."""
         return self._interval_s > 0 and time.monotonic() < self._retry_at
 
     def failed(self, message: str) -> None:

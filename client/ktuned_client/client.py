@@ -1,4 +1,4 @@
-"""The client for threads. Made of ``aio.py`` by ``client/unasync.py``: change that one."""
+"""Client for threads. Generated from ``aio.py`` by ``client/unasync.py``: change that file."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ktuned_client.wire import LOOKUP, MAX_LOOKUPS, ProtocolError, encode_lookup
 
 
 class Client:
-    """Looks winners up, and asks the daemon for everything else.
+    """Lookups of winners, and all other requests to the daemon.
 
-    ``socket`` is the path of the daemon's socket (default: :func:`ktuned_client.paths.socket_path`), ``deadline_s`` how
-    long a lookup may take. Who gives the same ``pin`` sees the same winners for good: the first lookup of a problem
-    under it decides for all that follow. ``winners`` is an exported file, or a directory of them, to serve from with no
-    daemon at all. Answers are kept, and given again as long as the daemon's generation table says that they hold.
+    ``socket`` is the path of the daemon's socket (default: :func:`ktuned_client.paths.socket_path`), ``deadline_s`` the
+    deadline of a lookup. All clients with the same ``pin`` see the same winners for good: the first lookup of a problem
+    decides for all that follow. ``winners`` is an exported file, or a directory of them, that answers without a daemon.
+    Answers are kept, and returned again as long as the daemon's generation table confirms them.
 
     Threads may share a client; a forked child gets connections of its own. Lookups share one, made when it is first
     needed; every other request has its own.
@@ -65,11 +65,11 @@ class Client:
         default: Mapping[str, Any] | None = None,
         device: str | None = None,
     ) -> Hit:
-        """Return the best config known now, or ``default``; never raises for want of a daemon, nor waits for one.
+        """Return the best config known now, or ``default``; never raises without a daemon, nor waits for one.
 
-        Past the deadline, without a daemon, or when it refuses the question, the answer is the last that was known, or
-        else ``default`` with the status ``unavailable`` and a ``message`` that says why. ``device`` is a seat
-        (``cuda:1``) or a model; ``None`` is the kernel's first.
+        Past the deadline, without a daemon, or if it refuses the question, the answer is the last known one, or
+        else ``default`` with the status ``unavailable`` and the reason as ``message``. ``device`` is a name
+        (``cuda:1``) or a model; ``None`` is the kernel's first device.
         """
         memo = self._memo
         try:
@@ -83,7 +83,7 @@ class Client:
     def bind(
         self, kernel: str, default: Mapping[str, Any] | None = None, device: str | None = None
     ) -> Callable[[Mapping[str, Any]], Hit]:
-        """Return :meth:`lookup` of one kernel, as a function of the problem alone: for hot loops."""
+        """Return :meth:`lookup` of one kernel as a function of the problem alone, for hot loops."""
         memo = self._memo
         name = kernel if device is None else (kernel, device)
 
@@ -103,9 +103,9 @@ class Client:
         questions: Iterable[tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], Mapping[str, Any] | None]],
         device: str | None = None,
     ) -> list[Hit]:
-        """Look up several (kernel, problem) or (kernel, problem, default) at once; return their hits, in their order.
+        """Look up several (kernel, problem) or (kernel, problem, default) at once; return their hits in the same order.
 
-        What is not known already is asked for in one request; more than 250 take several, each with its own deadline.
+        Unknown answers are requested together; more than 250 take several requests, each with its own deadline.
         """
         asked = [(question[0], question[1], question[2] if len(question) > 2 else None) for question in questions]
         hits: list[Hit | None] = [None] * len(asked)
@@ -143,7 +143,7 @@ class Client:
     ) -> EventStream:
         """Subscribe, and return an iterator of event maps that ends only with the daemon or with ``close``.
 
-        ``since`` is an (epoch, seq) from which to replay; an event ``{"fresh": True, …}`` stands for a gap.
+        ``since`` is an (epoch, seq) to replay from; an event ``{"fresh": True, …}`` marks a gap.
 
         Raises:
             DaemonError: the daemon refused the filter.
@@ -165,7 +165,7 @@ class Client:
         deadline_s: float = TUNE_DEADLINE_S,
         **options: Any,
     ) -> Tuning:
-        """Ask for a tuning, and return the iterator of its events, which ends when all its jobs have.
+        """Request a tuning, and return the iterator of its events, which ends with the last of its jobs.
 
         Give ``kernel`` or ``path`` (a kernel file or a directory). ``options``: ``problem``, ``device``, ``preset``,
         ``trials``, ``seconds``, ``strategy``, ``seed``, ``python``, ``priority``; ``None`` leaves one out.
@@ -186,27 +186,27 @@ class Client:
         *,
         deadline_s: float = CALL_DEADLINE_S,
     ) -> str:
-        """Store real inputs, which the tuning of ``problem`` measures with from then on; return their digest.
+        """Store real inputs for all later measurements of ``problem``; return their digest.
 
         ``tensors`` maps the kernel's input names to tensors (of torch, NumPy, or anything with the buffer protocol) and
         numbers.
 
         Raises:
-            DaemonError: the daemon refused them: there is no such kernel or problem.
+            DaemonError: the daemon refused them: the kernel or problem does not exist.
             DaemonUnavailable: no daemon answered within ``deadline_s``.
             OSError: they cannot be written.
             TypeError: a value is neither a tensor nor a number.
             ValueError: they are too large.
         """
-        from ktuned_client import capturing
+        from ktuned_client import tensor_file
 
         place = self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem))
-        digest, _ = capturing.write(tensors, place["directory"], place["max_bytes"])
+        digest, _ = tensor_file.write(tensors, place["directory"], place["max_bytes"])
         self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem), digest=digest)
         return digest
 
     def close(self) -> None:
-        """Close the shared connection and forget what was answered; the next request opens another."""
+        """Close the shared connection and forget all answers; the next request opens another connection."""
         self._transport.close()
         self._memo.close()
 
@@ -235,11 +235,11 @@ class Client:
     def _answers(
         self, asked: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, bytes]], device: str | None
     ) -> list[Hit]:
-        """Ask one ``lookup_many``; each question has its problem's bytes with it."""
+        """Send one ``lookup_many``; each question comes with its problem's bytes."""
         try:
             question = encode_lookups([self._knowledge.question(kernel, device, key) for kernel, _, _, key in asked])
-            told = (self._transport.look_up(question, self.deadline_s))["answers"]
-            answers = list(zip(asked, told, strict=True))
+            received = (self._transport.look_up(question, self.deadline_s))["answers"]
+            answers = list(zip(asked, received, strict=True))
         except DaemonUnavailable as error:
             self._knowledge.backoff.failed(str(error))
             return [
@@ -260,7 +260,7 @@ class Client:
 class EventStream(Iterator[Event]):
     """The events of one subscription, over a connection of its own; not for several readers at once.
 
-    ``epoch`` and ``seq`` are where the stream stands: the ``since`` of a later subscription.
+    ``epoch`` and ``seq`` are the stream's position: the ``since`` of a later subscription.
     """
 
     def __init__(self, path: str, subscription: Subscription, deadline_s: float) -> None:
@@ -307,7 +307,7 @@ class Tuning(Iterator[Event]):
 
     @property
     def jobs(self) -> list[dict[str, Any]]:
-        """The jobs' maps, as last heard; final when the iterator has ended."""
+        """The jobs' maps as last received; final when the iterator has ended."""
         return self._progress.jobs
 
     def __next__(self) -> Event:
@@ -324,7 +324,7 @@ class Tuning(Iterator[Event]):
         return self._ready.popleft()
 
     def close(self) -> None:
-        """Stop listening; the jobs go on."""
+        """End the subscription; the jobs continue."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None

@@ -1,17 +1,17 @@
-"""The generation table: a file of 64-bit words that the daemon writes and clients map, to know whether a memo holds.
+"""Generation table: a file of 64-bit words that the daemon writes and clients map to validate kept answers.
 
 ::
 
     word 0        the bytes ``ktunedG`` and the layout's version
-    word 1        how many words there are
+    word 1        the number of words
     word 2        the epoch of the daemon that wrote last
     words 3 … 7   zero
     words 8 …     one generation per slot; a kernel's slot is 8 + CRC-32 of its full name, modulo the slots
 
-A daemon adds one to a kernel's slot after each commit that may change what is answered for it, and one to all slots
-when it starts. Kernels that share a slot cost each other a question too many, and never a wrong answer. Words are in
-the machine's own byte order and lie on 8-byte boundaries: both sides load and store them by one move of 8 bytes, which
-is atomic on x86-64 and on AArch64, so that a reader sees a generation from before or from after, nothing in between.
+A daemon adds one to a kernel's slot after each commit that may change its answers, and one to all slots when it
+starts. Kernels that share a slot cause each other unnecessary requests, never wrong answers. Words are in the machine's
+byte order and on 8-byte boundaries: both sides load and store them by one move of 8 bytes, which is atomic on x86-64
+and on AArch64, so a reader sees the generation before or after a change, nothing in between.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Final
 from zlib import crc32
 
 MAGIC: Final = b"ktunedG\x01"
-"""What the file begins with; another version's is not read."""
+"""The first bytes of the file; other versions are not read."""
 
 WORDS: Final = 4096
-"""32 KiB: eight pages, in which a few hundred kernels rarely meet."""
+"""32 KiB: eight pages, in which a few hundred kernels rarely share a slot."""
 
 COUNT_WORD: Final = 1
 EPOCH_WORD: Final = 2
@@ -35,12 +35,12 @@ FIRST_SLOT: Final = 8
 
 MAX_NAME_CHARACTERS: Final = 256
 MAX_NAMES: Final = 1024
-"""Kernels whose slots are kept: to work one out takes longer than all else that is done with it."""
+"""Limit of cached slots: computing one takes longer than every other step of a lookup."""
 
 
 def slot_of(kernel: str) -> int:
-    """Return which word is a kernel's, by its full name."""
-    # Anybody can ask for a name that is none, and of any size: such a one is not remembered.
+    """Return the index of a kernel's word, by its full name."""
+    # A peer may send invented names of any size, which must not fill the cache.
     return _remembered_slot_of(kernel) if len(kernel) <= MAX_NAME_CHARACTERS else _slot_of(kernel)
 
 
@@ -51,15 +51,15 @@ def _slot_of(kernel: str) -> int:
 _remembered_slot_of = lru_cache(MAX_NAMES)(_slot_of)
 
 NOTHING: Final = memoryview(bytes(8 * WORDS)).cast("Q")
-"""The words of a table that never changes: what holds by it, holds for good."""
+"""The words of a table that never changes, for answers that hold for good."""
 
 
 class Table:
     """A daemon's table, mapped for reading, until :meth:`close`; ``words`` are its words.
 
     Raises:
-        OSError: it cannot be opened, or is not ours.
-        ValueError: it is no table of this layout.
+        OSError: it cannot be opened, or belongs to another user.
+        ValueError: it is not a table of this layout.
     """
 
     def __init__(self, path: str) -> None:
@@ -67,7 +67,7 @@ class Table:
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_size != 8 * WORDS:
-                raise ValueError(f"{path} is no generation table of ours")
+                raise ValueError(f"{path} is not a generation table of this user")
             self._map = mmap.mmap(descriptor, 8 * WORDS, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:
             os.close(descriptor)
@@ -79,7 +79,7 @@ class Table:
             raise ValueError(f"{path} is a generation table of another version")
 
     def close(self) -> None:
-        """Unmap it; who still reads ``words`` gets a ``ValueError``."""
+        """Unmap it; reading ``words`` afterwards raises ``ValueError``."""
         self.words.release()
         self._bytes.release()
         self._map.close()

@@ -1,4 +1,4 @@
-"""What a client can tell without its daemon: answers that still hold, exported winners, the last that was known."""
+"""Answers that a client has without its daemon: kept ones that still hold, exported winners, the last known."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Knowledge:
-    """One client's, whichever way it talks to the daemon: what to ask, what was learned, and whether to ask at all.
+    """State of one client, sync or async: the questions to send, the answers, and the back-off.
 
-    ``pin`` and ``winners`` (paths of exported winners) are the client's.
+    ``pin`` and ``winners`` (paths of exported winners) are the client's arguments.
 
     Raises:
         WinnersError: ``winners`` cannot be read.
@@ -34,7 +34,7 @@ class Knowledge:
     def find(
         self, kernel: str, problem: Mapping[str, Any], default: Mapping[str, Any] | None, device: str | None
     ) -> Hit | bytes:
-        """Return the hit that needs no daemon, or else the problem's bytes to ask it with."""
+        """Return the hit that needs no daemon, or else the problem's bytes for the request."""
         name = kernel if device is None else (kernel, device)
         try:
             key = key_of(problem)
@@ -47,8 +47,8 @@ class Knowledge:
             try:
                 hit = self._winners.lookup(kernel, problem, device)
             except TypeError as error:
-                # MessagePack carries more than JSON, and so than any file of winners.
-                return unavailable(kernel, problem, device, default, f"no problem is like this: {error}")
+                # MessagePack carries more types than JSON, and thus than a file of winners.
+                return unavailable(kernel, problem, device, default, f"not a valid problem: {error}")
             self.memo.remember_for_good(name, key, hit)
             return completed(hit, default)
         if self.backoff.is_waiting:
@@ -59,7 +59,7 @@ class Knowledge:
         """Return a lookup's encoded params.
 
         Raises:
-            TypeError: the kernel's or the device's name is none that MessagePack can carry.
+            TypeError: the kernel's or the device's name is not a string.
         """
         known = self._questions.get((kernel, device))
         if known is None:
@@ -75,7 +75,7 @@ class Knowledge:
 
         Raises:
             DaemonError: it refuses this question, one of several.
-            ValueError: it is no answer.
+            ValueError: it is not an answer.
         """
         self.backoff.succeeded()
         hit = hit_from(answer)
@@ -89,15 +89,15 @@ class Knowledge:
         default: Mapping[str, Any] | None,
         device: str | None,
         key: bytes,
-        why: str,
+        reason: str,
     ) -> Hit:
-        """Return the hit of a question that no daemon answers, and ``why``: the last that was known, or the default."""
-        known = self.memo.last_word(kernel if device is None else (kernel, device), key, default, why)
-        return unavailable(kernel, problem, device, default, why) if known is None else known
+        """Return the hit of a question that no daemon answers, for ``reason``: the last known, or the default."""
+        known = self.memo.last_word(kernel if device is None else (kernel, device), key, default, reason)
+        return unavailable(kernel, problem, device, default, reason) if known is None else known
 
 
 def _read_winners(path: str | os.PathLike[str]) -> Winners:
-    # Few programs have such files, and reading them takes what no other lookup needs.
+    # Few programs have such files, and the import takes time.
     from ktuned_client.winners import Winners
 
     return Winners.read(path)

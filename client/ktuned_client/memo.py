@@ -1,4 +1,4 @@
-"""What lookups were answered, and whether that still holds: the generation table says so, without a system call."""
+"""Kept answers of lookups, validated by the generation table without a system call."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ktuned_client.answers import Hit, completed
 from ktuned_client.generations import NOTHING, Table, slot_of
 
 HOLDS_S: Final = 10.0
-"""After this long a question is asked again, whatever the table says: the one that is mapped may be nobody's any more
-(its file was removed, and the next daemon made another)."""
+"""Time after which a question is asked again, whatever the table contains: the mapped file may have been removed, and
+the next daemon have made another."""
 
 MAX_ANSWERS: Final = 10_000
-"""Answers that are kept; with more than these, all are forgotten, and asked for again."""
+"""Limit of kept answers; beyond it all are forgotten, and requested again."""
 
 LAST_WORD_S: Final = 1.0
-"""How long the last that is known holds by itself while no daemon answers, before one is looked for again."""
+"""Time for which the last known answer holds while no daemon answers, before the next attempt."""
 
 Entry = tuple[int, int, float, Hit]
-"""The kernel's slot and its generation when it was answered, until when (``monotonic``) it holds, the answer."""
+"""The kernel's slot, its generation at the time of the answer, the end of validity (``monotonic``), the answer."""
 
 pack = msgpack.Packer(strict_types=True).pack
-"""Makes a problem's key: its bytes on the wire, so that ``1``, ``1.0`` and ``True`` are three. One for all threads,
-because with exact types alone it runs no Python code and thus keeps the interpreter to itself."""
+"""Makes a problem's key: its bytes on the wire, so that ``1``, ``1.0`` and ``True`` are distinct. All threads share it,
+because with exact types it runs no Python code and thus holds the GIL throughout."""
 
 
 class Memo:
-    """The answers by kernel (as it was named; with a device, a pair of both) and by the problem's bytes.
+    """Answers by kernel (as it was named; with a device, a pair of both) and by the problem's bytes.
 
-    A hot loop reads ``answers`` and ``words`` itself: an entry holds while the word of its slot is its generation, and
-    its time is not over. An answer without a config, which each caller completes by a default of its own, is only found
-    by :meth:`recall`.
+    A hot loop reads ``answers`` and ``words`` directly: an entry holds while its slot's word equals its generation,
+    and its time has not passed. An answer without a config, which each caller completes by its own default, is found
+    only by :meth:`recall`.
     """
 
     __slots__ = ("_count", "_table", "answers", "incomplete", "words")
@@ -48,7 +48,7 @@ class Memo:
         self._count = 0
 
     def greet(self, hello: Mapping[str, Any]) -> None:
-        """Map the table that a daemon tells of in its ``hello``; without one that can be read, nothing is kept."""
+        """Map the table that a daemon names in its ``hello``; without a readable one, no answers are kept."""
         path = hello.get("generations")
         try:
             if not isinstance(path, str):
@@ -60,7 +60,7 @@ class Memo:
         except (OSError, ValueError):
             table = None
         before, self._table = self._table, table
-        # No two tables have a generation in common, so what was answered by the old one does not hold by this one.
+        # No two tables have a generation in common, so answers of the old table do not hold by this one.
         self.words = NOTHING if table is None else table.words
         if before is not None:
             before.close()
@@ -81,19 +81,21 @@ class Memo:
             return None
         return completed(entry[3], default)
 
-    def last_word(self, name: Any, problem: bytes, default: Mapping[str, Any] | None, why: str) -> Hit | None:
-        """Return what was last known, while no daemon answers: as it is if the table still says so, else marked."""
+    def last_word(self, name: Any, problem: bytes, default: Mapping[str, Any] | None, reason: str) -> Hit | None:
+        """Return the last known answer while no daemon answers; ``unavailable`` unless the table still confirms it."""
         entry = self._entry(name, problem)
         if entry is None:
             return None
         slot, generation, _, hit = entry
         if self._table is None or self.words[slot] != generation:
-            return completed(hit, default)._replace(status="unavailable", message=f"{why}; this was known before")
+            return completed(hit, default)._replace(
+                status="unavailable", message=f"{reason}; this is the last known answer"
+            )
         self._keep(name, problem, (slot, generation, monotonic() + LAST_WORD_S, hit))
         return completed(hit, default)
 
     def close(self) -> None:
-        """Unmap the table, and forget."""
+        """Unmap the table, and forget all answers."""
         self.words = NOTHING
         self.answers.clear()
         self.incomplete.clear()
@@ -126,10 +128,10 @@ _NO_ANSWERS: Final[dict[bytes, Entry]] = {}
 
 
 def key_of(problem: Mapping[str, Any]) -> bytes:
-    """Return a problem's bytes, whatever mapping it is and whatever its numbers and texts derive from.
+    """Return a problem's bytes, for any mapping and for subclasses of its numbers and texts too.
 
     Raises:
-        TypeError: it holds what MessagePack cannot carry.
+        TypeError: it holds a value that MessagePack cannot carry.
         ValueError: it holds a number beyond 64 bits.
     """
     try:

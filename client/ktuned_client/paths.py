@@ -1,7 +1,7 @@
-"""Where the daemon's socket is, and whether it may be trusted: the checks that both sides make.
+"""Path of the daemon's socket, and the checks of trust that both sides make.
 
-A socket is trusted when its directory is a real one, ours and closed to everybody else (0700), the socket is
-ours, and the process at the other end runs as us (``SO_PEERCRED``).
+A socket is trusted if its directory is a real directory of this user with mode 0700, the socket belongs to this user,
+and so does the process at the other end (``SO_PEERCRED``).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ MAX_PATH_BYTES: Final = 107
 DIRECTORY_MODE: Final = 0o700
 SOCKET_MODE: Final = 0o600
 LOCK_NAME: Final = "ktuned.lock"
-"""Beside the socket; it holds the pid of the daemon that holds its lock, and stays when the daemon goes."""
+"""File beside the socket with the pid of the daemon that holds its lock; it stays when the daemon ends."""
 
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
 
 class UntrustedSocket(OSError):
-    """A socket's path cannot be used or must not be trusted; ``hint`` says what mends it."""
+    """A socket's path cannot be used or must not be trusted; ``hint`` is the remedy."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class UntrustedSocket(OSError):
 
 
 def socket_path(environ: Mapping[str, str] | None = None) -> str:
-    """Return where the daemon's socket is.
+    """Return the path of the daemon's socket.
 
     ``$KTUNED_SOCKET``; else ``$XDG_RUNTIME_DIR/ktuned/ktuned.sock``; else ``/tmp/ktuned-UID/ktuned.sock``.
     """
@@ -43,7 +43,7 @@ def socket_path(environ: Mapping[str, str] | None = None) -> str:
         return os.path.abspath(chosen)
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         return os.path.join(runtime, "ktuned", "ktuned.sock")
-    # Not $TMPDIR: daemon and applications must agree, whatever each one's environment says.
+    # Not $TMPDIR: daemon and applications must agree, even if their environments differ.
     return f"/tmp/ktuned-{os.geteuid()}/ktuned.sock"
 
 
@@ -62,10 +62,10 @@ def check_length(path: str) -> None:
 
 
 def make_directory(directory: str) -> None:
-    """Make the socket's directory, closed to others, or check the one that is there.
+    """Make the socket's directory, closed to others, or check the existing one.
 
     Raises:
-        UntrustedSocket: it is not ours, or open to others, or no directory.
+        UntrustedSocket: it belongs to another user, is open to others, or is not a directory.
         OSError: it cannot be made.
     """
     os.makedirs(os.path.dirname(directory) or "/", exist_ok=True)
@@ -74,19 +74,19 @@ def make_directory(directory: str) -> None:
     except FileExistsError:
         check_directory(directory)
     else:
-        os.chmod(directory, DIRECTORY_MODE)  # the umask may have closed it to ourselves
+        os.chmod(directory, DIRECTORY_MODE)  # the umask may have removed our own access
 
 
 def check_directory(directory: str) -> None:
-    """Check that a directory is a real one, ours, and closed to others.
+    """Check that a path is a real directory, belongs to this user, and is closed to others.
 
     Raises:
-        UntrustedSocket: it is not.
-        FileNotFoundError: there is none.
+        UntrustedSocket: it does not.
+        FileNotFoundError: it does not exist.
     """
     found = os.lstat(directory)
     if not stat.S_ISDIR(found.st_mode):
-        raise UntrustedSocket(f"{directory} is no directory of its own (a link or a file)", hint="remove it")
+        raise UntrustedSocket(f"{directory} is not a real directory (a link or a file)", hint="remove it")
     if found.st_uid != os.geteuid():
         raise UntrustedSocket(
             f"the socket's directory {directory} belongs to uid {found.st_uid}, not to us ({os.geteuid()})",
@@ -100,26 +100,26 @@ def check_directory(directory: str) -> None:
 
 
 def check_socket(path: str) -> None:
-    """Check that a path is a socket of ours in a directory of ours.
+    """Check that a path is a socket of this user, in a private directory.
 
     Raises:
         UntrustedSocket: it is not.
-        FileNotFoundError: there is none.
+        FileNotFoundError: it does not exist.
     """
     check_length(path)
     check_directory(os.path.dirname(path))
     found = os.lstat(path)
     if not stat.S_ISSOCK(found.st_mode):
-        raise UntrustedSocket(f"{path} is no socket", hint="remove it")
+        raise UntrustedSocket(f"{path} is not a socket", hint="remove it")
     if found.st_uid != os.geteuid():
         raise UntrustedSocket(f"the socket {path} belongs to uid {found.st_uid}, not to us ({os.geteuid()})")
 
 
 def check_peer(connection: socket.socket) -> int:
-    """Check that the process at the other end runs as us, and return its pid.
+    """Check that the process at the other end runs as this user, and return its pid.
 
     Raises:
-        UntrustedSocket: it runs as somebody else.
+        UntrustedSocket: it runs as another user.
     """
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
@@ -133,7 +133,7 @@ def connect(path: str, timeout_s: float) -> socket.socket:
 
     Raises:
         UntrustedSocket: a check failed.
-        OSError: nobody listens there, or its queue is full.
+        OSError: no process listens there, or its queue is full.
     """
     check_socket(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

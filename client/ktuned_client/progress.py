@@ -1,4 +1,4 @@
-"""Which jobs of a tuning are still under way, decided from events; no IO, shared by both clients."""
+"""Progress of a tuning's jobs, folded from events; no IO, shared by both clients."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Event = dict[str, Any]
 
 
 class Progress:
-    """Follows the jobs that one ``tune`` started to their ends.
+    """The jobs of one ``tune``, followed to their ends.
 
-    ``jobs`` are their maps, as last heard. Every job gets exactly one ``job_done`` event, made up when the daemon's own
+    ``jobs`` are their maps as last received. Every job gets exactly one ``job_done`` event, synthesised if the daemon's
     was missed or came before the subscription.
     """
 
@@ -25,7 +25,7 @@ class Progress:
 
     @property
     def jobs(self) -> list[dict[str, Any]]:
-        """The jobs' maps, in the order in which the daemon named them."""
+        """The jobs' maps, in the daemon's order."""
         return list(self._jobs.values())
 
     @property
@@ -35,11 +35,11 @@ class Progress:
 
     @property
     def is_over(self) -> bool:
-        """Whether every job has ended."""
+        """True when every job has ended."""
         return not self._open
 
     def take(self, event: Event) -> bool:
-        """Note an event of the stream; return whether it is news (a second ``job_done`` is not)."""
+        """Take an event of the stream; return whether it is new (a second ``job_done`` is not)."""
         self.epoch, self.seq = event["epoch"], event["seq"]
         job_state = event.get("job_state")
         if isinstance(job_state, dict) and job_state.get("id") in self._jobs:
@@ -53,15 +53,15 @@ class Progress:
         return True
 
     def catch_up(self, jobs: Iterable[dict[str, Any]]) -> list[Event]:
-        """Take job maps that were asked for, and return a ``job_done`` for each that ended unheard."""
-        unheard = []
+        """Take requested job maps, and return a ``job_done`` for each job that ended without an event."""
+        missed = []
         for job in jobs:
             if job["id"] not in self._open:
                 continue
             self._jobs[job["id"]] = job
             if job["state"] in ENDED_STATES:
                 self._open.discard(job["id"])
-                unheard.append(
+                missed.append(
                     {
                         "seq": self.seq,
                         "epoch": self.epoch,
@@ -71,4 +71,4 @@ class Progress:
                         "job_state": job,
                     }
                 )
-        return unheard
+        return missed

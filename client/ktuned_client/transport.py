@@ -1,4 +1,4 @@
-"""Connections of the client for threads: one that lookups share, and one for each other request."""
+"""Connections of the client for threads: a shared one for lookups, and one for each other request."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class Transport:
-    """Speaks with the daemon at ``path``. Threads may share it; a forked child gets a connection of its own.
+    """Connections to the daemon at ``path``. Threads may share it; a forked child gets a connection of its own.
 
-    ``greet`` is told what the daemon says in its ``hello``, before the lookups' connection is used.
+    ``greet`` receives the daemon's ``hello`` before the connection for lookups is used.
     """
 
     def __init__(self, path: str, greet: Callable[[Mapping[str, Any]], None]) -> None:
@@ -34,7 +34,7 @@ class Transport:
         _transports.add(self)
 
     def look_up(self, question: bytes, deadline_s: float) -> Any:
-        """Send a request, from its method on, over the lookups' connection; once more if that turns out to be dead.
+        """Send a request, from its method on, over the shared connection; once more if that turns out to be dead.
 
         Raises:
             DaemonError: the daemon refused it.
@@ -56,7 +56,7 @@ class Transport:
             self._drop()
             raise explained(error, self.path, deadline_s) from error
         except BaseException:
-            # Interrupted between question and answer, the connection's state is unknown.
+            # After an interruption between question and answer, the connection's state is unknown.
             self._drop()
             raise
         finally:
@@ -80,12 +80,12 @@ class Transport:
                 raise
 
     def close(self) -> None:
-        """Close the lookups' connection; the next lookup opens another."""
+        """Close the shared connection; the next lookup opens another."""
         with self._lock:
             self._drop()
 
     def _connected(self, deadline: float) -> _Channel:
-        """Open the lookups' connection and say hello."""
+        """Open the shared connection and exchange ``hello``."""
         self._shared = _Channel(self.path, deadline - time.monotonic())
         self._greet(check_hello(self._shared.request("hello", {}, deadline)))
         return self._shared
@@ -109,7 +109,7 @@ class Transport:
 
 
 class Subscription:
-    """The notifications of one subscription; ``start`` is where the stream stood. Not for several threads at once."""
+    """The notifications of one subscription; ``start`` is its initial position. Not for several threads at once."""
 
     def __init__(self, channel: _Channel, start: Mapping[str, Any]) -> None:
         self.start = start
@@ -131,13 +131,13 @@ class Subscription:
 
 
 class _Channel:
-    """One connection, one request at a time; what it raises leaves it useless, except for params that do not pack."""
+    """One connection, one request at a time; unusable after an error, except one of packing params."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         if timeout_s <= 0:
             raise TimeoutError
         self._socket = paths.connect(path, timeout_s)
-        # Waiting is done by `poll` alone: a socket with a timeout of its own would also wait before it sends.
+        # Only `poll` waits: a socket with a timeout of its own would also wait before it sends.
         self._socket.setblocking(False)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
@@ -151,7 +151,7 @@ class _Channel:
 
     def exchange(self, question: bytes, deadline: float) -> wire.Response:
         """Send a request, from its method on, and return the response."""
-        # Only one is under way, so that ids may return soon, and fit into a byte.
+        # Only one request is pending, so ids may repeat soon, and fit into a byte.
         request_id = self._id = (self._id + 1) % 0x80
         self._send(wire.request_head(request_id) + question, deadline)
         while True:

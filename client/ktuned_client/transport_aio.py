@@ -1,4 +1,4 @@
-"""Connections of the client for asyncio: one that all requests of a loop share, and one for each subscription."""
+"""Connections of the client for asyncio: a shared one for all requests of a loop, and one for each subscription."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ktuned_client.answers import check_hello, explained, next_id, result_of
 from ktuned_client.progress import Event
 
 MAX_UNREAD_EVENTS: Final = 1000
-"""Beyond these the connection is not read until the caller has caught up, and the daemon holds the rest."""
+"""Limit of unread events; beyond it the connection is not read until the caller has caught up."""
 
 _READ_BYTES: Final = 64 * 1024
 
 
 class AsyncTransport:
-    """Speaks with the daemon at ``path``; as :class:`ktuned_client.transport.Transport`, awaited.
+    """Connections to the daemon at ``path``; the coroutines of :class:`ktuned_client.transport.Transport`.
 
-    Responses are matched by id, so that a cancelled request leaves the others as they are. Another loop gets a
+    Responses are matched by id, so a cancelled request does not affect the others. Another loop gets a
     connection of its own, and so does a forked child.
     """
 
@@ -82,7 +82,7 @@ class AsyncTransport:
             raise
 
     async def close(self) -> None:
-        """Close the shared connection; requests under way fail, the next one opens another."""
+        """Close the shared connection; pending requests fail, the next one opens another."""
         if self._shared is not None:
             self._shared.close()
             self._shared = None
@@ -107,7 +107,7 @@ class AsyncTransport:
             return self._shared
 
     def _forget_parent(self) -> None:
-        # Only let go of: to close it would take it out of the parent's epoll, which parent and child have in common.
+        # Detached, not closed: a close would remove it from the epoll instance that parent and child share.
         if self._shared is not None:
             self._shared.let_go()
             self._shared = None
@@ -115,7 +115,7 @@ class AsyncTransport:
 
 
 class AsyncSubscription:
-    """The notifications of one subscription; ``start`` is where the stream stood."""
+    """The notifications of one subscription; ``start`` is its initial position."""
 
     def __init__(self, connection: _Connection, start: Mapping[str, Any]) -> None:
         self.start = start
@@ -135,12 +135,12 @@ class AsyncSubscription:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """One connection: requests matched to responses by id, and events in the order in which they came."""
+    """One connection: responses matched to requests by id, and events in order of arrival."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._decoder = wire.Decoder()
-        # A plain protocol has 256 KiB allocated for each read, which costs more than the read.
+        # A plain protocol allocates 256 KiB for each read, which costs more than the read.
         self._read_buffer = memoryview(bytearray(_READ_BYTES))
         self._id = 0
         self._waiting: dict[int, asyncio.Future[wire.Response]] = {}
@@ -187,13 +187,13 @@ class _Connection(asyncio.BufferedProtocol):
         self._fail(ConnectionResetError("the connection was closed"))
 
     def let_go(self) -> None:
-        """Close this process's descriptor, and nothing that a parent has in common with it."""
+        """Close this process's descriptor, and nothing that it shares with a parent."""
         descriptor = self._socket.detach()
         if descriptor >= 0:
             os.close(descriptor)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is no subclass.
+        # uvloop's transport is not a subclass.
         self._transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -209,7 +209,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         for message in messages:
             if type(message) is wire.Response:
-                # One that nobody waits for any more answers a request that was cancelled.
+                # A response without a waiting request belongs to a cancelled one.
                 answer = self._waiting.pop(message.id, None)
                 if answer is not None and not answer.done():
                     answer.set_result(message)
@@ -235,7 +235,7 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 async def _open(path: str) -> _Connection:
-    """Connect, with every check; on a Unix socket that is done at once or not at all."""
+    """Connect, with every check; on a Unix socket this succeeds at once or fails."""
     connection = paths.connect(path, 0.0)
     try:
         _, protocol = await asyncio.get_running_loop().create_unix_connection(

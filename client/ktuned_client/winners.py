@@ -1,8 +1,8 @@
-"""Winners that were exported: reading the files, and answering lookups from them with no daemon.
+"""Exported winners: reads the files, and answers lookups from them without a daemon.
 
-A file holds the winners of one kernel on one device model (docs/sharing.md has every field). Nothing here can tell
-whether the sources, the toolchain and the driver are still those that a winner was measured with, so it is served as
-``stale``, never as ``fresh``; nor whether a config is valid for another problem than its own, so nothing is ``near``.
+A file holds the winners of one kernel on one device model (docs/sharing.md has every field). Nothing here can check
+the sources, the toolchain and the driver against those of the measurement, so a winner is served as ``stale``, never
+as ``fresh``; nor a config against another problem, so no answer is ``near``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from zlib import crc32
 from ktuned_client.answers import Hit, unavailable
 
 FORMAT: Final = 1
-"""What ``ktuned_winners`` says; raised when a field changes its meaning or goes."""
+"""Value of ``ktuned_winners``; raised when a field changes its meaning or is removed."""
 
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-"""The largest file that is read: some 100,000 winners."""
+"""Size limit of a file: some 100,000 winners."""
 
 _SCALARS: Final = (bool, int, float, str)
 _FIELDS: Final = {"kernel": str, "device": str, "winners": list}
@@ -37,14 +37,14 @@ _WINNER_FIELDS: Final = {
 
 
 class WinnersError(Exception):
-    """A file of winners cannot be read, or is none; the message names it and says what mends it."""
+    """A file of winners cannot be read or is invalid; the message names it and the remedy."""
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return one file's document, checked.
 
     Raises:
-        WinnersError: it cannot be read, is none, is a newer version's, or holds something wrong.
+        WinnersError: it cannot be read, is invalid, or is of a newer version.
     """
     try:
         with open(path, "rb") as stream:
@@ -67,7 +67,7 @@ def check_document(document: Any) -> None:
     """Check a file's content.
 
     Raises:
-        ValueError: what is wrong with it, as the rest of a sentence that begins with its name.
+        ValueError: the fault, as the rest of a sentence that begins with the file's name.
     """
     if not isinstance(document, dict) or type(document.get("ktuned_winners")) is not int:
         raise ValueError("holds no winners that `ktuned export` wrote")
@@ -81,19 +81,19 @@ def check_document(document: Any) -> None:
     if specialize is not None and not (
         isinstance(specialize, list) and all(isinstance(key, str) for key in specialize)
     ):
-        raise ValueError("says something wrong: `specialize` is no list of names")
+        raise ValueError("is invalid: `specialize` is not a list of names")
     for number, winner in enumerate(document["winners"], start=1):
         if not isinstance(winner, dict):
-            raise ValueError(f"says something wrong: winner {number} is no map")
+            raise ValueError(f"is invalid: winner {number} is not a map")
         _check_fields(winner, _WINNER_FIELDS, f"winner {number}: ")
         _check_flat(winner["problem"], f"winner {number}: its problem")
         _check_flat(winner["config"], f"winner {number}: its config")
         if not 0 < winner["latency_us"] < float("inf"):
-            raise ValueError(f"says something wrong: winner {number}: a latency of {winner['latency_us']} µs")
+            raise ValueError(f"is invalid: winner {number}: a latency of {winner['latency_us']} µs")
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Return a file's text: the same for the same content, sorted, one line for each field and for each winner."""
+    """Return a file's text: sorted, with one line for each field and winner, and equal for equal content."""
     winners = sorted(document["winners"], key=lambda winner: _canonical(winner["problem"]))
     head = {name: value for name, value in document.items() if name != "winners"}
     lines = [f" {json.dumps(name)}: {_canonical(value)}" for name, value in sorted(head.items(), key=_mark_first)]
@@ -102,12 +102,12 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def file_name(kernel: str, device: str) -> str:
-    """Return what the file of a kernel and a device model is called."""
+    """Return the name of the file of a kernel and a device model."""
     return f"{_plain(kernel)}@{_plain(device)}.json"
 
 
 def paths_of(path: str | os.PathLike[str]) -> list[str]:
-    """Return the files that a path means: itself, or a directory's ``*.json``, by name.
+    """Return the files at a path: itself, or a directory's ``*.json``, by name.
 
     Raises:
         WinnersError: there are none.
@@ -121,7 +121,7 @@ def paths_of(path: str | os.PathLike[str]) -> list[str]:
 
 
 class Winners:
-    """What one or several files hold; see the module for what is served of it."""
+    """The winners of one or several files."""
 
     def __init__(self) -> None:
         self._kernels: dict[str, dict[str, _Shared]] = {}
@@ -140,7 +140,7 @@ class Winners:
         names = {kernel} if kernel in self._kernels else self._short.get(kernel, set())
         if len(names) > 1:
             listed = ", ".join(sorted(names))
-            return unavailable(kernel, problem, device, None, f"{kernel!r} is several kernels: {listed}")
+            return unavailable(kernel, problem, device, None, f"{kernel!r} is ambiguous: {listed}")
         if not names:
             return Hit(kernel, problem, device, "unknown", None)
         (name,) = names
@@ -213,7 +213,7 @@ def _mark_first(field: tuple[str, Any]) -> tuple[bool, str]:
 
 
 def _plain(name: str) -> str:
-    """Return a name as a part of a file's: what tells names apart but cannot stand there has a digest instead."""
+    """Return a name as a part of a file name; a digest replaces characters that distinguish it but are not allowed."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
     return plain if plain == name.replace(":", "-").replace(" ", "-") else f"{plain}-{crc32(name.encode()):08x}"
 
@@ -221,9 +221,9 @@ def _plain(name: str) -> str:
 def _check_fields(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
     for name, kind in kinds.items():
         if not isinstance(values.get(name), kind) or isinstance(values.get(name), bool):
-            raise ValueError(f"says something wrong: {where}`{name}` is missing or of a wrong type")
+            raise ValueError(f"is invalid: {where}`{name}` is missing or of a wrong type")
 
 
 def _check_flat(values: Any, what: str) -> None:
     if not isinstance(values, dict) or not all(isinstance(value, _SCALARS) for value in values.values()):
-        raise ValueError(f"says something wrong: {what} is no flat map of numbers and texts")
+        raise ValueError(f"is invalid: {what} is not a flat map of numbers and strings")

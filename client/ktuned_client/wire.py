@@ -1,4 +1,4 @@
-"""MessagePack-RPC without IO: what both sides of the socket make of bytes.
+"""MessagePack-RPC without IO: the codec of both sides of the socket.
 
 ::
 
@@ -17,19 +17,19 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 PROTOCOL_VERSION: Final = 1
-"""Raised when a field or a method changes its meaning or goes; adding one does not raise it."""
+"""Raised when a field or a method changes its meaning or is removed; additions do not raise it."""
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-"""The largest message: some 30,000 trials in one answer; more must be asked for in parts."""
+"""The largest message: some 30,000 trials in one answer; more must be requested in parts."""
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 """The largest message a daemon reads: requests are small, and every connection may hold one half-read."""
 
 MAX_ITEMS: Final = 128 * 1024
-"""The longest array or map: its room is set aside when its header is read, before any item has come."""
+"""The longest array or map: its memory is allocated when its header is read, before any item has arrived."""
 
 MAX_REQUEST_ITEMS: Final = 4096
-"""The longest array or map a daemon reads: with the parser's own 1024 levels, at most 32 MiB set aside."""
+"""The longest array or map a daemon reads: with the parser's 1024 levels, at most 32 MiB are allocated."""
 
 MAX_NESTING: Final = 32
 """The deepest nesting of maps and arrays; a job's plan needs 5 levels, and recursion over it stays cheap."""
@@ -38,13 +38,13 @@ MAX_ID: Final = 2**32 - 1
 """Request ids are 32 bits wide, as the specification says."""
 
 MAX_LOOKUPS: Final = 250
-"""Lookups that a client asks for in one request: some ms of the daemon's time in the worst case."""
+"""Lookups that a client sends in one request: some ms of the daemon's time in the worst case."""
 
 _PIECE_BYTES: Final = 256 * 1024
-"""How much the parser is given at once: what asyncio reads in one go."""
+"""Bytes given to the parser at once: asyncio reads as many in one go."""
 
 _NOT_OPENING: Final = bytes(byte for byte in range(256) if not (0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF))
-"""The bytes that open neither a map nor an array, where a value begins."""
+"""The bytes that, at the start of a value, open neither a map nor an array."""
 
 _REQUEST: Final = 0
 _RESPONSE: Final = 1
@@ -52,11 +52,11 @@ _NOTIFICATION: Final = 2
 
 
 class ProtocolError(Exception):
-    """The peer sent something that is no message, or broke a limit; nothing more can be read from it."""
+    """The peer sent an invalid message or exceeded a limit; the stream cannot be read any further."""
 
 
 class Request(NamedTuple):
-    """A call that wants an answer; ``params`` is ``None`` when they were anything but one map."""
+    """A call that expects an answer; ``params`` is ``None`` if they were not one map."""
 
     id: int
     method: str
@@ -72,7 +72,7 @@ class Response(NamedTuple):
 
 
 class Notification(NamedTuple):
-    """A message that is not answered; ``params`` is ``None`` when they were anything but one map."""
+    """A message that is not answered; ``params`` is ``None`` if they were not one map."""
 
     method: str
     params: dict[str, Any] | None
@@ -85,7 +85,7 @@ def encode_request(request_id: int, method: str, params: Mapping[str, Any]) -> b
     """Return a request's bytes.
 
     Raises:
-        TypeError: ``params`` holds what MessagePack cannot carry.
+        TypeError: ``params`` holds a value that MessagePack cannot carry.
         ValueError: ``params`` nests deeper than the packer goes, or holds a number beyond 64 bits.
     """
     return _pack([_REQUEST, request_id, method, [params]])
@@ -107,7 +107,7 @@ def encode_question(method: str, params: Mapping[str, Any]) -> bytes:
 
 
 LOOKUP: Final = b"\xa6lookup\x91"
-"""What a lookup's params stand behind."""
+"""The bytes of a lookup before its params."""
 
 
 def encode_lookup(kernel: str, device: str | None, pin: str | None) -> bytes:
@@ -128,16 +128,16 @@ def encode_lookups(lookups: Sequence[bytes]) -> bytes:
 
 
 def request_head(request_id: int) -> bytes:
-    """Return what a request begins with, up to its method."""
+    """Return the first bytes of a request, up to its method."""
     if request_id < 0x80:
         return bytes((0x94, _REQUEST, request_id))
     return b"\x94\x00\xce" + request_id.to_bytes(4, "big")
 
 
 def decode_result(data: bytes, request_id: int) -> Response | None:
-    """Return the response that ``data`` is, if it is that one alone, whole, and no error: the usual case, made short.
+    """Return the response in ``data`` if it is complete, alone and no error: a short cut for the usual case.
 
-    ``request_id`` is below 128. What this passes over is for a :class:`Decoder` to judge.
+    ``request_id`` is below 128. All other bytes are left to a :class:`Decoder`.
     """
     if data[:4] != bytes((0x94, _RESPONSE, request_id, 0xC0)) or len(data) > _PIECE_BYTES:
         return None
@@ -148,7 +148,7 @@ def decode_result(data: bytes, request_id: int) -> Response | None:
 
 
 def _pack(message: Any) -> bytes:
-    # To make a packer costs more than to use it; one at a time, because threads must not share one.
+    # Making a packer costs more than using it; threads must not share one.
     try:
         packer = _idle_packers.pop()
     except IndexError:
@@ -157,7 +157,7 @@ def _pack(message: Any) -> bytes:
         packed: bytes = packer.pack(message)
     except OverflowError as error:
         raise ValueError(f"a number beyond 64 bits: {error}") from error
-    if len(packed) <= _PIECE_BYTES:  # a packer keeps the room that its largest message took
+    if len(packed) <= _PIECE_BYTES:  # a packer keeps the memory of its largest message
         _idle_packers.append(packer)
     return packed
 
@@ -166,7 +166,7 @@ _idle_packers: list[msgpack.Packer] = []
 
 
 class Decoder:
-    """Turns bytes, in pieces of any size, into messages; one per connection and direction.
+    """Decoder of bytes, in pieces of any size, into messages; one per connection and direction.
 
     ``max_bytes`` bounds one message, ``max_items`` one array or map.
     """
@@ -186,14 +186,14 @@ class Decoder:
 
     @property
     def is_between_messages(self) -> bool:
-        """Whether the bytes that came end with a message."""
+        """True if the bytes so far end with a message."""
         return self._received == self._end
 
     def feed(self, data: bytes) -> list[Message]:
         """Take bytes and return the messages that they complete.
 
         Raises:
-            ProtocolError: the bytes are no message, or break a limit; the connection is to be closed.
+            ProtocolError: the bytes are not a message, or exceed a limit; the connection must be closed.
         """
         if len(data) <= _PIECE_BYTES:
             return self._feed(data)
@@ -205,7 +205,7 @@ class Decoder:
     def _feed(self, data: bytes) -> list[Message]:
         unpacker = self._unpacker
         messages: list[Message] = []
-        # Within these bytes alone no message nests deeper than there are bytes that can open a map or an array.
+        # A message within these bytes nests no deeper than the number of bytes that can open a map or an array.
         is_flat = self._received == self._end and len(data.translate(None, _NOT_OPENING)) <= MAX_NESTING
         self._received += len(data)
         try:
@@ -227,13 +227,13 @@ class Decoder:
 
 
 def _message(value: Any, is_flat: bool) -> Message:
-    """Recognise one decoded value as a message; ``is_flat`` tells that it needs no check of its nesting.
+    """Return one decoded value as a message; with ``is_flat`` its nesting is not checked.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: it is not a message.
     """
     if type(value) is not list or not value or type(value[0]) is not int:
-        raise ProtocolError(f"a {type(value).__name__} that is no message")
+        raise ProtocolError(f"a {type(value).__name__}, which is not a message")
     if not is_flat:
         _check_nesting(value, MAX_NESTING)
     kind = value[0]
@@ -257,7 +257,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _params(params: list[Any]) -> dict[str, Any] | None:
-    """Return the one map of a message; none at all, or an empty array (Lua's empty table), is the empty map."""
+    """Return the one map of a message; no params, or an empty array (Lua's empty table), are the empty map."""
     if len(params) == 1 and type(params[0]) is dict:
         return params[0]
     return {} if params in ([], [[]]) else None

@@ -17,7 +17,7 @@ from ktuned.backends.contract import (
     Unit,
     compile_together,
 )
-from ktuned.backends.cuda import DEFAULT_TARGET, cuda_devices, runs_on, torch_cuda_devices
+from ktuned.backends.cuda import DEFAULT_TARGET, compute_target, cuda_devices, runs_on, torch_cuda_devices
 from ktuned.backends.ptxas import Resources
 from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry
 
@@ -37,6 +37,7 @@ __all__ = [
     "Resources",
     "Unit",
     "compile_together",
+    "compute_target",
     "cpu",
     "cuda_devices",
     "ptxas",

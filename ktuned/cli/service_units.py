@@ -38,26 +38,26 @@ NotifyAccess=main
 ExecStart={command}
 ExecReload=/bin/kill -HUP $MAINPID
 {environment}\
-# The daemon's loop itself says that it lives; one that no longer turns is killed and started again.
+# The event loop sends the watchdog's messages: a daemon whose loop is blocked is killed and restarted.
 WatchdogSec=30
 TimeoutStartSec=60
 Restart=on-failure
 RestartSec=1
-# Wrong settings do not mend themselves.
+# Exit status 2: config.toml has an error, which a restart does not mend.
 RestartPreventExitStatus=2
-# SIGTERM goes to the daemon alone, which ends its workers and keeps what they measured.
+# SIGTERM goes only to the daemon, which ends its workers and keeps their measurements.
 KillMode=mixed
 TimeoutStopSec=30
-# A compiler that is killed for its memory is a failed config, and no reason to stop tuning.
+# A compiler that the OOM killer ends is one failed config; tuning continues.
 OOMPolicy=continue
 
-# Tuning is background work: whoever works at this machine goes first.
+# Tuning is background work, and yields to interactive programs.
 CPUWeight=20
 IOWeight=20
 MemoryHigh=70%
 MemoryMax=85%
 
-# What user code, compilers and drivers can do without. These are left out on purpose: MemoryDenyWriteExecute (JIT
+# Restrictions that user code, compilers and drivers tolerate. Left out on purpose: MemoryDenyWriteExecute (JIT
 # compilers), PrivateDevices, DevicePolicy and ProtectClock (GPUs), ProtectHome and PrivateTmp (kernel files and
 # caches are there), PrivateNetwork (licence servers of compilers).
 NoNewPrivileges=yes
@@ -76,12 +76,12 @@ Also={socket}
 
 _SOCKET_TEXT: Final = """\
 [Unit]
-Description=ktuned's socket, which starts the daemon when somebody connects
+Description=ktuned's socket, which starts the daemon at the first connection
 Documentation=man:systemd.socket(5)
 
 [Socket]
 ListenStream={listen}
-# The daemon and its clients check that nobody else can come near.
+# The daemon and its clients check that no other user has access.
 SocketMode=0600
 DirectoryMode=0700
 RemoveOnStop=yes

@@ -171,7 +171,7 @@ def _read(path: Path, *, must_exist: bool) -> File:
     try:
         file = msgspec.toml.decode(text, type=File)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {_fault(str(error))}", hint="see the README's config.toml") from error
+        raise SettingsError(f"{path}: {_fault(str(error))}", hint="see docs/settings.md") from error
     if file.compile_slots is not None and file.compile_slots < 1:
         raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
     if not all(name.strip() for name in file.devices):

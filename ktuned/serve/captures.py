@@ -25,7 +25,7 @@ from ktuned.serve.connection import Connection
 from ktuned.serve.method import Method
 from ktuned.serve.params import CaptureParams
 from ktuned.store import Capture, Store, file_fault
-from ktuned_client.capturing import SUFFIX
+from ktuned_client.tensor_file import SUFFIX
 
 MAX_CAPTURE_BYTES: Final = 2 * 2**30
 """One problem's tensors: what a GPU reads in a millisecond."""

@@ -76,7 +76,7 @@ def test_what_belongs_to_others_is_refused(tmp_path: Path) -> None:
 def test_a_file_in_place_of_the_socket_is_refused(tmp_path: Path) -> None:
     """Only a socket is connected to."""
     (tmp_path / "k.sock").touch()
-    with pytest.raises(UntrustedSocket, match="no socket"):
+    with pytest.raises(UntrustedSocket, match="is not a socket"):
         paths.check_socket(str(tmp_path / "k.sock"))
 
 

@@ -108,7 +108,7 @@ def test_a_problem_that_no_file_can_hold_gives_the_default(tmp_path: Path, probl
     with Client(winners=written(tmp_path / "w.json")) as client:
         hit = client.lookup("gemm", problem, {"BM": 7})
     assert (hit.status, hit.config) == ("unavailable", {"BM": 7})
-    assert "no problem is like this" in hit.message
+    assert "not a valid problem" in hit.message
 
 
 def test_artifacts_are_found_beside_the_file(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_artifacts_are_found_beside_the_file(tmp_path: Path) -> None:
         (json.dumps(document(device=None)), "`device` is missing"),
         (json.dumps(document(specialize="M")), "`specialize`"),
         (json.dumps(document(default={"BM": []})), "its default"),
-        (json.dumps(document(winners=[7])), "winner 1 is no map"),
+        (json.dumps(document(winners=[7])), "winner 1 is not a map"),
         (json.dumps(document(winners=[WINNER, {**WINNER, "latency_us": -1.0}])), "winner 2: a latency of -1.0"),
         (json.dumps(document(winners=[{**WINNER, "config": {"BM": None}}])), "winner 1: its config"),
         (json.dumps(document(winners=[{**WINNER, "digest": 3}])), "winner 1: `digest`"),

@@ -31,8 +31,35 @@ torch.testing.assert_close(y.float(), x.float().softmax(dim=1), rtol=2e-3, atol=
 print(hit.status, hit.config)
 """
 
+TRITON_APPLICATION = """
+import sys
+from pathlib import Path
+import torch, triton
+from ktuned_client import Client
+from ktuned_triton import Triton, install, load
+from ktuned.spec.loading import kernel_module
+hit = Client(deadline_s=1.0).lookup("triton_matmul:triton_matmul", {"M": 4096, "N": 4096, "K": 4096})
+assert hit.artifact is not None, hit
+a, b = (torch.randn(4096, 4096, device="cuda").half() for _ in "ab")
+loaded, called = torch.empty_like(a), torch.empty_like(a)
+load(hit.artifact, Triton().devices()[0]).bind({"a": a, "b": b, "c": loaded})()
+install(hit.artifact)
+from triton.backends.nvidia.compiler import CUDABackend
+del CUDABackend.make_cubin  # compiling would now fail
+config = dict(hit.config)
+sizes = {"num_warps": config.pop("WARPS"), "num_stages": config.pop("STAGES")}
+grid = (triton.cdiv(4096, config["BLOCK_M"]) * triton.cdiv(4096, config["BLOCK_N"]),)
+matmul = kernel_module(Path(sys.argv[1])).matmul_kernel
+matmul[grid](a, b, called, 4096, 4096, 4096, 4096, 1, 4096, 1, 4096, 1, **config, **sizes)
+torch.testing.assert_close(loaded, a @ b, rtol=1e-2, atol=0.2)
+assert torch.equal(called, loaded)
+print(hit.status, hit.config)
+"""
 
-@pytest.mark.parametrize("name", ["gpu_gemm", "cuda_softmax", "cutedsl_rmsnorm", "attention_choice", "triton_softmax"])
+
+@pytest.mark.parametrize(
+    "name", ["gpu_gemm", "cuda_softmax", "cutedsl_rmsnorm", "attention_choice", "triton_softmax", "triton_matmul"]
+)
 def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
     """The winner beats the default; a second daemon compiles nothing, measures nothing and serves the same."""
     if name == "cutedsl_rmsnorm":
@@ -75,6 +102,7 @@ def _launch_elsewhere(name: str, environment: dict[str, str]) -> None:
     command = {
         "gpu_gemm": [sys.executable, str(EXAMPLES / "gpu_app.py")],
         "cuda_softmax": [sys.executable, "-c", LIBRARY_APPLICATION],
+        "triton_matmul": [sys.executable, "-c", TRITON_APPLICATION, str(EXAMPLES / "triton_matmul/tune_matmul.py")],
     }.get(name)
     if command is not None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -23,6 +23,7 @@ PROJECTS = {
     "ktuned-cutedsl": (ROOT / "plugins/cutedsl", "ktuned_cutedsl"),
     "ktuned-nvrtc": (ROOT / "plugins/nvrtc", "ktuned_nvrtc"),
     "ktuned-torch": (ROOT / "plugins/torch", "ktuned_torch"),
+    "ktuned-triton": (ROOT / "plugins/triton", "ktuned_triton"),
     "ktuned-tvm-ffi": (ROOT / "plugins/tvm_ffi", "ktuned_tvm_ffi"),
 }
 
@@ -107,6 +108,7 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
     assert _entry_points(wheels["ktuned-cutedsl"]) == {"ktuned.backends": {"cutedsl": "ktuned_cutedsl:CuteDsl"}}
     assert _entry_points(wheels["ktuned-nvrtc"]) == {"ktuned.backends": {"nvrtc": "ktuned_nvrtc:Nvrtc"}}
     assert _entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}
+    assert _entry_points(wheels["ktuned-triton"]) == {"ktuned.backends": {"triton": "ktuned_triton:Triton"}}
     assert _entry_points(wheels["ktuned-tvm-ffi"]) == {
         "ktuned.backends": {"tvm_ffi": "ktuned_tvm_ffi:TvmFfi", "tvm_ffi_cuda": "ktuned_tvm_ffi:TvmFfiCuda"}
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 from typing import cast
 
@@ -116,13 +116,12 @@ class TestAttention:
 class TestSoftmax:
     """examples/triton_softmax."""
 
-    def test_without_triton_its_file_says_what_is_missing(self) -> None:
+    def test_without_triton_its_file_says_what_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """One line, and nothing else is hindered."""
-        if importlib.util.find_spec("triton") is not None:
-            pytest.skip("Triton is installed")
+        monkeypatch.setitem(sys.modules, "triton", None)
         file = EXAMPLES / "triton_softmax" / "tune_softmax.py"
         (error,) = load_file(file, EXAMPLES).errors
-        assert error.message == f"{file}:4: triton is not installed: No module named 'triton'"
+        assert error.message.startswith(f"{file}:4: triton is not installed: ")
         assert error.hint.startswith("pip install triton into ")
 
     @pytest.mark.gpu

@@ -20,7 +20,7 @@ from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
 DEFAULT_TOLERANCE = 0.03
-"""How much slower a winner may get: three times how well one is known (README, presets)."""
+"""How much slower a winner may get: three times how well one is known (docs/kernel-files.md, presets)."""
 
 LOOKUPS_AT_ONCE = 500
 

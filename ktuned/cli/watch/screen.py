@@ -33,7 +33,7 @@ _STYLES = {
     "cancelled": "dim",
 }
 _SAME = 0.01
-"""A change that is smaller than this is none: so well are winners told apart (README, presets)."""
+"""A change that is smaller than this is none: so well are winners told apart (docs/kernel-files.md, presets)."""
 
 
 def render(board: Board, title: str, now: float, height: int) -> Group:

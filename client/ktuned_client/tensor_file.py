@@ -1,4 +1,4 @@
-"""Writing tensors as safetensors (https://github.com/huggingface/safetensors#format), by the standard library alone.
+"""Writer of safetensors files (https://github.com/huggingface/safetensors#format), with only the standard library.
 
 A file is an 8-byte little-endian length, a JSON header of that length, and the tensors' bytes. It is named by the
 SHA-256 of its content, so that the same tensors are the same file.
@@ -43,25 +43,25 @@ _KINDS: Final = {
     **dict.fromkeys("bhilqn", "I"),
     **dict.fromkeys("BHILQN", "U"),
 }
-"""What the buffer protocol's formats are; the width is the item's."""
+"""Kinds of dtype by the buffer protocol's format; the width is the item's."""
 
 
 class _Tensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
-    owner: object  # keeps the data where it is
+    owner: object  # keeps the data alive
 
 
 def write(tensors: Mapping[str, Any], directory: str, max_bytes: int) -> tuple[str, int]:
-    """Write tensors into a file of a directory, on the disk before this returns; return its digest and its size.
+    """Write tensors into a file of a directory and sync it; return its digest and its size.
 
-    A value is a tensor of torch (on any device), whatever has the buffer protocol or ``__array__``, or a number, which
-    becomes a tensor without dimensions.
+    A value is a tensor of torch (on any device), an object with the buffer protocol or ``__array__``, or a number (as a
+    tensor without dimensions).
 
     Raises:
-        TypeError: a value is nothing of that.
-        ValueError: they take more than ``max_bytes``, or there is none.
+        TypeError: a value is none of these.
+        ValueError: they exceed ``max_bytes``, or there are none.
         OSError: the file cannot be written.
     """
     if not tensors:
@@ -96,7 +96,7 @@ def _header(tensors: Mapping[str, _Tensor]) -> bytes:
         start, end = end, end + tensor.data.nbytes
         entries[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the data lies on 8-byte boundaries
+    text += b" " * (-len(text) % 8)  # aligns the data to 8 bytes
     return len(text).to_bytes(8, "little") + text
 
 

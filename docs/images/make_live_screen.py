@@ -1,0 +1,150 @@
+"""Script that draws live_screen.svg from a real ``ktuned watch``, on this machine's CPU, in some minutes.
+
+A private daemon tunes copies of the CPU example, with two problems, and of the README's kernel, in a temporary
+directory. When all have a winner, both sources are edited: the GEMM gets a prefetch, the dot product a typing error.
+The picture is the command's output, read from a pseudo-terminal, while the GEMM's second problem is tuned again. Only
+the name of the temporary directory is replaced in it.
+"""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from time import monotonic
+
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURE = Path(__file__).with_name("live_screen.svg")
+COLUMNS, LINES = 100, 16
+DEADLINE_S = 900.0
+"""For two tunings of both kernels on two busy cores."""
+
+LINE = "    std::memcpy(row_of_b, b, sizeof(row_of_b));\n"
+PREFETCH = "    __builtin_prefetch(b + kTileColumns);\n"
+PROBLEMS = "problems=[dict(M=384, N=384, K=400)]"
+TWO_PROBLEMS = "trials=40, problems=[dict(M=384, N=384, K=400), dict(M=192, N=768, K=400)]"
+DONE = re.compile(r"gemm .*× +tuned")
+HALF_DONE = re.compile(r"gemm .*tuning (2[0-9]|3[0-9])/")
+_REMOTE_FONT = re.compile(r",\s*url\([^)]*\) format\([^)]*\)")
+_FRAME = b"\x1b[H"
+_SEQUENCE = re.compile(r"\x1b\[[?\d;]*[A-Za-ln-z]")
+"""Every terminal sequence except those for colours, which end with m."""
+
+
+class Screen:
+    """A running ``ktuned watch`` and what it draws."""
+
+    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
+        self._process = process
+        self._descriptor = descriptor
+        self._output = b""
+
+    def frames(self) -> Iterator[str]:
+        """Yield each whole picture, with its colours, as it is drawn.
+
+        Raises:
+            RuntimeError: the command ended, or the deadline passed.
+        """
+        ends = monotonic() + DEADLINE_S
+        while monotonic() < ends:
+            readable, _, _ = select.select([self._descriptor], [], [], 1.0)
+            if not readable:
+                continue
+            try:
+                self._output += os.read(self._descriptor, 65536)
+            except OSError as error:
+                raise RuntimeError(f"ktuned watch ended with status {self._process.wait()}") from error
+            *whole, self._output = self._output.split(_FRAME)
+            yield from (_SEQUENCE.sub("", frame.decode(errors="replace")).replace("\r", "") for frame in whole)
+        raise RuntimeError(f"the picture is not complete after {DEADLINE_S:g} s")
+
+
+@contextmanager
+def watching(project: Path, environment: dict[str, str]) -> Iterator[Screen]:
+    """Run ``ktuned watch`` of a directory in a pseudo-terminal, with a daemon that ends with it."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    command = [sys.executable, "-m", "ktuned", "watch", "."]
+    process = subprocess.Popen(command, cwd=project, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        yield Screen(process, ours)
+    finally:
+        process.terminate()
+        os.close(ours)
+        process.wait()
+        subprocess.run([sys.executable, "-m", "ktuned", "stop"], env=environment, check=False)
+
+
+def prepare(project: Path) -> None:
+    """Fill the project with the CPU example and the README's kernel."""
+    shutil.copytree(ROOT / "examples/cpu_gemm", project)
+    edit(project / "tune_gemm.py", PROBLEMS, TWO_PROBLEMS)
+    readme = (ROOT / "README.md").read_text()
+    for language, name in (("python", "tune_dot.py"), ("cpp", "dot.cc")):
+        block = re.search(rf"^```{language}\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+        assert block, f"README.md has no {language} block"
+        (project / name).write_text(block[1])
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Save a file with one piece of it replaced."""
+    text = path.read_text()
+    assert old in text, f"{path} does not hold {old!r}"
+    path.write_text(text.replace(old, new, 1))
+
+
+def is_tuned(frame: str) -> bool:
+    """Return whether all three rows have their winner."""
+    return Text.from_ansi(frame).plain.count(" tuned") == 3
+
+
+def is_worth_showing(frame: str) -> bool:
+    """Return whether one GEMM is tuned again, the other one half way, and the compiler's message is shown."""
+    plain = Text.from_ansi(frame).plain
+    return "flaot" in plain and bool(DONE.search(plain)) and bool(HALF_DONE.search(plain))
+
+
+def draw(frame: str) -> None:
+    """Write a frame as SVG, with no font from the network."""
+    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True)
+    console.print(Text.from_ansi(frame.rstrip()), no_wrap=True)
+    PICTURE.write_text(_REMOTE_FONT.sub("", console.export_svg(title="ktuned watch .")))
+
+
+def main() -> None:
+    """Tune, edit, and draw the screen in the middle of the second tuning."""
+    with tempfile.TemporaryDirectory(prefix="ktuned-picture-") as name:
+        directory = Path(name)
+        project = directory / "kernels"
+        prepare(project)
+        home = directory / "home"
+        home.mkdir(mode=0o700)
+        # Other programs on the machine must not leave the picture without figures.
+        (home / "config.toml").write_text("contention = false\n")
+        private = {"KTUNED_HOME": str(home), "KTUNED_SOCKET": str(directory / "run/ktuned.sock")}
+        environment = {**os.environ, **private, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        with watching(project, environment) as screen:
+            frames = screen.frames()
+            next(frame for frame in frames if is_tuned(frame))
+            edit(project / "gemm.cc", LINE, LINE + PREFETCH)
+            edit(project / "dot.cc", "float sum", "flaot sum")
+            draw(next(frame for frame in frames if is_worth_showing(frame)).replace(str(project), "~/kernels"))
+    sys.stderr.write(f"wrote {PICTURE}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""A matrix product in Triton, as its tutorial has it: blocks in an order that shares what the L2 cache holds."""
+
+import triton
+import triton.language as tl
+
+from ktuned import kernel, space, tensor
+from ktuned_triton import Build
+
+
+@triton.jit
+def matmul_kernel(
+    a,
+    b,
+    c,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    stride_cm,
+    stride_cn,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """Compute one block of c = a @ b; GROUP_M rows of blocks are walked together."""
+    program = tl.program_id(0)
+    blocks_m, blocks_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    in_group = GROUP_M * blocks_n
+    first_m = program // in_group * GROUP_M
+    group_m = min(blocks_m - first_m, GROUP_M)
+    block_m = first_m + program % in_group % group_m
+    block_n = program % in_group // group_m
+
+    rows = (block_m * BLOCK_M + tl.arange(0, BLOCK_M)) % M
+    columns = (block_n * BLOCK_N + tl.arange(0, BLOCK_N)) % N
+    inner = tl.arange(0, BLOCK_K)
+    lefts = a + rows[:, None] * stride_am + inner[None, :] * stride_ak
+    rights = b + inner[:, None] * stride_bk + columns[None, :] * stride_bn
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for step in range(tl.cdiv(K, BLOCK_K)):
+        left = tl.load(lefts, mask=inner[None, :] < K - step * BLOCK_K, other=0.0)
+        right = tl.load(rights, mask=inner[:, None] < K - step * BLOCK_K, other=0.0)
+        total = tl.dot(left, right, total)
+        lefts += BLOCK_K * stride_ak
+        rights += BLOCK_K * stride_bk
+
+    rows = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    targets = c + rows[:, None] * stride_cm + columns[None, :] * stride_cn
+    tl.store(targets, total.to(c.dtype.element_ty), mask=(rows[:, None] < M) & (columns[None, :] < N))
+
+
+@kernel(
+    backend="triton",
+    space=space(
+        BLOCK_M=[64, 128, 256],
+        BLOCK_N=[64, 128, 256],
+        BLOCK_K=[32, 64, 128],
+        GROUP_M=[8],
+        WARPS=[4, 8],
+        STAGES=[3, 4, 5],
+        # At most 128 accumulators a thread: beyond, they spill out of its registers.
+        where=lambda p, c: c.BLOCK_M * c.BLOCK_N <= 128 * 32 * c.WARPS,
+    ),
+    problems=[dict(M=4096, N=4096, K=4096)],
+    inputs=lambda p: dict(
+        a=tensor((p.M, p.K), "float16", fill="normal"),
+        b=tensor((p.K, p.N), "float16", fill="normal"),
+        c=tensor((p.M, p.N), "float16", output=True),
+    ),
+    reference=lambda a, b: a @ b,
+    # The sums have a deviation of 64, and float16 keeps eleven bits.
+    rtol=1e-2,
+    atol=0.2,
+    default=dict(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8, WARPS=4, STAGES=4),
+)
+def triton_matmul(p, c):
+    return Build(
+        function=matmul_kernel,
+        args=("a", "b", "c", p.M, p.N, p.K, p.K, 1, p.N, 1, p.N, 1),
+        constants={name: c[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")},
+        grid=(triton.cdiv(p.M, c.BLOCK_M) * triton.cdiv(p.N, c.BLOCK_N),),
+        num_warps=c.WARPS,
+        num_stages=c.STAGES,
+    )

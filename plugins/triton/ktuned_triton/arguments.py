@@ -1,0 +1,106 @@
+"""A launch's arguments as the driver takes them: each number in its type's bytes, each tensor by its address."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ktuned_triton.launch_plan import LaunchPlan, Parameter, Value
+from ktuned_triton.signature import ALIGNMENT_BYTES
+
+_POINTER_BYTES = 8
+
+_FORMATS = {
+    "i1": "<b",
+    "u1": "<B",
+    "i8": "<b",
+    "u8": "<B",
+    "i16": "<h",
+    "u16": "<H",
+    "i32": "<i",
+    "u32": "<I",
+    "i64": "<q",
+    "u64": "<Q",
+    "fp16": "<e",
+    "fp32": "<f",
+    "f32": "<f",
+    "fp64": "<d",
+}
+"""How a number of each of Triton's types lies in memory."""
+
+
+def require_tensors(plan: LaunchPlan, tensors: Mapping[str, Any]) -> None:
+    """Check that all tensors that a launch takes are there.
+
+    Raises:
+        KeyError: one is not; the message names it.
+    """
+    for parameter in plan.parameters:
+        if isinstance(parameter.value, str) and parameter.value not in tensors:
+            made = ", ".join(sorted(tensors)) or "none"
+            raise KeyError(f"args names the tensor {parameter.value!r}; inputs makes {made}")
+
+
+class Arguments:
+    """An array of pointers to the values, whose memory lives as long as this.
+
+    Behind the plan's own come the addresses of the scratch memories. ``sizes`` are those of the kernel's parameters.
+
+    Raises:
+        ValueError: a tensor is not aligned, or the values do not fit the parameters.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, tensors: Mapping[str, Any], scratch: Sequence[int], sizes: Sequence[int]
+    ) -> None:
+        packed = [_packed(parameter, tensors) for parameter in plan.parameters]
+        packed += [struct.pack("<Q", address) for address in scratch]
+        values = _fitted(plan.symbol, packed, len(scratch), sizes)
+        self._values = [ctypes.create_string_buffer(value, max(len(value), _POINTER_BYTES)) for value in values]
+        self._pointers = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, self._values))
+        self.address = ctypes.addressof(self._pointers)
+
+
+def pack(kind: str, value: Value) -> bytes:
+    """Return a number as a parameter of one of Triton's types holds it.
+
+    Raises:
+        ValueError: there is no such type, or the number does not fit it.
+    """
+    try:
+        if kind == "bf16":
+            # As Triton's launcher does it: the upper half of the float, cut off.
+            return struct.pack("<f", value)[2:]
+        if kind in ("fp32", "f32"):
+            return bytes(ctypes.c_float(float(value)))
+        return struct.pack(_FORMATS[kind], int(value) if kind in ("i1", "u1") else value)
+    except (KeyError, struct.error, OverflowError) as error:
+        raise ValueError(f"{value!r} does not fit a parameter of Triton's type {kind}") from error
+
+
+def _packed(parameter: Parameter, tensors: Mapping[str, Any]) -> bytes:
+    if not isinstance(parameter.value, str):
+        return pack(parameter.type, parameter.value)
+    address: int = tensors[parameter.value].data_ptr()
+    if address % ALIGNMENT_BYTES:
+        raise ValueError(
+            f"the tensor {parameter.value!r} lies at {address:#x}, and the kernel is compiled for addresses that are "
+            f"multiples of {ALIGNMENT_BYTES}"
+        )
+    return struct.pack("<Q", address)
+
+
+def _fitted(symbol: str, values: list[bytes], optional: int, sizes: Sequence[int]) -> list[bytes]:
+    """Return the values that the parameters are given, checked against their sizes.
+
+    The last ones are optional: not every version of Triton gives a kernel all pointers to scratch memory.
+    """
+    spare = len(values) - len(sizes)
+    fitted = values[: len(sizes)] if 0 <= spare <= optional else values
+    if [len(value) for value in fitted] != list(sizes):
+        raise ValueError(
+            f"{symbol} has parameters of {list(sizes)} bytes; its arguments have {[len(value) for value in values]}"
+        )
+    return fitted

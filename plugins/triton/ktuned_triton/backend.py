@@ -1,0 +1,83 @@
+"""The backend: what it can do here, and how an artifact becomes a kernel again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from ktuned import backends
+from ktuned.backends import DEFAULT_TARGET, Absent, Compiled, Unit, torch_cuda_devices
+from ktuned.model import BackendError, Device, Outcome, Unsupported
+from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE, load
+from ktuned_triton.build import Build
+from ktuned_triton.compiler import Refused, compile_unit, prepare
+from ktuned_triton.launch import TritonKernel
+
+REINSTALL_HINT = "pip install triton"
+
+_NOT_DECIDING = frozenset({"TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_DUMP_PTXAS_LOG", "TRITON_HOME"})
+"""Triton's variables that say where files go; all others may change what it makes."""
+
+_OTHERS_DECIDING = ("DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5", "DISABLE_PTXAS_OPT", "NVPTX_ENABLE_DUMP")
+"""Variables without its prefix that Triton counts as part of a kernel's key."""
+
+
+class Triton(backends.Backend):
+    """Triton functions; compiles on machines without a GPU, runs on torch's CUDA tensors."""
+
+    name = "triton"
+    api_version = 1
+    build = Build
+    required_files = (CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE)
+    decisive_files = (CUBIN_FILE, LAUNCH_FILE)
+    default_target = DEFAULT_TARGET
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return the versions of Triton and this plugin, and the environment that changes what Triton makes."""
+        names = [name for name in os.environ if name.startswith("TRITON_") and name not in _NOT_DECIDING]
+        names += [name for name in _OTHERS_DECIDING if name in os.environ]
+        return {
+            "triton": version("triton"),
+            "ktuned-triton": version("ktuned-triton"),
+            "environment": " ".join(f"{name}={os.environ[name]}" for name in sorted(names)),
+        }
+
+    def devices(self) -> Sequence[Device] | Absent:
+        """Return the GPUs that this process may use, or why there are none."""
+        return torch_cuda_devices()
+
+    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
+        """Compile each unit in this process.
+
+        Raises:
+            BackendError: Triton cannot be imported; the disk is full.
+        """
+        try:
+            prepare()
+        except ImportError as error:
+            raise BackendError(f"Triton cannot be imported: {error}", hint=REINSTALL_HINT) from error
+        for unit in units:
+            yield _compiled(unit, into / unit.key)
+
+    def load(self, artifact: Path, unit: Unit, device: Device) -> TritonKernel:
+        """Load ``kernel.cubin`` into the device's primary context, which becomes the current one; Triton is not used.
+
+        Raises:
+            Unsupported: it is for another architecture, or needs more than the device has.
+            BackendError: the device cannot be reached.
+        """
+        return load(artifact, device)
+
+
+def _compiled(unit: Unit, artifact: Path) -> Compiled:
+    started = time.perf_counter()
+    try:
+        facts = compile_unit(unit, artifact)
+    except Unsupported as error:
+        return Compiled(unit.key, Outcome.UNSUPPORTED, error.message, time.perf_counter() - started)
+    except Refused as error:
+        return Compiled(unit.key, Outcome.COMPILE_ERROR, str(error), time.perf_counter() - started)
+    return Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)

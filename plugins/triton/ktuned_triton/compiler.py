@@ -1,0 +1,253 @@
+"""From a unit to its artifact: Triton's own compiler, for an architecture that need not be here."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import itertools
+import json
+import os
+import re
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from ktuned.backends import Unit, compute_target, ptxas
+from ktuned.model import BackendError, KernelFileError, Unsupported
+from ktuned.spec import functions, is_ours
+from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE
+from ktuned_triton.build import Build
+from ktuned_triton.launch_plan import LaunchPlan
+from ktuned_triton.limits import why_not
+from ktuned_triton.signature import Misfit, call_arguments, launch_parameters
+
+MAX_MESSAGE_CHARS = 4000
+"""How much of Triton's words is kept: its first lines say what is wrong and where."""
+
+_ASSEMBLER_ERROR = re.compile(r"^ptxas .*(?:fatal|error).*$", re.MULTILINE)
+_TARGET = re.compile(r"sm_(\d+)(\d)([af]?)")
+_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+_device_numbers = itertools.count()
+
+
+class Refused(Exception):
+    """The function cannot be compiled; the message is Triton's own, or says what does not fit."""
+
+
+def prepare() -> None:
+    """Do what each process must do once before it compiles: a second or two, which are no unit's.
+
+    Raises:
+        ImportError: Triton is not installed, or is broken.
+    """
+    import_module("triton.compiler")
+    # The digest of Triton itself, which it keeps for the process.
+    getattr(import_module("triton.runtime.cache"), "triton_key", lambda: None)()
+
+
+def compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
+    """Fill ``artifact`` and return its facts.
+
+    Raises:
+        Refused: the function cannot be found or compiled.
+        Unsupported: the target cannot run it.
+        BackendError: the failure is not the config's.
+    """
+    capability = _capability(unit.target)
+    if unit.sources:
+        raise Refused("a triton kernel has no sources: what the kernel file imports is followed without them")
+    try:
+        function = functions.find(str(cast(Build, unit.build).function), unit.kernel_file)
+    except (KernelFileError, LookupError) as error:
+        raise Refused(str(error)) from error
+    try:
+        with tempfile.TemporaryDirectory(prefix="ktuned-triton-") as scratch:
+            return _compile(function, unit, capability, artifact, Path(scratch))
+    except OSError as error:
+        if error.errno in _DISK_IS_FULL:
+            raise BackendError(f"no room to compile in: {error}", hint="free some space") from error
+        raise
+
+
+def _compile(function: Any, unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
+    build = cast(Build, unit.build)
+    if not hasattr(function, "warmup") or not hasattr(function, "params"):
+        raise Refused(f"{build.function} is not decorated with @triton.jit")
+    try:
+        arguments = call_arguments(function, build, unit.kernel_file)
+        said = io.StringIO()
+        with _aimed_at(capability, scratch) as device, contextlib.redirect_stdout(said):
+            try:
+                kernel = function.warmup(**arguments, grid=build.grid, **build.compiler_options)
+            finally:
+                function.device_caches.pop(device, None)
+        plan = _plan(kernel, arguments, build, unit.target)
+    except Misfit as error:
+        raise Refused(str(error)) from error
+    except MemoryError:
+        raise
+    except Exception as error:
+        for cause in _causes(error):
+            if isinstance(cause, Unsupported):
+                raise cause from error
+        raise Refused(_words(error)) from error
+    used = ptxas.parse(said.getvalue()).get(plan.symbol, ptxas.Resources())
+    if why := why_not(plan, used):
+        raise Unsupported(why)
+    (artifact / CUBIN_FILE).write_bytes(kernel.asm["cubin"])
+    (artifact / PTX_FILE).write_text(kernel.asm["ptx"])
+    (artifact / LAUNCH_FILE).write_text(plan.to_json())
+    (artifact / METADATA_FILE).write_text(_metadata(kernel))
+    return {
+        "function": plan.symbol,
+        "target": plan.target,
+        **asdict(used),
+        "dynamic_shared_bytes": plan.shared_bytes,
+        "threads": plan.threads,
+        "triton_key": kernel.hash,
+    }
+
+
+def _capability(target: str) -> int:
+    """Return what Triton calls a target: 90 for ``sm_90a``.
+
+    Raises:
+        Unsupported: Triton makes no code for it.
+    """
+    match = _TARGET.fullmatch(target)
+    if match is None:
+        raise Unsupported(f"Triton compiles for NVIDIA GPUs (sm_90a), not for {target}")
+    made = compute_target(int(match[1]), int(match[2]))
+    if made != target:
+        raise Unsupported(f"Triton compiles for {made}, not for {target}")
+    return int(match[1] + match[2])
+
+
+class _AbsentDriver:
+    """What Triton's compiler asks of a driver, answered for a device that is not here."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", capability, 32)
+        # By this number Triton keeps a function's kernels in memory; a new one each time, so that none is found there.
+        self.number = next(_device_numbers)
+
+    def get_current_target(self) -> Any:
+        """Return the architecture to compile for."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Return the device's number."""
+        return self.number
+
+    def get_current_stream(self, device: int) -> int:
+        """Return the default stream."""
+        return 0
+
+
+@contextlib.contextmanager
+def _aimed_at(capability: int, scratch: Path) -> Iterator[int]:
+    """Have Triton compile for an architecture, keep its files below ``scratch``, and print its assembler's report.
+
+    Yields the number of the device that it takes itself to compile for.
+
+    A cache of its own: hundreds of configs that lose would fill the user's, and one that is there already would be
+    taken without a report.
+    """
+    from triton.runtime.driver import driver
+
+    changed = {"TRITON_CACHE_DIR": str(scratch), "TRITON_DUMP_PTXAS_LOG": "1"}
+    before = {name: os.environ.get(name) for name in changed}
+    directory = tempfile.tempdir
+    os.environ.update(changed)
+    # Its assembler's files, which it leaves behind when it is killed.
+    tempfile.tempdir = str(scratch)
+    absent = _AbsentDriver(capability)
+    driver.set_active(cast(Any, absent))
+    try:
+        yield absent.number
+    finally:
+        # The next to ask gets the real one, found again.
+        driver.set_active(cast(Any, None))
+        tempfile.tempdir = directory
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _plan(kernel: Any, arguments: dict[str, Any], build: Build, target: str) -> LaunchPlan:
+    metadata = kernel.metadata
+    x, y, z = (*build.grid, 1, 1)[:3]
+    return LaunchPlan(
+        function=kernel.src.name,
+        symbol=metadata.name,
+        target=target,
+        parameters=launch_parameters(kernel.src.signature, arguments),
+        grid=(x, y, z),
+        warps=metadata.num_warps,
+        cluster=metadata.num_ctas,
+        shared_bytes=metadata.shared,
+        global_scratch_bytes=metadata.global_scratch_size,
+        profile_scratch_bytes=getattr(metadata, "profile_scratch_size", 0),
+        is_cooperative=bool(metadata.launch_cooperative_grid),
+        is_dependent=bool(metadata.launch_pdl),
+    )
+
+
+def _metadata(kernel: Any) -> str:
+    """Return the text of the file that Triton's cache has of a kernel."""
+    return json.dumps(kernel.metadata._asdict(), default=vars)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    following: BaseException | None = error
+    seen: set[int] = set()
+    while following is not None and id(following) not in seen:
+        yield following
+        seen.add(id(following))
+        following = following.__cause__ or following.__context__
+
+
+def _words(error: Exception) -> str:
+    """Return what went wrong, its first line the error itself, capped."""
+    said = str(error).strip()
+    if not type(error).__module__.startswith("triton."):
+        said = f"{_place(error)}{type(error).__name__}: {said}"
+    else:
+        said = f"{_reason(error)}{said}"
+    return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+def _reason(error: Exception) -> str:
+    """Return the line of an error of Triton's that says what is wrong, and a line break.
+
+    Triton shows the source first, from the kernel down to the function that it calls, and the error last; of its
+    assembler's words the first line that is an error counts.
+    """
+    if match := _ASSEMBLER_ERROR.search(str(error)):
+        return f"{match[0].strip()}\n"
+    for cause in _causes(error):
+        message = getattr(cause, "error_message", None)
+        # Otherwise it says where what is wrong was called.
+        if isinstance(message, str) and message and not message.startswith("at "):
+            return f"{message}\n"
+    return ""
+
+
+def _place(error: Exception) -> str:
+    """Return ``file:line: `` of the deepest frame that is the user's, or ``""``."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module, path = str(frame.f_globals.get("__name__", "")), Path(frame.f_code.co_filename)
+        if not (is_ours(module) or module.partition(".")[0] == "triton") and path.is_file():
+            place = f"{path.name}:{line}: "
+    return place

@@ -1,0 +1,78 @@
+"""How a compiled kernel is launched: the content of ``launch.json``, all that the driver needs besides the cubin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+WARP_THREADS = 32
+
+Value = bool | int | float | str
+"""What a parameter gets: a tensor of ``inputs`` by its name, or a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of the machine code: Triton's name of its type (``*fp16``, ``i32``, ``fp32``), and its value."""
+
+    type: str
+    value: Value
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Everything that launching the cubin takes.
+
+    Attributes:
+        function: the Triton function's name, by which Triton's cache has its files.
+        symbol: the kernel's name in the cubin.
+        target: the architecture that it is for: ``sm_90a``.
+        parameters: what it is called with, in order. Arguments that Triton compiled in (constexprs, ints that are 1,
+            ``None``) are no parameters. Behind these come two pointers: to the global scratch memory, and to the
+            profiler's, null where there is none.
+        grid: programs in x, y, z; a program is a whole cluster, so that x counts ``cluster`` blocks.
+        warps: how many warps a block has.
+        cluster: how many blocks a cluster has.
+        shared_bytes: dynamic shared memory of a block.
+        global_scratch_bytes: scratch memory of a block.
+        profile_scratch_bytes: likewise, the profiler's.
+        is_cooperative: whether all blocks must be resident at once.
+        is_dependent: whether it may start before the kernel before it has ended (programmatic dependent launch).
+    """
+
+    function: str
+    symbol: str
+    target: str
+    parameters: tuple[Parameter, ...]
+    grid: tuple[int, int, int]
+    warps: int
+    cluster: int = 1
+    shared_bytes: int = 0
+    global_scratch_bytes: int = 0
+    profile_scratch_bytes: int = 0
+    is_cooperative: bool = False
+    is_dependent: bool = False
+
+    @property
+    def threads(self) -> int:
+        """How many threads a block has."""
+        return self.warps * WARP_THREADS
+
+    @property
+    def blocks(self) -> tuple[int, int, int]:
+        """How many blocks the driver launches in x, y, z."""
+        x, y, z = self.grid
+        return x * self.cluster, y, z
+
+    def to_json(self) -> str:
+        """Return the text of ``launch.json``."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read :meth:`to_json`'s text."""
+        fields: Mapping[str, Any] = json.loads(text)
+        parameters = tuple(Parameter(**parameter) for parameter in fields["parameters"])
+        return cls(**{**fields, "parameters": parameters, "grid": tuple(fields["grid"])})

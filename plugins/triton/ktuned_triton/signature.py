@@ -1,0 +1,129 @@
+"""From a Build to what a Triton function is called with: tensors without memory, numbers and constants by parameter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ktuned.spec import functions
+from ktuned_triton.build import DTYPE, FUNCTION, Argument, Build
+from ktuned_triton.launch_plan import Parameter
+
+ALIGNMENT_BYTES = 16
+"""What every tensor's address is a multiple of, which Triton compiles for; torch's own allocations are."""
+
+
+class Misfit(Exception):
+    """A Build does not fit the function that it names; the message says why."""
+
+
+class FakeTensor:
+    """What Triton sees of a tensor when it specialises a kernel: its dtype, and an address that is aligned."""
+
+    def __init__(self, name: str, dtype: str) -> None:
+        self.name = name
+        self.dtype = dtype
+
+    def data_ptr(self) -> int:
+        """Return an aligned address that is nobody's."""
+        return 0
+
+    def ptr_range(self) -> int:
+        """Return how far it reaches: within 32 bits."""
+        return 0
+
+
+def call_arguments(function: Any, build: Build, kernel_file: Path) -> dict[str, Any]:
+    """Return what to call a ``@triton.jit`` function with, by parameter, defaults included.
+
+    Raises:
+        Misfit: a parameter has no argument, an argument no parameter, or a tensor cannot be described.
+    """
+    parameters = {parameter.name: parameter for parameter in function.params}
+    for name in build.constants:
+        if name not in parameters:
+            raise Misfit(f"{_name(function)} has no parameter {name!r}; it has {_listed(parameters)}")
+        if not parameters[name].is_constexpr:
+            raise Misfit(f"{name} of {_name(function)} is a constant, but not annotated tl.constexpr: give it in args")
+    constants = {name: _constant(name, value, kernel_file) for name, value in build.constants.items()}
+    return dict(_arguments(function, constants, build))
+
+
+def launch_parameters(signature: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """Return the parameters of the machine code: those arguments that Triton has not compiled in.
+
+    ``signature`` is Triton's own: a type for each parameter of the function, a tuple of them for a tuple.
+    """
+    return tuple(parameter for name, kind in signature.items() for parameter in _flattened(name, kind, arguments[name]))
+
+
+def _flattened(name: str, kind: Any, value: Any) -> Iterator[Parameter]:
+    if isinstance(kind, tuple | list):
+        for inner, item in zip(kind, value, strict=True):
+            yield from _flattened(name, inner, item)
+    elif kind.startswith("tensordesc") or kind == "nvTmaDesc":
+        raise Misfit(f"the parameter {name} is a tensor descriptor: make it in the kernel (tl.make_tensor_descriptor)")
+    elif kind != "constexpr":
+        yield Parameter(kind, value.name if isinstance(value, FakeTensor) else value)
+
+
+def _arguments(function: Any, constants: Mapping[str, Any], build: Build) -> Iterator[tuple[str, Any]]:
+    rest = list(build.args)
+    for parameter in function.params:
+        name = parameter.name
+        has_default = parameter.default is not inspect.Parameter.empty
+        if name in constants:
+            yield name, constants[name]
+        elif parameter.is_constexpr:
+            if not has_default:
+                raise Misfit(f"{name} of {_name(function)} is a tl.constexpr: give it in constants, not in args")
+            yield name, parameter.default
+        elif rest:
+            yield name, _argument(rest.pop(0), build.dtypes)
+        elif has_default:
+            yield name, parameter.default
+        else:
+            raise Misfit(f"{_name(function)} takes {name!r}, for which args and constants have nothing")
+    if rest:
+        raise Misfit(
+            f"{_name(function)} takes {_listed(parameter.name for parameter in function.params)}; "
+            f"args has {_listed(map(repr, rest))} more"
+        )
+
+
+def _argument(value: Argument, dtypes: Mapping[str, str]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_argument(item, dtypes) for item in value)
+    if not isinstance(value, str):
+        return value
+    if value not in dtypes:
+        raise Misfit(f"args names the tensor {value!r}; inputs makes no such tensor")
+    if dtypes[value].startswith("complex"):
+        raise Misfit(f"the tensor {value!r} is of {dtypes[value]}, which Triton does not have")
+    return FakeTensor(value, dtypes[value])
+
+
+def _constant(name: str, value: Any, kernel_file: Path) -> Any:
+    """Return a constant that has travelled as what the function wants."""
+    if isinstance(value, tuple):
+        return tuple(_constant(name, item, kernel_file) for item in value)
+    if not isinstance(value, Mapping):
+        return value
+    if DTYPE in value:
+        from triton import language
+
+        return language.dtype(value[DTYPE])
+    try:
+        return functions.find(value[FUNCTION], kernel_file)
+    except LookupError as error:
+        raise Misfit(f"the constant {name}: {error}") from error
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(function.__name__)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,553 @@
+"""The triton backend: what every backend promises, and what this one promises besides."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import pytest
+import triton
+import triton.language as tl
+
+from ktuned.backends import Absent, Compiled, Registry, Unit
+from ktuned.model import BackendError, Device, Outcome, Unsupported
+from ktuned.spec.declaration import Kernel
+from ktuned.spec.digest import describe
+from ktuned.spec.loader import load_file
+from ktuned.testing.backends import check_backend
+from ktuned_triton import Build, Triton, load
+from ktuned_triton.arguments import pack
+from ktuned_triton.launch_plan import LaunchPlan
+from ktuned_triton.limits import why_not
+from tests.plugins import triton_scale
+from tests.plugins.triton_scale import EXAMPLE, FILE, SIZE, build
+
+TUNE_MATMUL = Path(__file__).parent.parent.parent / "examples/triton_matmul/tune_matmul.py"
+H100 = Device("cuda:0", "NVIDIA H100", "sm_90a")
+HALVES = dict.fromkeys(("a", "b", "c"), "float16")
+
+CompileOne = Callable[..., tuple[Compiled, Path]]
+
+
+def product(block: int = 64, **sizes: Any) -> Build:
+    """Return a Build of a matrix product, for its shared memory."""
+    constants = {"SIZE": 1024, "BLOCK": block}
+    return Build("product", ("a", "b", "c"), constants, (1024 // block, 1024 // block), dtypes=HALVES, **sizes)
+
+
+@pytest.fixture
+def compile_one(tmp_path: Path) -> CompileOne:
+    """Return a function that compiles a Build of a kernel file into a new directory."""
+    numbers = itertools.count()
+
+    def compile_one(build: Build, target: str = "sm_90a", file: Path = FILE) -> tuple[Compiled, Path]:
+        key = f"unit{next(numbers)}"
+        (tmp_path / key).mkdir()
+        (result,) = Triton().compile([Unit(key, build, (), file, "scale", target)], tmp_path)
+        return result, tmp_path / key
+
+    return compile_one
+
+
+def plan_of(artifact: Path) -> LaunchPlan:
+    """Return an artifact's launch plan."""
+    return LaunchPlan.from_json((artifact / "launch.json").read_text())
+
+
+def run_python(code: str, *args: object, **environment: str) -> str:
+    """Run code in a new process and return what it prints."""
+    everything = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
+    command = [sys.executable, "-c", code, *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, env=everything, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_it_keeps_the_promises_of_every_backend(tmp_path: Path) -> None:
+    """The conformance suite passes, on a GPU or up to where loading needs one."""
+    check_backend(Triton(), EXAMPLE, tmp_path)
+
+
+def test_it_is_found_by_its_name() -> None:
+    """The entry point leads to the class."""
+    assert isinstance(Registry().load("triton"), Triton)
+
+
+def test_what_the_probe_asks_imports_nothing_large() -> None:
+    """Identity, fingerprint and devices are found out without Triton, torch and CUDA's bindings."""
+    code = """if True:
+        import sys
+        from ktuned_triton import Triton
+        Triton().fingerprint()
+        Triton().devices()
+        print(sorted({"torch", "triton", "numpy", "cuda.bindings"} & sys.modules.keys()))
+    """
+    assert run_python(code) == "[]"
+
+
+def test_compiling_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Triton's cache, the environment, temporary files and Triton's driver are as they were."""
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from ktuned_triton import Triton
+        from tests.plugins.triton_scale import EXAMPLE
+        before, into = dict(os.environ), Path(sys.argv[1])
+        (into / "key").mkdir()
+        (result,) = Triton().compile([EXAMPLE.unit("key", EXAMPLE.good, "sm_90a")], into)
+        assert result.outcome is None, result.message
+        from triton.runtime.driver import driver
+        print(dict(os.environ) == before, driver._active, sorted(os.listdir(sys.argv[2])))
+    """
+    home = tmp_path / "home"
+    home.mkdir()
+    assert run_python(code, tmp_path, home, HOME=str(home), TMPDIR=str(home)) == "True None []"
+
+
+class TestSpecialisation:
+    """The machine code is the one that the real call would get."""
+
+    @pytest.mark.parametrize(
+        ("value", "kinds"),
+        [
+            (4096, "*fp32 *fp32 i32 fp32"),
+            (1, "*fp32 *fp32 fp32"),
+            (2**40, "*fp32 *fp32 i64 fp32"),
+            (None, "*fp32 *fp32 fp32"),
+        ],
+    )
+    def test_parameters_are_what_is_not_compiled_in(self, value: Any, kinds: str, compile_one: CompileOne) -> None:
+        """An int that is 1 and None are, others are typed by their size."""
+        wanted = build("sized", ("x", "y", value, 3.0))
+        result, artifact = compile_one(wanted)
+        assert result.outcome is None, result.message
+        assert " ".join(parameter.type for parameter in plan_of(artifact).parameters) == kinds
+
+    def test_divisibility_by_16_is_compiled_in(self, compile_one: CompileOne) -> None:
+        """Of ints, too: other code for a size that vectors of loads do not fit."""
+        even, odd = (compile_one(build(args=("x", "y", size, 3.0)))[1] for size in (SIZE, SIZE - 1))
+        assert ".v4.b32" in (even / "kernel.ptx").read_text()
+        assert ".v4.b32" not in (odd / "kernel.ptx").read_text()
+
+    def test_dtypes_are_compiled_in_and_shapes_are_not(self) -> None:
+        """Two problems whose arguments are the same share an artifact."""
+        wanted = Build("scale", ("x", ("y", 1)))
+        layouts = [dict.fromkeys("xyz", ("float16", (size,), (1,))) for size in (64, 4096)]
+        small, large = wanted.given(lambda: layouts[0]), wanted.given(lambda: layouts[1])
+        assert small == large
+        assert small.dtypes == {"x": "float16", "y": "float16"}
+
+    def test_tuples_dtypes_and_functions_travel(self, compile_one: CompileOne) -> None:
+        """As arguments and as constants, after they have been MessagePack."""
+        constants = {"SIZE": 1024, "FUNCTION": triton_scale.doubled, "WIDTHS": (1, 2), "THROUGH": tl.float16}
+        wanted = Build("scale_by", ("x", "y", (2.0, 3)), constants, dtypes=triton_scale.DTYPES)
+        travelled = Build.from_plain(msgpack.unpackb(msgpack.packb(wanted.to_plain())))
+        assert travelled == wanted
+        result, artifact = compile_one(travelled)
+        assert result.outcome is None, result.message
+        assert [parameter.value for parameter in plan_of(artifact).parameters] == ["x", "y", 2.0, 3]
+
+    @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "sm_120a"])
+    def test_the_machine_code_is_for_the_target(self, target: str, compile_one: CompileOne) -> None:
+        """Whatever the machine has or lacks, and whatever was compiled before."""
+        result, artifact = compile_one(build(), target)
+        assert result.outcome is None, result.message
+        assert f".target {target}\n" in (artifact / "kernel.ptx").read_text()
+        assert plan_of(artifact).target == target
+
+
+class TestArtifact:
+    """What it holds, and the ways back into a program."""
+
+    def test_the_plan_says_all_that_a_launch_takes(self, compile_one: CompileOne) -> None:
+        """Sizes, shared and scratch memory, clusters."""
+        result, artifact = compile_one(product(128, num_warps=4, num_ctas=2))
+        assert result.outcome is None, result.message
+        plan = plan_of(artifact)
+        assert (plan.grid, plan.blocks, plan.threads, plan.cluster) == ((8, 8, 1), (16, 8, 1), 128, 2)
+        assert plan.shared_bytes > 48 * 1024
+        _, artifact = compile_one(Build("copy_by_descriptor", ("a", "b", 4096), {"BLOCK": 64}, dtypes=HALVES))
+        assert plan_of(artifact).global_scratch_bytes > 0
+
+    def test_facts_are_the_assemblers_report(self, compile_one: CompileOne) -> None:
+        """Registers, spills, shared memory."""
+        roomy, tight = (compile_one(product(128, maxnreg=most))[0].facts for most in (None, 128))
+        assert roomy["registers"] > 128 >= tight["registers"] > 0
+        assert (roomy["spill_store_bytes"], roomy["spill_load_bytes"]) == (0, 0)
+        assert tight["spill_store_bytes"] > 0
+        assert roomy["dynamic_shared_bytes"] > 0
+
+    def test_triton_finds_an_installed_one_in_its_cache(self, compile_one: CompileOne, tmp_path: Path) -> None:
+        """The same function called in another process, from another module, compiles nothing."""
+        result, artifact = compile_one(build())
+        shutil.copy(FILE, tmp_path / "kernels.py")
+        code = """if True:
+            import sys
+            sys.path.insert(0, sys.argv[1])
+            import kernels
+            from triton.backends.compiler import GPUTarget
+            from triton.backends.nvidia.compiler import CUDABackend
+            from triton.runtime.driver import driver
+            from types import SimpleNamespace
+            from ktuned_triton import install
+            import torch
+            target = GPUTarget("cuda", 90, 32)
+            driver.set_active(SimpleNamespace(
+                get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device: 0))
+            del CUDABackend.make_cubin
+            def call():
+                return kernels.scale.warmup(torch.float32, torch.float32, kernels.SIZE, 3.0, BLOCK=1024, grid=(64,))
+            try:
+                call()
+            except AttributeError as error:
+                print(error)
+            install(sys.argv[2])
+            print(call().metadata.hash)
+        """
+        said = run_python(code, tmp_path, artifact, TRITON_CACHE_DIR=str(tmp_path / "cache"))
+        assert said.splitlines() == ["'CUDABackend' object has no attribute 'make_cubin'", result.facts["triton_key"]]
+
+    def test_another_architectures_is_unsupported(self, compile_one: CompileOne) -> None:
+        """Architecture-specific code runs on its own alone."""
+        _, artifact = compile_one(build())
+        with pytest.raises(Unsupported, match="sm_90a, and cuda:0 is sm_100a"):
+            load(artifact, replace(H100, target="sm_100a"))
+
+    def test_without_a_driver_loading_says_so(self, compile_one: CompileOne) -> None:
+        """As a failure of the machine, not of the config."""
+        if not isinstance(Triton().devices(), Absent):
+            pytest.skip("there is a GPU")
+        _, artifact = compile_one(build())
+        with pytest.raises(BackendError, match="a kernel cannot be loaded"):
+            load(artifact, H100)
+
+    def test_it_is_the_same_wherever_the_kernel_file_lies(self, compile_one: CompileOne, tmp_path: Path) -> None:
+        """All but the line table, which names the file: the PTX up to its debug sections."""
+        elsewhere = tmp_path / "else" / "where.py"
+        elsewhere.parent.mkdir()
+        shutil.copy(FILE, elsewhere)
+        texts = [(compile_one(build(), file=file)[1] / "kernel.ptx").read_text() for file in (FILE, elsewhere)]
+        first, second = (
+            [line.partition("//")[0] for line in text.partition(".file")[0].splitlines()] for text in texts
+        )
+        assert first == second
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (build("missing"), "there is no function 'missing'"),
+        (build("SIZE"), "'SIZE' is of type int, which cannot be called"),
+        (build("plain", ("x", "y")), "plain is not decorated with @triton.jit"),
+        (build(args=("x", "y")), "scale takes 'size', for which args and constants have nothing"),
+        (build(args=("x", "y", SIZE, 3.0, 128)), "args has 128 more"),
+        (build(args=("x", "z", SIZE, 3.0)), "args names the tensor 'z'; inputs makes no such tensor"),
+        (build(factor=2.0), "factor of scale is a constant, but not annotated tl.constexpr"),
+        (build(BLOK=64), "scale has no parameter 'BLOK'"),
+        (build("scale_by", ("x", "y", (1, 2))), "SIZE of scale_by is a tl.constexpr: give it in constants"),
+        (build(BLOCK=1000), "arange's range must be a power of 2"),
+        (build(FAULT="assertion"), "FAULT is an assertion"),
+        (build(FAULT="name"), "missing_name is not defined"),
+        (replace(build(), num_warps=3), "num_warps must be a power of 2"),
+        (replace(build(), options={"no_such_option": 1}), "no_such_option"),
+        (replace(build(), options={"ptx_options": "--no-such-flag"}), "no-such-flag"),
+        (product(128, maxnreg=64), "ptxas fatal   : (C7602) Insufficient registers (64)"),
+        (replace(build(), dtypes={"x": "complex64", "y": "float32"}), "'x' is of complex64"),
+        (
+            build("scale_by", ("x", "y", (1.0, 2.0)), SIZE=64, FUNCTION={"function": "missing"}),
+            "the constant FUNCTION: triton_scale.py: there is no function 'missing'",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_way_of_not_compiling_is_a_result(wanted: Build, message: str, compile_one: CompileOne) -> None:
+    """The first line says what does not fit, or what Triton refuses; there is no artifact."""
+    result, artifact = compile_one(wanted)
+    assert result.outcome is Outcome.COMPILE_ERROR, result
+    assert message in result.message.partition("\n")[0]
+    assert list(artifact.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "target", "message"),
+    [
+        (build(), "native-0123", "compiles for NVIDIA GPUs (sm_90a), not for native-0123"),
+        (build(), "sm_90", "Triton compiles for sm_90a, not for sm_90"),
+        (replace(build(), num_warps=64), "sm_90a", "num_warps=64 is 2048 threads in a block; sm_90a allows 1024"),
+        (replace(build(), grid=(1, 65536)), "sm_90a", "the grid is 65536 in y; sm_90a allows 65535"),
+        (product(256, num_warps=8, num_stages=5), "sm_90a", "bytes of shared memory; sm_90a has 232448"),
+        (product(128, num_stages=5), "sm_120a", "bytes of shared memory; sm_120a has 101376"),
+    ],
+)
+def test_what_the_architecture_cannot_launch_is_unsupported(
+    wanted: Build, target: str, message: str, compile_one: CompileOne
+) -> None:
+    """It is found out when it is compiled, before any device has seen it."""
+    result, _ = compile_one(wanted, target)
+    assert result.outcome is Outcome.UNSUPPORTED, result
+    assert message in result.message
+
+
+def test_too_many_registers_for_a_block_are_unsupported() -> None:
+    """They are given out by eights to whole warps."""
+    plan = LaunchPlan("k", "k", "sm_90a", (), (1, 1, 1), warps=16)
+    used = SimpleNamespace(registers=129, static_shared_bytes=0)
+    assert "needs 69632 registers; sm_90a has 65536" in why_not(plan, used)  # type: ignore[arg-type]
+    assert why_not(replace(plan, warps=8), used) == ""  # type: ignore[arg-type]
+    assert "num_ctas=32 blocks in a cluster" in why_not(replace(plan, warps=8, cluster=32), used)  # type: ignore[arg-type]
+
+
+def test_a_missing_triton_is_no_fault_of_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that brings it."""
+    monkeypatch.setitem(sys.modules, "triton.compiler", None)
+    with pytest.raises(BackendError, match="Triton cannot be imported") as caught:
+        list(Triton().compile([EXAMPLE.unit("key", EXAMPLE.good, "sm_90a")], tmp_path))
+    assert caught.value.hint == "pip install triton"
+
+
+def test_the_environment_of_triton_is_part_of_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables change what is compiled, except those that say where files go."""
+    before = Triton().fingerprint()
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    assert Triton().fingerprint() == before
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    assert Triton().fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "content"),
+    [
+        ("i32", -2, "feffffff"),
+        ("u64", 2**64 - 1, "ff" * 8),
+        ("u1", True, "01"),
+        ("i8", -1, "ff"),
+        ("fp16", 1.0, "003c"),
+        ("bf16", 1.0, "803f"),
+        ("fp32", 1e300, "0000807f"),
+        ("fp32", 3, "00004040"),
+        ("fp64", 1.0, "000000000000f03f"),
+    ],
+)
+def test_numbers_are_packed_as_triton_packs_them(kind: str, value: Any, content: str) -> None:
+    """Lowest byte first; a float that float32 cannot hold is infinite."""
+    assert pack(kind, value).hex() == content
+
+
+def test_a_number_that_does_not_fit_is_refused() -> None:
+    """So is a type that there is not."""
+    with pytest.raises(ValueError, match="300 does not fit a parameter of Triton's type i8"):
+        pack("i8", 300)
+    with pytest.raises(ValueError, match="of Triton's type i128"):
+        pack("i128", 0)
+
+
+class TestBuild:
+    """What travels: names and plain values."""
+
+    def test_a_function_becomes_its_name(self) -> None:
+        """Of the module that defines it."""
+        assert Build(triton_scale.scale).function == "tests.plugins.triton_scale:scale"
+
+    def test_an_autotuned_function_is_refused_with_what_to_do(self) -> None:
+        """So is one with heuristics, and a closure."""
+        tuned = triton.autotune([triton.Config({"BLOCK": 64})], key=["size"])(triton_scale.scale)
+        with pytest.raises(TypeError, match=r"decorated with triton\.autotune: leave that out"):
+            Build(tuned)
+        with pytest.raises(TypeError, match=r"decorated with triton\.heuristics"):
+            Build(triton.heuristics({"BLOCK": lambda args: 64})(triton_scale.scale))
+
+        @triton.jit
+        def inner(x):  # type: ignore[no-untyped-def]
+            tl.store(x, 0)
+
+        with pytest.raises(ValueError, match="inside another function, where no other process could find it"):
+            Build(inner)
+
+    @pytest.mark.parametrize("grid", [(), (0,), (1, 2, 3, 4), (1.5,), 8])
+    def test_a_grid_is_one_to_three_positive_ints(self, grid: Any) -> None:
+        """A kernel function that divides wrongly is noticed at once."""
+        with pytest.raises(ValueError, match="grid must be a tuple of one to three positive ints"):
+            Build("f", grid=grid)
+
+    def test_sizes_are_positive(self) -> None:
+        """Stages may be none."""
+        with pytest.raises(ValueError, match="num_warps must be a positive int, not 0"):
+            Build("f", num_warps=0)
+        assert Build("f", num_stages=0).num_stages == 0
+
+    def test_what_does_not_travel_is_an_error_at_once(self) -> None:
+        """It says what does."""
+        with pytest.raises(TypeError, match="the constant acc is a type; numbers, strings"):
+            Build("f", (), {"acc": int})
+        with pytest.raises(TypeError, match="args holds a object; it takes tensors by their names"):
+            Build("f", (object(),))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def matmul() -> Kernel:
+    """Return the example's kernel."""
+    loaded = load_file(TUNE_MATMUL, TUNE_MATMUL.parent)
+    assert loaded.errors == ()
+    return loaded.kernels[0]
+
+
+class TestExample:
+    """examples/triton_matmul: what it declares compiles, and on a GPU it is right."""
+
+    def units(self, kernel: Kernel, into: Path, target: str, step: int) -> list[Unit]:
+        """Return the units of some configs, the default among them, their directories made."""
+        (problem, *_) = kernel.problem_list()
+        admitted = [dict(config) for config in kernel.bound_space(problem)]
+        assert kernel.default in admitted
+        units = []
+        for config in [dict(kernel.default or {}), *admitted[::step]]:
+            key = "-".join(map(str, config.values()))
+            (into / key).mkdir(exist_ok=True)
+            units.append(Unit(key, kernel.build(problem, config), (), TUNE_MATMUL, kernel.name, target))
+        return units
+
+    def test_its_configs_compile(self, matmul: Kernel, tmp_path: Path) -> None:
+        """For an H100, without one, or are found not to fit it."""
+        results = list(Triton().compile(self.units(matmul, tmp_path, "sm_90a", 24), tmp_path))
+        assert {result.outcome for result in results} <= {None, Outcome.UNSUPPORTED}
+        assert results[0].outcome is None
+
+    def test_its_meaning_includes_what_the_function_calls(self, matmul: Kernel, tmp_path: Path) -> None:
+        """An edit of the device code is a new source digest, a comment is not."""
+        before = describe(matmul, "p", TUNE_MATMUL.parent)
+        text = TUNE_MATMUL.read_text()
+        (tmp_path / "tune_matmul.py").write_text(text.replace("tl.dot(left, right, total)", "tl.dot(left, right)"))
+        (edited,) = load_file(tmp_path / "tune_matmul.py", tmp_path).kernels
+        assert describe(edited, "p", tmp_path).source_digest != before.source_digest
+        (tmp_path / "tune_matmul.py").write_text(text + "# a remark\n")
+        (same,) = load_file(tmp_path / "tune_matmul.py", tmp_path).kernels
+        assert describe(same, "p", tmp_path).source_digest == before.source_digest
+
+    @pytest.mark.gpu
+    def test_its_configs_are_right(self, matmul: Kernel, tmp_path: Path) -> None:
+        """Against the reference, which computes in float32."""
+        from ktuned.worker.problem import ProblemData
+
+        device = gpu()
+        data = ProblemData(matmul, matmul.problem_list()[0], device)
+        data.expect(tmp_path / "expected.safetensors")
+        units = self.units(matmul, tmp_path, device.target, 12)
+        for result, unit in zip(Triton().compile(units, tmp_path), units, strict=True):
+            if result.outcome is Outcome.UNSUPPORTED:
+                continue
+            assert result.outcome is None, result.message
+            launch = Triton().load(tmp_path / unit.key, unit, device).bind(data.tensors)
+            data.begin_trial()
+            launch()
+            verdict = data.check()
+            assert verdict.ok, f"{unit.key}: {verdict.message}"
+
+
+def gpu() -> Device:
+    """Return the first GPU."""
+    devices = Triton().devices()
+    assert not isinstance(devices, Absent), devices
+    return devices[0]
+
+
+@pytest.mark.gpu
+class TestOnGpu:
+    """What only a device can show."""
+
+    @pytest.fixture
+    def launch(self, compile_one: CompileOne) -> Callable[..., Callable[[], None]]:
+        """Return a function that compiles, loads and binds."""
+
+        def launch(wanted: Build, **tensors: Any) -> Callable[[], None]:
+            device = gpu()
+            result, artifact = compile_one(wanted, device.target)
+            assert result.outcome is None, result.message
+            return load(artifact, device).bind(tensors)
+
+        return launch
+
+    def test_it_launches_on_torchs_current_stream(self, launch: Callable[..., Callable[[], None]]) -> None:
+        """Also into a graph that is being captured."""
+        import torch
+
+        x, y = torch.arange(float(SIZE), device="cuda"), torch.zeros(SIZE, device="cuda")
+        run = launch(build(), x=x, y=y)
+        run()
+        torch.cuda.synchronize()
+        assert torch.equal(y, 3 * x)
+        y.zero_()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        assert torch.equal(y, torch.zeros_like(y))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, 3 * x)
+
+    @pytest.mark.parametrize(
+        "wanted", [product(128, num_warps=8, num_stages=5), product(128, num_ctas=2)], ids=["shared", "cluster"]
+    )
+    def test_shared_memory_and_clusters_are_allowed(
+        self, wanted: Build, launch: Callable[..., Callable[[], None]]
+    ) -> None:
+        """More than what a kernel has without asking; the product is torch's."""
+        import torch
+
+        a, b = (torch.randn(1024, 1024, device="cuda", dtype=torch.float16) for _ in "ab")
+        c = torch.zeros_like(a)
+        launch(wanted, a=a, b=b, c=c)()
+        torch.testing.assert_close(c, a @ b, rtol=1e-2, atol=1e-1)
+
+    def test_scratch_memory_is_given(self, launch: Callable[..., Callable[[], None]]) -> None:
+        """Descriptors that the kernel makes live there."""
+        import torch
+
+        x = torch.randn(4096, 64, device="cuda", dtype=torch.float16)
+        y = torch.zeros_like(x)
+        wanted = Build(
+            "copy_by_descriptor", ("x", "y", 4096), {"BLOCK": 64}, (64,), dtypes=dict.fromkeys("xy", "float16")
+        )
+        launch(wanted, x=x, y=y)()
+        assert torch.equal(y, x)
+
+    def test_tuples_and_folded_arguments_launch(self, launch: Callable[..., Callable[[], None]]) -> None:
+        """With as many parameters as the machine code has."""
+        import torch
+
+        x, y = torch.ones(1024, device="cuda"), torch.zeros(1024, device="cuda")
+        constants = {"SIZE": 1024, "FUNCTION": triton_scale.doubled, "WIDTHS": (1, 5)}
+        launch(Build("scale_by", ("x", "y", (2.0, 1)), constants, dtypes=triton_scale.DTYPES), x=x, y=y)()
+        assert torch.equal(y, 20 * x)
+
+    def test_a_tensor_that_is_not_aligned_is_refused(self, launch: Callable[..., Callable[[], None]]) -> None:
+        """The machine code would fault, or read elsewhere."""
+        import torch
+
+        x, y = torch.ones(SIZE + 1, device="cuda")[1:], torch.ones(SIZE, device="cuda")
+        with pytest.raises(ValueError, match="the tensor 'x' lies at 0x"):
+            launch(build(), x=x, y=y)
+
+    def test_a_launch_costs_the_host_little(self, launch: Callable[..., Callable[[], None]]) -> None:
+        """A few µs, printed; the bound is loose, for the machine may be busy."""
+        import time
+
+        import torch
+
+        x, y = torch.ones(SIZE, device="cuda"), torch.ones(SIZE, device="cuda")
+        run = launch(build(), x=x, y=y)
+        costs = []
+        for _ in range(50):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(20):
+                run()
+            costs.append((time.perf_counter() - started) / 20)
+        print(f"a launch costs the host {sorted(costs)[25] * 1e6:.2f} µs")
+        assert sorted(costs)[25] < 50e-6
