@@ -1,1 +1,1 @@
-"""The public test kit: what third parties check their plugins with."""
+"""Public test kit: the conformance suite for plugins."""

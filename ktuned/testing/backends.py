@@ -1,8 +1,7 @@
-"""The conformance suite for backends: what :class:`ktuned.backends.Backend` promises, checked on a real example.
+"""The conformance suite for backends: the promises of :class:`ktuned.backends.Backend`, checked on a real example.
 
-A plugin's tests call :func:`check_backend`; where that fails, the smaller functions that it is made of tell the
-promises apart. Each raises :class:`AssertionError` with one line that says which promise is broken; none needs
-pytest.
+A plugin's tests call :func:`check_backend`; if that fails, the functions that it calls check one promise each. Each
+raises :class:`AssertionError` with one line that names the broken promise; none needs pytest.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ktuned.ipc import manifest
 from ktuned.model import Device, Outcome
 
 LOAD_DEADLINE_S = 120.0
-"""How long a new process may take to import the backend, load, launch and verify: torch alone takes seconds."""
+"""Deadline of a new process that imports the backend, loads, launches and verifies: torch alone takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,16 @@ class BackendExample:
 
     Attributes:
         good: compiles; its ``args`` name at least one tensor.
-        bad: is refused by the compiler, with words in which ``complaint`` occurs.
+        bad: is refused by the compiler, with a message that contains ``complaint``.
         complaint: part of the compiler's own message about ``bad``.
         sources: the sources of both, absolute.
         kernel_file: the file that declares the kernel, for a backend whose ``Build`` names a Python function.
         kernel: the kernel's short name.
         inputs: makes the tensors for a device, given its name (``cpu:0``); a function at a module's top level,
             because a new process loads it from its file.
-        verify: raises AssertionError unless the tensors, after one launch, hold what they must; likewise.
-        target: what to compile for where the backend has no device.
-        is_deterministic: whether compiling twice leaves the same bytes.
+        verify: raises AssertionError unless the tensors hold the expected values after one launch; likewise.
+        target: the target to compile for if the backend has no device.
+        is_deterministic: compiling twice gives the same bytes.
     """
 
     good: Build
@@ -64,10 +63,10 @@ class BackendExample:
 def check_backend(backend: Backend, example: BackendExample, scratch: Path) -> None:
     """Check everything that a backend promises, with files below ``scratch`` (an empty directory).
 
-    Where the backend has no device it is checked up to where loading needs one.
+    A backend without a device is checked up to loading.
 
     Raises:
-        AssertionError: a promise is broken; the message says which.
+        AssertionError: a promise is broken; the message names it.
     """
     check_identity(backend, example)
     check_fingerprint(backend)
@@ -78,7 +77,7 @@ def check_backend(backend: Backend, example: BackendExample, scratch: Path) -> N
     if example.is_deterministic:
         check_deterministic(backend, example, target, artifact, scratch / "second")
     check_damage(backend, artifact, scratch / "damaged")
-    # Artifacts are sealed by renaming them; one that remembers where it was compiled would fail here.
+    # Artifacts are sealed by renaming them; one that contains its path would fail here.
     sealed = artifact.rename(scratch / "sealed")
     for device in devices:
         if device.target == target:
@@ -118,7 +117,7 @@ def check_fingerprint(backend: Backend) -> None:
 
 
 def check_devices(backend: Backend) -> tuple[Device, ...]:
-    """Check that devices are told, or their absence with its reason, and return them."""
+    """Check that devices are returned, or their absence with its reason; return them."""
     found = backend.devices()
     if isinstance(found, Absent):
         _require(bool(found.message), f"the absence {found.reason} comes without a message")
@@ -135,7 +134,7 @@ def check_devices(backend: Backend) -> tuple[Device, ...]:
 
 
 def check_build(example: BackendExample) -> None:
-    """Check that both builds are the same after they have crossed to another process as MessagePack."""
+    """Check that both builds are equal after a round trip through MessagePack."""
     for build in (example.good, example.bad):
         travelled = type(build).from_plain(msgpack.unpackb(msgpack.packb(build.to_plain())))
         _require(travelled == build, f"the Build does not survive MessagePack: {build} became {travelled}")
@@ -144,7 +143,7 @@ def check_build(example: BackendExample) -> None:
 def check_compile(backend: Backend, example: BackendExample, target: str, into: Path) -> Path:
     """Check a group of a bad unit between two good ones and return the first good one's artifact, with manifest.
 
-    Each unit yields one result; the bad one's is the compiler's own message, and costs the others nothing.
+    Each unit yields one result; the bad one's is the compiler's message, and the others are unaffected.
     """
     units = [
         example.unit("good", example.good, target),
@@ -168,7 +167,7 @@ def check_compile(backend: Backend, example: BackendExample, target: str, into: 
 
 
 def check_deterministic(backend: Backend, example: BackendExample, target: str, artifact: Path, into: Path) -> None:
-    """Check that compiling the good unit again, under another key and elsewhere, leaves the same bytes."""
+    """Check that compiling the good unit again, under another key and elsewhere, gives the same bytes."""
     _compile(backend, [example.unit("again", example.good, target)], into)
     again = manifest.write(into / "again", key="again", backend=backend.name, facts={})
     files = manifest.read(artifact).files
@@ -177,7 +176,7 @@ def check_deterministic(backend: Backend, example: BackendExample, target: str, 
 
 
 def check_damage(backend: Backend, artifact: Path, scratch: Path) -> None:
-    """Check that the manifest tells a missing and a damaged required file."""
+    """Check that the manifest detects a missing and a damaged required file."""
     for name in backend.required_files:
         for damage in (Path.unlink, _flip_last_byte):
             shutil.copytree(artifact, scratch)
@@ -191,12 +190,12 @@ def check_damage(backend: Backend, artifact: Path, scratch: Path) -> None:
 
 
 def check_load(backend: Backend, example: BackendExample, device: Device, artifact: Path) -> None:
-    """Check, in a new process, that the good unit loads, computes the right thing and refuses a missing tensor."""
+    """Check, in a new process, that the good unit loads, computes the right result and refuses a missing tensor."""
     _load_in_new_process(backend, example, device, artifact, is_there=True)
 
 
 def check_load_without_device(backend: Backend, example: BackendExample, target: str, artifact: Path) -> None:
-    """Check, in a new process, that the good unit loads, or that a BackendError says that the device is missing."""
+    """Check, in a new process, that the good unit loads, or that a BackendError reports the missing device."""
     _load_in_new_process(backend, example, Device("absent:0", "absent", target), artifact, is_there=False)
 
 
@@ -238,7 +237,7 @@ def _compile(backend: Backend, units: list[Unit], into: Path) -> dict[str, Compi
 
 
 def _place(function: Callable[..., Any]) -> list[str]:
-    """Return the file and the name that a new process finds a function by."""
+    """Return the file and the name by which a new process finds a function."""
     file = getsourcefile(function)
     name = function.__qualname__
     _require(file is not None and name.isidentifier(), f"{name} must be a function at the top level of a file")

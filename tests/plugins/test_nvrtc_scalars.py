@@ -96,8 +96,8 @@ def test_half_precision_is_rounded_as_torch_does(make: Callable[[float], Any], d
         (lambda: f32(1e300), r"1e\+300 does not fit f32"),
         (lambda: to_bytes(1e300, 4), "does not fit f32"),
         (lambda: to_bytes(1 << 32, 4), "does not fit u32"),
-        (lambda: to_bytes(1.0, 2), "say f16"),
-        (lambda: to_bytes(1, 16), "say struct"),
+        (lambda: to_bytes(1.0, 2), "use f16"),
+        (lambda: to_bytes(1, 16), "use struct"),
     ],
 )
 def test_what_does_not_fit_or_is_open_is_refused(refused: Callable[[], object], message: str) -> None:

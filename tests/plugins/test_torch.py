@@ -154,7 +154,7 @@ class TestKeeping:
         code = """if True:
             import os, sys
             from pathlib import Path
-            from ktuned import cpu
+            from ktuned.backends import cpu
             from ktuned_torch import Torch
             import torch
             from tests.plugins.torch_kernels import COMPILED, inputs, verify
@@ -244,7 +244,7 @@ class TestCalling:
     def test_a_result_that_nobody_takes_is_an_error(self, compile_one: Compile) -> None:
         """It says how to write the function; returning a tensor that was given is what in-place functions do."""
         artifact = compile_one(Build("returning", ("x",)))[1]
-        with pytest.raises(TypeError, match="returning returned a Tensor, which nobody takes: it must write into"):
+        with pytest.raises(TypeError, match="returning returned a Tensor, which is ignored: it must write into"):
             load(Build("returning", ("x",)), artifact).bind({"x": torch.ones(4)})()
         x = torch.ones(4)
         load(Build("in_place", ("x",)), artifact).bind({"x": x})()

@@ -140,7 +140,7 @@ def test_a_compilers_flood_of_words_is_capped() -> None:
 @pytest.mark.parametrize(
     ("build", "text", "message"),
     [
-        (Build("missing", ()), None, "nothing exports 'missing'"),
+        (Build("missing", ()), None, "no source exports 'missing'"),
         (Build("axpy", (), flags=("-lno_such_library",)), None, "cannot find -lno_such_library"),
         (Build("axpy", (), flags=("--no-such-flag",)), None, "--no-such-flag"),
         (Build("axpy", ()), '#include "gone.h"', "gone.h: No such file"),
@@ -243,7 +243,7 @@ class TestNoCompiler:
         fake_compiler("exit 3")
         result, _ = compile_one()
         assert result.outcome is Outcome.COMPILE_ERROR
-        assert result.message.endswith("exited with 3 and said nothing")
+        assert result.message.endswith("exited with 3 and no message")
 
 
 class TestPrelude:

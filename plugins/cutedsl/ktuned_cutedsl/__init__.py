@@ -1,4 +1,4 @@
-"""ktuned's backend for CUDA kernels that are written in CuTe DSL (nvidia-cutlass-dsl)."""
+"""Backend for CUDA kernels in CuTe DSL (nvidia-cutlass-dsl)."""
 
 from ktuned_cutedsl.backend import CuteDsl, CuteDslKernel
 from ktuned_cutedsl.build import Build

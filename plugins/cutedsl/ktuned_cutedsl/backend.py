@@ -1,4 +1,4 @@
-"""The backend: what it can do here, and how an artifact becomes a kernel again."""
+"""The backend: its devices and toolchain, compiling, and loading of artifacts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ktuned.backends import DEFAULT_TARGET, Absence, Absent, Compiled, Launch, U
 from ktuned.model import BackendError, Device, Outcome, Scalar, Unsupported
 from ktuned_cutedsl.build import Build
 from ktuned_cutedsl.compiler import LIBRARY_FILE, Refused, compile_unit
-from ktuned_cutedsl.linking import FLAGS, INSTALL_HINT, Linker, LinkError, NoLinker, NoRuntime, runtime_library
+from ktuned_cutedsl.linker import FLAGS, INSTALL_HINT, Linker, LinkError, NoLinker, NoRuntime, runtime_library
 from ktuned_cutedsl.signature import runtime_arguments
 
 REINSTALL_HINT = "pip install nvidia-cutlass-dsl apache-tvm-ffi"
@@ -34,7 +34,7 @@ class CuteDslKernel(backends.Kernel):
         """Return a call of the function on ``tensors``, which launches on torch's current stream.
 
         Raises:
-            KeyError: ``args`` names a tensor that ``inputs`` does not make.
+            KeyError: ``args`` names a tensor that ``inputs`` does not declare.
         """
         return cast(Launch, functools.partial(self._function, *runtime_arguments(self._args, tensors)))
 
@@ -61,7 +61,7 @@ class CuteDsl(backends.Backend):
         }
 
     def devices(self) -> Sequence[Device] | Absent:
-        """Return the GPUs that this process may use, or why there are none."""
+        """Return the GPUs that this process may use, or the reason for their absence."""
         found = torch_cuda_devices()
         if isinstance(found, Absent):
             return found
@@ -78,11 +78,11 @@ class CuteDsl(backends.Backend):
         """Compile each unit in this process, and link it with the system's linker.
 
         Raises:
-            BackendError: there is no linker, or it fails; CuTe DSL is not whole; the disk is full.
+            BackendError: there is no linker, or it fails; CuTe DSL is incomplete; the disk is full.
         """
         try:
             linker = Linker.find()
-            # Seconds, which are no unit's.
+            # Time that belongs to no unit.
             import_module("cutlass.cute")
             for unit in units:
                 yield _compiled(unit, into / unit.key, linker)
@@ -96,7 +96,7 @@ class CuteDsl(backends.Backend):
             raise BackendError(str(error)) from error
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> CuteDslKernel:
-        """Load ``kernel.so``, its runtime library before it, and look the function up; CuTe DSL is not imported.
+        """Load ``kernel.so`` after its runtime library, and look the function up; CuTe DSL is not imported.
 
         Raises:
             Unsupported: it was compiled for another architecture than this device's.
@@ -108,7 +108,7 @@ class CuteDsl(backends.Backend):
 
         build = cast(Build, unit.build)
         try:
-            # The loader then finds it by its name, wherever it is installed.
+            # Once loaded, it is found by its name, independent of where it is installed.
             ctypes.CDLL(str(runtime_library()))
         except NoRuntime as error:
             raise BackendError(str(error), hint=REINSTALL_HINT) from error

@@ -1,4 +1,4 @@
-"""From a unit to its artifact: tracing, compiling, exporting and linking one function, without a GPU."""
+"""Compiler of one unit into its artifact: traces, compiles, exports and links a function, without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ktuned.model import BackendError, KernelFileError, Unsupported
 from ktuned.spec import functions, is_ours
 from ktuned_cutedsl import limits, resources
 from ktuned_cutedsl.build import Build
-from ktuned_cutedsl.linking import Linker
+from ktuned_cutedsl.linker import Linker
 from ktuned_cutedsl.signature import Misfit, compile_arguments
 
 LIBRARY_FILE = "kernel.so"
@@ -25,7 +25,7 @@ CUBIN_FILE = "kernel.cubin"
 _OBJECT_FILE = "kernel.o"
 
 MAX_MESSAGE_CHARS = 4000
-"""How much of CuTe DSL's words is kept: its first lines say what is wrong and where."""
+"""Length of CuTe DSL's message that is kept: its first lines name the fault and its place."""
 
 _TARGET = re.compile(r"sm_\d+[af]?")
 _NOT_THEIRS = frozenset({"cutlass", "inspect"})
@@ -34,7 +34,7 @@ _DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Refused(Exception):
-    """The function cannot be compiled; the message is CuTe DSL's own, or says what does not fit."""
+    """The function cannot be compiled; the message is CuTe DSL's, or names the mismatch."""
 
 
 def compile_unit(unit: Unit, artifact: Path, linker: Linker) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def compile_unit(unit: Unit, artifact: Path, linker: Linker) -> dict[str, Any]:
     if not _TARGET.fullmatch(unit.target):
         raise Unsupported(f"CuTe DSL compiles for NVIDIA GPUs (sm_90a), not for {unit.target}")
     if unit.sources:
-        raise Refused("a cutedsl kernel has no sources: what the kernel file imports is followed without them")
+        raise Refused("a cutedsl kernel has no sources: imports of the kernel file are followed without them")
     build = cast(Build, unit.build)
     try:
         function = functions.find(str(build.function), unit.kernel_file)
@@ -87,15 +87,15 @@ def _compile(
 
 
 def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) -> Any:
-    """Return what ``cute.compile`` makes of a function.
+    """Return the result of ``cute.compile``.
 
     Raises:
-        Refused: the Build does not fit the function; CuTe DSL, or the function while it was traced, raised.
-        Unsupported: the function said so while it was traced.
+        Refused: the Build does not match the function; CuTe DSL, or the function during tracing, raised.
+        Unsupported: the function raised it during tracing.
     """
     from cutlass import cute
 
-    # Ours come last: they hold against what the user's options say.
+    # Ours come last, to override the user's options.
     options = f"{build.options} --enable-tvm-ffi --gpu-arch {target}"
     try:
         called, arguments = compile_arguments(function, build)
@@ -121,16 +121,16 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _words(error: Exception) -> str:
-    """Return what went wrong, the first line saying what, without colours and capped."""
+    """Return the failure, its first line naming the fault, without colours and capped."""
     said = _COLOURS.sub("", str(error)).strip()
     if not type(error).__module__.startswith("cutlass."):
-        # What user code raised while it was traced; CuTe DSL's own errors tell their place themselves.
+        # An error of user code during tracing; CuTe DSL's own errors contain their place.
         said = f"{_place(error)}{type(error).__name__}: {said}"
     return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
 def _place(error: Exception) -> str:
-    """Return ``file:line: `` of the deepest frame that is the user's, or ``""``."""
+    """Return ``file:line: `` of the deepest frame of user code, or ``""``."""
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         module, path = str(frame.f_globals.get("__name__", "")), Path(frame.f_code.co_filename)

@@ -1,4 +1,4 @@
-"""Whether an architecture can launch what was compiled, told before there is a device.
+"""Launch limits of an architecture, checked without a device.
 
 The figures are those of the CUDA C++ Programming Guide, *Technical Specifications per Compute Capability*.
 """
@@ -18,7 +18,7 @@ MAX_CLUSTER_BLOCKS = 16
 FIRST_WITH_CLUSTERS = 90
 _WARP = 32
 _REGISTER_UNIT = 8
-"""A thread's registers are given out in eights."""
+"""A thread's registers are allocated in units of eight."""
 
 _SHARED_KIB = {
     75: 64,
@@ -34,11 +34,11 @@ _SHARED_KIB = {
     120: 99,
     121: 99,
 }
-"""How much shared memory one block may have, by compute capability."""
+"""Limit of one block's shared memory, by compute capability."""
 
 
 def why_not(target: str, kernels: Iterable[Kernel], launches: Iterable[Launch]) -> str:
-    """Return why ``target`` (``sm_90a``) cannot launch this, or ``""``; what only a launch knows is not judged."""
+    """Return the reason why ``target`` (``sm_90a``) cannot launch this, or ``""``; unknown figures are not judged."""
     capability = int(target.removeprefix("sm_").rstrip("af"))
     launches = list(launches)
     kernels = list(kernels)
@@ -54,7 +54,7 @@ def why_not(target: str, kernels: Iterable[Kernel], launches: Iterable[Launch]) 
         pairs = zip(launch.grid, launch.cluster, strict=True)
         if any(grid is not None and size and grid % size for grid, size in pairs):
             return f"a grid of {launch.grid} blocks cannot be cut into clusters of {launch.cluster}"
-    # Which launch is of which kernel is not known: what the smallest of them needs is needed for certain.
+    # The kernel of a launch is not known; the smallest requirement holds for any of them.
     static_bytes = min((kernel.shared_bytes for kernel in kernels), default=0)
     dynamic_bytes = max((launch.shared_bytes or 0 for launch in launches), default=0)
     most = _SHARED_KIB.get(capability, 0) * 1024
@@ -71,5 +71,5 @@ def why_not(target: str, kernels: Iterable[Kernel], launches: Iterable[Launch]) 
 
 
 def _registers(each: int, threads: int) -> int:
-    """Return how many registers a block takes: whole warps, in the units in which they are given out."""
+    """Return the registers that a block takes: those of whole warps, in units of allocation."""
     return -(-each // _REGISTER_UNIT) * _REGISTER_UNIT * -(-threads // _WARP) * _WARP

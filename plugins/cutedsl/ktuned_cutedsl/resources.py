@@ -1,4 +1,4 @@
-"""What a compiled function's kernels use, and how it launches them: read from the binary and from the host's code."""
+"""Resources of a compiled function's kernels, and its launches, read from the cubin and the host code."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SIZED = 4
 _FRAME_SIZE = 0x11
 _REQUIRED_THREADS = 0x10
 _REGISTERS = 0x2F
-"""Attributes in ``.nv.info``, by the names that cuobjdump gives them: EIATTR_FRAME_SIZE, EIATTR_REQNTID,
-EIATTR_REGCOUNT. Each is a format byte, its number and a length, or a value in the length's place."""
+"""Attributes in ``.nv.info``, by cuobjdump's names: EIATTR_FRAME_SIZE, EIATTR_REQNTID, EIATTR_REGCOUNT. Each is a
+format byte, its number and a length, or a value in place of the length."""
 
 _RESERVED_SHARED_BYTES = 1024
-"""What ``.nv.shared`` of every kernel begins with from sm_90 on; the hardware has it beside a block's own."""
+"""Reserved bytes at the start of every kernel's ``.nv.shared`` from sm_90 on; not part of a block's limit."""
 
 LAUNCH_CONFIG = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
 """The ``cudaLaunchConfig_t`` of the lowered host code: grid, block, shared bytes, stream, attributes, their count."""
@@ -34,10 +34,10 @@ _DIMENSIONS = "!llvm.struct<(i32, i32, i32)>"
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a cubin: what one thread, and one block beside its dynamic shared memory, takes.
+    """One kernel of a cubin: the resources of a thread, and of a block without its dynamic shared memory.
 
-    ``threads`` is how many threads a block has, or ``None`` where only the launch knows. ``stack_bytes`` is local
-    memory, which spilled registers are kept in.
+    ``threads`` is the number of threads of a block, or ``None`` if only the launch defines it. ``stack_bytes`` is local
+    memory, which holds spilled registers.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Kernel:
 
 @dataclass
 class Launch:
-    """One launch in the host code; ``None`` for what only the call knows."""
+    """One launch in the host code; ``None`` for values that only the call defines."""
 
     grid: list[int | None] = field(default_factory=lambda: [None] * 3)
     block: list[int | None] = field(default_factory=lambda: [None] * 3)
@@ -58,7 +58,7 @@ class Launch:
 
 
 def cubins(data: bytes) -> Iterator[bytes]:
-    """Yield the cubins that an object file carries."""
+    """Yield the cubins in an object file."""
     position = data.find(_ELF_MAGIC)
     while position >= 0:
         if len(data) - position >= _HEADER.size:
@@ -70,7 +70,7 @@ def cubins(data: bytes) -> Iterator[bytes]:
 
 
 def kernels(cubin: bytes) -> list[Kernel]:
-    """Return the kernels of a cubin, by their sections' order."""
+    """Return the kernels of a cubin, in the order of their sections."""
     sections = _sections(cubin)
     registers: dict[int, int] = {}
     stacks: dict[int, int] = {}
@@ -81,7 +81,7 @@ def kernels(cubin: bytes) -> list[Kernel]:
     reserved = _RESERVED_SHARED_BYTES if ".nv.shared.reserved.0" in sections else 0
     found = []
     for section in sections:
-        # Every kernel has a bank of constants for its parameters; a function that one calls has none.
+        # Every kernel has a constant bank for its parameters; device functions have none.
         name = section.removeprefix(".nv.constant0.")
         if name == section:
             continue
@@ -102,7 +102,7 @@ def kernels(cubin: bytes) -> list[Kernel]:
 def launches(ir_module: Any) -> list[Launch]:
     """Return the launches of a compiled function's host code, from its module in MLIR's LLVM dialect.
 
-    None where this CuTe DSL cannot be asked: its bindings of MLIR are its own.
+    None if this CuTe DSL does not offer it: its MLIR bindings are private.
     """
     try:
         ir: Any = import_module("cutlass._mlir.ir")
@@ -135,7 +135,7 @@ def launches(ir_module: Any) -> list[Launch]:
 
 
 def _stored(operation: Any) -> Iterator[tuple[str, Any, tuple[int, ...], int | None]]:
-    """Yield what a store writes into a struct: its type, its pointer, the field's path, the value if it is constant."""
+    """Yield the stores into structs: type, pointer, path of the field, and the value if it is constant."""
     if operation.name != "llvm.store":
         return
     place = operation.operands[1].owner
@@ -154,7 +154,7 @@ def _stored(operation: Any) -> Iterator[tuple[str, Any, tuple[int, ...], int | N
 
 
 def _sections(cubin: bytes) -> dict[str, tuple[int, int]]:
-    """Return where each section is (``.nv.shared`` takes no room in the file) and how large, by name."""
+    """Return the offset and size of each section by name; ``.nv.shared`` takes no space in the file."""
     fields = _HEADER.unpack_from(cubin)
     start, size, count, names = fields[5], fields[10], fields[11], fields[12]
     headers = [_SECTION.unpack_from(cubin, start + index * size) for index in range(count)]

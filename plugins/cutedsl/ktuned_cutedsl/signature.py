@@ -1,4 +1,4 @@
-"""From a Build to what ``cute.compile`` takes: fake tensors, scalars, constants and a stream, by parameter."""
+"""Arguments of ``cute.compile`` for a Build: fake tensors, scalars, constants and a stream, by parameter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ktuned.model import Scalar
 from ktuned_cutedsl.build import Build
 
 ALIGNMENT_BYTES = 16
-"""What a tensor's address is a multiple of: enough for the widest load, and less than any allocation's."""
+"""Alignment of a tensor's address in bytes: enough for the widest load, and less than any allocator's."""
 
 STREAM = "stream"
 
@@ -32,15 +32,15 @@ _DTYPES = {
     "uint64": "Uint64",
     "bool": "Boolean",
 }
-"""What CuTe DSL calls torch's dtypes."""
+"""CuTe DSL's names of torch's dtypes."""
 
 
 class Misfit(Exception):
-    """A Build does not fit the function that it names; the message says why."""
+    """A Build does not match the function that it names; the message is the reason."""
 
 
 def compile_arguments(function: Callable[..., Any], build: Build) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return what to compile (the function, or an object of the class) and its arguments by parameter.
+    """Return the callable to compile (the function, or an object of the class) and its arguments by parameter.
 
     Raises:
         Misfit: a parameter has no argument, an argument no parameter, or a tensor cannot be described.
@@ -70,7 +70,7 @@ def _arguments(
     rest = list(build.args)
     for name, parameter in parameters.items():
         if name == STREAM:
-            # The call takes torch's current stream by itself, so that none is passed.
+            # The call uses torch's current stream, so none is passed.
             yield name, make_fake_stream(use_tvm_ffi_env_stream=True)
         elif name in constants:
             if not _is_constexpr(parameter):
@@ -83,11 +83,11 @@ def _arguments(
             arg = rest.pop(0)
             yield name, fake_tensor(arg, build.layouts) if isinstance(arg, str) else arg
         elif parameter.default is parameter.empty:
-            raise Misfit(f"{build.symbol} takes {name!r}, for which args and constants have nothing")
+            raise Misfit(f"{build.symbol} takes {name!r}, which args and constants lack")
     if rest:
         raise Misfit(f"{build.symbol} takes {_listed(parameters)}; args has {_listed(map(repr, rest))} more")
     if not any(isinstance(arg, str) for arg in build.args):
-        raise Misfit("args names no tensor, and so no device to run on")
+        raise Misfit("args names no tensor, and thus no device to run on")
 
 
 def _is_constexpr(parameter: inspect.Parameter) -> bool:
@@ -96,16 +96,16 @@ def _is_constexpr(parameter: inspect.Parameter) -> bool:
 
 
 def fake_tensor(name: str, layouts: Mapping[str, Layout]) -> Any:
-    """Return what stands for a tensor while compiling: its dtype, shape and strides, without memory.
+    """Return the fake tensor to compile with: dtype, shape and strides, without memory.
 
     Raises:
-        Misfit: ``inputs`` makes no such tensor, or CuTe DSL has no such dtype.
+        Misfit: ``inputs`` declares no such tensor, or CuTe DSL has no such dtype.
     """
     import cutlass
     from cutlass.cute.runtime import make_fake_tensor
 
     if name not in layouts:
-        raise Misfit(f"args names the tensor {name!r}; inputs makes no such tensor")
+        raise Misfit(f"args names the tensor {name!r}; inputs declares no such tensor")
     dtype, shape, strides = layouts[name]
     if dtype not in _DTYPES:
         raise Misfit(f"the tensor {name!r} is of {dtype}, which CuTe DSL does not have")
@@ -113,13 +113,13 @@ def fake_tensor(name: str, layouts: Mapping[str, Layout]) -> Any:
 
 
 def runtime_arguments(args: tuple[Scalar, ...], tensors: Mapping[str, Any]) -> list[Any]:
-    """Return what a compiled function is called with.
+    """Return the arguments of a compiled function.
 
-    The first tensor stays torch's own: from it apache-tvm-ffi takes the current stream. The others are converted
+    The first tensor stays a torch tensor: apache-tvm-ffi takes the current stream from it. The others are converted
     here, once.
 
     Raises:
-        KeyError: ``args`` names a tensor that ``inputs`` does not make.
+        KeyError: ``args`` names a tensor that ``inputs`` does not declare.
     """
     import tvm_ffi
 
@@ -130,7 +130,7 @@ def runtime_arguments(args: tuple[Scalar, ...], tensors: Mapping[str, Any]) -> l
             bound.append(arg)
             continue
         if arg not in tensors:
-            raise KeyError(f"args names the tensor {arg!r}; inputs makes {_listed(sorted(tensors))}")
+            raise KeyError(f"args names the tensor {arg!r}; inputs declares {_listed(sorted(tensors))}")
         bound.append(tvm_ffi.from_dlpack(tensors[arg]) if has_tensor else tensors[arg])
         has_tensor = True
     return bound

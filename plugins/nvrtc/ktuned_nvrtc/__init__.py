@@ -1,4 +1,4 @@
-"""ktuned's backend for CUDA C++ kernels that NVRTC compiles and the driver launches."""
+"""Backend for CUDA C++ kernels, compiled by NVRTC and launched by the driver."""
 
 from ktuned_nvrtc.backend import Nvrtc
 from ktuned_nvrtc.build import Build

@@ -1,4 +1,4 @@
-"""The backend: what it can do here, and how an artifact becomes a kernel again."""
+"""The backend: its devices and toolchain, compiling, and loading of artifacts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Nvrtc(backends.Backend):
             return {**plugin, "nvrtc": "none"}
 
     def devices(self) -> Sequence[Device] | Absent:
-        """Return the GPUs that this process may use, or why there are none."""
+        """Return the GPUs that this process may use, or the reason for their absence."""
         found = torch_cuda_devices()
         if isinstance(found, Absent):
             return found
@@ -55,10 +55,10 @@ class Nvrtc(backends.Backend):
         return found
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Compile each unit; those that differ in ``entry`` alone are one program, whose cubin each of them gets.
+        """Compile each unit; units that differ only in ``entry`` are one program, and each gets its cubin.
 
         Raises:
-            BackendError: NVRTC is not installed, or fails for a reason of its own.
+            BackendError: NVRTC is not installed, or has an internal failure.
         """
         try:
             yield from compile_units(units, into)

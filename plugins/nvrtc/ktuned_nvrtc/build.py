@@ -1,4 +1,4 @@
-"""What a kernel function returns for this backend: which kernel to compile, with what, and how to launch it."""
+"""``Build`` of this backend: the kernel to compile, its options, and its launch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Build(backends.Build):
-    """How to compile and launch one config of a CUDA kernel.
+    """Recipe to compile and launch one config of a CUDA kernel.
 
     Attributes:
-        entry: the kernel as C++ names it where the source ends: ``gemm<64, 64, 16>``, ``space::kernel``.
+        entry: the kernel's C++ name at the end of the source: ``gemm<64, 64, 16>``, ``space::kernel``.
         args: the kernel's arguments, in order: a string names a tensor of ``inputs`` and passes its address, a number
-            is itself, in the parameter's size; :mod:`ktuned_nvrtc.scalars` says what a number leaves open.
-        grid: how many blocks in x, y, z; missing dimensions are 1. With a cluster, multiples of its sizes.
-        block: how many threads a block has in x, y, z.
-        shared_bytes: dynamic shared memory of a block; above 48 KiB the kernel is told so before it is launched.
-        cluster: how many blocks a cluster has in x, y, z; empty for none.
+            has the parameter's size; :mod:`ktuned_nvrtc.scalars` has explicit types.
+        grid: blocks in x, y, z; missing dimensions are 1. With a cluster, multiples of its sizes.
+        block: threads of a block in x, y, z.
+        shared_bytes: dynamic shared memory of a block; above 48 KiB the kernel's attribute is set before the launch.
+        cluster: blocks of a cluster in x, y, z; empty for none.
         defines: preprocessor macros; ``True`` defines the bare name, ``False`` leaves it undefined.
         flags: more options for NVRTC, each one a word; relative paths in them start at the first source's directory.
 

@@ -1,4 +1,4 @@
-"""From groups of units to artifacts: units that differ in their kernels' names alone are compiled as one program."""
+"""Compiler of groups of units: units that differ only in their kernels' names are one program."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _TARGET = re.compile(r"sm_(\d+)[af]?")
 def compile_units(units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
     """Compile units, and yield one result for each.
 
-    Those with the same sources, macros, flags and target are one program with several name expressions: its headers
-    are parsed once. When it is refused, its halves are compiled apart, until the units at fault are alone.
+    Units with the same sources, macros, flags and target are one program with several name expressions: its headers
+    are parsed once. If NVRTC refuses it, its halves are compiled separately, until the faulty units are alone.
 
     Raises:
         NoNvrtc: NVRTC is not installed.
-        BackendError: NVRTC fails for a reason of its own.
+        BackendError: NVRTC has an internal failure.
     """
     into = into.resolve()
     groups: dict[tuple[Any, ...], list[Unit]] = {}
@@ -54,22 +54,22 @@ def compile_units(units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
 
 
 def standard_options() -> tuple[str, ...]:
-    """Return what every unit is compiled with, unless its flags say otherwise, as far as this NVRTC knows it.
+    """Return the standard options that this NVRTC supports; a unit's flags may override them.
 
     Raises:
         NoNvrtc: it is not installed.
     """
     options = ["--std=c++17", "--ptxas-options=-v"]
     if program.version() >= program.FIRST_WITH_CACHE:
-        options.append("--no-cache")  # the artifacts are the cache, and what NVRTC takes from its own has no report
+        options.append("--no-cache")  # artifacts are cached by ktuned, and results from NVRTC's cache have no report
     if program.version() >= program.FIRST_WITH_SEED:
-        options.append("--frandom-seed=ktuned")  # or names of internal symbols change each time
+        options.append("--frandom-seed=ktuned")  # otherwise names of internal symbols vary
     return tuple(options)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A source, the user's files that it reads, itself among them, and the options of its group."""
+    """A source, the user's files that it includes, itself among them, and the options of its group."""
 
     path: Path
     files: Mapping[Path, bytes]
@@ -80,8 +80,8 @@ class _Source:
         """Return a unit's source and options.
 
         Raises:
-            Refused: it names no source, or one that cannot be read.
-            Unsupported: this NVRTC does not know the target.
+            Refused: it names no source, or an unreadable one.
+            Unsupported: this NVRTC does not support the target.
         """
         if not unit.sources:
             raise Refused(f"the kernel {unit.kernel} names no sources")
@@ -107,7 +107,7 @@ class _Source:
         Raises:
             Refused: it does not compile.
         """
-        # Relative includes start where the process is; an absolute path would show in the binary (__FILE__).
+        # Relative includes start at the working directory; an absolute path would appear in the binary (__FILE__).
         with contextlib.chdir(self.path.parent):
             options = (*self.options, *precompiled.options(self._prefix_key, len(entries)))
             compiled = program.compile_program(self.files[self.path], self.path.name, entries, options)
@@ -116,13 +116,13 @@ class _Source:
 
     @property
     def _prefix_key(self) -> str:
-        """What a precompiled header depends on, but for the source's leading lines, which NVRTC compares itself."""
+        """Dependencies of a precompiled header, except the source's leading lines, which NVRTC compares itself."""
         texts = [str(self.path).encode(), *map(str.encode, self.options)]
         texts += [hashlib.sha256(content).digest() for path, content in self.files.items() if path != self.path]
         return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
     def copy(self, into: Path) -> None:
-        """Copy what was compiled, keeping the files' places relative to each other."""
+        """Copy the compiled sources, keeping their relative paths."""
         root = Path(os.path.commonpath([path.parent for path in self.files]))
         for path, content in self.files.items():
             target = into / path.relative_to(root)
@@ -136,7 +136,7 @@ def _compile(source: _Source, units: Sequence[Unit], *, into: Path) -> Mapping[s
     Raises:
         Refused: it does not compile.
     """
-    # Sorted: the same units give the same bytes, in whichever order they come.
+    # Sorted: the same units give the same bytes in any order.
     compiled = source.compile(sorted({cast(Build, unit.build).entry for unit in units}))
     used = ptxas.parse(compiled.log)
     return {unit.key: _save(compiled, used, source, unit, into / unit.key) for unit in units}

@@ -1,4 +1,4 @@
-"""CUDA's own headers (``cuda_fp16.h``, ``mma.h``, …): where they are, and which of several fit the NVRTC at hand."""
+"""Search for CUDA's headers (``cuda_fp16.h``, ``mma.h``, …) that match the installed NVRTC."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _VERSION = re.compile(r"^\s*#\s*define\s+CUDART_VERSION\s+(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """The directories to search for ``#include <…>``, and the CUDA version that they are of."""
+    """The directories to search for ``#include <…>``, and their CUDA version."""
 
     directories: tuple[Path, ...]
     version: tuple[int, int]
 
 
 def find(wanted: tuple[int, int]) -> Headers | None:
-    """Return the headers of exactly this CUDA version, else of the same major one, else nothing.
+    """Return the headers of exactly this CUDA version, else of the same major version, else ``None``.
 
-    Looked for in ``$CUDA_HOME`` and ``$CUDA_PATH``, in the wheels of this interpreter, beside the nvcc on the PATH and
-    in ``/usr/local/cuda``, in this order. All places of the chosen version count, because wheels may hold a part of
-    them; none of another version does, because headers of two often do not compile together.
+    The search covers ``$CUDA_HOME``, ``$CUDA_PATH``, the wheels of this interpreter, the nvcc on the PATH and
+    ``/usr/local/cuda``, in this order. All places of the chosen version count, because wheels may hold a part of
+    them; other versions do not, because headers of two versions often do not compile together.
     """
     found = [headers for directory in _candidates() if (headers := _read(directory)) is not None]
     versions = [headers.version for headers in found]
@@ -51,7 +51,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _read(directory: Path) -> Headers | None:
-    """Return what one directory has, with libcu++ and, where each part is its own wheel, the parts beside it."""
+    """Return the headers of one directory, with libcu++ and, if each part has its own wheel, the parts beside it."""
     try:
         version = _VERSION.search((directory / "cuda_runtime_api.h").read_text(errors="replace"))
     except OSError:

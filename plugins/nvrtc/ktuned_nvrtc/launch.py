@@ -1,4 +1,4 @@
-"""Loading a cubin with the driver, checking that the device can launch it, and launching it with little host cost."""
+"""Kernels of cubins: loaded with the driver, checked against the device, and launched at low host cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ALIGNMENT = 16
 
 
 class NvrtcKernel(backends.Kernel):
-    """A kernel of a loaded cubin, on one device, with the sizes that it is launched with."""
+    """A kernel of a loaded cubin, on one device, with its launch sizes."""
 
     def __init__(self, cubin: bytes, symbol: str, build: Build, device: Device) -> None:
         """Load the cubin into the device's primary context, torch's own, and make that current.
@@ -33,7 +33,7 @@ class NvrtcKernel(backends.Kernel):
         self._index = int(device.name.rpartition(":")[2])
         handle = _enter(self._index)
         module = _load(cubin, device)
-        # Not at exit: the context may be gone by then, and the module with it.
+        # Not at exit: the context, and the module with it, may no longer exist.
         weakref.finalize(self, driver.cuModuleUnload, module).atexit = False
         self._function = checked(driver.cuModuleGetFunction(module, symbol.encode()), f"finding {build.entry}")
         self._config = _launch_config(build)
@@ -43,7 +43,7 @@ class NvrtcKernel(backends.Kernel):
         """Return a launch on torch's current stream of the device; the arguments are packed here, once.
 
         Raises:
-            KeyError: ``args`` names a tensor that ``inputs`` does not make.
+            KeyError: ``args`` names a tensor that ``inputs`` does not declare.
             ValueError: the arguments do not fit the kernel's parameters.
         """
         import torch
@@ -51,11 +51,11 @@ class NvrtcKernel(backends.Kernel):
 
         for arg in self._build.args:
             if isinstance(arg, str) and arg not in tensors:
-                raise KeyError(f"args names the tensor {arg!r}; inputs makes {', '.join(sorted(tensors)) or 'none'}")
+                raise KeyError(f"args names the tensor {arg!r}; inputs declares {', '.join(sorted(tensors)) or 'none'}")
         values = [tensors[arg].data_ptr() if isinstance(arg, str) else arg for arg in self._build.args]
         arguments = _Arguments(self._build.entry, values, _parameter_sizes(self._function))
         launch_kernel, success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
-        # What torch.cuda.current_stream(index).cuda_stream does, without making a Stream object for each launch.
+        # As torch.cuda.current_stream(index).cuda_stream, without creating a Stream object for each launch.
         current_stream = torch._C._cuda_getCurrentRawStream
         index, function, config, address = self._index, self._function, self._config, arguments.address
         last_stream = -1
@@ -73,7 +73,7 @@ class NvrtcKernel(backends.Kernel):
 
 
 class _Arguments:
-    """Arguments as the driver takes them: an array of pointers to the values, whose memory lives as long as this."""
+    """Arguments for the driver: an array of pointers to the values, whose memory lives as long as this object."""
 
     def __init__(self, entry: str, values: Sequence[Any], sizes: Sequence[int]) -> None:
         if len(values) != len(sizes):
@@ -137,7 +137,7 @@ def _launch_config(build: Build) -> Any:
 
 
 def _parameter_sizes(function: Any) -> list[int]:
-    """Return how many bytes each parameter has, in order."""
+    """Return the size of each parameter in bytes, in order."""
     from cuda.bindings import driver
 
     sizes: list[int] = []

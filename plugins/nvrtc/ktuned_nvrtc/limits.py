@@ -1,4 +1,4 @@
-"""Whether a device can launch a kernel with given sizes, asked before anything runs."""
+"""Launch limits of a device and a kernel, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ktuned.model import Device, Unsupported
 from ktuned_nvrtc.build import Build, three
 
 PORTABLE_CLUSTER_BLOCKS = 8
-"""Every device with clusters launches clusters of this size; larger ones must be allowed for each kernel."""
+"""Every device with clusters launches clusters of this size; larger ones must be enabled for each kernel."""
 
 
 def checked(result: tuple[Any, ...], doing: str) -> Any:
-    """Return what a driver call brought besides its error code.
+    """Return the results of a driver call without its error code.
 
     Raises:
-        RuntimeError: the call failed while ``doing`` something; the message has the driver's words.
+        RuntimeError: the call failed while ``doing`` something; the message contains the driver's.
     """
     from cuda.bindings import driver
 
@@ -31,7 +31,7 @@ def allow(function: Any, handle: Any, build: Build, config: Any, device: Device)
     """Set the kernel's attributes that its launch sizes need.
 
     Raises:
-        Unsupported: the device cannot launch it; the message says for want of what.
+        Unsupported: the device cannot launch it; the message names the missing resource.
     """
     limits = _Limits(function, handle, device)
     limits.sizes("grid", three(build.grid))
@@ -45,7 +45,7 @@ def allow(function: Any, handle: Any, build: Build, config: Any, device: Device)
 
 
 class _Limits:
-    """What a device and a kernel allow."""
+    """Limits of a device and a kernel."""
 
     def __init__(self, function: Any, handle: Any, device: Device) -> None:
         self._function = function
@@ -60,7 +60,7 @@ class _Limits:
                 raise Unsupported(f"the {of} is {size} in {axis.lower()}; {self._on} allows {most}")
 
     def threads(self, wanted: int) -> None:
-        """Check a block's threads against what the kernel's registers and launch bounds leave."""
+        """Check a block's threads against the kernel's registers and launch bounds."""
         most = self._of_kernel("MAX_THREADS_PER_BLOCK")
         if wanted > most:
             registers = self._of_kernel("NUM_REGS")
@@ -70,7 +70,7 @@ class _Limits:
             )
 
     def shared_memory(self, dynamic_bytes: int) -> None:
-        """Check a block's shared memory, and have more than the default allowed."""
+        """Check a block's shared memory, and enable more than the default."""
         from cuda.bindings import driver
 
         static_bytes = self._of_kernel("SHARED_SIZE_BYTES")
@@ -85,7 +85,7 @@ class _Limits:
             checked(driver.cuFuncSetAttribute(self._function, attribute, dynamic_bytes), "allowing shared memory")
 
     def cluster(self, cluster: tuple[int, int, int], grid: tuple[int, int, int], config: Any) -> None:
-        """Check that at least one cluster fits the device at once, and have more than the portable size allowed."""
+        """Check that at least one cluster fits the device, and enable more than the portable size."""
         from cuda.bindings import driver
 
         if not self._of_device("CLUSTER_LAUNCH"):

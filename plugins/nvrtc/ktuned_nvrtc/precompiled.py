@@ -1,8 +1,8 @@
-"""Precompiled headers: which options make NVRTC keep what a source's leading ``#include`` lines expand to.
+"""Precompiled headers: the options by which NVRTC stores and reuses a source's leading ``#include`` lines.
 
-NVRTC reuses one only within the process that made it (it maps it to the address that it was made at), for the same
-leading lines and options. Making one takes about half as long as parsing the headers does, and some are hundreds of
-MB, so only options that several kernels are compiled with get one, in one program or one after the other; few are kept.
+NVRTC reuses one only within its process (it is mapped to a fixed address), for the same leading lines and options.
+Making one takes about half as long as parsing the headers, and some are hundreds of MB. So only options that several
+kernels share get one, in one program or in successive ones, and few are kept.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 from ktuned_nvrtc import program
 
 MAX_HEAP_BYTES = 1 << 30
-"""What parsing headers may take for them to be precompiled: all of libcu++ and CUB takes a third of that."""
+"""Limit of the heap for precompiling headers: all of libcu++ and CUB takes a third of it."""
 
 MAX_KEPT = 2
-"""How many of them a process keeps: workers compile one kernel for a long time; a second one may be mixed in."""
+"""Precompiled headers that a process keeps: workers compile one kernel for a long time, or two in turns."""
 
 
 def options(key: str, kernels: int) -> tuple[str, ...]:
-    """Return the options that make and use the precompiled header of what ``key`` identifies, for so many kernels.
+    """Return the options that make or use the precompiled header of ``key``, for this number of kernels.
 
-    None, where NVRTC has no precompiled headers, there is no private place to keep them, or it is too early.
+    None if NVRTC has no precompiled headers, there is no private directory for them, or one kernel alone needs it.
     """
     if program.version() < program.FIRST_WITH_PRECOMPILED_HEADERS:
         return ()
@@ -37,13 +37,13 @@ def options(key: str, kernels: int) -> tuple[str, ...]:
 
 
 def tell(key: str, heap_bytes_wanted: int) -> None:
-    """Take note of how a program with :func:`options` was compiled, see :class:`ktuned_nvrtc.program.Program`."""
+    """Record the result of a program with :func:`options`, see :class:`ktuned_nvrtc.program.Program`."""
     if heap_bytes_wanted and (kept := _of_this_process()):
         kept.give_up(key)
 
 
 class PrecompiledHeaders:
-    """The precompiled headers of this process, in a directory that only this user can write."""
+    """Precompiled headers of this process, in a directory that only this user can write."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -52,7 +52,7 @@ class PrecompiledHeaders:
         self._kept: OrderedDict[str, Path] = OrderedDict()
 
     def options(self, key: str, kernels: int) -> tuple[str, ...]:
-        """Return none for the only kernel of a key so far, otherwise those that make or use its precompiled header."""
+        """Return no options for the first kernel of a key, otherwise those that make or use its precompiled header."""
         is_first = key not in self._seen
         self._seen.add(key)
         if is_first and kernels == 1:
@@ -68,15 +68,15 @@ class PrecompiledHeaders:
         return ("-pch", f"-pch-dir={self._kept[key]}", "-pch-messages=false")
 
     def give_up(self, key: str) -> None:
-        """Make none for ``key`` any more: trying costs as much as making."""
+        """Make none for ``key`` again: a failed attempt costs as much as a success."""
         self._given_up.add(key)
 
 
 @functools.cache
 def _of_this_process() -> PrecompiledHeaders | None:
-    """Return this process's, below ``$KTUNED_CACHE`` or else a private directory in TMPDIR.
+    """Return this process's directory, below ``$KTUNED_CACHE`` or else a private directory in TMPDIR.
 
-    They go when the process ends; what killed processes left goes when the next one starts.
+    It is removed when the process ends; those of killed processes are removed when the next one starts.
     """
     cache = os.environ.get("KTUNED_CACHE")
     root = Path(cache, "nvrtc") if cache else Path(tempfile.gettempdir(), f"ktuned-nvrtc-{os.getuid()}")
@@ -92,17 +92,17 @@ def _of_this_process() -> PrecompiledHeaders | None:
         own.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return None
-    # At once: to learn what one needs takes an attempt that fails. What is not used is not taken from the machine.
+    # At once, because the needed size is known only after a failed attempt. Unused address space costs nothing.
     program.set_heap(MAX_HEAP_BYTES)
     atexit.register(shutil.rmtree, own, ignore_errors=True)
     return PrecompiledHeaders(own)
 
 
 def _name(pid: int) -> str:
-    """Return a process's directory's name: its pid and its start, for pids are given again.
+    """Return the name of a process's directory: its pid and its start time, because pids are reused.
 
     Raises:
-        OSError: there is no such process.
+        OSError: the process does not exist.
     """
     start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return f"pch-{pid}-{start}"

@@ -17,7 +17,7 @@ FIRST_WITH_CACHE = (12, 9)
 FIRST_WITH_SEED = (13, 0)
 
 MAX_MESSAGE_CHARS = 4000
-"""How much of NVRTC's words is kept: some forty lines, the first errors among them."""
+"""Length of NVRTC's log that is kept: some forty lines, with the first errors."""
 
 _ERROR = re.compile(r"\berror\b|\bfatal\b", re.IGNORECASE)
 _TOOLS_VERSION = re.compile(rb"release [\d.]+, V(\d+\.\d+\.\d+)")
@@ -28,7 +28,7 @@ class NoNvrtc(Exception):
 
 
 class Refused(Exception):
-    """NVRTC said no; the message is its own words, capped, the first error first."""
+    """NVRTC refused the program; the message is its log, capped, the first error first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,10 @@ class Program:
 
     Attributes:
         cubin: its machine code.
-        log: what the assembler said.
+        log: the assembler's report.
         symbols: the kernels' symbols by their name expressions.
-        heap_bytes_wanted: the heap that making a precompiled header would have taken, when one was asked for and could
-            not be made; 0 otherwise.
+        heap_bytes_wanted: the heap that a requested precompiled header would have needed if it could not be made;
+            0 otherwise.
     """
 
     cubin: bytes
@@ -67,7 +67,7 @@ def version() -> tuple[int, int]:
 
 @functools.cache
 def full_version() -> str:
-    """Return NVRTC's version with the patch, which only what it compiles tells.
+    """Return NVRTC's version with the patch, which only its output contains.
 
     Raises:
         NoNvrtc: it is not installed.
@@ -80,7 +80,7 @@ def full_version() -> str:
 
 @functools.cache
 def supported_architectures() -> tuple[int, ...]:
-    """Return the compute capabilities that NVRTC compiles for, as numbers (90 for 9.0), ascending.
+    """Return the compute capabilities that NVRTC supports, as numbers (90 for 9.0), ascending.
 
     Raises:
         NoNvrtc: it is not installed.
@@ -97,7 +97,7 @@ def compile_program(source: bytes, name: str, entries: Sequence[str], options: S
 
     Raises:
         Refused: it does not compile.
-        BackendError: NVRTC itself fails, which is not the source's fault and must not be kept as its result.
+        BackendError: NVRTC itself fails; this must not be recorded as the source's result.
     """
     from cuda.bindings import nvrtc
 
@@ -107,7 +107,7 @@ def compile_program(source: bytes, name: str, entries: Sequence[str], options: S
             _value(nvrtc.nvrtcAddNameExpression(handle, entry.encode()))
         words = [option.encode() for option in options]
         (result,) = nvrtc.nvrtcCompileProgram(handle, len(words), words)
-        # Each part of the log ends in a zero byte, not the whole alone.
+        # Each part of the log ends in a zero byte, not only the whole.
         said = _text(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
         log = said.replace(b"\0", b"\n").decode(errors="replace")
         if result in (nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION, nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION):
@@ -130,7 +130,7 @@ def set_heap(size_bytes: int) -> None:
 
 
 def first_error_first(said: str) -> str:
-    """Return NVRTC's words with the first error's line moved to the front, at most MAX_MESSAGE_CHARS long."""
+    """Return NVRTC's log with the first error's line moved to the front, at most MAX_MESSAGE_CHARS long."""
     lines = said.strip().splitlines()
     first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), 0)
     text = "\n".join([*lines[first : first + 1], *lines[:first], *lines[first + 1 :]])
@@ -154,7 +154,7 @@ def _text(handle: Any, size_of: Any, read: Any) -> bytes:
 
 
 def _value(result: tuple[Any, ...]) -> Any:
-    """Return what a call of the bindings brought besides its error code."""
+    """Return the results of a call of the bindings without its error code."""
     if int(result[0]) != 0:
         raise BackendError(f"NVRTC failed with {result[0].name}", hint=INSTALL_HINT)
     return result[1] if len(result) > 1 else None

@@ -1,8 +1,8 @@
-"""Scalars as a kernel's parameters take them: C types by name, and the bytes that they become.
+"""Scalar arguments of kernels: C types by name, and their bytes.
 
-A cubin tells how large each parameter is, not its type. So a plain number takes the parameter's size: a bool or an
-int is an integer of 1, 2, 4 or 8 bytes, a float is a ``float`` or a ``double``. What that leaves open is said with
-the functions here, each of which returns a plain pair ``(type, value)`` that a ``Build`` can carry.
+A cubin contains the size of each parameter, not its type. So a plain number takes the parameter's size: a bool or an
+int is an integer of 1, 2, 4 or 8 bytes, a float is a ``float`` or a ``double``. Other types are stated with the
+functions here, each of which returns a plain pair ``(type, value)`` that a ``Build`` can carry.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ def f64(value: float) -> Typed:
 
 
 def struct(content: bytes) -> Typed:
-    """Return a structure by its bytes, padding included: what ``struct.pack`` makes, or ``bytes`` of a ctypes one."""
+    """Return a structure by its bytes, padding included: from ``struct.pack``, or ``bytes`` of a ctypes structure."""
     return _typed("struct", bytes(content))
 
 
 def to_bytes(scalar: Scalar, size: int) -> bytes:
-    """Return a scalar as a parameter of ``size`` bytes holds it.
+    """Return the bytes of a scalar for a parameter of ``size`` bytes.
 
     Raises:
-        ValueError: it does not fit, or a plain number leaves open which type is meant.
+        ValueError: it does not fit, or the type of a plain number is ambiguous.
     """
     if isinstance(scalar, tuple):
         content = encode(*scalar)
@@ -100,10 +100,10 @@ def to_bytes(scalar: Scalar, size: int) -> bytes:
         return content
     if isinstance(scalar, float):
         if size not in _FLOAT_OF_SIZE:
-            raise ValueError(f"a float cannot fill a parameter of {size} bytes: say f16(…), bf16(…) or struct(…)")
+            raise ValueError(f"a float cannot fill a parameter of {size} bytes: use f16(…), bf16(…) or struct(…)")
         return encode(_FLOAT_OF_SIZE[size], scalar)
     if size not in _INTEGER_OF_SIZE:
-        raise ValueError(f"an int cannot fill a parameter of {size} bytes: say struct(…)")
+        raise ValueError(f"an int cannot fill a parameter of {size} bytes: use struct(…)")
     signed, unsigned = _INTEGER_OF_SIZE[size]
     return encode(signed if scalar < 0 else unsigned, int(scalar))
 
@@ -112,7 +112,7 @@ def encode(kind: str, value: int | float | bytes) -> bytes:
     """Return the bytes of a value of a named type, lowest first, as CUDA's devices store them.
 
     Raises:
-        ValueError: there is no such type, or the value does not fit it.
+        ValueError: the type is unknown, or the value does not fit it.
     """
     if kind == "struct" and isinstance(value, bytes):
         return value

@@ -1,6 +1,6 @@
-"""ktuned's backend for PyTorch callables, ``torch.compile`` and the Triton kernels that they launch."""
+"""Backend for PyTorch callables, ``torch.compile`` and the Triton kernels that they launch."""
 
 from ktuned_torch.backend import Build, Torch
-from ktuned_torch.calling import TorchKernel
+from ktuned_torch.bound_function import TorchKernel
 
 __all__ = ["Build", "Torch", "TorchKernel"]

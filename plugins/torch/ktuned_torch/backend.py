@@ -1,4 +1,4 @@
-"""The backend: what its ``Build`` says, where it runs, what it keeps of a unit and how that is loaded again."""
+"""The backend: its ``Build``, its devices, compiling, and loading of artifacts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ktuned.backends import Absence, Absent, Compiled, Layout, Unit, cpu, torch_
 from ktuned.model import Device, KernelFileError, Outcome, Scalar, Unsupported
 from ktuned.spec import functions
 from ktuned_torch import inductor
-from ktuned_torch.calling import TorchKernel, why_unsupported
+from ktuned_torch.bound_function import TorchKernel, why_unsupported
 
 KERNEL_FILE = "kernel.json"
 CODE_FILE = "inductor.bin"
 
 MAX_MESSAGE_CHARS = 4000
-"""How much of torch's words is kept: its first lines say what is wrong, the rest is advice and tracebacks."""
+"""Length of torch's message that is kept: its first lines name the fault, the rest is advice and tracebacks."""
 
 EAGER = "an eager function is only imported; not persistable: re-made on load"
 ON_DEVICE = "Inductor compiles for CUDA on the device itself, which lanes own; not persistable: re-made on load"
@@ -36,18 +36,18 @@ NO_CODE = "the backend of torch.compile keeps no code; not persistable: re-made 
 
 @dataclass(frozen=True)
 class Build(backends.Build):
-    """How to compile and call one config of a PyTorch function.
+    """Recipe to compile and call one config of a PyTorch function.
 
     Attributes:
-        function: a function at the top level of the kernel file, or of a module that this imports. It writes into
-            tensors that it is given and returns ``None``. What travels is its name.
-        args: what it is called with, in order: a string names a tensor of ``inputs``, a number is itself.
+        function: a function at the top level of the kernel file, or of a module that it imports. It writes into
+            tensors that it receives and returns ``None``. Workers find it by its name.
+        args: its arguments, in order: a string names a tensor of ``inputs``, a number stands for itself.
         compile: the arguments of ``torch.compile`` (``{}`` for its defaults), or ``None`` for eager.
         layouts: the tensors that it is compiled for; ktuned fills this in.
 
     Raises:
-        ValueError: no name leads to ``function``, as with a lambda or a function inside another.
-        TypeError: ``function`` is no function, or ``compile`` is no map.
+        ValueError: ``function`` cannot be found by its name: it is a lambda or a nested function.
+        TypeError: ``function`` is not a function, or ``compile`` is not a map.
     """
 
     backend: ClassVar[str] = "torch"
@@ -63,7 +63,7 @@ class Build(backends.Build):
             raise TypeError(f"compile= takes torch.compile's arguments as a dict, or None; not {self.compile!r}")
 
     def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
-        """Take note of the tensors that ``args`` names, for what is compiled is compiled for them."""
+        """Record the tensors that ``args`` names: the function is compiled for them."""
         if self.compile is None:
             return self
         known = layouts()
@@ -88,7 +88,7 @@ class Torch(backends.Backend):
         }
 
     def devices(self) -> Sequence[Device] | Absent:
-        """Return the GPUs that torch here is built for, and after them this machine's CPU."""
+        """Return the GPUs that this torch is built for, followed by this machine's CPU."""
         if find_spec("torch") is None:
             return Absent(Absence.NO_LIBRARY, "torch is not installed", "pip install torch")
         gpus = torch_cuda_devices()
@@ -110,13 +110,12 @@ class Torch(backends.Backend):
                 yield Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> TorchKernel:
-        """Import the unit's function, and give torch the code that was kept of it.
+        """Import the unit's function, and give torch its persisted code.
 
-        What could not be kept is made again when the kernel is bound: torch knows what to compile when it sees it
-        called.
+        Other code is compiled again when the kernel is bound, because torch compiles a function when it is called.
 
         Raises:
-            Unsupported: it is meant for another target than this device's.
+            Unsupported: it was compiled for another target than this device's.
         """
         if device.target != unit.target:
             raise Unsupported(f"compiled for {unit.target}, and {device.name} is {device.target}")
@@ -126,7 +125,7 @@ class Torch(backends.Backend):
             function = inductor.compiled(function, build.compile)
             if (code := artifact / CODE_FILE).is_file():
                 inductor.provide(code.read_bytes())
-        # On CUDA an eager function may launch Triton kernels, which are compiled when they are first launched.
+        # On CUDA an eager function may launch Triton kernels, which are compiled at their first launch.
         return TorchKernel(function, build.args, is_made_on_call=build.compile is not None or device.kind == "cuda")
 
 
@@ -135,7 +134,7 @@ def _compile(unit: Unit, artifact: Path) -> dict[str, Any]:
 
     Raises:
         Unsupported: the unit is for another CPU than this one.
-        Exception: whatever finding or compiling the function raises.
+        Exception: any error of finding or compiling the function.
     """
     build = cast(Build, unit.build)
     is_for_cpu = unit.target.startswith(cpu.TARGET_PREFIX)
@@ -153,7 +152,7 @@ def _compile(unit: Unit, artifact: Path) -> dict[str, Any]:
             code = _code(function, build)
             reason = NO_CODE if build.layouts else NO_LAYOUTS
     facts = {"persisted": True} if code else {"persisted": False, "reason": reason}
-    # The key stands for what the function's code means: equal artifacts count as equal kernels.
+    # The key stands for the function's code: equal artifacts count as equal kernels.
     kept = {"key": unit.key, "kernel": unit.kernel, **build.to_plain(), **facts}
     (artifact / KERNEL_FILE).write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     if code:
@@ -162,7 +161,7 @@ def _compile(unit: Unit, artifact: Path) -> dict[str, Any]:
 
 
 def _code(function: Callable[..., Any], build: Build) -> bytes:
-    """Compile for the CPU, for the tensors that the Build knows, and return what can be kept."""
+    """Compile for the CPU, for the tensors of the Build, and return the code to persist."""
     if any(isinstance(arg, str) and arg not in build.layouts for arg in build.args):
         return b""
     tensors = {name: inductor.zeros(layout) for name, layout in build.layouts.items()}
@@ -170,7 +169,7 @@ def _code(function: Callable[..., Any], build: Build) -> bytes:
 
 
 def _words(error: Exception) -> str:
-    """Return what an exception says, its type first where that tells more, capped."""
+    """Return the message of an exception, with its type where that adds information, capped."""
     said = str(error).strip()
     text = said if isinstance(error, KernelFileError | LookupError) else f"{type(error).__name__}: {said}"
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"

@@ -1,7 +1,7 @@
-"""``torch.compile``, and what of its work can be kept: Inductor's code, in torch's own cache artifacts.
+"""``torch.compile``, with Inductor's code persisted in torch's cache artifacts.
 
-They are made and read by ``torch.compiler.save_cache_artifacts`` and ``load_cache_artifacts`` (torch 2.7 and later),
-so an application can take them too. Dynamo's trace is not among them: it is made again, in about a second, and
+``torch.compiler.save_cache_artifacts`` and ``load_cache_artifacts`` (torch 2.7 and later) write and read them,
+so an application can use them too. Dynamo's trace is not among them: it takes about a second to make again, and
 finds its code by the graph's content.
 """
 
@@ -18,10 +18,9 @@ from ktuned.backends import Layout
 
 
 def compiled(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return ``torch.compile(function, **options)``, with nothing left of what this process compiled before.
+    """Return ``torch.compile(function, **options)``, after a reset of Dynamo.
 
-    Dynamo stops compiling a function of which it holds eight versions, and runs it eagerly instead; each config is
-    a version.
+    Dynamo stops compiling a function after eight versions, and runs it eagerly instead; each config is a version.
 
     Raises:
         TypeError, RuntimeError: ``torch.compile`` does not know an option.
@@ -30,7 +29,7 @@ def compiled(function: Callable[..., Any], options: Mapping[str, Any]) -> Callab
     import torch._inductor.config
 
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-        # Its pool of processes would live on beside the timing, and take cores that are others' lanes.
+        # Its process pool would continue beside the timing, and use the cores of other lanes.
         torch._inductor.config.compile_threads = 1
     torch.compiler.reset()
     _let_torch_come_first()
@@ -38,7 +37,7 @@ def compiled(function: Callable[..., Any], options: Mapping[str, Any]) -> Callab
 
 
 def times_candidates(options: Mapping[str, Any]) -> bool:
-    """Tell whether Inductor is to choose by measuring, which only a lane does undisturbed."""
+    """Return whether Inductor will choose by measuring, which only a lane does undisturbed."""
     wanted = {name.replace("-", "_") for name, value in dict(options.get("options") or {}).items() if value}
     return str(options.get("mode")).startswith("max-autotune") or any(
         name.startswith(("max_autotune", "coordinate_descent_tuning")) for name in wanted
@@ -46,16 +45,16 @@ def times_candidates(options: Mapping[str, Any]) -> bool:
 
 
 def code_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
-    """Call a compiled function once and return the code that this made, as bytes for :func:`provide`.
+    """Call a compiled function once and return the generated code, as bytes for :func:`provide`.
 
-    Empty when the compile backend keeps none. The code is for as many threads as a lane has: Inductor writes their
-    number into it, and compile workers are kept to the cores that lanes leave them.
+    Empty if the compile backend persists none. The code is for the number of threads of a lane: Inductor writes it
+    into the code, and compile workers are restricted to other cores.
     """
     import torch
     from torch.compiler._cache import CacheArtifactManager
 
     torch.set_num_threads(_threads())
-    # torch collects what the whole process made; this keeps each unit's apart.
+    # torch collects the artifacts of the whole process; this separates those of each unit.
     with CacheArtifactManager.with_fresh_cache():
         function(*arguments)
         saved = torch.compiler.save_cache_artifacts()
@@ -63,7 +62,7 @@ def code_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
 
 
 def provide(code: bytes) -> None:
-    """Put code that :func:`code_of` returned where the next compile in this process finds it."""
+    """Make code from :func:`code_of` available to the next compile in this process."""
     import torch
 
     torch.compiler.load_cache_artifacts(code)
@@ -80,9 +79,9 @@ def zeros(layout: Layout) -> Any:
 
 @functools.cache
 def _threads() -> int:
-    """Return how many threads torch takes in a process that may use every CPU.
+    """Return the number of threads that torch uses in a process that may use every CPU.
 
-    torch alone knows: by its build it counts cores or hardware threads, and obeys several variables.
+    A child process asks torch: depending on its build it counts cores or hardware threads, and reads several variables.
     """
     code = "import os; os.sched_setaffinity(0, range(os.cpu_count())); import torch; print(torch.get_num_threads())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -93,8 +92,8 @@ def _let_torch_come_first() -> None:
     """Put modules that imported torch behind torch's own in ``sys.modules``.
 
     The keys of Inductor's cache are hashes of pickles. In them a memory format, ``torch.contiguous_format``, belongs to
-    the first module there in which ``torch`` is a name: without this to whichever kernel file imported torch first,
-    and what one process keeps would not be found in the next.
+    the first module there that has the name ``torch``. Without this it would be the kernel file that imported torch
+    first, and the next process would not find the code.
     """
     import torch
 

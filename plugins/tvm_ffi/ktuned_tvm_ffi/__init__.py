@@ -1,4 +1,4 @@
-"""ktuned's backends for C++ and CUDA C++ kernels that are called through apache-tvm-ffi."""
+"""Backends for C++ and CUDA C++ kernels that are called through apache-tvm-ffi."""
 
 from ktuned_tvm_ffi.backend import TvmFfi, TvmFfiCuda
 from ktuned_tvm_ffi.build import Build

@@ -1,4 +1,4 @@
-"""The backends: where they run, what they compile with, how an artifact becomes a kernel again."""
+"""The backends: their devices and compilers, and loading of artifacts."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class TvmFfi(backends.Backend):
         }
 
     def devices(self) -> Sequence[Device] | Absent:
-        """Return this machine's CPU as ``cpu:0``, or that there is no compiler."""
+        """Return this machine's CPU as ``cpu:0``, or the absence of a compiler."""
         return self._no_compiler() or (cpu.device(),)
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Compile units; the compiler runs as a child in this process's group.
 
         Raises:
-            BackendError: there is no compiler, or no room for what it writes.
+            BackendError: there is no compiler, or the disk is full.
         """
         try:
             compiler = self.compiler.find()
@@ -91,7 +91,7 @@ class TvmFfi(backends.Backend):
         return self.kernel(module.get_function(build.symbol), build.args)
 
     def _why_not(self, target: str) -> str:
-        """Return why the compiler here does not compile for a target, or nothing."""
+        """Return the reason why the compiler here does not support a target, or ``""``."""
         return "" if target == cpu.target() else f"the target is {target}; the compiler here aims at {cpu.target()}"
 
     def _runs_on(self, built_for: str, target: str) -> bool:
@@ -106,7 +106,7 @@ class TvmFfi(backends.Backend):
 
 
 class TvmFfiCuda(TvmFfi):
-    """CUDA C++ through nvcc: what a kernel for ``tvm_ffi`` with a ``.cu`` source is built with, on CUDA tensors.
+    """CUDA C++ through nvcc: the backend of ``tvm_ffi`` kernels with a ``.cu`` source, on CUDA tensors.
 
     It compiles on machines without a GPU.
     """
@@ -122,12 +122,12 @@ class TvmFfiCuda(TvmFfi):
     install_hint = nvcc.INSTALL_HINT
 
     def devices(self) -> Sequence[Device] | Absent:
-        """Return the GPUs that this process may use, or why there are none."""
+        """Return the GPUs that this process may use, or the reason for their absence."""
         found = torch_cuda_devices()
         return found if isinstance(found, Absent) else self._no_compiler() or found
 
     def _why_not(self, target: str) -> str:
-        return "" if nvcc.is_target(target) else f"the target is {target}; nvcc compiles for GPUs, sm_90a say"
+        return "" if nvcc.is_target(target) else f"the target is {target}; nvcc compiles for GPUs, such as sm_90a"
 
     def _runs_on(self, built_for: str, target: str) -> bool:
         return runs_on(built_for, target)

@@ -1,4 +1,4 @@
-"""What a kernel function returns for this backend: which function to compile, with what, and how to call it."""
+"""``Build`` of this backend: the function to compile, its options, and the arguments of its call."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _EXPRESSION = re.compile(r"(::)?[A-Za-z_][A-Za-z0-9_]*(::[A-Za-z_][A-Za-z0-9_]*)
 
 @dataclass(frozen=True)
 class Build(backends.Build):
-    """How to compile and call one config of a C++ or CUDA C++ kernel.
+    """Recipe to compile and call one config of a C++ or CUDA C++ kernel.
 
     Attributes:
         function: an identifier is the name that a source exports with ``TVM_FFI_DLL_EXPORT_TYPED_FUNC``. Anything else
-            is the host function as C++ names it where the first source ends (``softmax<128, 4>``, ``space::softmax``);
-            it need not be exported, and configs that differ in nothing else are compiled together.
-        args: what the function is called with, in order: a string names a tensor of ``inputs``, a number is itself.
+            is the host function's C++ name at the end of the first source (``softmax<128, 4>``, ``space::softmax``);
+            it need not be exported, and configs that differ only in it are compiled together.
+        args: the function's arguments, in order: a string names a tensor of ``inputs``, a number stands for itself.
         defines: preprocessor macros; ``True`` defines the bare name, ``False`` leaves it undefined.
         flags: more flags for the compiler, each one a word; they may override the standard ones. Relative paths
             in them start at the first source's directory.
@@ -48,12 +48,12 @@ class Build(backends.Build):
 
     @property
     def is_exported(self) -> bool:
-        """Whether a source exports the function itself."""
+        """True if a source exports the function itself."""
         return _IDENTIFIER.fullmatch(self.function) is not None
 
     @property
     def symbol(self) -> str:
-        """The name that the function has in ``kernel.so``: its own, or one that stands for the expression."""
+        """The function's name in ``kernel.so``: its own, or one that stands for the expression."""
         if self.is_exported:
             return self.function
         return f"ktuned_{hashlib.sha256(self.function.encode()).hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""The system's C++ compiler as a child process: finding it, running it, reading what it says."""
+"""The system's C++ compiler as a child process, its flags and its messages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from typing import Self
 from ktuned.model import BackendError
 
 STANDARD_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-g0")
-"""What every unit is compiled with; without debugging data, so that no path enters the binary."""
+"""Standard flags; without debugging data, so that no path enters the binary."""
 
 MAX_MESSAGE_CHARS = 4000
-"""How much of a compiler's words is kept: some forty lines, the first errors among them."""
+"""Length of a compiler's message that is kept: some forty lines, with the first errors."""
 
 MAX_OUTPUT_BYTES = 1_000_000
-"""How much of it is read at all: one wrong template argument can make a compiler write hundreds of MB."""
+"""Length that is read at all: one wrong template argument can make a compiler write hundreds of MB."""
 
 INSTALL_HINT = "apt install g++, or set CXX"
 
@@ -40,12 +40,12 @@ class NoCompiler(Exception):
 
 
 class Refused(Exception):
-    """The compiler or the linker said no; the message is its own words, capped, the first error first."""
+    """The compiler or the linker failed; the message is its own, capped, the first error first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One compiled source: the object file, the user's headers that it read, the command, what the compiler said."""
+    """One compiled source: the object file, the user's headers that it includes, the command, the compiler's output."""
 
     path: Path
     headers: tuple[Path, ...]
@@ -55,7 +55,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler's command and the line that it gives as its version."""
+    """A compiler's command and its version line."""
 
     command: tuple[str, ...]
     version: str
@@ -65,7 +65,7 @@ class Compiler:
         """Return ``wanted``, else ``$CXX`` when it is set, else the first of c++, g++, clang++ on the PATH.
 
         Raises:
-            NoCompiler: none of them is there, or it cannot say its version.
+            NoCompiler: none of them exists, or it does not print its version.
         """
         asked = shlex.split(wanted or os.environ.get("CXX", ""))
         command = tuple(asked or [name for name in _CANDIDATES if shutil.which(name)][:1])
@@ -81,14 +81,14 @@ class Compiler:
 
     @property
     def is_gcc(self) -> bool:
-        """Whether this is GCC, whose dialect of flags and of precompiled headers differs from Clang's."""
+        """True for GCC, whose flags and precompiled headers differ from Clang's."""
         return "clang" not in self.version.lower()
 
     @property
     def dialect_flags(self) -> tuple[str, ...]:
         """Flags that only this compiler needs.
 
-        GCC makes the static variables of inline functions and templates unique in the whole process; two configs
+        GCC makes the static variables of inline functions and templates unique in the whole process, so two configs
         loaded into one worker would share them.
         """
         return ("-fno-gnu-unique",) if self.is_gcc else ()
@@ -98,16 +98,16 @@ class Compiler:
         return (*STANDARD_FLAGS, *self.dialect_flags)
 
     def place_flags(self, directory: Path, name: str) -> tuple[str, ...]:
-        """Return the flags that have ``name`` stand for a directory in the binary, so that its place does not show."""
+        """Return the flags that replace a directory by ``name`` in the binary, so that it contains no path."""
         return (f"-ffile-prefix-map={directory}={name}",)
 
     @property
     def quote_flags(self) -> tuple[str, ...]:
-        """The flags that have quoted includes searched for in the directory that the compiler is started in."""
+        """The flags that add the working directory to the search path of quoted includes."""
         return ("-iquote", ".")
 
     def users_headers(self, read: Sequence[Path]) -> Sequence[Path]:
-        """Return those of the files that a compilation read that the toolchain did not bring."""
+        """Return the files of a compilation that do not belong to the toolchain."""
         return read
 
     def linker_flags(self, *flags: str) -> tuple[str, ...]:
@@ -115,21 +115,21 @@ class Compiler:
         return (",".join(("-Wl", *flags)),)
 
     def include_flags(self) -> tuple[str, ...]:
-        """Return the flags that find tvm-ffi's headers, and that keep their place out of the binary."""
+        """Return the flags that find tvm-ffi's headers, and keep their path out of the binary."""
         include = _tvm_ffi_directory() / "include"
         return ("-isystem", str(include), *self.place_flags(include, "tvm_ffi"))
 
     def compile(
         self, source: Path, into: Path, *, flags: Sequence[str], macros: Sequence[str], prelude: Path | None, base: Path
     ) -> Object:
-        """Compile one source into an object file, seeing the source's name relative to ``base``.
+        """Compile one source into an object file, with the source's name relative to ``base``.
 
         Raises:
             Refused: it does not compile.
         """
         depends = into.with_suffix(".d")
         is_ours = source.parent == into.parent
-        # A source of our own includes the user's by name, and its place must not show.
+        # A generated source includes the user's by name, and its path must not appear.
         ours = (*self.quote_flags, *self.place_flags(source.parent, ".")) if is_ours else ()
         name = str(source) if is_ours else os.path.relpath(source, base)
         command = (
@@ -150,7 +150,7 @@ class Compiler:
             Refused: it does not link.
         """
         library = _tvm_ffi_directory() / "lib"
-        # -Bsymbolic: a kernel's own functions win over those of the same name in libraries that the process holds.
+        # -Bsymbolic: a kernel's own functions take precedence over those of loaded libraries.
         command = (
             *self.command, "-shared", "-o", str(into), *map(str, objects), *flags, *self.linker_flags("-Bsymbolic"),
             f"-L{library}", "-ltvm_ffi",
@@ -159,11 +159,11 @@ class Compiler:
         return shlex.join(command)
 
     def run(self, command: Sequence[str], directory: Path) -> str:
-        """Run one command of this compiler to its end, as a child in this process's group; return what it said.
+        """Run one command of this compiler to its end, as a child in this process's group; return its output.
 
         Raises:
-            Refused: it exits with anything but 0.
-            BackendError: the disk is full, which is not the source's fault and must not be kept as its result.
+            Refused: it exits with a status other than 0.
+            BackendError: the disk is full; this must not be recorded as the source's result.
         """
         # SOURCE_DATE_EPOCH fixes __DATE__ and __TIME__: equal sources give equal bytes.
         environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
@@ -182,15 +182,15 @@ class Compiler:
             if done.returncode != 0:
                 if os.strerror(errno.ENOSPC) in said:
                     raise BackendError(
-                        f"the C++ compiler found no room: {said.strip().splitlines()[0]}",
+                        f"the disk is full for the C++ compiler: {said.strip().splitlines()[0]}",
                         hint=f"free some space in {tempfile.gettempdir()} and in ktuned's home and cache",
                     )
-                raise Refused(first_error_first(said) or f"{command[0]} exited with {done.returncode} and said nothing")
+                raise Refused(first_error_first(said) or f"{command[0]} exited with {done.returncode} and no message")
             return said
 
 
 def first_error_first(said: str) -> str:
-    """Return a compiler's words with the first error's line moved to the front, at most MAX_MESSAGE_CHARS long."""
+    """Return a compiler's message with the first error's line moved to the front, at most MAX_MESSAGE_CHARS long."""
     lines = said.strip().splitlines()
     first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), 0)
     text = "\n".join([*lines[first : first + 1], *lines[:first], *lines[first + 1 :]])
@@ -199,7 +199,7 @@ def first_error_first(said: str) -> str:
 
 @functools.cache
 def _tvm_ffi_directory() -> Path:
-    # Importing tvm_ffi imports torch, which a compile worker has no need of.
+    # Importing tvm_ffi imports torch, which a compile worker does not need.
     spec = importlib.util.find_spec("tvm_ffi")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("apache-tvm-ffi, which ktuned-tvm-ffi requires, is not installed", name="tvm_ffi")

@@ -19,20 +19,20 @@ class TvmFfiKernel(backends.Kernel):
         self._args = args
 
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
-        """Return a call of the function on ``tensors``: anything that speaks DLPack, torch's among them.
+        """Return a call of the function on ``tensors``: any with DLPack, such as torch's.
 
         Raises:
-            KeyError: ``args`` names a tensor that ``inputs`` does not make.
+            KeyError: ``args`` names a tensor that ``inputs`` does not declare.
         """
         bound: list[Any] = []
         for arg in self._args:
             if isinstance(arg, str) and arg not in tensors:
-                raise KeyError(f"args names the tensor {arg!r}; inputs makes {', '.join(sorted(tensors)) or 'none'}")
+                raise KeyError(f"args names the tensor {arg!r}; inputs declares {', '.join(sorted(tensors)) or 'none'}")
             bound.append(self._passed(tensors[arg]) if isinstance(arg, str) else arg)
         return cast(Launch, functools.partial(self._function, *bound))
 
     def _passed(self, tensor: Any) -> Any:
-        """Convert a tensor here, once: a call that converts three torch tensors itself takes the host twice as long."""
+        """Convert a tensor once: a call that converts three torch tensors itself takes the host twice as long."""
         import tvm_ffi
 
         return tvm_ffi.from_dlpack(tensor)
@@ -42,5 +42,5 @@ class TvmFfiCudaKernel(TvmFfiKernel):
     """A function of a loaded ``kernel.so`` that launches CUDA kernels."""
 
     def _passed(self, tensor: Any) -> Any:
-        """Leave torch's tensor as it is: the call then makes torch's current stream the environment's."""
+        """Keep the torch tensor, from which the call takes torch's current stream."""
         return tensor

@@ -1,4 +1,4 @@
-"""nvcc as a compiler: CUDA C++ to a library that launches its kernels."""
+"""Compiler for CUDA C++: nvcc, which builds a library that launches its kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Self
 from ktuned_tvm_ffi.compiler import Compiler, NoCompiler
 
 CUDA_FLAGS = ("-std=c++17", "-O3", "--ptxas-options=-v", "-Xcompiler=-fPIC,-g0")
-"""What every unit is compiled with; the assembler's report tells what each kernel needs."""
+"""Standard flags; the assembler's report contains the resources of each kernel."""
 
 INSTALL_HINT = "install the CUDA Toolkit's nvcc, or set CUDA_HOME or CUDACXX"
 
@@ -26,16 +26,16 @@ _RELEASE = re.compile(r"release [\d.]+, V(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Nvcc(Compiler):
-    """nvcc with the C++ compiler that it hands the host's half to."""
+    """nvcc with its host compiler."""
 
     @classmethod
     def find(cls, wanted: str = "") -> Self:
         """Return ``wanted``, else ``$CUDACXX``, else the nvcc of ``$CUDA_HOME``, ``$CUDA_PATH``, the PATH, /usr/local.
 
-        The host's compiler is ``$NVCC_CCBIN``, else the one that C++ kernels are compiled with.
+        The host compiler is ``$NVCC_CCBIN``, else the compiler of C++ kernels.
 
         Raises:
-            NoCompiler: there is none, or one of the two cannot say its version.
+            NoCompiler: there is none, or one of the two does not print its version.
         """
         asked = shlex.split(wanted or os.environ.get("CUDACXX", ""))
         command = asked or [path for path in _candidates() if os.access(path, os.X_OK)][:1]
@@ -56,43 +56,43 @@ class Nvcc(Compiler):
 
     @property
     def is_gcc(self) -> bool:
-        """No: the host's half may be GCC's, but nvcc takes no precompiled header."""
+        """False: nvcc takes no precompiled header, even if its host compiler is GCC."""
         return False
 
     def standard_flags(self, target: str) -> tuple[str, ...]:
-        """Return the flags for ``target`` (``sm_90a``): its machine code alone, for that is what artifacts are of."""
+        """Return the flags for ``target`` (``sm_90a``): only its machine code, as artifacts are for one target."""
         number = target.removeprefix("sm_")
         unique = () if "clang" in self.version.lower() else ("-Xcompiler=-fno-gnu-unique",)
         return (*CUDA_FLAGS, *unique, f"-gencode=arch=compute_{number},code=sm_{number}")
 
     def place_flags(self, directory: Path, name: str) -> tuple[str, ...]:
-        """Return the flags that have ``name`` stand for a directory in the binary, so that its place does not show.
+        """Return the flags that replace a directory by ``name`` in the binary, so that it contains no path.
 
-        None where blanks are in it: nvcc tears such a word apart.
+        None for a directory with blanks: nvcc splits such a word.
         """
         flag = f"-ffile-prefix-map={directory}={name}"
         return () if any(map(str.isspace, flag)) else (f"-Xcompiler={flag}",)
 
     @property
     def quote_flags(self) -> tuple[str, ...]:
-        """The flags that have quoted includes searched for in the directory that the compiler is started in."""
+        """The flags that add the working directory to the search path of quoted includes."""
         return ("-I.",)
 
     def users_headers(self, read: Sequence[Path]) -> Sequence[Path]:
-        """Return those of the files that a compilation read that the toolchain did not bring.
+        """Return the files of a compilation that do not belong to the toolchain.
 
-        nvcc does not declare CUDA's headers to be the system's; it includes one of them first, which tells their place.
+        nvcc does not declare CUDA's headers as system headers; it includes one of them first, which reveals their path.
         """
         toolkit = {path.parent for path in read if path.name == _FIRST_INCLUDED}
         return [path for path in read if toolkit.isdisjoint(path.parents)]
 
     def linker_flags(self, *flags: str) -> tuple[str, ...]:
-        """Return flags for the linker as nvcc passes them on, and one against symbols named after temporary files."""
+        """Return flags for the linker in nvcc's form, and one against symbols named after temporary files."""
         return ("-Xlinker", ",".join((*flags, "-s")))
 
 
 def is_target(target: str) -> bool:
-    """Tell whether a target is a GPU's."""
+    """Return whether a target is a GPU's."""
     return _TARGET.fullmatch(target) is not None
 
 

@@ -1,8 +1,8 @@
-"""tvm-ffi's headers, precompiled: they are two thirds of a small kernel's compile time.
+"""Precompiled headers of tvm-ffi, which are two thirds of a small kernel's compile time.
 
 Each set of flags needs a precompiled header of its own, some 70 MB large, so the cache keeps only the
-:data:`MAX_PRECOMPILED` last used. GCC alone: it checks each one before use and reads the headers' text instead
-when it does not fit, so that a wrong one costs time but never a wrong kernel.
+:data:`MAX_PRECOMPILED` last used. Only for GCC: it checks each one before use and reads the headers' text instead
+if it does not match, so a wrong one costs time but never gives a wrong kernel.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from pathlib import Path
 from ktuned_tvm_ffi.compiler import Compiler, Refused
 
 MAX_PRECOMPILED = 4
-"""How many precompiled headers are kept: the sets of flags that one job uses at a time are rarely more."""
+"""Precompiled headers that are kept: one job rarely uses more sets of flags at a time."""
 
 ABANDONED_AFTER_S = 600.0
-"""A half-made one this old has lost its maker, which makes one in seconds."""
+"""Age after which an unfinished one is abandoned: making one takes seconds."""
 
 PRELUDE = "prelude.hpp"
 _PRECOMPILED = f"{PRELUDE}.gch"
 _IRRELEVANT = ("-l", "-L", "-Wl,", "-I")
-"""Flags that do not touch tvm-ffi's headers, so that varying them makes no further precompiled one."""
+"""Flags that do not affect tvm-ffi's headers, so that their variants share one precompiled header."""
 
 _HEADERS = ("tvm/ffi/container/tensor.h", "tvm/ffi/error.h", "tvm/ffi/function.h")
 
 
 def precompiled(compiler: Compiler, flags: Sequence[str]) -> Path | None:
-    """Return the header to ``-include`` first, its precompiled form beside it, making both when they are missing.
+    """Return the header to ``-include`` first, with its precompiled form beside it; make both if they are missing.
 
-    ``None`` when this compiler has none, it does not compile, or there is no private place to keep it.
+    ``None`` if this compiler has none, it does not compile, or there is no private directory for it.
     """
     if not compiler.is_gcc:
         return None
@@ -58,7 +58,7 @@ def _cache_directory() -> Path:
     """Return the directory of all precompiled headers: below ``$KTUNED_CACHE``, else a private one in TMPDIR.
 
     Raises:
-        OSError: it cannot be made, or others may write there: a header that they plant would be compiled.
+        OSError: it cannot be made, or others may write there, whose headers would be compiled.
     """
     cache = os.environ.get("KTUNED_CACHE")
     directory = Path(cache, "tvm_ffi") if cache else Path(tempfile.gettempdir(), f"ktuned-tvm-ffi-{os.getuid()}")
@@ -75,7 +75,7 @@ def _key(compiler: Compiler, flags: Sequence[str]) -> str:
 
 
 def _make(compiler: Compiler, flags: Sequence[str], prelude: Path) -> None:
-    """Precompile beside the final place and rename: whoever else does the same at once, each finds a whole one."""
+    """Precompile beside the final path and rename, so that concurrent processes each find a complete one."""
     making = Path(tempfile.mkdtemp(prefix="making-", dir=prelude.parent.parent))
     try:
         text = making / PRELUDE
@@ -93,7 +93,7 @@ def _make(compiler: Compiler, flags: Sequence[str], prelude: Path) -> None:
         )
         compiler.run(command, making)
         prelude.parent.mkdir(exist_ok=True)
-        # The text stays when its precompiled form is evicted: a compiler that is just starting reads it instead.
+        # The text stays when its precompiled form is evicted: a compiler that is starting reads it instead.
         text.replace(prelude)
         header.replace(prelude.with_name(_PRECOMPILED))
     finally:
@@ -101,7 +101,7 @@ def _make(compiler: Compiler, flags: Sequence[str], prelude: Path) -> None:
 
 
 def _evict(cache: Path, *, keep: Path) -> None:
-    """Remove all but the last used, and what makers that were killed have left."""
+    """Remove all but the last used, and the unfinished ones of killed processes."""
     with contextlib.suppress(OSError):
         headers = sorted(cache.glob(f"*/{_PRECOMPILED}"), key=lambda path: path.stat().st_mtime, reverse=True)
         finished = [path for path in headers if not path.parent.name.startswith("making-")]

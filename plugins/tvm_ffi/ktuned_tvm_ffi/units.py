@@ -1,4 +1,4 @@
-"""From groups of units to artifacts: units that differ in their functions' names alone are one library."""
+"""Compiler of groups of units: units that differ only in their functions' names are one library."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def compile_units(
 ) -> Iterator[Compiled]:
     """Compile units whose sources end in ``suffixes``, and yield one result for each.
 
-    Those whose ``function`` is an expression, and that have the same sources, macros, flags and target, are one library
-    with several functions: headers are parsed once. One that the compiler refuses is halved until it is known who is to
-    blame.
+    Units whose ``function`` is an expression, with the same sources, macros, flags and target, are one library with
+    several functions: headers are parsed once. A library that the compiler refuses is halved until the faulty units
+    are alone.
 
     Raises:
-        BackendError: there is no room for what the compiler writes.
+        BackendError: the disk is full.
     """
     groups: dict[tuple[Any, ...], list[Unit]] = {}
     for unit in units:
@@ -49,7 +49,7 @@ def _compile(
     """Fill the units' artifacts and return their facts by key.
 
     Raises:
-        Refused: the compiler or the linker said no.
+        Refused: the compiler or the linker failed.
     """
     sources, build = units[0].sources, cast(Build, units[0].build)
     if not sources:
@@ -80,7 +80,7 @@ def _compile(
         commands.append(compiler.link(objects, library, flags=flags, base=base))
         if build.is_exported and f"__tvm_ffi_{build.function}\0".encode() not in library.read_bytes():
             raise Refused(
-                f"{sources[0].name}: error: nothing exports {build.function!r}; "
+                f"{sources[0].name}: error: no source exports {build.function!r}; "
                 f"add TVM_FFI_DLL_EXPORT_TYPED_FUNC({build.function}, …)"
             )
         for unit in units:
@@ -95,7 +95,7 @@ def _exporting(source: Path, units: Sequence[Unit], scratch: Path) -> Path:
     """Write a source that includes the first one and exports the units' functions; return it."""
     functions = {build.symbol: build.function for build in (cast(Build, unit.build) for unit in units)}
     lines = [f'#include "{source.name}"', f"#include <{_EXPORTING_HEADER}>"]
-    # Sorted: the same units give the same bytes, in whichever order they come.
+    # Sorted: the same units give the same bytes in any order.
     lines += [f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, ({functions[name]}));" for name in sorted(functions)]
     exporting = scratch / f"exports{source.suffix}"
     exporting.write_text("\n".join(lines) + "\n")
@@ -103,7 +103,7 @@ def _exporting(source: Path, units: Sequence[Unit], scratch: Path) -> Path:
 
 
 def _resources(used: Mapping[str, Resources]) -> dict[str, Any]:
-    """Return what the kernels of a library need: each one's by its symbol, and a sole one's as the config's own."""
+    """Return the resources of a library's kernels: by symbol, and those of a sole kernel as the config's own."""
     if not used:
         return {}
     kernels = {symbol: asdict(resources) for symbol, resources in used.items()}
@@ -111,7 +111,7 @@ def _resources(used: Mapping[str, Resources]) -> dict[str, Any]:
 
 
 def _copy_sources(files: set[Path], into: Path) -> None:
-    """Copy what was compiled, keeping the files' places relative to each other."""
+    """Copy the compiled sources, keeping their relative paths."""
     root = Path(os.path.commonpath([path.parent for path in files]))
     for path in files:
         target = into / path.relative_to(root)

@@ -1,4 +1,4 @@
-"""From CuTe DSL's object file to a shared library: the system's linker, and the libraries that the object needs."""
+"""Linker of CuTe DSL's object files into shared libraries, and the libraries that they need."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ INSTALL_HINT = "apt install gcc, or set CC"
 FLAGS = ("-shared", "-Wl,--build-id=none", "-Wl,--no-undefined")
 
 MAX_MESSAGE_CHARS = 1000
-"""How much of a linker's words is kept."""
+"""Length of a linker's message that is kept."""
 
 RUNTIME = "libcute_dsl_runtime.so"
 
 
 class NoLinker(Exception):
-    """There is no C compiler to link with; the message says where it was looked for."""
+    """There is no C compiler to link with; the message names the places searched."""
 
 
 class NoRuntime(Exception):
@@ -31,7 +31,7 @@ class NoRuntime(Exception):
 
 @dataclass(frozen=True)
 class Linker:
-    """The C compiler that links: ``$CC``, else the first of :data:`LINKERS` on the PATH."""
+    """C compiler that links: ``$CC``, else the first of :data:`LINKERS` on the PATH."""
 
     command: tuple[str, ...]
 
@@ -54,10 +54,10 @@ class Linker:
         raise NoLinker(f"no C compiler to link with: none of {', '.join(LINKERS)} is on the PATH")
 
     def link(self, directory: Path, source: str, target: str) -> None:
-        """Link an object into a shared library, both named relative to ``directory``, so that no path is kept.
+        """Link an object into a shared library, both named relative to ``directory``, so that it contains no path.
 
         Raises:
-            LinkError: the linker refused; the message is its own.
+            LinkError: the linker failed; the message is its own.
             NoRuntime: a library is missing.
         """
         libraries = (runtime_library(), tvm_ffi_library())
@@ -70,7 +70,7 @@ class Linker:
 
 
 class LinkError(Exception):
-    """The linker refused."""
+    """The linker failed."""
 
 
 def runtime_library() -> Path:

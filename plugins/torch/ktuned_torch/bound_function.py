@@ -1,4 +1,4 @@
-"""A Python function bound to tensors: how it is called, and what its failures mean."""
+"""Python function bound to tensors: its calls, and the meaning of their failures."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ktuned.backends import Launch
 from ktuned.model import Scalar, Unsupported
 
 _CANNOT_RUN = (
-    # scaled_dot_product_attention, on CUDA and on the CPU, when sdpa_kernel(...) leaves it nothing to choose.
+    # scaled_dot_product_attention, on CUDA and on the CPU, when sdpa_kernel(...) leaves no backend.
     "No available kernel. Aborting execution.",
     "No viable backend for scaled_dot_product_attention",
     # Triton, without a GPU and with one.
     "0 active drivers",
     "cannot be accessed from Triton (cpu tensor?)",
 )
-"""Words by which torch and Triton say that a device lacks what the call needs; they have no exceptions for it."""
+"""Parts of the messages of torch and Triton for a device that lacks a requirement; they have no exceptions for it."""
 
 
 class TorchKernel(backends.Kernel):
-    """A function over tensors; ``is_made_on_call`` says that its first call compiles something."""
+    """A function over tensors; with ``is_made_on_call`` its first call compiles it."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Scalar, ...], *, is_made_on_call: bool) -> None:
         self._function = function
@@ -31,11 +31,11 @@ class TorchKernel(backends.Kernel):
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
         """Return a call of the function on ``tensors``.
 
-        A function that is made on its first call is called here on copies, so that its compiling is no part of a
-        launch, and the tensors are as they were.
+        A function that is compiled by its first call is called here on copies, so that compiling is not part of a
+        launch, and the tensors stay unchanged.
 
         Raises:
-            KeyError: ``args`` names a tensor that ``inputs`` does not make.
+            KeyError: ``args`` names a tensor that ``inputs`` does not declare.
             Unsupported: this device cannot run it.
         """
         call = _call(self._function, _arguments(self._args, tensors))
@@ -46,7 +46,7 @@ class TorchKernel(backends.Kernel):
 
 
 def why_unsupported(error: BaseException) -> str:
-    """Return the words that say that the device cannot run this, found in an error or its causes; else ``""``."""
+    """Return the message by which an error, or one of its causes, says that the device cannot run this; else ``""``."""
     for each in _causes(error):
         is_too_large = type(each).__name__ == "OutOfResources" and type(each).__module__.startswith("triton.")
         if is_too_large or any(words in str(each) for words in _CANNOT_RUN):
@@ -66,7 +66,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def _arguments(args: tuple[Scalar, ...], tensors: Mapping[str, Any]) -> tuple[Any, ...]:
     for arg in args:
         if isinstance(arg, str) and arg not in tensors:
-            raise KeyError(f"args names the tensor {arg!r}; inputs makes {', '.join(sorted(tensors)) or 'none'}")
+            raise KeyError(f"args names the tensor {arg!r}; inputs declares {', '.join(sorted(tensors)) or 'none'}")
     return tuple(tensors[arg] if isinstance(arg, str) else arg for arg in args)
 
 
@@ -80,8 +80,8 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Launch:
             raise
         if returned is not None and not any(returned is argument for argument in arguments):
             raise TypeError(
-                f"{getattr(function, '__name__', function)} returned a {type(returned).__name__}, which nobody takes: "
-                "it must write into the tensors that it is given, as in out.copy_(...)"
+                f"{getattr(function, '__name__', function)} returned a {type(returned).__name__}, which is ignored: "
+                "it must write into its tensors, as in out.copy_(...)"
             )
 
     return launch
