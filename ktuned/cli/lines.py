@@ -1,4 +1,4 @@
-"""What each piece of news reads like as a line. No IO."""
+"""News as lines of text. No IO."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ktuned.cli.progress import (
     LaneChanged,
     NewBest,
     News,
+    PauseChanged,
     Reloaded,
-    Seated,
+    WinnerChanged,
     WorkerChanged,
     ratio,
 )
@@ -35,7 +36,7 @@ def progress(job: JobView) -> str:
 
 
 def lines_of(news: News) -> list[str]:
-    """Return the lines that tell one piece of news."""
+    """Return the lines for one piece of news; none for what other lines say already."""
     match news:
         case JobBegan(job):
             of = f" of {job.total} configs" if job.total is not None else ""
@@ -52,10 +53,15 @@ def lines_of(news: News) -> list[str]:
             return [_ended(job)]
         case KernelStale(kernel):
             return [f"{kernel}: saved, its winners are stale"]
-        case Seated(kernel, problem, device, config, latency_us):
+        case WinnerChanged(kernel, problem, device, config, latency_us, job):
+            if job is not None:
+                # A job's winner is shown by its trials.
+                return []
             return [
                 f"{_title(kernel, problem, device)}: known already, {text.latency(latency_us)}  {text.flat(config)}"
             ]
+        case PauseChanged():
+            return []
         case Reloaded():
             return _reloaded(news)
         case LaneChanged(device, state, reason):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.progress import Event, JobBegan, JobView, NewBest, News, View, WorkerChanged
+from ktuned.model import JobState
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -104,22 +104,22 @@ class LivePresenter:
                     self._console.print(line)
 
     def _render(self) -> RenderableType:
-        return board(self._view, time.time())
+        return board(self._view)
 
 
-def board(view: View, now: float) -> Table:
+def board(view: View) -> Table:
     """Return the picture of the jobs that have not ended: bars for those that run, names of those that wait."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    running = [job for job in view.active if job.seen_at is not None]
-    waiting = [job for job in view.active if job.seen_at is None]
+    running = [job for job in view.active if job.state == JobState.RUNNING]
+    waiting = [job for job in view.active if job.state != JobState.RUNNING]
     grid = Table.grid(padding=(0, 2))
     for job in running[:MAX_BARS]:
         bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
         head = Table.grid(padding=(0, 2))
-        head.add_row(bar, Text(lines.progress(job)), Text(_stage(job, now)))
+        head.add_row(bar, Text(lines.progress(job)), Text(_stage(job)))
         grid.add_row(Text(lines.title(job), style="bold", no_wrap=True, overflow="ellipsis"))
         grid.add_row(head)
         grid.add_row(Text(f"  {_standing(job)}", no_wrap=True, overflow="ellipsis"))
@@ -139,11 +139,10 @@ def choose(as_json: bool) -> Presenter:
     return LivePresenter() if sys.stdout.isatty() else LinePresenter()
 
 
-def _stage(job: JobView, now: float) -> str:
+def _stage(job: JobView) -> str:
     if job.round is not None:
         return f"finalists again, round {job.round[0]} of {job.round[1]}"
-    left = job.time_left_s(now)
-    return "" if left is None else f"{text.duration(left)} left"
+    return "" if job.left_s is None else f"{text.duration(job.left_s)} left"
 
 
 def _standing(job: JobView) -> str:

@@ -1,11 +1,12 @@
-"""What the event stream says about jobs, folded into one value that a screen can show. No IO.
+"""The event stream, folded into one value that a screen can show. No IO.
 
-``fold`` takes a view and an event and returns the next view and the news in it: the moments that deserve a
-line of their own. Events of a type that is not known here change nothing, because types are only ever added.
+``fold`` takes a view and an event and returns the next view and the news in it, which lines and the live screen
+are made of. Events of an unknown type change nothing, because types are only ever added.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,23 +25,22 @@ FAILURES = (
     Outcome.HUNG,
     Outcome.CONTENDED,
 )
-"""Outcomes that left a config without a figure for a reason worth telling, in the order of the way that it goes."""
+"""Outcomes that left a config without a figure for a reason worth showing, in the order of a trial's stages."""
 
 ENDED = frozenset({JobState.DONE, JobState.CANCELLED, JobState.FAILED})
 """States that a job does not leave."""
 
 Case = tuple[str, str, str]
-"""What a winner is kept for: a kernel, a problem's canonical text, a device model."""
+"""A winner's key: a kernel, a problem's canonical text, a device model."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job as far as the events told; times are Unix seconds, latencies µs.
+    """One job as far as events have described it; latencies are in µs.
 
-    ``failures`` holds the first trial map of each failing outcome. ``seen_at`` and ``seen_done`` say when the job
-    was first seen running and how many configs were known then: a resumed job starts with many, and they
-    say nothing about its pace. ``told_us`` is the best latency that was news: a ``winner`` comes before the trial
-    that made it. ``before_us`` is the latency of the winner that stood when the job began.
+    ``failures`` holds the first trial map of each failing outcome. ``announced_us`` is the best latency that was
+    news: a ``winner`` comes before the trial that made it. ``before_us`` is the latency of the winner when the job
+    began. ``left_s`` and ``waits_for`` are the daemon's latest estimate and reason.
     """
 
     id: int
@@ -53,7 +53,7 @@ class JobView:
     total: int | None = None
     best_us: float | None = None
     best_config: Config | None = None
-    told_us: float | None = None
+    announced_us: float | None = None
     default_us: float | None = None
     reference_us: float | None = None
     before_us: float | None = None
@@ -61,14 +61,13 @@ class JobView:
     failures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     round: tuple[int, int] | None = None
     message: str = ""
-    budget_s: float | None = None
-    started: float | None = None
-    seen_at: float | None = None
-    seen_done: int = 0
+    left_s: float | None = None
+    waits_for: str = ""
+    is_compile_only: bool = False
 
     @property
     def case(self) -> Case:
-        """What this job's winner is kept for."""
+        """The key of this job's winner."""
         return (self.kernel, canonical(self.problem), self.device)
 
     @property
@@ -85,16 +84,6 @@ class JobView:
     def speedup(self) -> float | None:
         """How many times faster than the declared default the best is."""
         return ratio(self.default_us, self.best_us)
-
-    def time_left_s(self, now: float) -> float | None:
-        """Estimate the seconds until the last trial from the pace since the job was first seen; its budget is a cap."""
-        budget_left = None
-        if self.budget_s is not None and self.started is not None:
-            budget_left = max(0.0, self.started + self.budget_s - now)
-        if self.total is None or self.seen_at is None or self.done <= self.seen_done:
-            return budget_left
-        by_pace = max(0.0, (self.total - self.done) * (now - self.seen_at) / (self.done - self.seen_done))
-        return by_pace if budget_left is None else min(by_pace, budget_left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,26 +120,27 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class KernelStale:
-    """A save changed what a kernel means; its winners are from before."""
+    """A save changed a kernel; its winners are older than the change."""
 
     kernel: str
 
 
 @dataclass(frozen=True, slots=True)
-class Seated:
-    """A winner that was known took its seat again without a job: an edit was undone, or it was imported."""
+class WinnerChanged:
+    """A kernel has a new winner: of a job, or without one after an undone edit or an import."""
 
     kernel: str
     problem: Problem
     device: str
     config: Config
     latency_us: float
+    job: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """Kernel files were read again: names of kernels by what became of them, errors with path and line, and files
-    that are without one now.
+    """Kernel files were read again: names of kernels that were added, changed or removed, errors with path and line,
+    and files that no longer have one.
     """
 
     added: tuple[str, ...]
@@ -162,7 +152,7 @@ class Reloaded:
 
 @dataclass(frozen=True, slots=True)
 class LaneChanged:
-    """A device's seat opened, closed or fell sick."""
+    """A device's lane opened, closed or fell sick."""
 
     device: str
     state: str
@@ -178,7 +168,27 @@ class WorkerChanged:
     what: str
 
 
-News = JobBegan | NewBest | FirstFailure | JobEnded | KernelStale | Seated | Reloaded | LaneChanged | WorkerChanged
+@dataclass(frozen=True, slots=True)
+class PauseChanged:
+    """Tuning was paused or resumed: on a device model, everywhere (``""``), or for lack of storage (``None``)."""
+
+    device: str | None
+    is_paused: bool
+    reason: str
+
+
+News = (
+    JobBegan
+    | NewBest
+    | FirstFailure
+    | JobEnded
+    | KernelStale
+    | WinnerChanged
+    | Reloaded
+    | LaneChanged
+    | WorkerChanged
+    | PauseChanged
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +209,7 @@ class View:
         return [job for job in self.jobs.values() if not job.is_ended]
 
     def without_ended(self) -> View:
-        """Return the view less the jobs that ended: what an endless watch keeps."""
+        """Return the view without the jobs that ended, so that an endless watch stays bounded."""
         return replace(self, jobs={key: job for key, job in self.jobs.items() if not job.is_ended})
 
 
@@ -208,11 +218,9 @@ def ratio(before_us: float | None, now_us: float | None) -> float | None:
     return before_us / now_us if before_us and now_us else None
 
 
-def begin(jobs: Iterable[Mapping[str, Any]], now: float) -> View:
+def begin(jobs: Iterable[Mapping[str, Any]]) -> View:
     """Return the view of these job maps."""
-    view = View()
-    for state in jobs:
-        view, _ = _take_state(view, state, now)
+    view, _ = resync(View(), jobs)
     return view
 
 
@@ -223,29 +231,35 @@ def remember(view: View, finished: Iterable[Mapping[str, Any]]) -> View:
     return replace(view, winners={**found, **view.winners})
 
 
-def resync(view: View, jobs: Iterable[Mapping[str, Any]], now: float) -> tuple[View, tuple[News, ...]]:
-    """Catch up from job maps after events were lost: what ended or began meanwhile is news."""
+def resync(view: View, jobs: Iterable[Mapping[str, Any]]) -> tuple[View, tuple[News, ...]]:
+    """Catch up from job maps after events were lost; jobs that ended or began meanwhile are news."""
     news: list[News] = []
     for state in jobs:
-        view, more = _take_state(view, state, now)
+        view, more = _take_state(view, state)
         news.extend(more)
     return view, tuple(news)
 
 
-def fold(view: View, event: Event, now: float) -> tuple[View, tuple[News, ...]]:
-    """Return the view after ``event`` (a map of the protocol) that arrived at ``now``, and what is worth a line."""
+def estimate(view: View, jobs: Iterable[Mapping[str, Any]]) -> View:
+    """Return the view with how long its open jobs take and what they wait for, from the daemon's job maps."""
+    for state in jobs:
+        job = view.jobs.get(state["id"])
+        if job is not None and not job.is_ended:
+            view = _with_job(view, _with_estimate(job, state))
+    return view
+
+
+def fold(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
+    """Return the view after ``event`` (a map of the protocol), and the news in it."""
     match event.get("type"):
         case "job_queued" | "job_started" | "job_paused" | "job_done":
-            return _take_state(view, event["job_state"], now)
+            return _take_state(view, event["job_state"])
         case "trial_done":
-            return _take_trial(view, event, now)
+            return _take_trial(view, event)
         case "refining":
             return _take_refining(view, event), ()
         case "winner":
-            key = (event["kernel"], canonical(event["problem"]), event["device"])
-            view = _take_winner(replace(view, winners={**view.winners, key: event["latency_us"]}), event)
-            # A job's winner is told by its trials.
-            return view, () if event.get("job") is not None else (_seated(event),)
+            return _take_winner(view, event)
         case "stale":
             return view, (KernelStale(event["kernel"]),)
         case "reloaded":
@@ -255,6 +269,8 @@ def fold(view: View, event: Event, now: float) -> tuple[View, tuple[News, ...]]:
             return view, (LaneChanged(event["device"], event["state"], event.get("reason") or ""),)
         case "worker":
             return view, (WorkerChanged(event["pid"], event["role"], event["what"]),)
+        case "paused" | "resumed" as kind:
+            return view, (PauseChanged(event.get("device"), kind == "paused", event.get("reason") or ""),)
     return view, ()
 
 
@@ -266,13 +282,17 @@ def _case_of(state: Mapping[str, Any]) -> Case:
     return (state["kernel"], canonical(state["problem"]), state["device"])
 
 
-def _take_state(view: View, state: Mapping[str, Any], now: float) -> tuple[View, tuple[News, ...]]:
+def _with_estimate(job: JobView, state: Mapping[str, Any]) -> JobView:
+    return replace(job, left_s=state.get("left_s"), waits_for=state.get("waits_for") or "")
+
+
+def _take_state(view: View, state: Mapping[str, Any]) -> tuple[View, tuple[News, ...]]:
     old = view.jobs.get(state["id"])
     before = old or JobView(
-        state["id"], state["kernel"], state["problem"], state["device"], told_us=state.get("best_us")
+        state["id"], state["kernel"], state["problem"], state["device"], announced_us=state.get("best_us")
     )
     job = replace(
-        before,
+        _with_estimate(before, state),
         state=state["state"],
         reason=state.get("reason", before.reason),
         done=state.get("done", before.done),
@@ -282,28 +302,25 @@ def _take_state(view: View, state: Mapping[str, Any], now: float) -> tuple[View,
         reference_us=state.get("reference_us"),
         outcomes=state.get("outcomes", before.outcomes),
         message=state.get("message", ""),
-        budget_s=state.get("plan", {}).get("seconds"),
-        started=state.get("started"),
+        is_compile_only=bool((state.get("plan") or {}).get("compile_only")),
     )
     news: tuple[News, ...] = ()
     if job.state == JobState.RUNNING and (old is None or old.state != JobState.RUNNING):
-        job = replace(job, seen_at=now, seen_done=job.done, before_us=view.winners.get(job.case))
+        job = replace(job, before_us=view.winners.get(job.case))
         news = (JobBegan(job),)
     elif job.is_ended and not (old and old.is_ended):
-        news = (JobEnded(replace(job, round=None)),)
         job = replace(job, round=None)
+        news = (JobEnded(job),)
     return _with_job(view, job), news
 
 
-def _take_trial(view: View, event: Event, now: float) -> tuple[View, tuple[News, ...]]:
+def _take_trial(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
     trial: Mapping[str, Any] | None = event["trial"]
     old = view.jobs.get(event["job"])
     if old is None:
         if trial is None:
             return view, ()
         old = JobView(event["job"], trial["kernel"], trial["problem"], trial["device"])
-    if old.seen_at is None:
-        old = replace(old, seen_at=now, seen_done=max(0, event["done"] - 1))
     job = replace(
         old,
         state=old.state if old.is_ended else JobState.RUNNING,
@@ -312,6 +329,7 @@ def _take_trial(view: View, event: Event, now: float) -> tuple[View, tuple[News,
         outcomes=event.get("outcomes", old.outcomes),
         best_us=event.get("best_us", old.best_us),
         default_us=event.get("default_us", old.default_us),
+        left_s=event.get("left_s", old.left_s),
     )
     news: tuple[News, ...] = ()
     if trial is not None:
@@ -321,9 +339,10 @@ def _take_trial(view: View, event: Event, now: float) -> tuple[View, tuple[News,
 
 def _judge(job: JobView, trial: Mapping[str, Any]) -> tuple[JobView, tuple[News, ...]]:
     outcome, latency_us = trial["outcome"], trial.get("latency_us")
-    if outcome == Outcome.MEASURED and latency_us is not None and (job.told_us is None or latency_us < job.told_us):
+    announced_us = math.inf if job.announced_us is None else job.announced_us
+    if outcome == Outcome.MEASURED and latency_us is not None and latency_us < announced_us:
         is_best = job.best_us is None or latency_us <= job.best_us
-        job = replace(job, told_us=latency_us, best_config=trial["config"] if is_best else job.best_config)
+        job = replace(job, announced_us=latency_us, best_config=trial["config"] if is_best else job.best_config)
         return job, (NewBest(job, trial["config"], latency_us),)
     if outcome in FAILURES and outcome not in job.failures:
         job = replace(job, failures={**job.failures, outcome: trial})
@@ -331,17 +350,17 @@ def _judge(job: JobView, trial: Mapping[str, Any]) -> tuple[JobView, tuple[News,
     return job, ()
 
 
-def _seated(event: Event) -> Seated:
-    return Seated(event["kernel"], event["problem"], event["device"], event["config"], event["latency_us"])
-
-
 def _take_refining(view: View, event: Event) -> View:
     job = view.jobs.get(event["job"])
     return view if job is None else _with_job(view, replace(job, round=(event["round"], event["rounds"])))
 
 
-def _take_winner(view: View, event: Event) -> View:
-    job = view.jobs.get(event["job"])
-    if job is None:
-        return view
-    return _with_job(view, replace(job, best_config=event["config"], best_us=event["latency_us"]))
+def _take_winner(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
+    found = WinnerChanged(
+        event["kernel"], event["problem"], event["device"], event["config"], event["latency_us"], event.get("job")
+    )
+    view = replace(view, winners={**view.winners, _case_of(event): found.latency_us})
+    job = None if found.job is None else view.jobs.get(found.job)
+    if job is not None:
+        view = _with_job(view, replace(job, best_config=found.config, best_us=found.latency_us))
+    return view, (found,)

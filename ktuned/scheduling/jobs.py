@@ -278,7 +278,7 @@ class Jobs:
         public = job.to_wire() | {"waiters": self._queue.waiters(job.id), "left_s": None, "waits_for": ""}
         running = self._running.get(job.device)
         if running is not None and running.job.id == job.id:
-            return public | {"priority": self._queue.level(job.id), "left_s": running.left_s}
+            return public | {"priority": self._queue.level(job.id), "left_s": running.pipeline.progress.left_s}
         if self._queue.get(job.id) is None:
             return public
         obstacle = self._queue.obstacle(job)

@@ -1,9 +1,8 @@
-"""A job at work: what stops it, how long it is still likely to take, and how an error ends it."""
+"""A job at work: what stops it, and how an error ends it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from time import monotonic
 
 import anyio
 import structlog
@@ -32,7 +31,6 @@ class Running:
     stopped: JobState | None = None
     message: str = ""
     is_outdated: bool = False
-    began: float = field(default_factory=monotonic)
 
     def stop(self, state: JobState, message: str) -> None:
         """Stop the job; what it measured stays known."""
@@ -50,29 +48,6 @@ class Running:
     def public(self) -> Job:
         """The job with its newest figures."""
         return self.pipeline.progress.stamp(self.job)
-
-    @property
-    def left_s(self) -> float | None:
-        """How long the job is still likely to take."""
-        found = self.pipeline.progress
-        return time_left_s(
-            tried=found.done - found.reused,
-            left=None if found.total is None else found.total - found.done,
-            elapsed_s=monotonic() - self.began,
-            budget_s=self.job.plan.seconds,
-        )
-
-
-def time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: float | None) -> float | None:
-    """Estimate the seconds until a job's last trial, from the pace so far; its budget is a cap.
-
-    ``tried`` are the configs that took time, ``left`` those still to come; ``None`` when nothing can be said.
-    """
-    of_budget = None if budget_s is None else max(0.0, budget_s - elapsed_s)
-    if left is None or tried <= 0:
-        return of_budget
-    by_pace = max(0, left) * elapsed_s / tried
-    return by_pace if of_budget is None else min(by_pace, of_budget)
 
 
 def sentence(error: KtunedError) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from ktuned.fleet import KILLS_EXCUSED, DeadlineExpired, Environment, Output, RequestFailed, WorkerDied, is_outside_kill
@@ -196,11 +197,24 @@ class Attempt:
         return self.result(event, proposal["message"], phase="build")
 
 
+def time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: float | None) -> float | None:
+    """Estimate the seconds until a job's last trial, from the pace so far; its budget is a cap.
+
+    ``tried`` are the configs that took time, ``left`` those still to come; ``None`` when nothing can be said.
+    """
+    of_budget = None if budget_s is None else max(0.0, budget_s - elapsed_s)
+    if left is None or tried <= 0:
+        return of_budget
+    by_pace = max(0, left) * elapsed_s / tried
+    return by_pace if of_budget is None else min(by_pace, of_budget)
+
+
 @dataclass(slots=True)
 class Progress:
     """What a job has found so far; ``stamp`` puts it into the job's public value.
 
     ``compiled`` counts the configs of a job that only compiles which have their artifact: an end, but no outcome.
+    ``budget_s`` is the plan's time limit, ``began`` when the job started, by ``monotonic``.
     """
 
     total: int | None = None
@@ -211,11 +225,23 @@ class Progress:
     reference_us: float | None = None
     reused: int = 0
     cost: dict[str, float] = field(default_factory=dict)
+    budget_s: float | None = None
+    began: float = field(default_factory=monotonic)
 
     @property
     def done(self) -> int:
         """How many configs have their outcome, or all that they were to have."""
         return self.compiled + sum(self.outcomes.values())
+
+    @property
+    def left_s(self) -> float | None:
+        """How long the job is still likely to take."""
+        return time_left_s(
+            tried=self.done - self.reused,
+            left=None if self.total is None else self.total - self.done,
+            elapsed_s=monotonic() - self.began,
+            budget_s=self.budget_s,
+        )
 
     @property
     def has_measured(self) -> bool:

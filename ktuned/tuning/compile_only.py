@@ -31,7 +31,7 @@ class Precompiling:
 
     def __init__(self, work: Work, *, fleet: Fleet, artifacts: Artifacts, publish: Publish) -> None:
         self.work = work
-        self.progress = Progress()
+        self.progress = Progress(budget_s=work.job.plan.seconds)
         self._fleet = fleet
         self._artifacts = artifacts
         self._publish = publish

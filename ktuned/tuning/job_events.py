@@ -19,7 +19,8 @@ def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial
     """Tell of a trial's outcome, and where its job stands; the trial's detail stays in the store."""
     public = trial.to_wire()
     del public["detail"]
-    publish("trial_done", kernel=work.job.kernel, job=work.job.id, trial=public, **progress.to_wire())
+    standing = progress.to_wire() | {"left_s": progress.left_s}
+    publish("trial_done", kernel=work.job.kernel, job=work.job.id, trial=public, **standing)
 
 
 def publish_winner(publish: Publish, winner: Winner, job: int | None) -> None:

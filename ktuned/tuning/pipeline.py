@@ -39,7 +39,7 @@ class Pipeline:
         self, work: Work, *, fleet: Fleet, lanes: Sequence[Lane], store: Store, artifacts: Artifacts, publish: Publish
     ) -> None:
         self.work = work
-        self.progress = Progress()
+        self.progress = Progress(budget_s=work.job.plan.seconds)
         self._fleet = fleet
         self._lanes = lanes
         self._store = store

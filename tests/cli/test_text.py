@@ -96,5 +96,5 @@ def test_lines_that_need_no_job() -> None:
 
 def test_an_end_without_figures_is_a_line_too() -> None:
     """A job that ended with nothing to show still says how."""
-    view = begin([job_map(state="cancelled", problem={})], 0.0)
+    view = begin([job_map(state="cancelled", problem={})])
     assert lines.lines_of(JobEnded(view.jobs[1])) == ["project:gemm on cpu-model: job 1 cancelled"]

@@ -13,7 +13,7 @@ from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
 from ktuned.scheduling.idle_policy import Manners, Reading
 from ktuned.scheduling.queue import Arrival
-from ktuned.scheduling.running_job import time_left_s
+from ktuned.tuning.attempt import time_left_s
 from tests.parts import Parts, assembled, kernel_text
 
 pytestmark = pytest.mark.anyio

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -102,15 +101,15 @@ def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
 
 def follow(tuning: Tuning, as_json: bool) -> View:
     """Show a tuning until its jobs have ended; return what became of them."""
-    view = begin(tuning.jobs, time.time())
+    view = begin(tuning.jobs)
     with choose(as_json) as presenter:
         presenter.show(None, view, ())
         for event in tuning:
-            view, news = fold(view, event, time.time())
+            view, news = fold(view, event)
             presenter.show(event, view, news)
     # A job's last word is the map that it ended with: what came before the subscription is in it.
     for state in tuning.jobs:
-        view, _ = fold(view, {"type": "job_done", "job_state": state}, time.time())
+        view, _ = fold(view, {"type": "job_done", "job_state": state})
     return view
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -154,16 +153,16 @@ def _follow(client: Client, since: tuple[int, int] | None, project: str | None, 
 
 def _take(client: Client, view: View, event: Event, project: str | None, presenter: Presenter) -> View:
     if event.get("fresh"):
-        view, news = resync(view, _jobs_of(client, project), time.time())
+        view, news = resync(view, _jobs_of(client, project))
     else:
-        view, news = fold(view, event, time.time())
+        view, news = fold(view, event)
     presenter.show(event, view, news)
     return view.without_ended()
 
 
 def _catch_up(client: Client, project: str | None) -> View:
     known = _jobs_of(client, project)
-    view = begin((job for job in known if job["state"] not in ENDED), time.time())
+    view = begin(job for job in known if job["state"] not in ENDED)
     return remember(view, (job for job in known if job["state"] in ENDED))
 
 

@@ -130,7 +130,7 @@ class LiveWatch:
         """Learn how long jobs still take, while there are any."""
         while True:
             await asyncio.sleep(ESTIMATE_S)
-            open_jobs = [row.job for row in self._board.rows.values() if row.is_open]
+            open_jobs = [job.id for job in self._board.view.active]
             if open_jobs:
                 answer = await self._client.call("jobs", ids=open_jobs)
                 self._board = estimate(self._board, answer["jobs"])
@@ -206,8 +206,8 @@ class LiveWatch:
         if row.job is None or not row.is_open:
             return f"{row.kernel} has no job to pause"
         method = "resume" if row.state == "paused" else "pause"
-        await self._client.call(method, job=row.job)
-        return f"{method}d job {row.job}"
+        await self._client.call(method, job=row.job.id)
+        return f"{method}d job {row.job.id}"
 
     async def _toggle_everything(self) -> str:
         method = "resume" if self._board.paused_everything else "pause"
@@ -217,8 +217,8 @@ class LiveWatch:
     async def _cancel(self, row: Row) -> str:
         if row.job is None or not row.is_open:
             return f"{row.kernel} has no job to cancel"
-        await self._client.call("cancel", job=row.job)
-        return f"cancelled job {row.job}"
+        await self._client.call("cancel", job=row.job.id)
+        return f"cancelled job {row.job.id}"
 
 
 def fold_pauses(board: Board, status: Mapping[str, Any]) -> Board:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ktuned.cli import text
+from ktuned.cli import lines, text
+from ktuned.cli.progress import JobView
 from ktuned.cli.watch.board import Board, Row, on_many, shown
 
 if TYPE_CHECKING:
@@ -132,14 +133,13 @@ def _change(row: Row) -> Text:
 
 def _state(row: Row) -> str:
     failed = f", {row.failed} failed" if row.failed else ""
-    match row.state:
-        case "running":
-            done = str(row.done) if row.total is None else f"{row.done}/{row.total}"
-            if row.round is not None:
-                return f"finalists again, {row.round[0]} of {row.round[1]}{failed}"
-            left = f", {text.duration(row.left_s)} left" if row.left_s is not None else ""
-            return f"tuning {done}{left}{failed}"
-        case "queued":
-            return f"queued{f': {row.waits_for}' if row.waits_for else ''}"
-        case state:
+    match row.state, row.job:
+        case "running", JobView() as job:
+            if job.round is not None:
+                return f"finalists again, {job.round[0]} of {job.round[1]}{failed}"
+            left = f", {text.duration(job.left_s)} left" if job.left_s is not None else ""
+            return f"tuning {lines.progress(job)}{left}{failed}"
+        case "queued", JobView() as job:
+            return f"queued{f': {job.waits_for}' if job.waits_for else ''}"
+        case state, _:
             return f"{state}{failed}"
