@@ -26,6 +26,7 @@ CLEAN = (
     "plugins/cutedsl",
     "plugins/nvrtc",
     "plugins/torch",
+    "plugins/triton",
     "plugins/tvm_ffi",
 )
 """Directories of code that keep to the rules; to be extended until every package is here."""

@@ -28,7 +28,7 @@ _FORMATS = {
     "f32": "<f",
     "fp64": "<d",
 }
-"""How a number of each of Triton's types lies in memory."""
+"""Formats of :mod:`struct` for Triton's types of numbers."""
 
 
 def require_tensors(plan: LaunchPlan, tensors: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a kernel function returns for this backend: which Triton function to compile, for what, and how to launch it."""
+"""``Build``, a kernel file's recipe for one config: the Triton function, its arguments and its launch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WRAPPERS = {"Autotuner": "triton.autotune", "Heuristics": "triton.heuristics"}
 
 @dataclass(frozen=True)
 class Build(backends.Build):
-    """How to compile and launch one config of a Triton kernel.
+    """Recipe to compile and launch one config of a Triton kernel.
 
     Attributes:
         function: a ``@triton.jit`` function at the top level of the kernel file, or of a module that this imports. What
@@ -78,7 +78,7 @@ class Build(backends.Build):
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        """What Triton's compiler takes besides the kernel's own arguments."""
+        """The options of Triton's compiler."""
         sizes = {"num_warps": self.num_warps, "num_stages": self.num_stages, "num_ctas": self.num_ctas}
         return {**self.options, **sizes, **({} if self.maxnreg is None else {"maxnreg": self.maxnreg})}
 

@@ -1,4 +1,4 @@
-"""From a unit to its artifact: Triton's own compiler, for an architecture that need not be here."""
+"""From a unit to its artifact: Triton's own compiler, aimed at any architecture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ktuned_triton.limits import why_not
 from ktuned_triton.signature import Misfit, call_arguments, launch_parameters
 
 MAX_MESSAGE_CHARS = 4000
-"""How much of Triton's words is kept: its first lines say what is wrong and where."""
+"""Limit of a kept message; its first lines name the error and its place."""
 
 _ASSEMBLER_ERROR = re.compile(r"^ptxas .*(?:fatal|error).*$", re.MULTILINE)
 _TARGET = re.compile(r"sm_(\d+)(\d)([af]?)")
@@ -130,7 +130,7 @@ def _capability(target: str) -> int:
 
 
 class _AbsentDriver:
-    """What Triton's compiler asks of a driver, answered for a device that is not here."""
+    """A driver for a device that is not here: it answers the questions of Triton's compiler."""
 
     def __init__(self, capability: int) -> None:
         from triton.backends.compiler import GPUTarget

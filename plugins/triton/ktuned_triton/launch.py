@@ -14,7 +14,7 @@ from ktuned_triton.arguments import Arguments, require_tensors
 from ktuned_triton.launch_plan import LaunchPlan
 
 SHARED_BY_DEFAULT_BYTES = 48 * 1024
-"""What a block may have of dynamic shared memory without asking."""
+"""Dynamic shared memory of a block that needs no opt-in."""
 
 PORTABLE_CLUSTER_BLOCKS = 8
 """Every device with clusters launches clusters of this size; larger ones must be allowed for each kernel."""

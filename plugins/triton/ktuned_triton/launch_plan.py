@@ -1,4 +1,4 @@
-"""How a compiled kernel is launched: the content of ``launch.json``, all that the driver needs besides the cubin."""
+"""The launch of a compiled kernel: the content of ``launch.json``, all that the driver needs besides the cubin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Self
 WARP_THREADS = 32
 
 Value = bool | int | float | str
-"""What a parameter gets: a tensor of ``inputs`` by its name, or a number."""
+"""A parameter's value: a tensor of ``inputs`` by its name, or a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class LaunchPlan:
 
     @property
     def threads(self) -> int:
-        """How many threads a block has."""
+        """Threads of a block."""
         return self.warps * WARP_THREADS
 
     @property
     def blocks(self) -> tuple[int, int, int]:
-        """How many blocks the driver launches in x, y, z."""
+        """Blocks that the driver launches in x, y, z."""
         x, y, z = self.grid
         return x * self.cluster, y, z
 

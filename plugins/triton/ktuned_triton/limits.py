@@ -1,4 +1,4 @@
-"""Whether an architecture can launch what was compiled, found out before there is a device.
+"""Limits of each architecture, checked when a kernel is compiled, before there is a device.
 
 The figures are those of the CUDA C++ Programming Guide, *Technical Specifications per Compute Capability*.
 """
@@ -31,7 +31,7 @@ _SHARED_KIB = {
     120: 99,
     121: 99,
 }
-"""How much shared memory one block may have, by compute capability."""
+"""Most shared memory of a block, by compute capability."""
 
 
 def why_not(plan: LaunchPlan, used: Resources) -> str:

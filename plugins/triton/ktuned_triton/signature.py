@@ -1,4 +1,4 @@
-"""From a Build to what a Triton function is called with: tensors without memory, numbers and constants by parameter."""
+"""From a Build to the arguments of its Triton function: tensors without memory, numbers and constants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ktuned_triton.build import DTYPE, FUNCTION, Argument, Build
 from ktuned_triton.launch_plan import Parameter
 
 ALIGNMENT_BYTES = 16
-"""What every tensor's address is a multiple of, which Triton compiles for; torch's own allocations are."""
+"""Alignment of every tensor, which Triton compiles for; torch's own allocations have it."""
 
 
 class Misfit(Exception):
@@ -20,14 +20,14 @@ class Misfit(Exception):
 
 
 class FakeTensor:
-    """What Triton sees of a tensor when it specialises a kernel: its dtype, and an address that is aligned."""
+    """A tensor as Triton sees it when it specialises a kernel: a dtype, and an address that is aligned."""
 
     def __init__(self, name: str, dtype: str) -> None:
         self.name = name
         self.dtype = dtype
 
     def data_ptr(self) -> int:
-        """Return an aligned address that is nobody's."""
+        """Return an aligned address."""
         return 0
 
     def ptr_range(self) -> int:
