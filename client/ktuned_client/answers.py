@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from ktuned_client.paths import UntrustedSocket
 from ktuned_client.wire import MAX_ID, PROTOCOL_VERSION, Response
@@ -26,6 +26,9 @@ FIRST_RETRY_S: Final = 0.02
 LAST_RETRY_S: Final = 1.0
 """After a failure, lookups do not ask the daemon for this long: the first interval is that of a short stall, and it
 doubles up to the last one."""
+
+CALLERS_CODES: Final = frozenset({"usage", "ambiguous"})
+"""Codes of errors that another question would not have met."""
 
 ENDED_STATES: Final = frozenset({"done", "cancelled", "failed"})
 """The final states of a job."""
@@ -62,10 +65,33 @@ class DaemonSilent(DaemonUnavailable):
     """A daemon runs, and did not answer within the deadline."""
 
 
+class Config(dict[str, Any]):
+    """A read-only config: a ``dict`` to everything that reads one (``**``, JSON, MessagePack).
+
+    All who look up the same problem get the same object. ``dict(config)`` is a copy that can be changed.
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a hit's config is read-only; dict(hit.config) is a copy that can be changed")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[Config], tuple[dict[str, Any]]]:
+        return Config, (dict(self),)
+
+
+def frozen(config: Mapping[str, Any] | None) -> Config | None:
+    """Return a config that cannot be changed; ``None`` stays."""
+    return config if config is None or type(config) is Config else Config(config)
+
+
 class Hit(NamedTuple):
     """A lookup's answer.
 
-    ``status`` is the daemon's, ``fresh``, ``stale``, ``near``, ``default`` or ``unknown``, or else ``unavailable``;
+    ``status`` is the daemon's, ``fresh``, ``stale``, ``near``, ``default`` or ``unknown``; ``invalid`` for a question
+    that no daemon could answer (a wrong key, a value of a wrong type, an ambiguous name); or else ``unavailable``.
     ``message`` is the reason, or the failure of the tuning that would have made the answer ``fresh``.
     ``config`` is the best config known now, or the caller's default if the daemon has none. ``latency_us`` and
     ``decided`` (a time in Unix seconds) are ``None`` if nothing was measured; ``artifact`` is the path of the
@@ -102,7 +128,7 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
             answer["problem"],
             answer["device"],
             answer["status"],
-            answer["config"],
+            frozen(answer["config"]),
             answer.get("latency_us"),
             answer.get("artifact"),
             answer.get("decided"),
@@ -117,14 +143,35 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
 
 def completed(hit: Hit, default: Mapping[str, Any] | None) -> Hit:
     """Return the hit, with the caller's default if it has no config."""
-    return hit if hit.config is not None else hit._replace(config=default)
+    return hit if hit.config is not None else hit._replace(config=frozen(default))
 
 
 def unavailable(
     kernel: str, problem: Mapping[str, Any], device: str | None, default: Mapping[str, Any] | None, message: str
 ) -> Hit:
     """Return the hit of a lookup that no daemon answered."""
-    return Hit(kernel, problem, device, "unavailable", default, message=message)
+    return Hit(kernel, problem, device, "unavailable", frozen(default), message=message)
+
+
+def refused(
+    kernel: str,
+    problem: Mapping[str, Any],
+    device: str | None,
+    default: Mapping[str, Any] | None,
+    error: DaemonError,
+    *,
+    strict: bool,
+) -> Hit:
+    """Return the hit of a lookup that was refused: ``invalid`` where the question is at fault, else ``unavailable``.
+
+    Raises:
+        DaemonError: ``strict``, and the question is at fault.
+    """
+    if error.code not in CALLERS_CODES:
+        return unavailable(kernel, problem, device, default, str(error))
+    if strict:
+        raise error
+    return Hit(kernel, problem, device, "invalid", frozen(default), message=str(error))
 
 
 def result_of(response: Response) -> Any:

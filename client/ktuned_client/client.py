@@ -36,6 +36,9 @@ class Client:
     decides for all that follow. ``winners`` is an exported file, or a directory of them, that answers without a daemon.
     Answers are kept, and returned again as long as the daemon's generation table confirms them.
 
+    A question that no daemon could answer (a misspelt key, a value of a wrong type) has the status ``invalid``; with
+    ``strict`` it raises instead, which suits tests. A pickled client is made again where it is unpickled.
+
     Threads may share a client; a forked child gets connections of its own. Lookups share one, made when it is first
     needed; every other request has its own.
 
@@ -50,11 +53,13 @@ class Client:
         deadline_s: float | None = None,
         pin: str | None = None,
         winners: str | os.PathLike[str] | None = None,
+        strict: bool = False,
     ) -> None:
+        self._given = given(socket=socket, deadline_s=deadline_s, pin=pin, winners=winners, strict=strict)
         self.socket = paths.socket_path() if socket is None else os.fspath(socket)
         self.pin = pin
         self.deadline_s = (LOOKUP_DEADLINE_S if pin is None else PIN_DEADLINE_S) if deadline_s is None else deadline_s
-        self._knowledge = Knowledge(pin, winners)
+        self._knowledge = Knowledge(pin, winners, strict=strict)
         self._memo = self._knowledge.memo
         self._transport = Transport(self.socket, self._memo.greet)
 
@@ -67,9 +72,9 @@ class Client:
     ) -> Hit:
         """Return the best config known now, or ``default``; never raises without a daemon, nor waits for one.
 
-        Past the deadline, without a daemon, or if it refuses the question, the answer is the last known one, or
-        else ``default`` with the status ``unavailable`` and the reason as ``message``. ``device`` is a name
-        (``cuda:1``) or a model; ``None`` is the kernel's first device.
+        Past the deadline or without a daemon, the answer is the last known one, or else ``default`` with the status
+        ``unavailable`` and the reason as ``message``. ``device`` is a name (``cuda:1``) or a model; ``None`` is the
+        kernel's first device.
         """
         memo = self._memo
         try:
@@ -216,6 +221,12 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self._given
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
     def _look_up(
         self, kernel: str, problem: Mapping[str, Any], default: Mapping[str, Any] | None, device: str | None
     ) -> Hit:
@@ -229,7 +240,12 @@ class Client:
         except DaemonUnavailable as error:
             self._knowledge.backoff.failed(str(error))
             return self._knowledge.last_word(kernel, problem, default, device, key, str(error))
-        except (DaemonError, TypeError, ValueError) as error:
+        except DaemonError as error:
+            return self._knowledge.refuse(kernel, problem, device, default, error)
+        except TypeError as error:
+            # The kernel's or the device's name is no text.
+            return self._knowledge.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
+        except ValueError as error:
             return unavailable(kernel, problem, device, default, str(error))
 
     def _answers(
@@ -246,13 +262,20 @@ class Client:
                 self._knowledge.last_word(kernel, problem, default, device, key, str(error))
                 for kernel, problem, default, key in asked
             ]
-        except (DaemonError, TypeError, ValueError, KeyError) as error:
+        except TypeError as error:
+            fault = DaemonError("usage", str(error))
+            return [
+                self._knowledge.refuse(kernel, problem, device, default, fault) for kernel, problem, default, _ in asked
+            ]
+        except (DaemonError, ValueError, KeyError) as error:
             return [unavailable(kernel, problem, device, default, str(error)) for kernel, problem, default, _ in asked]
         hits = []
         for (kernel, problem, default, key), answer in answers:
             try:
                 hits.append(self._knowledge.learn(kernel, default, device, key, answer))
-            except (DaemonError, ValueError) as error:
+            except DaemonError as error:
+                hits.append(self._knowledge.refuse(kernel, problem, device, default, error))
+            except ValueError as error:
                 hits.append(unavailable(kernel, problem, device, default, str(error)))
         return hits
 

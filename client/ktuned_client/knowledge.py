@@ -6,7 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ktuned_client.answers import Backoff, Hit, completed, hit_from, unavailable
+import msgpack
+
+from ktuned_client.answers import Backoff, DaemonError, Hit, completed, hit_from, refused, unavailable
 from ktuned_client.generations import MAX_NAMES
 from ktuned_client.memo import Memo, key_of
 from ktuned_client.wire import encode_lookup
@@ -18,16 +20,17 @@ if TYPE_CHECKING:
 class Knowledge:
     """State of one client, sync or async: the questions to send, the answers, and the back-off.
 
-    ``pin`` and ``winners`` (paths of exported winners) are the client's arguments.
+    ``pin``, ``winners`` (paths of exported winners) and ``strict`` are the client's arguments.
 
     Raises:
         WinnersError: ``winners`` cannot be read.
     """
 
-    def __init__(self, pin: str | None, winners: str | os.PathLike[str] | None) -> None:
+    def __init__(self, pin: str | None, winners: str | os.PathLike[str] | None, *, strict: bool = False) -> None:
         self.memo = Memo()
         self.backoff = Backoff()
         self._pin = pin
+        self._strict = strict
         self._winners = None if winners is None else _read_winners(winners)
         self._questions: dict[tuple[str, str | None], bytes] = {}
 
@@ -39,21 +42,33 @@ class Knowledge:
         try:
             key = key_of(problem)
         except (TypeError, ValueError) as error:
-            return unavailable(kernel, problem, device, default, str(error))
+            return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
         hit = self.memo.recall(name, key, default)
         if hit is not None:
             return hit
         if self._winners is not None:
             try:
-                hit = self._winners.lookup(kernel, problem, device)
-            except TypeError as error:
+                hit = self._winners.lookup(kernel, msgpack.unpackb(key), device)
+            except (TypeError, ValueError) as error:
                 # MessagePack carries more types than JSON, and thus than a file of winners.
-                return unavailable(kernel, problem, device, default, f"not a valid problem: {error}")
+                fault = DaemonError("usage", f"not a valid problem: {error}")
+                return self.refuse(kernel, problem, device, default, fault)
             self.memo.remember_for_good(name, key, hit)
             return completed(hit, default)
         if self.backoff.is_waiting:
             return self.last_word(kernel, problem, default, device, key, self.backoff.message)
         return key
+
+    def refuse(
+        self,
+        kernel: str,
+        problem: Mapping[str, Any],
+        device: str | None,
+        default: Mapping[str, Any] | None,
+        error: DaemonError,
+    ) -> Hit:
+        """Return the hit of a refused question; raises as :func:`ktuned_client.answers.refused`."""
+        return refused(kernel, problem, device, default, error, strict=self._strict)
 
     def question(self, kernel: str, device: str | None, key: bytes) -> bytes:
         """Return a lookup's encoded params.

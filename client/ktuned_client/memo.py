@@ -127,6 +127,19 @@ class Memo:
 _NO_ANSWERS: Final[dict[bytes, Entry]] = {}
 
 
+def _plain(value: Any) -> Any:
+    """Return the Python number that a scalar of NumPy or torch stands for.
+
+    Raises:
+        TypeError: it is no such scalar.
+    """
+    if getattr(value, "shape", None) == () and callable(getattr(value, "item", None)):
+        number = value.item()
+        if isinstance(number, bool | int | float | str):
+            return number
+    raise TypeError(f"a problem cannot hold {value!r}, a {type(value).__name__}: only numbers, bool and str")
+
+
 def key_of(problem: Mapping[str, Any]) -> bytes:
     """Return a problem's bytes, for any mapping and for subclasses of its numbers and texts too.
 
@@ -138,6 +151,6 @@ def key_of(problem: Mapping[str, Any]) -> bytes:
         try:
             return bytes(pack(dict(problem)))
         except TypeError:
-            return bytes(msgpack.Packer().pack(dict(problem)))
+            return bytes(msgpack.Packer(default=_plain).pack(dict(problem)))
     except OverflowError as error:
         raise ValueError(f"a number beyond 64 bits: {error}") from error

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from ktuned_client import paths, wire
@@ -30,9 +32,7 @@ class AsyncTransport:
     def __init__(self, path: str, greet: Callable[[Mapping[str, Any]], None]) -> None:
         self.path = path
         self._greet = greet
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._connecting = asyncio.Lock()
-        self._shared: _Connection | None = None
+        self._shared: dict[asyncio.AbstractEventLoop, _Shared] = {}
         _transports.add(self)
 
     async def look_up(self, question: bytes, deadline_s: float) -> Any:
@@ -44,7 +44,7 @@ class AsyncTransport:
         """
         try:
             async with asyncio.timeout(deadline_s):
-                known = self._shared
+                known = self._of_this_loop().connection
                 connection = await self._connected()
                 try:
                     response = await connection.exchange(question)
@@ -82,36 +82,62 @@ class AsyncTransport:
             raise
 
     async def close(self) -> None:
-        """Close the shared connection; pending requests fail, the next one opens another."""
-        if self._shared is not None:
-            self._shared.close()
-            self._shared = None
+        """Close every loop's connection; pending requests fail, the next one opens another."""
+        here = asyncio.get_running_loop()
+        while self._shared:
+            loop, shared = self._shared.popitem()
+            if shared.connection is None:
+                continue
+            if loop is here:
+                shared.connection.close()
+            elif loop.is_closed():
+                shared.connection.let_go()
+            else:
+                # A transport belongs to its loop's thread. A loop that closes meanwhile has no use for it either.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(shared.connection.close)
+
+    def _of_this_loop(self) -> _Shared:
+        """Return the running loop's connection; those of loops that have closed are let go of."""
+        loop = asyncio.get_running_loop()
+        shared = self._shared.get(loop)
+        if shared is None:
+            for other in [known for known in list(self._shared) if known.is_closed()]:
+                ended = self._shared.pop(other, None)
+                if ended is not None and ended.connection is not None:
+                    ended.connection.let_go()
+            shared = self._shared[loop] = _Shared()
+        return shared
 
     async def _connected(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._loop = loop
-            self._connecting = asyncio.Lock()
-            self._shared = None
-        if self._shared is not None and self._shared.is_open:
-            return self._shared
-        async with self._connecting:
-            if self._shared is None or not self._shared.is_open:
+        shared = self._of_this_loop()
+        if shared.connection is not None and shared.connection.is_open:
+            return shared.connection
+        async with shared.connecting:
+            if shared.connection is None or not shared.connection.is_open:
                 connection = await _open(self.path)
                 try:
                     self._greet(check_hello(await connection.exchange(wire.encode_question("hello", {}))))
                 except BaseException:
                     connection.close()
                     raise
-                self._shared = connection
-            return self._shared
+                shared.connection = connection
+            return shared.connection
 
     def _forget_parent(self) -> None:
         # Detached, not closed: a close would remove it from the epoll instance that parent and child share.
-        if self._shared is not None:
-            self._shared.let_go()
-            self._shared = None
-        self._loop = None
+        for shared in self._shared.values():
+            if shared.connection is not None:
+                shared.connection.let_go()
+        self._shared.clear()
+
+
+@dataclass(slots=True)
+class _Shared:
+    """One loop's connection, and the lock under which it is made."""
+
+    connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    connection: _Connection | None = None
 
 
 class AsyncSubscription:

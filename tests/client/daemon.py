@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 
 from ktuned.lookup.generations import Generations
-from ktuned.model.errors import NotFound
+from ktuned.model.errors import NotFound, UsageError
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.listener import bind_socket
@@ -39,6 +39,7 @@ class Daemon:
         methods = {
             "hello": self.hello,
             "asked": lambda params, connection: self.asked,
+            "connections": self.connections,
             "bump": lambda params, connection: self.generations.bump(params["kernel"]),
             "lookup": self.lookup,
             "lookup_many": self.lookup_many,
@@ -64,14 +65,19 @@ class Daemon:
                 continue
             try:
                 answers.append(self.lookup(entry, connection))
-            except NotFound as error:
+            except (NotFound, UsageError) as error:
                 answers.append({"error": error.to_wire()})
         return {"answers": answers}
+
+    def connections(self, params: dict[str, Any], connection: Connection) -> int:
+        return self.server.statistics()["connections"]
 
     def lookup(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         self.asked += 1
         if params["kernel"] == "missing":
             raise NotFound("there is no kernel 'missing'", hint="see `ktuned kernels`")
+        if params["kernel"] == "misspelt":
+            raise UsageError("there is no problem key 'm'", hint="there are: M")
         if params["kernel"] == "garbled":
             return {"config": 1}
         config = None if params["kernel"] == "undeclared" else {"BM": params["problem"].get("M", 0)}

@@ -2,6 +2,7 @@ import asyncio
 import functools
 import socket
 import subprocess
+import time
 from typing import Any
 
 import anyio
@@ -38,9 +39,15 @@ async def test_a_lookup_gives_the_daemons_answer(path: str) -> None:
 async def test_a_refused_lookup_gives_the_default_and_says_why(path: str) -> None:
     """An error answer, or a question that cannot travel, never raises."""
     async with AsyncClient(path, deadline_s=PATIENT_S) as client:
-        for kernel, problem in (("missing", {}), ("garbled", {}), ("gemm", {"M": object()})):
+        questions: list[tuple[str, dict[str, Any], str]] = [
+            ("missing", {}, "unavailable"),
+            ("garbled", {}, "unavailable"),
+            ("misspelt", {}, "invalid"),
+            ("gemm", {"M": object()}, "invalid"),
+        ]
+        for kernel, problem, status in questions:
             hit = await client.lookup(kernel, problem, DEFAULT)
-            assert (hit.status, hit.config) == ("unavailable", DEFAULT)
+            assert (hit.status, hit.config) == (status, DEFAULT)
             assert hit.message
         assert (await client.lookup("gemm", {})).status == "fresh"
 
@@ -197,3 +204,29 @@ def test_another_loop_gets_another_connection(path: str) -> None:
         return hit.status
 
     assert [asyncio.run(look_up()), asyncio.run(look_up())] == ["fresh", "fresh"]
+
+
+@pytest.mark.usefixtures("served")
+def test_each_loop_has_one_connection_however_they_take_turns(
+    path: str, anyio_backend: tuple[str, dict[str, Any]]
+) -> None:
+    """Two loops that look up in turn keep a connection each; a loop that has ended keeps none."""
+    loop_factory = anyio_backend[1]["loop_factory"]
+    client = AsyncClient(path, deadline_s=PATIENT_S)
+
+    async def ask(number: int) -> str:
+        return (await client.lookup("gemm", {"M": number}, DEFAULT)).status
+
+    loops = [loop_factory(), loop_factory()]
+    for number in range(6):
+        assert loops[number % 2].run_until_complete(ask(number)) == "fresh"
+    with Client(path, deadline_s=PATIENT_S) as other:
+        assert other.call("connections") == 3
+        loops[0].run_until_complete(client.aclose())
+        # The other loop's connection is closed once that loop turns.
+        loops[1].run_until_complete(asyncio.sleep(0))
+        for loop in loops:
+            loop.close()
+        give_up = time.monotonic() + PATIENT_S
+        while other.call("connections") > 1:
+            assert time.monotonic() < give_up

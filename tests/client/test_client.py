@@ -1,5 +1,7 @@
 import contextlib
+import json
 import os
+import pickle  # noqa: TID251 - that a client pickles is the property
 import signal
 import socket
 import subprocess
@@ -11,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from ktuned_client import Client, DaemonError, DaemonUnavailable, answers, wire
 from tests.client import daemon
@@ -28,6 +32,10 @@ def silent_listener(path: str) -> Iterator[socket.socket]:
         listening.bind(path)
         listening.listen()
         yield listening
+
+
+def _pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 - its own bytes
 
 
 def _until_served(client: Client, kernel: str = "gemm") -> Any:
@@ -58,23 +66,87 @@ def test_an_answer_without_config_gives_the_callers_default(path: str) -> None:
 
 @pytest.mark.usefixtures("served")
 @pytest.mark.parametrize(
-    ("kernel", "problem", "message"),
+    ("kernel", "problem", "status", "message"),
     [
-        ("missing", {}, "there is no kernel 'missing'; see `ktuned kernels`"),
-        ("garbled", {}, "the daemon's answer is not a lookup's"),
-        ("gemm", {"M": object()}, "can not serialize"),
-        ("gemm", {"M": 2**70}, "64 bits"),
+        ("missing", {}, "unavailable", "there is no kernel 'missing'; see `ktuned kernels`"),
+        ("garbled", {}, "unavailable", "the daemon's answer is not a lookup's"),
+        ("misspelt", {"m": 1}, "invalid", "there is no problem key 'm'"),
+        ("gemm", {"M": object()}, "invalid", "only numbers, bool and str"),
+        ("gemm", {"M": 2**70}, "invalid", "64 bits"),
     ],
 )
 def test_a_refused_lookup_gives_the_default_and_says_why(
-    path: str, kernel: str, problem: dict[str, Any], message: str
+    path: str, kernel: str, problem: dict[str, Any], status: str, message: str
 ) -> None:
     """An error answer, or a question that cannot travel, never raises, and does not spoil the next lookup."""
     with Client(path, deadline_s=PATIENT_S) as client:
         hit = client.lookup(kernel, problem, DEFAULT)
-        assert (hit.status, hit.config) == ("unavailable", DEFAULT)
+        assert (hit.status, hit.config) == (status, DEFAULT)
         assert message in hit.message
+        assert client.lookup_many([(kernel, problem, DEFAULT)])[0][3:5] == (status, DEFAULT)
         assert client.lookup("gemm", {}).status == "fresh"
+
+
+@pytest.mark.usefixtures("served")
+def test_a_strict_client_raises_for_its_callers_errors_alone(path: str) -> None:
+    """An invalid question raises, by itself and among several; a daemon that errs does not."""
+    with Client(path, deadline_s=PATIENT_S, strict=True) as client:
+        for kernel, problem in (("misspelt", {"m": 1}), ("gemm", {"M": object()})):
+            with pytest.raises(DaemonError) as refusal:
+                client.lookup(kernel, problem, DEFAULT)
+            assert refusal.value.code == "usage"
+            with pytest.raises(DaemonError):
+                client.lookup_many([("gemm", {"M": 1}), (kernel, problem)])
+        assert client.lookup("garbled", {}, DEFAULT).status == "unavailable"
+    with Client(f"{path}.none", strict=True) as client:
+        assert client.lookup("gemm", {"M": 1}, DEFAULT).status == "unavailable"
+
+
+@pytest.mark.usefixtures("served")
+def test_scalars_of_numpy_and_torch_are_numbers(path: str) -> None:
+    """A problem may hold what shapes and tensors give; an array is no scalar."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        for value in (np.int64(512), np.uint8(7), np.float32(0.5), np.bool_(True), torch.tensor(3), np.array(4)):
+            hit = client.lookup("gemm", {"M": value}, DEFAULT)
+            assert (hit.status, hit.config, hit.problem) == ("fresh", {"BM": value.item()}, {"M": value.item()})
+        assert client.lookup("gemm", {"M": np.array([1])}, DEFAULT).status == "invalid"
+
+
+@pytest.mark.usefixtures("served")
+def test_a_config_cannot_be_changed(path: str) -> None:
+    """All who look up share a hit's config, the caller's default included; it reads, travels and copies as a dict."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        for hit in (client.lookup("gemm", {"M": 4}), client.lookup("undeclared", {"M": 4}, {"BM": 4})):
+            config: Any = hit.config
+            changes: tuple[tuple[str, list[Any]], ...] = (
+                ("update", [{"BM": 1}]),
+                ("__setitem__", ["BM", 1]),
+                ("__delitem__", ["BM"]),
+                ("__ior__", [{"BM": 1}]),
+                ("setdefault", ["x", 1]),
+                ("pop", ["BM"]),
+                ("popitem", []),
+                ("clear", []),
+            )
+            for method, arguments in changes:
+                with pytest.raises(TypeError, match="read-only"):
+                    getattr(config, method)(*arguments)
+            assert json.loads(json.dumps(config)) == {**config} == _pickled(config) == {"BM": 4}
+            copied = dict(config)
+            copied["BM"] = 1
+        assert client.lookup("gemm", {"M": 4}).config == {"BM": 4}
+
+
+@pytest.mark.usefixtures("served")
+def test_a_client_pickles(path: str) -> None:
+    """What comes out asks the same daemon in the same way, over a connection of its own."""
+    with Client(path, deadline_s=PATIENT_S, strict=True) as client:
+        assert client.lookup("gemm", {"M": 4}).status == "fresh"
+        with _pickled(client) as other:
+            assert other.lookup("gemm", {"M": 5}).status == "fresh"
+            assert other.deadline_s == PATIENT_S
+            with pytest.raises(DaemonError):
+                other.lookup("misspelt", {})
 
 
 @pytest.mark.usefixtures("served")

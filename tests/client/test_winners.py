@@ -107,7 +107,7 @@ def test_a_problem_that_no_file_can_hold_gives_the_default(tmp_path: Path, probl
     """What MessagePack carries and JSON does not makes no lookup raise."""
     with Client(winners=written(tmp_path / "w.json")) as client:
         hit = client.lookup("gemm", problem, {"BM": 7})
-    assert (hit.status, hit.config) == ("unavailable", {"BM": 7})
+    assert (hit.status, hit.config) == ("invalid", {"BM": 7})
     assert "not a valid problem" in hit.message
 
 
