@@ -92,7 +92,7 @@ def test_presets() -> None:
 def test_outcomes_and_statuses() -> None:
     """Every outcome, and every status of a lookup, is explained."""
     assert _names("docs/cli.md", "## Outcomes") == [str(outcome) for outcome in Outcome]
-    assert _names("README.md", "## A lookup") == [*(str(status) for status in Status), "unavailable"]
+    assert _names("README.md", "## A lookup") == [*(str(status) for status in Status), "invalid", "unavailable"]
 
 
 def test_arguments_of_kernel() -> None:
