@@ -23,7 +23,7 @@ from ktuned.watch.snapshot import Sight, Snapshot
 _log = structlog.get_logger()
 
 ACTIVE_S = 60.0
-"""For this long after a save the next one is looked for in short steps."""
+"""For this long after a save that mattered the next one is looked for in short steps."""
 
 REBUILD_PAUSE_S = 0.1
 """A checkout makes many directories; the set is rebuilt this long after the last time at the earliest, or
@@ -43,7 +43,6 @@ _MENDS = {
 
 OnChanges = Callable[[Changes, bool], Awaitable[None]]
 """Takes what changed, and whether it was saved just now."""
-
 
 OpenWatches = Callable[[Sequence[str], Sequence[str], threading.Event], Notifications]
 """Opens the watches on native and on polled directories; the event ends their ``wait``."""
@@ -141,6 +140,7 @@ class Watcher:
         try:
             notifications = await self._open()
         except DirectoryGone:
+            self._directories = before
             await anyio.sleep(REBUILD_PAUSE_S)
             return
         with notifications:
@@ -207,7 +207,10 @@ class Watcher:
                 return
             if batch.paths:
                 is_outdated |= await anyio.to_thread.run_sync(self._directories.is_outdated_by, batch.moved)
-                await self._inspect(await self._affected(batch.paths))
+                affected = await self._affected(batch.paths)
+                if affected:
+                    self._active_until = monotonic() + ACTIVE_S
+                await self._inspect(affected)
                 is_outdated |= self._directories.lacks(self._plan())
             now = monotonic()
             is_outdated |= 0.0 < self._retry_at <= now
@@ -225,12 +228,8 @@ class Watcher:
             recent_at = now + (GRACE_S if suspects else self._intervals.recent_s)
 
     async def _next(self, notifications: Notifications, timeout_s: float) -> Batch:
-        now = monotonic()
-        step_ms = STEP_ACTIVE_MS if now < self._active_until else STEP_AT_REST_MS
-        batch = await anyio.to_thread.run_sync(notifications.wait, max(0.0, timeout_s), step_ms, limiter=self._waiting)
-        if batch.paths:
-            self._active_until = now + ACTIVE_S
-        return batch
+        step_ms = STEP_ACTIVE_MS if monotonic() < self._active_until else STEP_AT_REST_MS
+        return await anyio.to_thread.run_sync(notifications.wait, max(0.0, timeout_s), step_ms, limiter=self._waiting)
 
     async def _survey_all(self, suspects: set[str]) -> _Found:
         """Look at every known file and directory."""
