@@ -28,6 +28,7 @@ CLEAN = (
     "plugins/torch",
     "plugins/triton",
     "plugins/tvm_ffi",
+    "ktuned/watch",
 )
 """Directories of code that keep to the rules; to be extended until every package is here."""
 

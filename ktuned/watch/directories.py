@@ -23,7 +23,7 @@ NOT_UTF8 = "a name is not UTF-8"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be watched: trees of ``roots``, and single ``directories`` that hold what kernels depend on.
+    """The directories to watch: trees of ``roots``, and single ``directories`` that hold what kernels depend on.
 
     ``polled`` has the roots that raise no events, with the reason ("" if their settings say so).
     """
@@ -122,11 +122,11 @@ class DirectorySet:
         return list(_watchable(group for group in self.groups if group.is_polled))
 
     def raises_events(self, path: str) -> bool:
-        """Tell whether a change of a file is announced by an event."""
+        """Return whether a change of a file is announced by an event."""
         return os.path.dirname(path) in self.watched and not self.is_polled(path)
 
     def is_polled(self, path: str) -> bool:
-        """Tell whether a path lies where nothing but polling shows that it changed."""
+        """Return whether a path lies where nothing but polling shows that it changed."""
         owner = self.plan.owner(path)
         return any(group.is_polled for group in self.groups if group.root == owner)
 
@@ -147,14 +147,14 @@ class DirectorySet:
         return native[-1].root if native else None
 
     def lacks(self, plan: Plan) -> bool:
-        """Tell whether a newer plan asks for what this set does not watch."""
+        """Return whether a newer plan asks for what this set does not watch."""
         if (plan.roots, plan.polled) != (self.plan.roots, self.plan.polled):
             return True
         added = plan.directories - self.plan.directories - self.watched
         return any(not _is_never_watched(directory, plan.owner(directory)) for directory in added)
 
     def is_outdated_by(self, moved: Iterable[str]) -> bool:
-        """Tell whether the set is not the right one, now that these paths came or went. Blocks as the disk does."""
+        """Return whether the set is not the right one, now that these paths came or went. Blocks as the disk does."""
         for path in moved:
             directory, name = os.path.split(path)
             if path in self.watched or any(is_below(one, path) for one in self.missing):

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from watchfiles._rust_notify import RustNotify
 
 STEP_AT_REST_MS = 100
-"""How often watchfiles looks for events: 0.1 % of a core, and a save is seen 100 to 200 ms after it."""
+"""Time between two looks for events: 0.1 % of a core, and a save is seen 100 to 200 ms after it."""
 
 STEP_ACTIVE_MS = 20
-"""The same while somebody works, for whom it counts: 0.4 % of a core, and a save is seen after 20 to 40 ms."""
+"""The same during a session of edits: 0.4 % of a core, and a save is seen after 20 to 40 ms."""
 
 DEBOUNCE_MS = 300
 """Checkouts touch many files: while new paths turn up in each step, a batch is held back for up to this long."""
@@ -30,7 +30,7 @@ HOLD_S = 1.0
 """A file that is written to without end is taken as it is after this long."""
 
 POLL_MS = 1_000
-"""How often the poller looks at directories whose file system raises no events."""
+"""Interval at which directories are polled whose file system raises no events."""
 
 MAX_LOOKED_AT = 1_000
 """Paths of a batch that are watched until they are still: for more, a checkout's, the batch itself lasts longer."""
@@ -167,7 +167,7 @@ def _joined(one: Batch, other: Batch) -> Batch:
 
 
 def _is_written_to(batch: Batch) -> bool:
-    """Tell whether a file of a batch changed so recently that its writer may not have finished."""
+    """Return whether a file of a batch changed so recently that its writer may not have finished."""
     if len(batch.paths) > MAX_LOOKED_AT:
         return False
     now = time()

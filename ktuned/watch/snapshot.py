@@ -25,7 +25,7 @@ class Stamp(NamedTuple):
     changed_ns: int
 
     def is_settled(self, now_ns: int) -> bool:
-        """Tell whether any later change gives another stamp, for a stamp that was taken after ``now_ns``."""
+        """Return whether any later change gives another stamp, for a stamp that was taken after ``now_ns``."""
         return self.changed_ns < now_ns - SETTLED_NS
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +13,11 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from ktuned.catalog import Catalog, Changes, Survey, find_kernel_files, is_kernel_file, is_looked_into, printable
-from ktuned.model import AmbiguousName, KtunedError, NotFound, Root
+from ktuned.catalog import Catalog, Survey
+from ktuned.model import AmbiguousName, NotFound
 from ktuned.watch.directories import NOT_UTF8, Differences, DirectorySet, Plan
 from ktuned.watch.notifications import STEP_ACTIVE_MS, STEP_AT_REST_MS, Batch, DirectoryGone, Notifications, WatchError
-from ktuned.watch.snapshot import Sight, Snapshot
+from ktuned.watch.reinspection import OnChanges, Reinspection
 
 _log = structlog.get_logger()
 
@@ -41,16 +40,13 @@ _MENDS = {
     NOT_UTF8: "rename the file in UTF-8",
 }
 
-OnChanges = Callable[[Changes, bool], Awaitable[None]]
-"""Takes what changed, and whether it was saved just now."""
-
 OpenWatches = Callable[[Sequence[str], Sequence[str], threading.Event], Notifications]
 """Opens the watches on native and on polled directories; the event ends their ``wait``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """How often files are looked at although no event names them.
+    """Intervals at which files are looked at although no event names them.
 
     ``all_s`` is for every known file, ``recent_s`` for those of kernels that were looked up lately and of polled roots;
     ``retry_s`` is for watches that could not be had.
@@ -79,12 +75,10 @@ class Watcher:
     ) -> None:
         self.caught_up = anyio.Event()
         self._catalog = catalog
-        self._survey = survey
-        self._on_changes = on_changes
+        self._inspections = Reinspection(catalog, survey, on_changes)
         self._looked_up = looked_up
         self._intervals = intervals or Intervals()
         self._open_watches = open_watches
-        self._snapshot = Snapshot()
         self._directories = DirectorySet()
         self._stop = threading.Event()
         self._waiting = anyio.CapacityLimiter(1)
@@ -93,11 +87,10 @@ class Watcher:
         self._poller_failed = ""
         self._retry_at = 0.0
         self._lost = 0
-        self._refused = ""
 
     @property
     def notice(self) -> str:
-        """What is not as it should be, in one line."""
+        """Faults of the watches, in one line."""
         polled = [
             f"watching {group.root or 'files outside of all roots'} by polling: {_mended(group.reason)}"
             for group in self._directories.groups
@@ -107,7 +100,9 @@ class Watcher:
             f"lost file events {self._lost} times and looked at everything again; raise fs.inotify.max_queued_events, "
             "or set `polling = true` for a network file system"
         )
-        return "; ".join([*polled, *filter(None, (self._poller_failed, lost if self._lost else "", self._refused))])
+        return "; ".join(
+            [*polled, *filter(None, (self._poller_failed, lost if self._lost else "", self._inspections.notice))]
+        )
 
     def roots_changed(self) -> None:
         """Have the new set of roots watched."""
@@ -156,9 +151,11 @@ class Watcher:
     async def _catch_up(self, before: DirectorySet) -> bool:
         """Inspect what changed before the watches stood, and so raised no event; return whether the set is outdated."""
         differences = await anyio.to_thread.run_sync(self._directories.differences)
-        await self._appear(self._directories.found_roots() - before.found_roots())
-        news = filter(self._is_news, differences.kernel_files | self._directories.since(before))
-        await self._inspect(await self._affected({*news, *await self._differing(self._catalog.stamps())}))
+        await self._inspections.appear(self._directories.found_roots() - before.found_roots())
+        news = filter(self._inspections.is_news, differences.kernel_files | self._directories.since(before))
+        await self._inspections.inspect(
+            await self._inspections.affected({*news, *await self._inspections.differing(self._catalog.stamps())})
+        )
         return differences.is_outdated
 
     async def _open(self) -> Notifications:
@@ -207,10 +204,10 @@ class Watcher:
                 return
             if batch.paths:
                 is_outdated |= await anyio.to_thread.run_sync(self._directories.is_outdated_by, batch.moved)
-                affected = await self._affected(batch.paths)
+                affected = await self._inspections.affected(batch.paths)
                 if affected:
                     self._active_until = monotonic() + ACTIVE_S
-                await self._inspect(affected)
+                await self._inspections.inspect(affected)
                 is_outdated |= self._directories.lacks(self._plan())
             now = monotonic()
             is_outdated |= 0.0 < self._retry_at <= now
@@ -234,10 +231,10 @@ class Watcher:
     async def _survey_all(self, suspects: set[str]) -> _Found:
         """Look at every known file and directory."""
         entries = self._catalog.stamps()
-        await anyio.to_thread.run_sync(self._snapshot.prune, entries)
+        await self._inspections.prune(entries)
         differences = await anyio.to_thread.run_sync(self._directories.differences)
-        news = filter(self._is_news, differences.kernel_files | suspects)
-        return _Found({*news, *await self._differing(entries)}, differences.is_outdated)
+        news = filter(self._inspections.is_news, differences.kernel_files | suspects)
+        return _Found({*news, *await self._inspections.differing(entries)}, differences.is_outdated)
 
     async def _survey_recent(self, suspects: set[str]) -> _Found:
         """Look at polled roots, and at the files of the kernels that were looked up lately."""
@@ -249,8 +246,8 @@ class Watcher:
         differences = Differences()
         if roots:
             differences = await anyio.to_thread.run_sync(partial(self._directories.differences, polled_only=True))
-        news = filter(self._is_news, differences.kernel_files | suspects)
-        differing = await self._differing(self._catalog.stamps(files)) if files else set()
+        news = filter(self._inspections.is_news, differences.kernel_files | suspects)
+        differing = await self._inspections.differing(self._catalog.stamps(files)) if files else set()
         return _Found({*news, *differing}, differences.is_outdated)
 
     async def _confirm(self, found: _Found, suspects: set[str]) -> set[str]:
@@ -260,95 +257,8 @@ class Watcher:
         if lost:
             self._lost += 1
             _log.warning("events_lost", paths=len(lost))
-        await self._inspect(await self._affected((found.paths - announced) | lost))
+        await self._inspections.inspect(await self._inspections.affected((found.paths - announced) | lost))
         return announced - lost
-
-    async def _affected(self, paths: Iterable[str]) -> set[str]:
-        """Return the kernel files to inspect because of paths that something happened to."""
-        changed = set(paths)
-        if not changed:
-            return set()
-        # A generated header may lie where no kernel file is looked for.
-        differing = await self._differing(self._catalog.stamps(self._catalog.dependents(changed)))
-        affected = self._catalog.dependents(differing)
-        for path in changed:
-            if os.path.isdir(path) and not self._is_skipped(path):
-                root = self._catalog.root_of(path)
-                assert root is not None
-                found = await anyio.to_thread.run_sync(find_kernel_files, path, root.path)
-                affected.update(filter(self._is_news, found))
-            elif self._is_news(path):
-                affected.add(path)
-        return affected
-
-    async def _differing(self, entries: set[tuple[str, str]]) -> set[str]:
-        """Return the paths of entries that are not what was inspected."""
-        sights = await anyio.to_thread.run_sync(self._snapshot.look, {path for path, _ in entries})
-        return self._snapshot.differing(entries, sights)
-
-    def _is_news(self, path: str) -> bool:
-        """Tell whether a kernel file came that was not inspected, or went that was."""
-        if not is_kernel_file(path) or os.path.isdir(path) or self._is_skipped(path):
-            return False
-        is_known = self._catalog.has_inspected(printable(path))
-        if not os.path.exists(path):
-            return is_known
-        root = self._catalog.root_of(path)
-        return not is_known and root is not None and bool(find_kernel_files(path, root.path))
-
-    async def _appear(self, paths: Iterable[str]) -> None:
-        """Inspect roots that are watched from now on: they may have changed, but were not saved just now."""
-        for path in sorted(paths):
-            root = self._catalog.root_of(path)
-            if root is not None and root.path == path and os.path.isdir(path):
-                try:
-                    found = await self._survey.root(root)
-                    await self._on_changes(found.changes, False)
-                except Exception as error:
-                    self._refuse(error)
-
-    async def _inspect(self, affected: set[str]) -> None:
-        """Inspect kernel files, and pass on what that changed."""
-        for root, files in self._by_root(affected):
-            sights = await self._sights(files)
-            present = [file for file in files if os.path.isfile(file)]
-            try:
-                found = await self._survey.files(root, present, set(files) - set(present))
-                self._snapshot.accept(self._catalog.stamps(set(files)), sights)
-                await self._on_changes(found.changes, True)
-                self._refused = ""
-            except Exception as error:
-                self._refuse(error)
-
-    async def _sights(self, files: Iterable[str]) -> dict[str, Sight]:
-        """Return how kernel files are now, and all that they depend on."""
-        entries = self._catalog.stamps(set(files))
-        return await anyio.to_thread.run_sync(self._snapshot.look, {*files, *(path for path, _ in entries)})
-
-    def _refuse(self, error: Exception) -> None:
-        # The next survey finds the files as they are.
-        if isinstance(error, KtunedError):
-            self._refused = f"a save was not taken in: {error.message}"
-            _log.error("save_not_taken_in", reason=error.message, hint=error.hint)
-        else:
-            # An unexpected error must not end a daemon that answers lookups.
-            self._refused = f"a save was not taken in: {type(error).__name__}: {error}"
-            _log.error("save_not_taken_in", reason=str(error), exc_info=error)
-
-    def _is_skipped(self, path: str) -> bool:
-        """Tell whether kernel files are not looked for at a path."""
-        root = self._catalog.root_of(path)
-        if root is None:
-            return True
-        return not all(map(is_looked_into, path[len(root.path) :].strip("/").split("/")))
-
-    def _by_root(self, files: set[str]) -> list[tuple[Root, list[str]]]:
-        grouped: dict[str, tuple[Root, list[str]]] = {}
-        for file in sorted(files):
-            root = self._catalog.root_of(file)
-            if root is not None:
-                grouped.setdefault(root.path, (root, []))[1].append(file)
-        return list(grouped.values())
 
 
 @dataclass(frozen=True, slots=True)

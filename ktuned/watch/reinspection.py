@@ -1,0 +1,120 @@
+"""Inspection of the kernel files that changed paths concern, if bytes changed; the results are passed on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterable
+
+import anyio.to_thread
+import structlog
+
+from ktuned.catalog import Catalog, Changes, Survey, find_kernel_files, is_kernel_file, is_looked_into, printable
+from ktuned.model import KtunedError, Root
+from ktuned.watch.snapshot import Sight, Snapshot
+
+_log = structlog.get_logger()
+
+OnChanges = Callable[[Changes, bool], Awaitable[None]]
+"""Takes the changes of an inspection, and whether they were saved just now."""
+
+
+class Reinspection:
+    """Inspects what differs from the catalog; ``notice`` says why the last inspection failed, if it did."""
+
+    def __init__(self, catalog: Catalog, survey: Survey, on_changes: OnChanges) -> None:
+        self.notice = ""
+        self._catalog = catalog
+        self._survey = survey
+        self._on_changes = on_changes
+        self._snapshot = Snapshot()
+
+    async def prune(self, entries: set[tuple[str, str]]) -> None:
+        """Forget the stamps of all files but these."""
+        await anyio.to_thread.run_sync(self._snapshot.prune, entries)
+
+    async def affected(self, paths: Iterable[str]) -> set[str]:
+        """Return the kernel files to inspect because of paths that something happened to."""
+        changed = set(paths)
+        if not changed:
+            return set()
+        # A generated header may lie where no kernel file is looked for.
+        differing = await self.differing(self._catalog.stamps(self._catalog.dependents(changed)))
+        affected = self._catalog.dependents(differing)
+        for path in changed:
+            if os.path.isdir(path) and not self._is_skipped(path):
+                root = self._catalog.root_of(path)
+                assert root is not None
+                found = await anyio.to_thread.run_sync(find_kernel_files, path, root.path)
+                affected.update(filter(self.is_news, found))
+            elif self.is_news(path):
+                affected.add(path)
+        return affected
+
+    async def differing(self, entries: set[tuple[str, str]]) -> set[str]:
+        """Return the paths of entries that are not what was inspected."""
+        sights = await anyio.to_thread.run_sync(self._snapshot.look, {path for path, _ in entries})
+        return self._snapshot.differing(entries, sights)
+
+    def is_news(self, path: str) -> bool:
+        """Return whether a kernel file came that was not inspected, or went that was."""
+        if not is_kernel_file(path) or os.path.isdir(path) or self._is_skipped(path):
+            return False
+        is_known = self._catalog.has_inspected(printable(path))
+        if not os.path.exists(path):
+            return is_known
+        root = self._catalog.root_of(path)
+        return not is_known and root is not None and bool(find_kernel_files(path, root.path))
+
+    async def appear(self, paths: Iterable[str]) -> None:
+        """Inspect roots that are watched from now on: they may have changed, but were not saved just now."""
+        for path in sorted(paths):
+            root = self._catalog.root_of(path)
+            if root is not None and root.path == path and os.path.isdir(path):
+                try:
+                    found = await self._survey.root(root)
+                    await self._on_changes(found.changes, False)
+                except Exception as error:
+                    self._refuse(error)
+
+    async def inspect(self, affected: set[str]) -> None:
+        """Inspect kernel files, and pass on what that changed."""
+        for root, files in self._by_root(affected):
+            sights = await self._sights(files)
+            present = [file for file in files if os.path.isfile(file)]
+            try:
+                found = await self._survey.files(root, present, set(files) - set(present))
+                self._snapshot.accept(self._catalog.stamps(set(files)), sights)
+                await self._on_changes(found.changes, True)
+                self.notice = ""
+            except Exception as error:
+                self._refuse(error)
+
+    async def _sights(self, files: Iterable[str]) -> dict[str, Sight]:
+        """Return how kernel files are now, and all that they depend on."""
+        entries = self._catalog.stamps(set(files))
+        return await anyio.to_thread.run_sync(self._snapshot.look, {*files, *(path for path, _ in entries)})
+
+    def _refuse(self, error: Exception) -> None:
+        # The next survey finds the files as they are.
+        if isinstance(error, KtunedError):
+            self.notice = f"a save was not taken in: {error.message}"
+            _log.error("save_not_taken_in", reason=error.message, hint=error.hint)
+        else:
+            # An unexpected error must not end a daemon that answers lookups.
+            self.notice = f"a save was not taken in: {type(error).__name__}: {error}"
+            _log.error("save_not_taken_in", reason=str(error), exc_info=error)
+
+    def _is_skipped(self, path: str) -> bool:
+        """Return whether kernel files are not looked for at a path."""
+        root = self._catalog.root_of(path)
+        if root is None:
+            return True
+        return not all(map(is_looked_into, path[len(root.path) :].strip("/").split("/")))
+
+    def _by_root(self, files: set[str]) -> list[tuple[Root, list[str]]]:
+        grouped: dict[str, tuple[Root, list[str]]] = {}
+        for file in sorted(files):
+            root = self._catalog.root_of(file)
+            if root is not None:
+                grouped.setdefault(root.path, (root, []))[1].append(file)
+        return list(grouped.values())
