@@ -22,6 +22,7 @@ from ktuned.lookup.generations import Generations
 from ktuned.lookup.service import Lookups
 from ktuned.model.job import Job
 from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, key_problem
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.scheduling.intake import Intake
@@ -60,6 +61,11 @@ from ktuned_fake import Build
 def {name}(p, c):
     return Build(**c)
 """
+
+
+def wanted(problem: Problem, *, kernel: str = "project:it", device: str = "Fake CPU") -> WinnerKey:
+    """Return the key of a kernel that specialises for every problem, on the fake device."""
+    return WinnerKey(KernelName(kernel), key_problem(problem), DeviceModel(device))
 
 
 @dataclass
@@ -181,9 +187,7 @@ class Parts:
         problem = {"n": 64} if problem is None else problem
         device = self.machine.device(self.environment, "fake", None)
         context = self.machine.context(kernel, self.environment, problem, device)
-        job = await self.store.create_job(
-            kernel.name, problem, device.model, priority=100, reason="asked", plan=kernel.plan, now=0.0
-        )
+        job = await self.store.create_job(context.key, problem, priority=100, reason="asked", plan=kernel.plan, now=0.0)
         for us, latency_us in figures.items():
             trial = await self.store.begin_trial(context, kernel.specialized(problem), job.id, {"us": us})
             result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=detail)

@@ -1,6 +1,5 @@
 """Comparison of the documents with the code: every table that repeats a fact."""
 
-import dataclasses
 import inspect
 import re
 from collections.abc import AsyncGenerator
@@ -18,8 +17,8 @@ from ktuned.cli.program import COMMANDS, cli
 from ktuned.daemon import config
 from ktuned.daemon.assembly import Daemon
 from ktuned.daemon.systemd import Notifier
-from ktuned.model.job import Job
-from ktuned.model.plan import PRESETS
+from ktuned.model.job import Job, JobState
+from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Trial
 from ktuned.model.values import Outcome, Status
 from ktuned.serve import limits, server
@@ -193,11 +192,15 @@ async def test_status(daemon: Daemon) -> None:
     assert sorted(told) == sorted(daemon.methods["status"].answer(NoParams(), connection))
 
 
-@pytest.mark.parametrize(("value", "kind"), [("job", Job), ("trial", Trial)])
-def test_values(value: str, kind: type[Job | Trial]) -> None:
+JOB = Job(1, "p:k", {}, "x", JobState.QUEUED, 100, "asked", Plan(), created=0.0)
+TRIAL = Trial(1, 1, "p:k", {}, "x", {}, None, None, None, 0.0, 0.0, "", None, "d", 0.0)
+
+
+@pytest.mark.parametrize(("name", "value"), [("job", JOB), ("trial", TRIAL)])
+def test_values(name: str, value: Job | Trial) -> None:
     """A job's and a trial's fields are those that travel, in their order."""
-    (fields,) = (row[1] for row in _table("docs/protocol.md", "## Values") if row[0] == value)
-    assert _words(fields) == [field.name for field in dataclasses.fields(kind)]
+    (fields,) = (row[1] for row in _table("docs/protocol.md", "## Values") if row[0] == name)
+    assert _words(fields) == list(value.to_wire())
 
 
 def test_limits() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ktuned.catalog.dependencies import Dependents
 from ktuned.fleet import Environment
-from ktuned.model import AmbiguousName, KernelInfo, NotFound, Problem, Root, UsageError
+from ktuned.model import AmbiguousName, KernelInfo, KernelName, NotFound, Problem, Root, UsageError
 
 _OF_FILE = "file "
 """Tells a kernel file from a kernel (whose names have no spaces) as the owner of stamps."""
@@ -129,7 +129,7 @@ class Catalog:
             NotFound: there is none.
             AmbiguousName: several projects have one of that name.
         """
-        exact = self._kernels.get(name)
+        exact = self._kernels.get(KernelName(name))
         if exact is not None:
             return exact
         matches = [kernel for kernel in self.kernels if kernel.kernel == name]
@@ -221,7 +221,7 @@ class Catalog:
             tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected), mended
         )
 
-    def _drop(self, name: str) -> None:
+    def _drop(self, name: KernelName) -> None:
         self._dependents.drop(name)
         self._faults.pop(name, None)
         del self._kernels[name]
@@ -239,7 +239,7 @@ class Catalog:
         self._dependents.drop(_OF_FILE + file)
 
 
-def _is_held(kernel: KernelInfo, gone: Mapping[str, KernelInfo]) -> bool:
+def _is_held(kernel: KernelInfo, gone: Mapping[KernelName, KernelInfo]) -> bool:
     """Tell whether a kernel's file still declares it, for all that is known."""
     return kernel.name not in gone and Path(kernel.file).exists()
 

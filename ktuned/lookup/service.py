@@ -49,7 +49,7 @@ MAX_REMEMBERED = 50_000
 
 @dataclass(frozen=True, slots=True)
 class _Errand:
-    """What a lookup set off: a tuning, or the question whether configs are valid."""
+    """What a lookup set off: the tuning of its key, or the question whether configs are valid for its problem."""
 
     kernel: KernelInfo
     problem: Problem
@@ -63,7 +63,7 @@ class _Errand:
             self.kernel.name,
             self.kernel.digest,
             self.kernel.plan_digest,
-            canonical(self.problem),
+            canonical(self.problem) if self.configs else self.kernel.key_problem(self.problem),
             "" if self.device is None else self.device.model,
             *map(canonical, self.configs),
         )
@@ -223,7 +223,7 @@ class Lookups:
         if tune and found.wants_tuning and seat is not None and not failure:
             self._send(_Errand(kernel, problem, seat))
             # This lookup, and those that were given the last answer since.
-            self._jobs.ask((kernel.name, canonical(problem), seat.model), 1 + self.shortcuts.repeats)
+            self._jobs.ask(kernel.winner_key(problem, seat.model), 1 + self.shortcuts.repeats)
         reply = self._reply(kernel, problem, model, found.status, found.winner, found.config)
         if found.status is not Status.FRESH:
             reply["message"] = failure
@@ -301,9 +301,8 @@ class Lookups:
                         await self._ask_whether_valid(errand)
                     elif errand.device is not None:
                         await self._jobs.submit(
-                            errand.kernel.name,
+                            errand.kernel.winner_key(errand.problem, errand.device.model),
                             errand.problem,
-                            errand.device.model,
                             priority=Priority.ASKED,
                             reason="looked up",
                             plan=errand.kernel.plan,

@@ -218,21 +218,21 @@ class Intake:
         if not self._machine.devices(environment, kernel.backend):
             # Perhaps what was missing has been installed since.
             await self._machine.probe(environment, again=True)
-        jobs = []
+        jobs: dict[int, Job] = {}
         for problem in problems:
             try:
                 device = self._seat(kernel, wish)
             except BackendError as error:
+                key = kernel.winner_key(problem, "")
                 job = await self._jobs.fail(
-                    kernel.name, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
+                    key, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
                 )
             else:
                 if wish.stale_only and self._is_fresh(kernel, problem, wish):
                     continue
                 arrival = await self._jobs.submit(
-                    kernel.name,
+                    kernel.winner_key(problem, device),
                     problem,
-                    device,
                     priority=wish.priority,
                     reason=wish.reason,
                     plan=plan,
@@ -240,8 +240,9 @@ class Intake:
                     any_plan=wish.any_plan,
                 )
                 job = arrival.job
-            jobs.append(job)
-        return jobs
+            # Problems that differ in what does not enter the key are one job.
+            jobs[job.id] = job
+        return list(jobs.values())
 
     def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish) -> bool:
         """Tell whether a problem's winner stands on the ground that is now, and nothing works on a better one."""
@@ -250,8 +251,8 @@ class Intake:
             return False
         device = self._machine.device(environment, kernel.backend, wish.device)
         ground = self._machine.context(kernel, environment, problem, device)
-        winner = self._store.winner(ground.kernel, ground.problem, ground.device)
-        is_open = any(job.kernel == kernel.name and job.problem == problem for job in self._jobs.live())
+        winner = self._store.winner(ground.key)
+        is_open = any(job.key == ground.key for job in self._jobs.live())
         return winner is not None and winner.context == ground and not is_open
 
     def _seat(self, kernel: KernelInfo, wish: Wish) -> str:

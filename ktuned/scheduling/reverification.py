@@ -65,9 +65,8 @@ class Reverifying:
         if ground.problem != winner.context.problem:
             raise UsageError(f"{kernel.name} specialises its problems otherwise now")
         arrival = await self._jobs.submit(
-            kernel.name,
+            ground.key,
             job.problem,
-            device.model,
             priority=Priority.VERIFY,
             reason=REASON,
             plan=self._plan(kernel, winner),

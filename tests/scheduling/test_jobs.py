@@ -15,7 +15,7 @@ from ktuned.model.values import Problem
 from ktuned.scheduling.queue import Arrival
 from ktuned.store.database import Store
 from ktuned.tuning.attempt import Work
-from tests.parts import Parts, assembled, kernel_text
+from tests.parts import Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -30,9 +30,9 @@ async def submit(
     parts: Parts, problem: Problem | None = None, priority: int = Priority.ASKED, kernel: str = "project:it"
 ) -> Arrival:
     """Ask for a tuning on the fake device."""
-    return await parts.jobs.submit(
-        kernel, problem or {"n": 64}, "Fake CPU", priority=priority, reason="test", plan=Plan(preset="fast")
-    )
+    problem = problem or {"n": 64}
+    key = wanted(problem, kernel=kernel)
+    return await parts.jobs.submit(key, problem, priority=priority, reason="test", plan=Plan(preset="fast"))
 
 
 def states(parts: Parts) -> list[tuple[int, str]]:

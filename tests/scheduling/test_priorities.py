@@ -14,7 +14,7 @@ from ktuned.model.values import Problem
 from ktuned.scheduling.idle_policy import Manners, Reading
 from ktuned.scheduling.queue import Arrival
 from ktuned.tuning.attempt import time_left_s
-from tests.parts import Parts, assembled, kernel_text
+from tests.parts import Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -32,8 +32,9 @@ async def submit(
     any_plan: bool = False,
 ) -> Arrival:
     """Ask for a tuning on the fake device."""
+    problem = problem or {"n": 64}
     return await parts.jobs.submit(
-        "project:it", problem or {"n": 64}, "Fake CPU", priority=priority, reason="test", plan=plan, any_plan=any_plan
+        wanted(problem), problem, priority=priority, reason="test", plan=plan, any_plan=any_plan
     )
 
 

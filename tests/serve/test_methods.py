@@ -17,7 +17,7 @@ from ktuned.serve.control import Control
 from ktuned.serve.events import Events
 from ktuned.serve.methods import MAX_ROWS, Methods
 from ktuned_client.wire import PROTOCOL_VERSION
-from tests.parts import Parts, kernel_text
+from tests.parts import Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -290,9 +290,7 @@ async def test_job_that_ends_by_itself_spoils_no_cancel(
     await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2)]"))
     await desk.call("tune", kernel="it")
     live = parts.jobs.live()
-    ended = await parts.store.create_job(
-        "project:it", {"n": 9}, "Fake CPU", priority=1, reason="", plan=Plan(), now=0.0
-    )
+    ended = await parts.store.create_job(wanted({"n": 9}), {"n": 9}, priority=1, reason="", plan=Plan(), now=0.0)
     await parts.store.update_job(replace(ended, state=JobState.DONE))
     monkeypatch.setattr(parts.jobs, "live", lambda: [ended, *live])
     told = await desk.call("cancel", kernel="it")

@@ -9,7 +9,7 @@ import pytest
 
 from ktuned.fleet.failures import KILLS_EXCUSED
 from ktuned.model.plan import Plan
-from tests.parts import Parts, kernel_text
+from tests.parts import Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -18,9 +18,8 @@ async def tune(parts: Parts, configs: str) -> None:
     """Ask for the tuning of a space."""
     await parts.inspect(kernel_text(configs=configs))
     await parts.jobs.submit(
-        "project:it",
+        wanted({"n": 64}),
         {"n": 64},
-        "Fake CPU",
         priority=100,
         reason="test",
         plan=Plan(preset="fast", strategy="exhaustive"),
