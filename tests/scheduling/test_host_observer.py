@@ -6,7 +6,7 @@ import pytest
 
 from ktuned.fleet.usage import Usage
 from ktuned.scheduling.host_observer import Observer
-from ktuned.worker.usage import gpu_users
+from ktuned.worker.contention import gpu_users
 from tests.parts import Parts
 
 pytestmark = pytest.mark.anyio
