@@ -1,4 +1,4 @@
-"""systemd user units of the daemon: their text and directory. ``systemd/`` holds copies for reading.
+"""The user units that run the daemon under systemd: their text, and where they go. ``systemd/`` holds copies to read.
 
 Sources: systemd.service(5), systemd.socket(5), systemd.exec(5), systemd.resource-control(5), systemd.syntax(7).
 """
@@ -10,22 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-MARK: Final = "# Written by `ktuned service install`"
-"""Start of the first line of a unit that this program wrote, and thus may replace and remove."""
-
-_FIRST_LINE: Final = f"{MARK}, which may overwrite it."
+MARK: Final = "# Written by `ktuned service install`, which may write it anew."
+"""The first line of what we wrote, and so may replace and remove."""
 
 SERVICE: Final = "ktuned.service"
 SOCKET: Final = "ktuned.socket"
 
 DEFAULT_COMMAND: Final = ("%h/.local/bin/ktuned", "serve")
-"""The directory of pipx and ``pip install --user``; systemd does not use the user's PATH."""
+"""Where pipx and ``pip install --user`` put programs; systemd does not look into the user's PATH."""
 
 DEFAULT_LISTEN: Final = "%t/ktuned/ktuned.sock"
-"""``$XDG_RUNTIME_DIR/ktuned/ktuned.sock``, as in :func:`ktuned_client.paths.socket_path`."""
+"""``$XDG_RUNTIME_DIR/ktuned/ktuned.sock``, as :func:`ktuned_client.paths.socket_path` has it."""
 
 KEPT_VARIABLES: Final = ("PATH", "CUDA_HOME", "CUDA_PATH", "KTUNED_HOME")
-"""Variables that an installed unit keeps from its installer: the search path of compilers, and the state directory."""
+"""What an installed unit keeps of its installer's environment: where compilers are found, and where state is."""
 
 _SERVICE_TEXT: Final = """\
 [Unit]
@@ -94,7 +92,7 @@ WantedBy=sockets.target
 
 
 def directory(environ: Mapping[str, str]) -> Path:
-    """Return the directory of a user's units."""
+    """Return where a user's units are."""
     chosen = environ.get("XDG_CONFIG_HOME")
     return (Path(chosen) if chosen else Path.home() / ".config") / "systemd" / "user"
 
@@ -109,30 +107,30 @@ def texts(command: Sequence[str], *, listen: str, environment: Mapping[str, str]
 
 
 def for_this_installation(executable: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the units that run the daemon of ``executable``, a Python interpreter; each starts with :data:`MARK`."""
+    """Return the units that run the daemon of ``executable``, a Python interpreter; :data:`MARK` begins each."""
     listen = environ.get("KTUNED_SOCKET")
     kept = {name: environ[name] for name in KEPT_VARIABLES if environ.get(name)}
     if "KTUNED_HOME" in kept:
         kept["KTUNED_HOME"] = os.path.abspath(os.path.expanduser(kept["KTUNED_HOME"]))
     command = (_verbatim(executable), "-m", "ktuned", "serve")
     found = texts(command, listen=_verbatim(os.path.abspath(listen)) if listen else DEFAULT_LISTEN, environment=kept)
-    return {name: f"{_FIRST_LINE}\n{text}" for name, text in found.items()}
+    return {name: f"{MARK}\n{text}" for name, text in found.items()}
 
 
 def quoted(value: str) -> str:
-    """Return a value escaped for double quotes in a unit."""
+    """Return a value as it stands between double quotes in a unit."""
     return _verbatim(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _verbatim(value: str) -> str:
-    """Return a value with systemd's specifiers escaped."""
+    """Return a value without what systemd would take for a specifier."""
     return value.replace("%", "%%")
 
 
 def _command_line(words: Sequence[str]) -> str:
     """Return words as a command line (systemd.service(5), "Command lines")."""
     program, *arguments = words
-    # A dollar starts a variable in every word except the program, quoted or not.
+    # In all words but the program a dollar begins a variable, quoted or not.
     return " ".join([_word(program), *(_word(word.replace("$", "$$")) for word in arguments)])
 
 

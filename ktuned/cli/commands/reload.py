@@ -14,12 +14,12 @@ from ktuned_client.answers import TUNE_DEADLINE_S
 @click.command()
 @json_option
 def reload(as_json: bool) -> int:
-    """Make the daemon read config.toml again.
+    """Have the daemon read config.toml again.
 
-    An error in it changes nothing, and exits with 2.
+    What cannot be followed is an error, and changes nothing.
     """
     with Client() as client:
-        # Roots with another interpreter are inspected again.
+        # Roots that get another interpreter are inspected anew.
         told = client.call("reload", deadline_s=TUNE_DEADLINE_S)
     if as_json:
         output.emit_json(told)
