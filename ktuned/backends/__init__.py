@@ -3,7 +3,7 @@
 A plugin subclasses :class:`Backend` and names it under the entry-point group ``ktuned.backends``.
 """
 
-from ktuned.backends import cpu, ptxas
+from ktuned.backends import cpu, nvml, ptxas
 from ktuned.backends.contract import (
     API_VERSION,
     Absence,
@@ -17,7 +17,8 @@ from ktuned.backends.contract import (
     Unit,
     compile_together,
 )
-from ktuned.backends.cuda import DEFAULT_TARGET, compute_target, cuda_devices, runs_on, torch_cuda_devices
+from ktuned.backends.cpu import CpuTicks, read_ticks
+from ktuned.backends.cuda import DEFAULT_TARGET, compute_target, cuda_devices, gpu_uuids, runs_on, torch_cuda_devices
 from ktuned.backends.ptxas import Resources
 from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry
 
@@ -30,6 +31,7 @@ __all__ = [
     "Backend",
     "Build",
     "Compiled",
+    "CpuTicks",
     "Kernel",
     "Launch",
     "Layout",
@@ -40,7 +42,10 @@ __all__ = [
     "compute_target",
     "cpu",
     "cuda_devices",
+    "gpu_uuids",
+    "nvml",
     "ptxas",
+    "read_ticks",
     "runs_on",
     "torch_cuda_devices",
 ]

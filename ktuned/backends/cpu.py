@@ -1,4 +1,4 @@
-"""The CPU as a device: its model, the target that ``-march=native`` means on it, its flags."""
+"""The CPU as a device: its model, the target that ``-march=native`` means on it, its flags, its time."""
 
 from __future__ import annotations
 
@@ -7,13 +7,51 @@ import hashlib
 import os
 import platform
 from pathlib import Path
+from typing import NamedTuple
 
 from ktuned.model import Device
 
 CPUINFO = Path("/proc/cpuinfo")
+STAT = Path("/proc/stat")
 
 TARGET_PREFIX = "native-"
 """How the target of every CPU begins, and that of no other device."""
+
+
+class CpuTicks(NamedTuple):
+    """CPU time of the machine since boot, in ticks of all CPUs together, by the kinds of ``/proc/stat`` (proc(5))."""
+
+    user: int
+    nice: int
+    system: int
+    idle: int
+    iowait: int
+    irq: int
+    softirq: int
+    steal: int
+
+    @property
+    def total(self) -> int:
+        """All time."""
+        return sum(self)
+
+    @property
+    def unused(self) -> int:
+        """Time in which no program ran."""
+        return self.idle + self.iowait
+
+    def since(self, earlier: CpuTicks) -> CpuTicks:
+        """Return the time that passed since an earlier reading."""
+        return CpuTicks(*(now - before for now, before in zip(self, earlier, strict=True)))
+
+
+def read_ticks(path: Path = STAT) -> CpuTicks | None:
+    """Return the machine's CPU time; ``None`` where the kernel does not report it."""
+    try:
+        words = path.read_text().partition("\n")[0].split()
+        return CpuTicks(*map(int, words[1 : 1 + len(CpuTicks._fields)]))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def device() -> Device:

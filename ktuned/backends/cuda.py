@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs that kernels can run on here, told without torch, without a context and without GPU memory.
+"""The NVIDIA GPUs that kernels can run on here, found without torch, without a context and without GPU memory.
 
 Asks the driver itself (``libcuda.so.1``), so that the ordinals are those that every CUDA program of this process's
 environment sees, whatever ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` say. For the plugins whose kernels run
@@ -11,16 +11,18 @@ import ctypes
 import importlib.util
 import os
 import runpy
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from ktuned.backends import nvml
 from ktuned.backends.contract import Absence, Absent
 from ktuned.model import Device
 
 DRIVER_HINT = "install NVIDIA's driver (in a container: start it with --gpus all); nvidia-smi must work"
 
 DEFAULT_TARGET = "sm_90a"
-"""What CUDA kernels are compiled for where there is no GPU, unless somebody says: H100, H200."""
+"""Target of CUDA kernels where there is no GPU and no target is given: H100, H200."""
 
 _SUCCESS = 0
 _NO_DEVICE = 100
@@ -28,7 +30,7 @@ _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
 _FIRST_ARCHITECTURE_SPECIFIC = 9
 _NAME_BYTES = 256
-_VERSION_BYTES = 96
+_UUID_BYTES = 16
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASS = "0x03"
 
@@ -62,6 +64,15 @@ def cuda_devices() -> Sequence[Device] | Absent:
         message = f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU"
         return Absent(Absence.HIDDEN, message, "unset CUDA_VISIBLE_DEVICES, or name a GPU that nvidia-smi -L lists")
     return Absent(Absence.NO_HARDWARE, "NVIDIA's driver is installed, but it finds no GPU")
+
+
+def gpu_uuids() -> dict[str, str]:
+    """Return the UUIDs (``GPU-…``) of the GPUs that this process may use, by name: ``cuda:0``, …; none on failure."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        return {f"cuda:{index}": _uuid(driver, index) for index in range(_count(driver))}
+    except (OSError, DriverError):
+        return {}
 
 
 def torch_cuda_devices() -> Sequence[Device] | Absent:
@@ -133,30 +144,25 @@ def _device(driver: ctypes.CDLL, index: int) -> Device:
     _check(driver, driver.cuDeviceGetName(name, _NAME_BYTES, handle))
     major, minor = (_attribute(driver, handle, attribute) for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
     return Device(
-        f"cuda:{index}", name.value.decode(), compute_target(major, minor), {"driver": _driver_version(driver)}
+        f"cuda:{index}",
+        name.value.decode(),
+        compute_target(major, minor),
+        {"driver": nvml.driver_version() or _cuda_version(driver)},
     )
+
+
+def _uuid(driver: ctypes.CDLL, index: int) -> str:
+    handle = ctypes.c_int()
+    _check(driver, driver.cuDeviceGet(ctypes.byref(handle), index))
+    raw = (ctypes.c_ubyte * _UUID_BYTES)()
+    _check(driver, driver.cuDeviceGetUuid(raw, handle))
+    return f"GPU-{uuid.UUID(bytes=bytes(raw))}"
 
 
 def _attribute(driver: ctypes.CDLL, handle: ctypes.c_int, attribute: int) -> int:
     value = ctypes.c_int()
     _check(driver, driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle))
     return value.value
-
-
-def _driver_version(driver: ctypes.CDLL) -> str:
-    """Return the driver's own version (``580.159.04``), or that of the CUDA it brings when NVML does not tell."""
-    try:
-        management = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return _cuda_version(driver)
-    if management.nvmlInit_v2() != _SUCCESS:
-        return _cuda_version(driver)
-    try:
-        version = ctypes.create_string_buffer(_VERSION_BYTES)
-        code = management.nvmlSystemGetDriverVersion(version, _VERSION_BYTES)
-        return version.value.decode() if code == _SUCCESS else _cuda_version(driver)
-    finally:
-        management.nvmlShutdown()
 
 
 def _cuda_version(driver: ctypes.CDLL) -> str:

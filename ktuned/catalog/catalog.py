@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ktuned.catalog.dependencies import Dependents
 from ktuned.fleet import Environment
-from ktuned.model import AmbiguousName, KernelInfo, NotFound, Problem, Root, UsageError
+from ktuned.model import AmbiguousName, KernelInfo, KernelName, NotFound, Problem, Root, UsageError
 
 _OF_FILE = "file "
 """Tells a kernel file from a kernel (whose names have no spaces) as the owner of stamps."""
@@ -69,7 +69,6 @@ class Catalog:
 
     def __init__(self, roots: Iterable[Root] = (), kernels: Iterable[KernelInfo] = ()) -> None:
         self._roots = {root.path: root for root in roots}
-        self._root_listeners: list[Callable[[], None]] = []
         self._kernels = {kernel.name: kernel for kernel in kernels if self.root_of(kernel.file) is not None}
         self._errors: dict[str, tuple[FileError, ...]] = {}
         self._faults: dict[str, str] = {}
@@ -93,14 +92,9 @@ class Catalog:
         """What is wrong with kernel files now."""
         return [error for file in sorted(self._errors) for error in self._errors[file]]
 
-    def when_roots_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` after every :meth:`add_root` and :meth:`remove_root`; it must not raise."""
-        self._root_listeners.append(listener)
-
     def add_root(self, root: Root) -> None:
         """Watch one more root, or the same one with another interpreter or name."""
         self._roots[root.path] = root
-        self._roots_changed()
 
     def remove_root(self, path: str) -> Changes:
         """Watch a root no longer; return what went with it. What lies below another root stays."""
@@ -110,12 +104,7 @@ class Catalog:
             self._drop(name)
         for file in [file for file in self._inspected if self.root_of(file) is None]:
             self._forget(file)
-        self._roots_changed()
         return Changes(removed=tuple(gone))
-
-    def _roots_changed(self) -> None:
-        for listener in self._root_listeners:
-            listener()
 
     def root_of(self, path: str) -> Root | None:
         """Return the innermost root that a path lies below."""
@@ -140,7 +129,7 @@ class Catalog:
             NotFound: there is none.
             AmbiguousName: several projects have one of that name.
         """
-        exact = self._kernels.get(name)
+        exact = self._kernels.get(KernelName(name))
         if exact is not None:
             return exact
         matches = [kernel for kernel in self.kernels if kernel.kernel == name]
@@ -232,7 +221,7 @@ class Catalog:
             tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected), mended
         )
 
-    def _drop(self, name: str) -> None:
+    def _drop(self, name: KernelName) -> None:
         self._dependents.drop(name)
         self._faults.pop(name, None)
         del self._kernels[name]
@@ -250,7 +239,7 @@ class Catalog:
         self._dependents.drop(_OF_FILE + file)
 
 
-def _is_held(kernel: KernelInfo, gone: Mapping[str, KernelInfo]) -> bool:
+def _is_held(kernel: KernelInfo, gone: Mapping[KernelName, KernelInfo]) -> bool:
     """Tell whether a kernel's file still declares it, for all that is known."""
     return kernel.name not in gone and Path(kernel.file).exists()
 

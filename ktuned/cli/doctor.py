@@ -1,7 +1,7 @@
-"""What can be wrong with an installation, each as a finding with the command that mends it.
+"""Checks of an installation; each returns findings with the command that mends the fault.
 
-Each check takes what it judges as arguments and never raises: a broken installation is what it is for. Nothing
-here needs a daemon; what the daemon alone can know comes in as its ``status`` map.
+A check takes its subject as arguments and never raises, because it exists for broken installations. None needs a
+daemon; facts that only a daemon has come from its ``status`` map.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ SUPPORTED_PYTHON = ((3, 11), (3, 13))
 
 DISK_FAIL_BYTES = 64 * 1024**2
 DISK_WARN_BYTES = 2 * 1024**3
-"""Below the first the store cannot work for long; below the second artifacts soon crowd it."""
+"""Below the first the store soon fails; below the second artifacts soon fill the disk."""
 
 INOTIFY_WATCHES = 8192
 INOTIFY_INSTANCES = 128
-"""One watch per directory below a root and one instance per daemon, beside what editors take: modest defaults."""
+"""One watch per directory below a root and one instance per daemon, beside those of editors: modest defaults."""
 
 
 class Level(StrEnum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -41,7 +41,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's: what was looked at, how it is, and the command that mends it."""
+    """One line of the doctor: the subject, its state, and the command that mends it."""
 
     level: Level
     what: str
@@ -54,18 +54,18 @@ class Finding:
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
-    """Judge the interpreter's version."""
+    """Check the interpreter's version."""
     oldest, newest = SUPPORTED_PYTHON
     said = ".".join(map(str, version))
     if version[:2] < oldest:
         return Finding(Level.FAIL, "python", f"{said} is too old", "install Python 3.11 or newer")
     if version[:2] > newest:
-        return Finding(Level.WARN, "python", f"{said} is newer than what ktuned is tested with")
+        return Finding(Level.WARN, "python", f"{said} is newer than the versions that ktuned is tested with")
     return Finding(Level.OK, "python", f"{said} at {sys.executable}")
 
 
 def check_socket(path: str) -> Finding:
-    """Judge whether the socket's path can be used and its directory is private, as the daemon itself will."""
+    """Check that the socket's path is usable and its directory private, by the daemon's own rules."""
     directory = os.path.dirname(path)
     try:
         paths.check_length(path)
@@ -83,7 +83,7 @@ def check_socket(path: str) -> Finding:
         pass
     except paths.UntrustedSocket as error:
         return Finding(Level.FAIL, "socket", error.message, error.hint or f"rm {path}")
-    return Finding(Level.OK, "socket directory", f"{directory} is ours alone")
+    return Finding(Level.OK, "socket directory", f"{directory} is private")
 
 
 def _existing(path: Path) -> Path:
@@ -91,7 +91,7 @@ def _existing(path: Path) -> Path:
 
 
 def check_home(home: Path) -> Finding:
-    """Judge whether state can be written, to ``home`` or where it will be made."""
+    """Check that state can be written to ``home``, or to the directory that will hold it."""
     place = _existing(home)
     if not place.is_dir():
         return Finding(Level.FAIL, "home", f"{place} is not a directory", "set KTUNED_HOME to a directory")
@@ -103,7 +103,7 @@ def check_home(home: Path) -> Finding:
 
 
 def check_settings() -> Finding:
-    """Judge ``config.toml`` as the daemon will read it."""
+    """Check ``config.toml`` by the daemon's own reader."""
     from ktuned.daemon import load_settings
     from ktuned.model import SettingsError
 
@@ -114,12 +114,12 @@ def check_settings() -> Finding:
     return Finding(
         Level.OK,
         "config.toml",
-        f"{path} can be followed" if path.is_file() else f"{path} is not there, and need not be",
+        f"{path} is valid" if path.is_file() else f"{path} does not exist, and is optional",
     )
 
 
 def check_disk(home: Path, free_bytes: int | None = None) -> Finding:
-    """Judge the space left for state and artifacts."""
+    """Check the free disk space for state and artifacts."""
     try:
         free_bytes = shutil.disk_usage(_existing(home)).free if free_bytes is None else free_bytes
     except OSError as error:
@@ -132,7 +132,7 @@ def check_disk(home: Path, free_bytes: int | None = None) -> Finding:
 
 
 def check_inotify(directory: Path = Path("/proc/sys/fs/inotify")) -> Finding:
-    """Judge the kernel's limits on watching files."""
+    """Check the operating system's limits on watching files."""
     limits = {"max_user_watches": INOTIFY_WATCHES, "max_user_instances": INOTIFY_INSTANCES}
     low = []
     for name, wanted in limits.items():
@@ -158,7 +158,7 @@ def check_plugins(points: list[EntryPoint]) -> Finding:
 
 
 def check_daemon(status: Mapping[str, Any] | None, version: str, absence: str = "", mend: str = "") -> Finding:
-    """Judge whether a daemon answers, and is of this version; ``absence`` says why none does, ``mend`` what helps."""
+    """Check that a daemon of this version answers; ``absence`` is the reason if none does, ``mend`` the remedy."""
     if status is None:
         starts = "ktuned serve (tune and watch start one too)"
         return Finding(Level.WARN, "daemon", absence or "none runs", mend or starts)
@@ -169,7 +169,7 @@ def check_daemon(status: Mapping[str, Any] | None, version: str, absence: str = 
 
 
 def check_lanes(status: Mapping[str, Any]) -> list[Finding]:
-    """Judge each lane as the daemon knows it."""
+    """Check the state of each lane."""
     return [
         Finding(Level.FAIL, f"lane {lane['device']}", lane.get("reason") or "sick", "ktuned status")
         for lane in status.get("lanes", ())
@@ -178,5 +178,5 @@ def check_lanes(status: Mapping[str, Any]) -> list[Finding]:
 
 
 def check_notices(status: Mapping[str, Any]) -> list[Finding]:
-    """Pass on what the daemon has to say of itself."""
+    """Return the daemon's notices as findings."""
     return [Finding(Level.WARN, "daemon", text.first_line(str(notice), 400)) for notice in status.get("notices", ())]

@@ -1,6 +1,6 @@
-"""The doctor's view of what kernels are compiled with and run on: compilers, drivers, backends, devices, artifacts.
+"""The doctor's checks of equipment: compilers, drivers, backends, devices, artifacts.
 
-As in :mod:`ktuned.cli.doctor`, each check takes what it judges and never raises.
+As in :mod:`ktuned.cli.doctor`, each check takes its subject as arguments and never raises.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ktuned.cli.doctor import Finding, Level
 
 COMPILERS = ("c++", "g++", "clang++")
 PROBE_HERE_S = 60.0
-"""How long this interpreter's backends may take to answer: torch's import alone takes ten seconds on a cold disk."""
+"""Deadline of an interpreter's backends: torch's import alone takes ten seconds from a cold disk."""
 
 _VERSION_S = 5.0
 _RELEASE = re.compile(r"release (\d+\.\d+)|(\d+\.\d+(?:\.\d+)?)\s*$", re.MULTILINE)
@@ -61,11 +61,11 @@ def _check_nvcc(environ: Mapping[str, str], system: Path) -> Finding:
         return Finding(Level.OK, "nvcc", f"{_with_version(on_path)} (PATH)")
     if (system / "bin" / "nvcc").is_file():
         return Finding(Level.OK, "nvcc", _with_version(str(system / "bin" / "nvcc")))
-    return Finding(Level.OK, "nvcc", "none; only CUDA C++ through tvm_ffi needs it (set CUDA_HOME where one is)")
+    return Finding(Level.OK, "nvcc", "none; only CUDA C++ through tvm_ffi needs it (set CUDA_HOME to its directory)")
 
 
 def _with_version(program: str) -> str:
-    """Return a program's path and the version that it says it is."""
+    """Return a program's path and the version that it prints."""
     try:
         ran = subprocess.run(
             [program, "--version"], capture_output=True, text=True, errors="replace", timeout=_VERSION_S, check=False
@@ -81,22 +81,22 @@ def check_gpu(
     driver: Path = Path("/proc/driver/nvidia/version"),
     control: Path = Path("/dev/nvidiactl"),
 ) -> Finding:
-    """Look for NVIDIA's driver, and whether this process may use it."""
+    """Look for NVIDIA's driver, and check that this process may use it."""
     try:
         said = driver.read_text()
     except OSError:
-        return Finding(Level.OK, "NVIDIA driver", "none; CUDA kernels are compiled here, and not measured")
+        return Finding(Level.OK, "NVIDIA driver", "none; CUDA kernels can be compiled here, but not measured")
     version = _DRIVER.search(said)
     name = version[1] if version else "loaded"
     if not control.exists():
         mend = "start the container with --gpus all"
-        return Finding(Level.WARN, "NVIDIA driver", f"{name}, but {control} is not here", mend)
+        return Finding(Level.WARN, "NVIDIA driver", f"{name}, but {control} is missing", mend)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     return Finding(Level.OK, "NVIDIA driver", name if visible is None else f"{name}; CUDA_VISIBLE_DEVICES={visible}")
 
 
 def probe_here(python: str = sys.executable, *, deadline_s: float = PROBE_HERE_S) -> dict[str, Any]:
-    """Ask an interpreter's backends what they are, in a process of their own: what a daemon would report of it."""
+    """Probe an interpreter's backends in a process of their own, as a daemon does."""
     report: dict[str, Any] = {"python": python, "error": None, "backends": {}}
     hint = f"{python} -m pip install ktuned"
     try:
@@ -117,14 +117,14 @@ def probe_here(python: str = sys.executable, *, deadline_s: float = PROBE_HERE_S
         message = f"cannot be run: {error.strerror}"
     except (ValueError, IndexError):
         said = ran.stderr.strip().splitlines()
-        message = said[-1] if said else f"its backends could not be asked (exit status {ran.returncode})"
+        message = said[-1] if said else f"the probe of its backends failed (exit status {ran.returncode})"
     return {**report, "error": {"code": "worker", "message": message, "hint": hint}}
 
 
 def check_backends(
     environments: Iterable[Mapping[str, Any]], roots: Iterable[Mapping[str, Any]] = ()
 ) -> Iterator[Finding]:
-    """Judge each interpreter, each of its backends, and each of their devices."""
+    """Check each interpreter, each of its backends, and each of their devices."""
     users: dict[str, list[str]] = {}
     for root in roots:
         users.setdefault(root["python"], []).append(root["name"])
@@ -141,7 +141,7 @@ def check_backends(
         for name, backend in environment["backends"].items():
             yield from _judge_backend(name, backend)
         if environment.get("nvml"):
-            said = f"who else uses the GPUs is not known, so no timing is judged by it: {environment['nvml']}"
+            said = f"whether other programs use the GPUs is unknown, and timings ignore it: {environment['nvml']}"
             mend = f"{python} -m pip install nvidia-ml-py" if "not installed" in environment["nvml"] else ""
             yield Finding(Level.WARN, "NVML", said, mend)
 
@@ -157,7 +157,7 @@ def _judge_backend(name: str, backend: Mapping[str, Any]) -> Iterator[Finding]:
     if absent:
         still = ""
         if backend.get("target") and absent["reason"] != "no_compiler":
-            still = f"; it compiles for {backend['target']} all the same"
+            still = f"; it still compiles for {backend['target']}"
         said = f"{absent['reason']}: {absent['message']}{still}"
         yield Finding(Level.WARN, what, said, absent.get("hint", ""))
         return
@@ -177,7 +177,7 @@ def check_kernels(
     environments: Iterable[Mapping[str, Any]],
     roots: Iterable[Mapping[str, Any]],
 ) -> Iterator[Finding]:
-    """Find the backends that kernels need and their interpreters have not."""
+    """Find the backends that kernels need and their interpreters lack."""
     reports = {environment["python"]: environment for environment in environments if not environment.get("error")}
     missing: dict[tuple[str, str], list[str]] = {}
     for kernel in kernels:
@@ -193,12 +193,12 @@ def check_kernels(
 
 
 def check_artifacts(census: Mapping[str, tuple[int, int]], environments: Iterable[Mapping[str, Any]]) -> list[Finding]:
-    """Tell how many artifacts there are of each backend, and which of them nothing here can load any more."""
+    """Count the artifacts of each backend, and find those that no installed backend can load."""
     known = {name for environment in environments for name in environment["backends"]}
     return [
         Finding(
             Level.OK,
-            f"artifacts of {backend or 'nobody'}",
+            f"artifacts of {backend or 'no backend'}",
             f"{count}, {text.size(size)}" + ("" if backend in known else "; kept, though no such backend is installed"),
         )
         for backend, (count, size) in sorted(census.items())

@@ -8,11 +8,11 @@ from __future__ import annotations
 from enum import IntEnum
 
 USAGE_CODES = frozenset({"usage", "ambiguous", "settings"})
-"""Codes of errors that another command line would not have met."""
+"""Codes of errors in the command line or the settings."""
 
 
 class Exit(IntEnum):
-    """What the exit status says; beside these, 130 is Ctrl-C and 141 a reader that went away."""
+    """Exit status of a command; 130 is Ctrl-C, 141 a closed stdout."""
 
     DONE = 0
     NOT_REACHED = 1

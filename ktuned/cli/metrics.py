@@ -41,12 +41,12 @@ class Family:
 
 
 def render(status: Mapping[str, Any]) -> str:
-    """Return the exposition of a daemon's status; what a daemon of another version leaves out has no samples."""
+    """Return the exposition of a daemon's status; fields that another version lacks have no samples."""
     return "\n".join([*(line for family in families(status) for line in family.lines()), "# EOF", ""])
 
 
 def families(status: Mapping[str, Any]) -> Iterator[Family]:
-    """Yield the metrics of a status, those that it has figures for."""
+    """Yield the metrics of a status whose figures it contains."""
     for family in _all(status):
         if family.samples:
             yield family
@@ -56,36 +56,40 @@ def _all(status: Mapping[str, Any]) -> Iterator[Family]:
     server, events, store = (status.get(part, {}) for part in ("server", "events", "store"))
     build = {name: status[name] for name in ("version", "protocol") if name in status}
     yield Family("ktuned_build", "info", "The daemon that answered.", ((build, 1),) if build else ())
-    yield _gauge("ktuned_uptime_seconds", "Since the daemon's start.", status.get("uptime_s"), unit="seconds")
-    yield _gauge("ktuned_resident_memory_bytes", "What the daemon holds.", status.get("rss_bytes"), unit="bytes")
+    yield _gauge("ktuned_uptime_seconds", "Time since the daemon's start.", status.get("uptime_s"), unit="seconds")
+    yield _gauge(
+        "ktuned_resident_memory_bytes", "Resident memory of the daemon.", status.get("rss_bytes"), unit="bytes"
+    )
     yield _counter("ktuned_cpu_seconds", "CPU time of the daemon itself.", status.get("cpu_s"), unit="seconds")
     totals = status.get("totals", {})
     yield _counter("ktuned_requests", "Answered requests of any method.", totals.get("requests"))
     yield _counter("ktuned_lookups", "Answered lookups.", totals.get("lookups"))
     yield _counter("ktuned_trials", "Ended trials.", totals.get("trials"))
-    yield _counter("ktuned_connections_refused", "Connections closed for a limit they broke.", server.get("refused"))
+    yield _counter("ktuned_connections_refused", "Connections closed for exceeding a limit.", server.get("refused"))
     yield _gauge("ktuned_connections", "Open connections.", server.get("connections"))
-    yield _gauge("ktuned_requests_pending", "Requests whose answer is awaited.", server.get("pending"))
-    yield _gauge("ktuned_subscribers", "Connections that get events.", events.get("subscribers"))
+    yield _gauge("ktuned_requests_pending", "Requests without an answer yet.", server.get("pending"))
+    yield _gauge("ktuned_subscribers", "Connections that receive events.", events.get("subscribers"))
     yield _gauge("ktuned_subscribers_lagging", "Those of them that read too slowly.", events.get("lagging"))
     jobs = {state: count for state, count in status.get("jobs", {}).items() if isinstance(count, int)}
-    yield _by("ktuned_jobs", "Jobs under way.", "state", jobs)
+    yield _by("ktuned_jobs", "Jobs by state.", "state", jobs)
     yield Family("ktuned_workers", "gauge", "Worker processes.", tuple(_workers(status.get("workers", ()))))
     lanes = status.get("lanes", ())
-    yield Family("ktuned_lane_busy", "gauge", "Whether a device measures.", _lanes(lanes, _is_busy))
-    yield Family("ktuned_lane_sick", "gauge", "Whether a device is out of order.", _lanes(lanes, _is_sick))
+    yield Family("ktuned_lane_busy", "gauge", "1 if a device is measuring.", _lanes(lanes, _is_busy))
+    yield Family("ktuned_lane_sick", "gauge", "1 if a device has failed.", _lanes(lanes, _is_sick))
     channels = status.get("channels", {})
-    yield Family("ktuned_channel_used", "gauge", "What waits in a queue.", tuple(_channels(channels, "used")))
-    yield Family("ktuned_channel_size", "gauge", "What a queue has room for.", tuple(_channels(channels, "size")))
-    yield _by("ktuned_cache_entries", "What the daemon holds to answer at once.", "cache", status.get("caches", {}))
+    yield Family("ktuned_channel_used", "gauge", "Entries in a queue.", tuple(_channels(channels, "used")))
+    yield Family("ktuned_channel_size", "gauge", "Capacity of a queue.", tuple(_channels(channels, "size")))
+    yield _by("ktuned_cache_entries", "Entries in a cache of answers.", "cache", status.get("caches", {}))
     rows = {table: store[table] for table in ("trials", "winners", "jobs") if table in store}
-    yield _by("ktuned_store_rows", "What the store holds.", "table", rows)
-    yield _gauge("ktuned_store_bytes", "The store on the disk.", store.get("bytes"), unit="bytes")
+    yield _by("ktuned_store_rows", "Rows of the store.", "table", rows)
+    yield _gauge("ktuned_store_bytes", "Size of the store.", store.get("bytes"), unit="bytes")
     artifacts = status.get("artifacts", {})
-    yield _gauge("ktuned_artifacts_bytes", "Compiled kernels on the disk.", artifacts.get("bytes"), unit="bytes")
-    yield _gauge("ktuned_artifacts_cap_bytes", "What they may take.", artifacts.get("cap_bytes"), unit="bytes")
+    yield _gauge("ktuned_artifacts_bytes", "Size of the compiled kernels.", artifacts.get("bytes"), unit="bytes")
+    yield _gauge(
+        "ktuned_artifacts_cap_bytes", "Limit of the compiled kernels' size.", artifacts.get("cap_bytes"), unit="bytes"
+    )
     notices = status.get("notices")
-    yield _gauge("ktuned_notices", "What `ktuned status` has to say.", None if notices is None else len(notices))
+    yield _gauge("ktuned_notices", "Notices of `ktuned status`.", None if notices is None else len(notices))
 
 
 def _gauge(name: str, said: str, value: float | None, *, unit: str = "") -> Family:

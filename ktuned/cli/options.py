@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and how their values are read."""
+"""Options and arguments that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def scalar(word: str) -> Scalar:
         return int(word)
     if _FLOAT.fullmatch(word):
         if not math.isfinite(float(word)):
-            raise ValueError(f"{word} is no finite number")
+            raise ValueError(f"{word} is not a finite number")
         return float(word)
     return word
 
 
 def is_path(target: str) -> bool:
-    """Tell a path (it exists, holds a slash, or ends like a kernel file) from a kernel's name."""
+    """Return whether a word is a path (it exists, contains a slash or ends in ``.py``) and not a kernel's name."""
     return "/" in target or target.endswith(".py") or os.path.exists(target)
 
 
 def as_path(target: str) -> str:
-    """Return a path of the command line as an absolute one, because the daemon has another directory.
+    """Return a path of the command line as an absolute one, because the daemon has another working directory.
 
     Raises:
-        click.UsageError: nothing is there.
+        click.UsageError: it does not exist.
     """
     if not os.path.exists(target):
         raise click.UsageError(
@@ -66,7 +66,7 @@ def _read_priority(context: click.Context, parameter: click.Parameter, word: str
     if word.isdecimal() and int(word) <= MAX_PRIORITY:
         return int(word)
     names = ", ".join(level.name.lower().replace("_", "-") for level in Priority)
-    raise click.BadParameter(f"{word!r} is no priority; there are {names}, and numbers from 0 to {MAX_PRIORITY}")
+    raise click.BadParameter(f"{word!r} is not a priority; use {names}, or a number from 0 to {MAX_PRIORITY}")
 
 
 def priority_option(command: _Command) -> _Command:
@@ -75,7 +75,7 @@ def priority_option(command: _Command) -> _Command:
         "--priority",
         metavar="LEVEL",
         callback=_read_priority,
-        help="How important it is, also while you wait: background, asked, saved, requested, waited-for, or 0 to "
+        help="The jobs' priority, also while you wait: background, asked, saved, requested, waited-for, or 0 to "
         f"{MAX_PRIORITY}.",
     )(command)
 
@@ -97,7 +97,7 @@ def _read_problem(context: click.Context, parameter: click.Parameter, words: tup
 
 def json_option(command: _Command) -> _Command:
     """Add ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print data alone on stdout, as JSON.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print only data on stdout, as JSON.")(command)
 
 
 def problem_option(command: _Command) -> _Command:
@@ -114,14 +114,14 @@ def problem_option(command: _Command) -> _Command:
 
 def device_option(command: _Command) -> _Command:
     """Add ``--device``."""
-    return click.option("--device", metavar="DEVICE", help="A device (cpu:0, cuda:1) or a model's name.")(command)
+    return click.option("--device", metavar="DEVICE", help="A device (cpu:0, cuda:1) or a device model.")(command)
 
 
 def no_spawn_option(command: _Command) -> _Command:
     """Add ``--no-spawn``."""
-    return click.option("--no-spawn", is_flag=True, help="Fail if no daemon runs, rather than start one.")(command)
+    return click.option("--no-spawn", is_flag=True, help="Fail if no daemon runs, instead of starting one.")(command)
 
 
 def given(**params: Any) -> dict[str, Any]:
-    """Return the parameters that were given; what is left out is the daemon's to decide."""
+    """Return the parameters that were given; the daemon decides the others."""
     return {key: value for key, value in params.items() if value is not None and value != {}}

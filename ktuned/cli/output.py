@@ -1,4 +1,4 @@
-"""What goes where: data and tables on stdout, everything said about them on stderr."""
+"""Output of commands: data and tables on stdout, messages on stderr."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import click
 
 
 class ReaderGone(Exception):
-    """Whoever read stdout has closed it; no ``OSError``, because click would take that for itself."""
+    """The reader closed stdout; not an ``OSError``, because click would handle that itself."""
 
 
 def emit(line: str = "") -> None:
-    """Print one line on stdout at once: whoever reads a pipe follows along.
+    """Print one line on stdout and flush it, so that a pipe's reader sees it at once.
 
     Raises:
-        ReaderGone: nobody reads any more.
+        ReaderGone: the reader closed stdout.
     """
     try:
         sys.stdout.write(line + "\n")
@@ -28,18 +28,18 @@ def emit(line: str = "") -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Print one JSON value as one line on stdout at once."""
+    """Print one JSON value as one line on stdout and flush it."""
     emit(json.dumps(value, ensure_ascii=False))
 
 
 def say(line: str) -> None:
-    """Tell the person something that is not data: one line on stderr."""
+    """Print a message as one line on stderr."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
 
 def complain(message: str, hint: str = "") -> None:
-    """Print an error as its one line, ``ktuned: what happened; what mends it``."""
+    """Print an error as one line: ``ktuned: fault; remedy``."""
     what = " ".join(message.split()).rstrip(".")
     mend = " ".join(hint.split())
     say(f"ktuned: {what}; {mend}" if mend else f"ktuned: {what}")
@@ -48,7 +48,7 @@ def complain(message: str, hint: str = "") -> None:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
     """Print rows below a heading; ``right`` names the columns of figures.
 
-    Nothing is cut: a terminal folds what is too wide, and a pipe wants it whole.
+    Nothing is cut: a terminal wraps long lines, and a pipe needs them complete.
     """
     figures = [column in set(right) for column in columns]
     cells = [tuple(columns), *(tuple(row) for row in rows)]

@@ -1,4 +1,4 @@
-"""The program ``ktuned``: finds the command, runs it, turns errors into one line and an exit status.
+"""The program ``ktuned``: finds and runs a command, and turns errors into one line and an exit status.
 
 Each command's module is imported when it is named.
 """
@@ -78,7 +78,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, asked: bo
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
 def cli() -> None:
-    """Tune kernels in a background daemon, and look up the best that is known."""
+    """Tune kernels in a background daemon, and look up the best known configs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +100,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
     for word in sys.argv[1:] if arguments is None else arguments:
         if not word.isascii() and word != word.encode(errors="replace").decode():
-            output.complain(f"{word!a} is no UTF-8 text", "rename what it names")
+            output.complain(f"{word!a} is not UTF-8", "rename the file or directory")
             return Exit.USAGE
     try:
         result: Any = cli.main(args=arguments, prog_name="ktuned", standalone_mode=False)
@@ -133,18 +133,18 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _how_to_end_it() -> str:
-    """Say what ends a daemon that can be asked nothing; nothing that was told is lost by it."""
+    """Return the command that ends a daemon that does not answer; committed results survive it."""
     from ktuned_client.paths import LOCK_NAME, socket_path
 
     try:
         pid = Path(socket_path()).with_name(LOCK_NAME).read_text("ascii").strip()
     except (OSError, ValueError):
         pid = "PID"
-    return f"`kill -9 {pid}` ends it, and what was measured stays"
+    return f"`kill -9 {pid}` ends it, and measurements are kept"
 
 
 def _abandon_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush finds no broken pipe."""
+    """Redirect stdout to /dev/null, so that the interpreter's last flush meets no broken pipe."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)

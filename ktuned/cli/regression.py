@@ -1,4 +1,4 @@
-"""Whether kernels got slower: winners before and after, compared. No IO."""
+"""Comparison of winners before and after a tuning, to find kernels that became slower. No IO."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ktuned.cli.progress import ratio
 from ktuned.model import Problem, canonical
 
 MEASURED = ("fresh", "stale")
-"""Statuses of answers whose latency is the case's own."""
+"""Statuses of answers whose latency belongs to the case itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """A kernel on a problem, before and after it was tuned again; latencies in µs.
 
-    ``verdict`` is ``faster``, ``same``, ``slower``, ``new`` (there was no figure before) or ``failed`` (there is no
-    figure for what the files say now).
+    ``verdict`` is ``faster``, ``same``, ``slower``, ``new`` (no earlier latency) or ``failed`` (no latency for the
+    present files).
     """
 
     kernel: str
@@ -30,7 +30,7 @@ class Comparison:
 
     @property
     def is_regression(self) -> bool:
-        """Whether this is what a check is to find."""
+        """True for a verdict that fails a check."""
         return self.verdict in ("slower", "failed")
 
     def to_wire(self) -> dict[str, Any]:
@@ -58,9 +58,9 @@ def previous_us(trials: Iterable[Mapping[str, Any]], digest: str, device: str | 
 def compare(
     before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]], tolerance: float
 ) -> list[Comparison]:
-    """Compare lookups' answers of before and after, case by case; ``tolerance`` is a share (0.03 is 3 %).
+    """Compare the answers of lookups before and after, case by case; ``tolerance`` is a share (0.03 is 3 %).
 
-    What is only in ``before`` is no kernel any more, and left out.
+    Cases only in ``before`` belong to removed kernels, and are left out.
     """
     known = {(answer["kernel"], canonical(answer["problem"])): answer for answer in before}
     return [_judge(known.get((answer["kernel"], canonical(answer["problem"]))), answer, tolerance) for answer in after]

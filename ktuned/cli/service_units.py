@@ -1,4 +1,4 @@
-"""The user units that run the daemon under systemd: their text, and where they go. ``systemd/`` holds copies to read.
+"""systemd user units of the daemon: their text and directory. ``systemd/`` holds copies for reading.
 
 Sources: systemd.service(5), systemd.socket(5), systemd.exec(5), systemd.resource-control(5), systemd.syntax(7).
 """
@@ -10,20 +10,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-MARK: Final = "# Written by `ktuned service install`, which may write it anew."
-"""The first line of what we wrote, and so may replace and remove."""
+MARK: Final = "# Written by `ktuned service install`"
+"""Start of the first line of a unit that this program wrote, and thus may replace and remove."""
+
+_FIRST_LINE: Final = f"{MARK}, which may overwrite it."
 
 SERVICE: Final = "ktuned.service"
 SOCKET: Final = "ktuned.socket"
 
 DEFAULT_COMMAND: Final = ("%h/.local/bin/ktuned", "serve")
-"""Where pipx and ``pip install --user`` put programs; systemd does not look into the user's PATH."""
+"""The directory of pipx and ``pip install --user``; systemd does not use the user's PATH."""
 
 DEFAULT_LISTEN: Final = "%t/ktuned/ktuned.sock"
-"""``$XDG_RUNTIME_DIR/ktuned/ktuned.sock``, as :func:`ktuned_client.paths.socket_path` has it."""
+"""``$XDG_RUNTIME_DIR/ktuned/ktuned.sock``, as in :func:`ktuned_client.paths.socket_path`."""
 
 KEPT_VARIABLES: Final = ("PATH", "CUDA_HOME", "CUDA_PATH", "KTUNED_HOME")
-"""What an installed unit keeps of its installer's environment: where compilers are found, and where state is."""
+"""Variables that an installed unit keeps from its installer: the search path of compilers, and the state directory."""
 
 _SERVICE_TEXT: Final = """\
 [Unit]
@@ -92,7 +94,7 @@ WantedBy=sockets.target
 
 
 def directory(environ: Mapping[str, str]) -> Path:
-    """Return where a user's units are."""
+    """Return the directory of a user's units."""
     chosen = environ.get("XDG_CONFIG_HOME")
     return (Path(chosen) if chosen else Path.home() / ".config") / "systemd" / "user"
 
@@ -107,30 +109,30 @@ def texts(command: Sequence[str], *, listen: str, environment: Mapping[str, str]
 
 
 def for_this_installation(executable: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the units that run the daemon of ``executable``, a Python interpreter; :data:`MARK` begins each."""
+    """Return the units that run the daemon of ``executable``, a Python interpreter; each starts with :data:`MARK`."""
     listen = environ.get("KTUNED_SOCKET")
     kept = {name: environ[name] for name in KEPT_VARIABLES if environ.get(name)}
     if "KTUNED_HOME" in kept:
         kept["KTUNED_HOME"] = os.path.abspath(os.path.expanduser(kept["KTUNED_HOME"]))
     command = (_verbatim(executable), "-m", "ktuned", "serve")
     found = texts(command, listen=_verbatim(os.path.abspath(listen)) if listen else DEFAULT_LISTEN, environment=kept)
-    return {name: f"{MARK}\n{text}" for name, text in found.items()}
+    return {name: f"{_FIRST_LINE}\n{text}" for name, text in found.items()}
 
 
 def quoted(value: str) -> str:
-    """Return a value as it stands between double quotes in a unit."""
+    """Return a value escaped for double quotes in a unit."""
     return _verbatim(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _verbatim(value: str) -> str:
-    """Return a value without what systemd would take for a specifier."""
+    """Return a value with systemd's specifiers escaped."""
     return value.replace("%", "%%")
 
 
 def _command_line(words: Sequence[str]) -> str:
     """Return words as a command line (systemd.service(5), "Command lines")."""
     program, *arguments = words
-    # In all words but the program a dollar begins a variable, quoted or not.
+    # A dollar starts a variable in every word except the program, quoted or not.
     return " ".join([_word(program), *(_word(word.replace("$", "$$")) for word in arguments)])
 
 

@@ -1,4 +1,4 @@
-"""Starting a daemon that outlives the command, when none runs."""
+"""Start of a daemon that outlives the command, if none runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ktuned.model import KtunedError
 from ktuned_client import paths
 
 START_DEADLINE_S = 15.0
-"""How long a daemon may take until its socket answers: half a second is usual, a cold disk takes longer."""
+"""Deadline of a daemon's first answer: half a second is usual, a cold disk takes longer."""
 
 PROBE_INTERVAL_S = 0.02
 LOG_NAME = "serve.log"
@@ -21,13 +21,13 @@ LOG_TAIL_BYTES = 8192
 
 
 class DaemonNotStarted(KtunedError):
-    """The daemon that a command started died, or did not answer in time; the message holds its last words."""
+    """The daemon that a command started died, or did not answer in time; the message contains its last line."""
 
     code = "not_started"
 
 
 def state_directory() -> Path:
-    """Return where the daemon keeps its state: ``$KTUNED_HOME``, else the XDG state directory."""
+    """Return the daemon's state directory: ``$KTUNED_HOME``, else the XDG one."""
     chosen = os.environ.get("KTUNED_HOME")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -47,7 +47,7 @@ def ensure() -> int | None:
 
 
 def is_serving(socket_path: str) -> bool:
-    """Tell whether somebody of ours listens at ``socket_path``."""
+    """Return whether a daemon of this user listens at ``socket_path``."""
     try:
         paths.connect(socket_path, timeout_s=1.0).close()
     except OSError:
@@ -58,8 +58,8 @@ def is_serving(socket_path: str) -> bool:
 def start(socket_path: str, state_directory: Path, deadline_s: float = START_DEADLINE_S) -> int:
     """Start a daemon in a session of its own, wait until it answers, and return its pid.
 
-    Its output goes to ``serve.log`` in the state directory. Two commands that start one at once get the same
-    one: the daemon's lock decides, and the loser's command finds the winner's socket. Then the pid is 0.
+    Its output goes to ``serve.log`` in the state directory. Two commands that start one at the same time
+    share it: the daemon's lock decides, and the other command finds its socket. Then the pid is 0.
 
     Raises:
         DaemonNotStarted: it ended or did not answer before the deadline.
@@ -85,14 +85,14 @@ def start(socket_path: str, state_directory: Path, deadline_s: float = START_DEA
     ended = _wait(process, socket_path, time.monotonic() + deadline_s)
     if is_serving(socket_path):
         if not ended:
-            # It is meant to outlive this process, so there is nothing to warn of when the handle is dropped.
+            # The daemon outlives this process on purpose, so dropping the handle must not warn.
             process.returncode = 0
             return process.pid
         return 0
     if not ended:
         process.kill()
         process.wait()
-    words = text.first_line(_last_line(log_path, offset)) or "it said nothing"
+    words = text.first_line(_last_line(log_path, offset)) or "its log is empty"
     what = f"ended with status {process.returncode}" if ended else f"did not answer within {deadline_s:g} s"
     raise DaemonNotStarted(f"the daemon {what}: {words}", hint=f"its log is {log_path}")
 
@@ -102,7 +102,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _environment(socket_path: str) -> dict[str, str]:
-    """Return our environment with paths that hold in another directory too."""
+    """Return our environment with absolute paths, for another working directory."""
     environment = {**os.environ, "KTUNED_SOCKET": socket_path}
     if environment.get("KTUNED_HOME"):
         environment["KTUNED_HOME"] = str(state_directory())
@@ -110,7 +110,7 @@ def _environment(socket_path: str) -> dict[str, str]:
 
 
 def _wait(process: subprocess.Popen[bytes], socket_path: str, deadline: float) -> bool:
-    """Wait until the daemon answers, ends or is late; tell whether it ended."""
+    """Wait until the daemon answers, ends or is late; return whether it ended."""
     while time.monotonic() < deadline:
         try:
             process.wait(PROBE_INTERVAL_S)
@@ -123,7 +123,7 @@ def _wait(process: subprocess.Popen[bytes], socket_path: str, deadline: float) -
 
 
 def _last_line(log_path: Path, offset: int) -> str:
-    """Return the last line that says something, of what was logged from ``offset`` on."""
+    """Return the last line with text that was logged from ``offset`` on."""
     with log_path.open("rb") as log:
         end = log.seek(0, os.SEEK_END)
         log.seek(max(offset, end - LOG_TAIL_BYTES))

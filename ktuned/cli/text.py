@@ -1,4 +1,4 @@
-"""How values read on one line: durations, sizes, flat maps, messages of other programs. No IO."""
+"""Text of values for one line: durations, sizes, flat maps, messages of other programs. No IO."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 ABSENT = "–"
-"""What a table shows where there is nothing to show."""
+"""Text of an empty cell."""
 
 _ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def latency(value_us: float | None, digits: int = 4) -> str:
-    """Return a latency in the unit that suits it, with so many digits, zeros included."""
+    """Return a latency in a suitable unit, with this number of digits, zeros included."""
     if value_us is None:
         return ABSENT
     for divisor, unit in ((1.0, "µs"), (1e3, "ms")):
@@ -25,7 +25,7 @@ def latency(value_us: float | None, digits: int = 4) -> str:
 
 
 def spread(value_us: float | None) -> str:
-    """Return how far the samples of a latency lie apart: two digits tell that."""
+    """Return the spread of a latency's samples, with two digits."""
     return latency(value_us, digits=2)
 
 
@@ -36,7 +36,7 @@ def _figure(value: float, digits: int) -> str:
 
 
 def number(count: int, thing: str) -> str:
-    """Return how many there are of a thing, as words."""
+    """Return a count with its noun."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
@@ -54,7 +54,7 @@ def duration(value_s: float | None) -> str:
 
 
 def size(value_bytes: float | None) -> str:
-    """Return a number of bytes in the binary unit that suits it."""
+    """Return a number of bytes in a suitable binary unit."""
     if value_bytes is None:
         return ABSENT
     for unit in _BYTE_UNITS[:-1]:
@@ -70,20 +70,20 @@ def times(value: float | None) -> str:
 
 
 def flat(values: Mapping[str, Any] | None) -> str:
-    """Return a problem or a config the way it is typed on the command line."""
+    """Return a problem or a config in the form of the command line."""
     if not values:
         return ABSENT
     return " ".join(f"{key}={_scalar(value)}" for key, value in values.items())
 
 
 def clean(message: str) -> str:
-    """Return another program's words without what would steer a terminal; line ends stay."""
+    """Return another program's message without terminal sequences; line ends stay."""
     without_escapes = _ESCAPE_SEQUENCE.sub("", message).replace("\t", "    ")
     return "".join(letter for letter in without_escapes if letter == "\n" or letter.isprintable())
 
 
 def first_line(message: str | None, limit: int = 200) -> str:
-    """Return the first line that says something, cut to ``limit`` characters."""
+    """Return the first line with text, cut to ``limit`` characters."""
     for line in clean(message or "").splitlines():
         if line.strip():
             line = line.strip()

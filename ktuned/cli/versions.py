@@ -11,7 +11,7 @@ from ktuned_client.answers import DaemonSilent
 from ktuned_client.wire import PROTOCOL_VERSION
 
 ACROSS_VERSIONS: Final = frozenset({"serve", "status", "stop", "doctor", "metrics", "service"})
-"""Commands that work whatever the daemon's protocol: they start, see and end one, so that an upgrade gets on."""
+"""Commands that work with a daemon of any protocol: they start, show and end one, as an upgrade requires."""
 
 
 def version() -> str:
@@ -22,7 +22,7 @@ def version() -> str:
 
 
 def checked(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command's callback that is called only if no daemon of another protocol serves."""
+    """Return a command's callback that first checks that no daemon of another protocol runs."""
 
     @functools.wraps(callback)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -33,11 +33,11 @@ def checked(callback: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check() -> None:
-    """Ask the daemon for its protocol; without a daemon there is nothing to check.
+    """Check the daemon's protocol, if a daemon runs.
 
     Raises:
-        DaemonUnavailable: it is another one than ours; names both versions.
-        DaemonSilent: it does not answer; whatever comes next would wait in vain as well.
+        DaemonUnavailable: it differs from ours; the message names both versions.
+        DaemonSilent: the daemon does not answer; the next request would wait in vain as well.
     """
     try:
         with Client() as client:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import platformdirs
@@ -21,15 +22,13 @@ from ktuned_client.paths import socket_path
 
 DEFAULT_ARTIFACTS_GIB = 10.0
 
-_UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`(?: - at `\$\.([^`]*)`)?$")
-_WRONG = re.compile(r"Expected `([^`]*)`, got `([^`]*)` - at `\$\.([^`]*)`$")
-_KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text in quotes",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "a table",
+_KINDS: Mapping[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text in quotes",
+    bool: "true or false",
+    list: "a list",
+    dict: "a table",
 }
 
 
@@ -169,9 +168,11 @@ def _read(path: Path, *, must_exist: bool) -> File:
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
     try:
-        file = msgspec.toml.decode(text, type=File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: {_fault(str(error))}", hint="see docs/settings.md") from error
+        table = msgspec.toml.decode(text)
+        _check(table, File, "")
+    except (msgspec.DecodeError, UnicodeDecodeError, _Fault) as error:
+        raise SettingsError(f"{path}: {error}", hint="see docs/settings.md") from error
+    file = msgspec.convert(table, File)
     if file.compile_slots is not None and file.compile_slots < 1:
         raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
     if not all(name.strip() for name in file.devices):
@@ -187,20 +188,45 @@ def _read(path: Path, *, must_exist: bool) -> File:
     return file
 
 
-def _fault(words: str) -> str:
-    """Return what a decoder's error says, in TOML's terms."""
-    # Only now: a daemon whose settings are right has nothing of what reads kernel files.
+class _Fault(Exception):
+    """A value of ``config.toml`` that cannot be followed; the message says which one and why."""
 
-    if unknown := _UNKNOWN.match(words):
-        name, place = unknown.groups()
-        names = (RootSettings if place else File).__struct_fields__
-        what = f"{place} has no setting" if place else "there is no setting"
-        return f"{what} {name!r} {listed(names, near=name)}"
-    if wrong := _WRONG.match(words):
-        wanted, got, place = wrong.groups()
-        kinds = [_KINDS.get(kind, kind) for kind in wanted.split(" | ") if kind != "null"]
-        return f"{place} takes {' or '.join(kinds)}, not {_KINDS.get(got, got)}"
-    return words
+
+def _check(value: object, wanted: Any, place: str) -> None:
+    """Check a decoded value against a type of :class:`File`; ``place`` is its name, nothing for the whole file.
+
+    Raises:
+        _Fault: a name or a type is wrong.
+    """
+    if get_origin(wanted) is UnionType:
+        (wanted,) = (kind for kind in get_args(wanted) if kind is not type(None))
+    origin = get_origin(wanted)
+    is_struct = isinstance(wanted, type) and issubclass(wanted, msgspec.Struct)
+    expected = list if origin is tuple else dict if is_struct or origin is dict else wanted
+    if type(value) is not expected and not (expected is float and type(value) is int):
+        got = str(value).lower() if isinstance(value, bool | float) else _KINDS.get(type(value), "a date or time")
+        raise _Fault(f"{place} takes {_KINDS[expected]}, not {got}")
+    if is_struct:
+        assert isinstance(value, dict)
+        _check_table(value, wanted, place)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check(item, get_args(wanted)[1], f"{place}.{key}")
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            _check(item, get_args(wanted)[0], f"{place}[{position}]")
+
+
+def _check_table(table: Mapping[str, object], wanted: type[msgspec.Struct], place: str) -> None:
+    kinds = get_type_hints(wanted)
+    for name, value in table.items():
+        if name not in kinds:
+            lacks = f"{place} has no setting" if place else "there is no setting"
+            raise _Fault(f"{lacks} {name!r} {listed(kinds, near=name)}")
+        _check(value, kinds[name], f"{place}.{name}" if place else name)
+    for field in msgspec.structs.fields(wanted):
+        if field.required and field.name not in table:
+            raise _Fault(f"{place} lacks `{field.name}`")
 
 
 def _text(given: str | Path | None) -> str | None:

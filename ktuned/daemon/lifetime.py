@@ -1,4 +1,4 @@
-"""How long a daemon lives, and what it says of its health meanwhile: the watchdog, its pace, its end when idle."""
+"""The daemon's lifetime: the watchdog, the rates that ``status`` reports, and the end when idle."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import anyio
 from ktuned.daemon.systemd import Notifier
 
 AUTO_IDLE_EXIT_S: Final = 1800.0
-"""After how long of nothing a daemon ends that nobody started by hand: whoever needs one starts it again."""
+"""Idle time after which a daemon that was started on demand ends; the next command starts another."""
 
 TICK_S: Final = 5.0
-"""How often a daemon looks at itself: rarely enough to cost nothing, often enough for figures per minute."""
+"""Time between two looks: rarely enough to cost nothing, often enough for figures per minute."""
 
-WINDOW_S: Final = 60.0
-"""Over how long rates are taken."""
+LOOKS_KEPT: Final = 13
+"""Looks that rates reach back over: a minute of them."""
 
 FEEDS_PER_PERIOD: Final = 2
-"""How often the watchdog is fed within its period (sd_watchdog_enabled(3) recommends half of it)."""
+"""Keep-alive messages within the watchdog's period (sd_watchdog_enabled(3) recommends half of it)."""
 
 
 class Idleness:
-    """Tells when nothing has gone on for ``limit_s``; 0 is never. No IO: ``now`` is any clock that only rises."""
+    """Detects ``limit_s`` without activity; 0 is never. No IO: ``now`` is any clock that only rises."""
 
     def __init__(self, limit_s: float, now: float) -> None:
         self.limit_s = limit_s
@@ -33,9 +33,9 @@ class Idleness:
         self._activity = -1
 
     def is_over(self, busy: Sequence[str], activity: int, now: float) -> bool:
-        """Take note of what keeps the daemon busy and of a count of all it has done; tell whether it is to end.
+        """Record what keeps the daemon busy and a count of all it has done; return whether it is to end.
 
-        The count is what tells of somebody who came and went between two looks.
+        The count reveals a client that came and went between two looks.
         """
         if busy or activity != self._activity:
             self._since, self._activity = now, activity
@@ -43,33 +43,11 @@ class Idleness:
         return 0 < self.limit_s <= now - self._since
 
 
-class Rates:
-    """How fast counters rise, over the last :data:`WINDOW_S`. No IO."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, dict[str, int]]] = deque()
-
-    def sample(self, counters: Mapping[str, int], now: float) -> None:
-        """Take note of the counters as they are now."""
-        self._samples.append((now, dict(counters)))
-        # One sample stays that is as old as the window, for the rates to reach back to.
-        while len(self._samples) > 1 and now - self._samples[1][0] >= WINDOW_S:
-            self._samples.popleft()
-
-    def per_second(self, counters: Mapping[str, int], now: float) -> dict[str, float]:
-        """Return each counter's rise per second since the oldest sample in the window; 0 before there is one."""
-        if not self._samples:
-            return dict.fromkeys(counters, 0.0)
-        then, before = self._samples[0]
-        span = max(now - then, 1e-9)
-        return {name: round((value - before.get(name, 0)) / span, 3) for name, value in counters.items()}
-
-
-class Lifetime:
-    """Runs beside the daemon's parts; ``stop`` is called when nothing has gone on for the idleness's limit.
+class Life:
+    """Feeds the watchdog, and calls ``stop`` after ``idle_exit_s`` without activity.
 
     ``counters`` are totals since the start, ``busy`` names what keeps the daemon from ending, ``describe`` is one
-    line for the service manager. ``watchdog_s`` is within how long the manager wants to hear of us, 0 for never.
+    line for the service manager. ``watchdog_s`` is the watchdog's period, 0 for none.
     """
 
     def __init__(
@@ -86,7 +64,8 @@ class Lifetime:
         self._notifier = notifier
         self._watchdog_s = watchdog_s
         self._idleness = Idleness(idle_exit_s, monotonic())
-        self._rates = Rates()
+        self._looks: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=LOOKS_KEPT)
+        self._described = ""
         self._busy = busy
         self._counters = counters
         self._describe = describe
@@ -95,7 +74,7 @@ class Lifetime:
 
     @property
     def idle_exit_s(self) -> float:
-        """After how long of nothing the daemon ends; 0 is never."""
+        """Idle time after which the daemon ends; 0 is never."""
         return self._idleness.limit_s
 
     @idle_exit_s.setter
@@ -103,33 +82,40 @@ class Lifetime:
         self._idleness.limit_s = limit_s
         self._changed.set()
 
-    def rates(self) -> dict[str, float]:
-        """Return how fast each counter rises, per second, over the last minute."""
-        return self._rates.per_second(self._counters(), monotonic())
+    def rates(self, now: float | None = None) -> dict[str, float]:
+        """Return each counter's rise per second over the last minute; 0 before the first look."""
+        now = monotonic() if now is None else now
+        counters = self._counters()
+        then, before = self._looks[0] if self._looks else (now, counters)
+        span_s = max(now - then, 1e-9)
+        return {name: round((value - before[name]) / span_s, 3) for name, value in counters.items()}
+
+    def look(self, now: float) -> bool:
+        """Record the counters, describe the daemon to the service manager, and return whether it is to end."""
+        counters = self._counters()
+        self._looks.append((now, dict(counters)))
+        if self._notifier.is_heard and (line := self._describe()) != self._described:
+            self._described = line
+            self._notifier.status(line)
+        return self._idleness.is_over(self._busy(), sum(counters.values()), now)
 
     async def run(self) -> None:
         """Feed the watchdog and look at the daemon, until cancelled."""
         async with anyio.create_task_group() as tasks:
             if self._watchdog_s and self._notifier.is_heard:
                 tasks.start_soon(self._feed)
-            tasks.start_soon(self._look)
+            tasks.start_soon(self._look_often)
 
     async def _feed(self) -> None:
-        # By the loop that serves, so that one which no longer turns is found out.
+        # From the event loop that serves, so that the watchdog notices when it hangs.
         while True:
             self._notifier.alive()
             await anyio.sleep(self._watchdog_s / FEEDS_PER_PERIOD)
 
-    async def _look(self) -> None:
-        told = ""
+    async def _look_often(self) -> None:
         while True:
             self._changed = anyio.Event()
-            counters = self._counters()
-            self._rates.sample(counters, monotonic())
-            if self._notifier.is_heard and (line := self._describe()) != told:
-                told = line
-                self._notifier.status(line)
-            if self._idleness.is_over(self._busy(), sum(counters.values()), monotonic()):
+            if self.look(monotonic()):
                 self._stop()
                 return
             with anyio.move_on_after(self._tick_s()):

@@ -1,4 +1,4 @@
-"""What others do with this machine, read from /proc and /sys: CPU time that is not ours, pressure, the power supply."""
+"""Use of this machine, read from /proc and /sys: CPU time that is not ours, pressure, the power supply."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-_BUSY_FIELDS = (0, 1, 2, 5, 6, 7)
-"""``user nice system irq softirq steal`` of /proc/stat (proc(5)); idle and iowait are neither, guests are in user."""
+from ktuned.backends import read_ticks
 
-_COUNTED_FIELDS = 8
 _TIME_FIELDS = slice(11, 15)
 """``utime stime cutime cstime`` of /proc/PID/stat, counted behind the name in parentheses."""
 
@@ -18,7 +16,7 @@ _TIME_FIELDS = slice(11, 15)
 class CpuUse:
     """CPU time since boot, in ticks of all CPUs together: ``total``, ``busy``, and our processes' ``own``.
 
-    ``stalled_us`` is for how long something had to wait for a CPU; ``None`` where the kernel does not tell.
+    ``stalled_us`` is how long something had to wait for a CPU; ``None`` where the kernel does not report it.
     """
 
     total: int
@@ -49,19 +47,14 @@ class Usage:
         self._pid = os.getpid() if pid is None else pid
 
     def cpu(self, at_us: int) -> CpuUse | None:
-        """Return the CPUs' use at a time (µs of a clock that does not jump); ``None`` where /proc does not tell."""
-        try:
-            words = (self._root / "proc/stat").read_text().partition("\n")[0].split()
-            ticks = [int(word) for word in words[1 : 1 + _COUNTED_FIELDS]]
-        except (OSError, ValueError):
+        """Return the CPUs' use at a time (µs of a clock that does not jump); ``None`` where there is no /proc."""
+        ticks = read_ticks(self._root / "proc/stat")
+        if ticks is None:
             return None
-        if len(ticks) < _COUNTED_FIELDS:
-            return None
-        busy = sum(ticks[index] for index in _BUSY_FIELDS)
-        return CpuUse(sum(ticks), busy, self._own(), self._stalled_us(), at_us)
+        return CpuUse(ticks.total, ticks.total - ticks.unused, self._own(), self._stalled_us(), at_us)
 
     def on_battery(self) -> bool:
-        """Tell whether a battery of the machine's own feeds it; that of a mouse (scope ``Device``) does not."""
+        """Return whether the machine runs on its battery; a mouse's battery (scope ``Device``) does not count."""
         for supply in (self._root / "sys/class/power_supply").glob("*"):
             kind, scope, status = (_word(supply / name) for name in ("type", "scope", "status"))
             if kind == "Battery" and scope != "Device" and status == "Discharging":
@@ -69,7 +62,7 @@ class Usage:
         return False
 
     def pids(self) -> set[int]:
-        """Return our processes: the daemon, its workers, whatever they started."""
+        """Return our processes: the daemon, its workers, their descendants."""
         found: set[int] = set()
         waiting = [self._pid]
         while waiting:
@@ -82,7 +75,7 @@ class Usage:
         return found
 
     def _own(self) -> int:
-        """Return our processes' ticks, those that have ended included: who waits for a child inherits its times."""
+        """Return our processes' ticks, with those of ended children, which their parents inherit."""
         ticks = 0
         for pid in self.pids():
             _, _, behind = _word(self._root / f"proc/{pid}/stat").rpartition(")")
@@ -100,7 +93,7 @@ class Usage:
 
 
 def _word(path: Path) -> str:
-    """Return a small file's text; nothing for one that is gone or that we may not read."""
+    """Return a small file's text; nothing if it is gone or not readable."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic, time
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import structlog
@@ -14,10 +14,10 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
-from ktuned.lookup.answer_caches import AnswerCaches, Served
+from ktuned.lookup.generations import Generations
 from ktuned.lookup.ladder import admits_plainly, answer
 from ktuned.lookup.pins import Pins
-from ktuned.lookup.shortcuts import HOLDS_S
+from ktuned.lookup.shortcuts import HOLDS_S, Shortcuts
 from ktuned.lookup.time_slices import ask_for_short_slices
 from ktuned.model import (
     Config,
@@ -49,7 +49,7 @@ MAX_REMEMBERED = 50_000
 
 @dataclass(frozen=True, slots=True)
 class _Errand:
-    """What a lookup set off: a tuning, or the question whether configs are valid."""
+    """What a lookup set off: the tuning of its key, or the question whether configs are valid for its problem."""
 
     kernel: KernelInfo
     problem: Problem
@@ -63,7 +63,7 @@ class _Errand:
             self.kernel.name,
             self.kernel.digest,
             self.kernel.plan_digest,
-            canonical(self.problem),
+            canonical(self.problem) if self.configs else self.kernel.key_problem(self.problem),
             "" if self.device is None else self.device.model,
             *map(canonical, self.configs),
         )
@@ -71,6 +71,13 @@ class _Errand:
 
 Pinning = Callable[[], Awaitable[dict[str, Any]]]
 """Writes the first answer under a pin to the disk and returns the one that holds."""
+
+
+class _Served(NamedTuple):
+    """An answer as it was worked out, and until when (``monotonic``) it is given again."""
+
+    reply: dict[str, Any]
+    until: float
 
 
 class Lookups:
@@ -86,12 +93,12 @@ class Lookups:
         artifacts: Artifacts,
         jobs: Jobs,
         deadlines: Mapping[str, float],
-        caches: AnswerCaches,
+        generations: Generations,
     ) -> None:
-        self.caches = caches
-        self.shortcuts = caches.shortcuts
-        self.generations = caches.generations
-        self.pins = Pins(store, caches.changed_all)
+        self.shortcuts = Shortcuts()
+        self.generations = generations
+        self.pins = Pins(store)
+        self.pins.changed = self.changed_all
         self._catalog = catalog
         self._machine = machine
         self._fleet = fleet
@@ -99,13 +106,27 @@ class Lookups:
         self._artifacts = artifacts
         self._jobs = jobs
         self._deadlines = deadlines
-        self._winners = caches.winners
+        self._winners: dict[str, list[Winner]] = {}
         self._admitted: dict[tuple[str, str, str], bool] = {}
         self._sent: set[tuple[str, ...]] = set()
-        self._memo = caches.answers
+        self._memo: dict[tuple[Any, ...], _Served] = {}
         self._answered = 0
         self._looked_up: dict[str, float] = {}
         self._errands, self._arriving = anyio.create_memory_object_stream[_Errand](MAX_ERRANDS)
+
+    def changed(self, kernel: str) -> None:
+        """Note that a kernel's winners, or what they stand on, are not what they were."""
+        self._winners.pop(kernel, None)
+        self._memo.clear()
+        self.shortcuts.clear()
+        self.generations.bump(kernel)
+
+    def changed_all(self) -> None:
+        """Note that any kernel may be another, or its answer."""
+        self._winners.clear()
+        self._memo.clear()
+        self.shortcuts.clear()
+        self.generations.bump_all()
 
     @property
     def answered(self) -> int:
@@ -149,7 +170,7 @@ class Lookups:
             if reply["status"] == Status.UNKNOWN:
                 # Not remembered: names that nobody knows can be made up without end, and be of any size.
                 return reply
-            served = self._memo[key] = Served(reply, monotonic() + HOLDS_S)
+            served = self._memo[key] = _Served(reply, monotonic() + HOLDS_S)
         return served.reply
 
     def lookup_pinned(
@@ -202,7 +223,7 @@ class Lookups:
         if tune and found.wants_tuning and seat is not None and not failure:
             self._send(_Errand(kernel, problem, seat))
             # This lookup, and those that were given the last answer since.
-            self._jobs.ask((kernel.name, canonical(problem), seat.model), 1 + self.shortcuts.repeats)
+            self._jobs.ask(kernel.winner_key(problem, seat.model), 1 + self.shortcuts.repeats)
         reply = self._reply(kernel, problem, model, found.status, found.winner, found.config)
         if found.status is not Status.FRESH:
             reply["message"] = failure
@@ -280,9 +301,8 @@ class Lookups:
                         await self._ask_whether_valid(errand)
                     elif errand.device is not None:
                         await self._jobs.submit(
-                            errand.kernel.name,
+                            errand.kernel.winner_key(errand.problem, errand.device.model),
                             errand.problem,
-                            errand.device.model,
                             priority=Priority.ASKED,
                             reason="looked up",
                             plan=errand.kernel.plan,
@@ -318,4 +338,4 @@ class Lookups:
             self._admitted.clear()
         for config, admitted in zip(errand.configs, reply["admitted"], strict=True):
             self._admitted[kernel.plan_digest, canonical(errand.problem), canonical(config)] = admitted
-        self.caches.changed(kernel.name)
+        self.changed(kernel.name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, key_problem
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
 
@@ -48,7 +49,8 @@ class Job:
 
     ``done`` counts configs whose outcome is known, ``total`` how many there will be (``None`` when the space
     cannot be counted), ``outcomes`` them by outcome. ``default_us`` and ``reference_us`` are what the declared
-    default and the reference took. Times are Unix seconds.
+    default and the reference took. Times are Unix seconds. ``key_problem`` is ``None`` in jobs of older stores, which
+    kept the whole problem alone: it stands for itself.
     """
 
     id: int
@@ -70,7 +72,16 @@ class Job:
     outcomes: Mapping[str, int] = field(default_factory=dict)
     message: str = ""
     cost: Mapping[str, float] = field(default_factory=dict)
+    key_problem: KeyProblem | None = None
+
+    @property
+    def key(self) -> WinnerKey:
+        """The key of the winner that the job looks for; jobs with equal keys do the same work."""
+        problem = key_problem(self.problem) if self.key_problem is None else self.key_problem
+        return WinnerKey(KernelName(self.kernel), problem, DeviceModel(self.device))
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's job map."""
-        return dataclasses.asdict(self)
+        wire = dataclasses.asdict(self)
+        del wire["key_problem"]
+        return wire

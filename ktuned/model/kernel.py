@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, full_name, key_problem
 from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Problem, Scalar
 
@@ -52,9 +53,9 @@ class KernelInfo:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def name(self) -> str:
+    def name(self) -> KernelName:
         """The full name, ``project:kernel``."""
-        return f"{self.project}:{self.kernel}"
+        return full_name(self.project, self.kernel)
 
     @property
     def data_digest(self) -> str:
@@ -72,6 +73,14 @@ class KernelInfo:
         if self.specialize is None:
             return dict(problem)
         return {key: problem[key] for key in self.specialize}
+
+    def key_problem(self, problem: Problem) -> KeyProblem:
+        """Return the key of a problem."""
+        return key_problem(self.specialized(problem))
+
+    def winner_key(self, problem: Problem, device: str) -> WinnerKey:
+        """Return the key of a problem's winner on a device model."""
+        return WinnerKey(self.name, self.key_problem(problem), DeviceModel(device))
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data that :meth:`from_wire` reads; what is nested in it is the kernel's own."""

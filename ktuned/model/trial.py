@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
 from ktuned.model.values import Config, Outcome, Problem
 
 MEASURING_VERSION = 1
@@ -24,6 +25,11 @@ class Context:
     toolchain: str
     device_fingerprint: str
     measuring_version: int = MEASURING_VERSION
+
+    @property
+    def key(self) -> WinnerKey:
+        """The key of the winner that a measurement in this context competes for."""
+        return WinnerKey(KernelName(self.kernel), KeyProblem(self.problem), DeviceModel(self.device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,7 +91,7 @@ RETRY_S = 5.0
 
 
 class Intake:
-    """Turns paths, kernels and saves into jobs."""
+    """Takes in paths, kernels and saves; ``roots_changed`` is called when there is one more root to watch."""
 
     def __init__(
         self,
@@ -102,6 +102,7 @@ class Intake:
         store: Store,
         jobs: Jobs,
         publish: Publish,
+        roots_changed: Callable[[], None],
     ) -> None:
         self._catalog = catalog
         self._survey = survey
@@ -109,6 +110,7 @@ class Intake:
         self._store = store
         self._jobs = jobs
         self._publish = publish
+        self._roots_changed = roots_changed
         self._put_off: dict[str, bool] = {}
         self._refusal = ""
         self._is_refused = anyio.Event()
@@ -161,6 +163,7 @@ class Intake:
                 # What was asked for in error is not watched for ever.
                 self._catalog.remove_root(root.path)
                 await self._store.remove_root(root.path)
+                self._roots_changed()
             raise UsageError(
                 f"there is no kernel at {path}", hint="a kernel file is named tune_*.py and declares an @kernel"
             )
@@ -183,6 +186,7 @@ class Intake:
             root = make_root(directory, name=self._free_name(directory), python=python or "")
         await self._store.add_root(root)
         self._catalog.add_root(root)
+        self._roots_changed()
         return root
 
     def _free_name(self, directory: str) -> str:
@@ -214,21 +218,21 @@ class Intake:
         if not self._machine.devices(environment, kernel.backend):
             # Perhaps what was missing has been installed since.
             await self._machine.probe(environment, again=True)
-        jobs = []
+        jobs: dict[int, Job] = {}
         for problem in problems:
             try:
                 device = self._seat(kernel, wish)
             except BackendError as error:
+                key = kernel.winner_key(problem, "")
                 job = await self._jobs.fail(
-                    kernel.name, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
+                    key, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
                 )
             else:
                 if wish.stale_only and self._is_fresh(kernel, problem, wish):
                     continue
                 arrival = await self._jobs.submit(
-                    kernel.name,
+                    kernel.winner_key(problem, device),
                     problem,
-                    device,
                     priority=wish.priority,
                     reason=wish.reason,
                     plan=plan,
@@ -236,8 +240,9 @@ class Intake:
                     any_plan=wish.any_plan,
                 )
                 job = arrival.job
-            jobs.append(job)
-        return jobs
+            # Problems that differ in what does not enter the key are one job.
+            jobs[job.id] = job
+        return list(jobs.values())
 
     def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish) -> bool:
         """Tell whether a problem's winner stands on the ground that is now, and nothing works on a better one."""
@@ -246,8 +251,8 @@ class Intake:
             return False
         device = self._machine.device(environment, kernel.backend, wish.device)
         ground = self._machine.context(kernel, environment, problem, device)
-        winner = self._store.winner(ground.kernel, ground.problem, ground.device)
-        is_open = any(job.kernel == kernel.name and job.problem == problem for job in self._jobs.live())
+        winner = self._store.winner(ground.key)
+        is_open = any(job.key == ground.key for job in self._jobs.live())
         return winner is not None and winner.context == ground and not is_open
 
     def _seat(self, kernel: KernelInfo, wish: Wish) -> str:

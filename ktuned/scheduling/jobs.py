@@ -11,10 +11,21 @@ from typing import Any
 import anyio
 
 from ktuned.fleet import Fleet, Lane
-from ktuned.model import Context, Job, JobState, KtunedError, NotFound, Plan, Priority, Problem, StoreError, canonical
-from ktuned.scheduling.dispatcher import MAX_WAITING, Dispatcher, Intervals, Prepare
-from ktuned.scheduling.idle_policy import IdlePolicy, Reading
-from ktuned.scheduling.queue import Arrival, Identity, extended
+from ktuned.model import (
+    Context,
+    Job,
+    JobState,
+    KtunedError,
+    NotFound,
+    Plan,
+    Priority,
+    Problem,
+    StoreError,
+    WinnerKey,
+)
+from ktuned.scheduling.dispatcher import MAX_WAITING, Dispatcher, Prepare
+from ktuned.scheduling.idle_policy import Manners, Reading
+from ktuned.scheduling.queue import Arrival, extended
 from ktuned.scheduling.running_job import sentence
 from ktuned.store import Artifacts, Store
 from ktuned.tuning import Publish, publish_job
@@ -23,7 +34,7 @@ from ktuned.tuning import Publish, publish_job
 class Jobs:
     """The daemon's jobs. :meth:`run` works on them until it is cancelled; what is unfinished then stays queued.
 
-    ``idle_policy`` decides when tuning yields to others, from what ``read`` returns; without it nothing is read.
+    ``manners`` say when tuning yields to others, told by what ``read`` finds; without it nothing is read.
     """
 
     def __init__(
@@ -34,9 +45,8 @@ class Jobs:
         artifacts: Artifacts,
         prepare: Prepare,
         publish: Publish,
-        idle_policy: IdlePolicy | None = None,
+        manners: Manners | None = None,
         read: Callable[[], Awaitable[Reading]] | None = None,
-        intervals: Intervals | None = None,
     ) -> None:
         self._store = store
         self._publish = publish
@@ -46,9 +56,8 @@ class Jobs:
             artifacts=artifacts,
             prepare=prepare,
             publish=publish,
-            idle_policy=idle_policy or IdlePolicy(),
+            manners=manners or Manners(),
             read=read,
-            intervals=intervals or Intervals(),
         )
         self._queue = self._dispatcher.queue
         self._running = self._dispatcher.running
@@ -72,9 +81,8 @@ class Jobs:
 
     async def submit(
         self,
-        kernel: str,
+        key: WinnerKey,
         problem: Problem,
-        device: str,
         *,
         priority: int,
         reason: str,
@@ -82,7 +90,9 @@ class Jobs:
         any_plan: bool = False,
         is_fixed: bool = False,
     ) -> Arrival:
-        """Ask for a tuning; a request for work that waits or runs already joins it.
+        """Ask for the winner of a key; a request for work that waits or runs already joins it.
+
+        A new job measures ``problem``, of which the key may hold a part; one that is joined keeps its own.
 
         One with a larger budget extends a job that waits; beside one that runs with less, or one that goes about it
         another way, a second job follows, which finds known what the first has measured. With ``any_plan`` it joins
@@ -91,26 +101,23 @@ class Jobs:
         Raises:
             StoreError: it cannot be recorded.
         """
-        wanted = (kernel, canonical(problem), device)
         async with self._arriving:
-            joined = await self._join(wanted, priority, reason, None if any_plan else plan, is_fixed=is_fixed)
+            joined = await self._join(key, priority, reason, None if any_plan else plan, is_fixed=is_fixed)
             if joined is not None:
                 return Arrival(joined, is_new=False)
             if len(self._queue) >= MAX_WAITING:
                 raise StoreError(f"{MAX_WAITING} jobs wait already", hint="cancel some: `ktuned cancel KERNEL`")
-            job = await self._store.create_job(
-                kernel, problem, device, priority=priority, reason=reason, plan=plan, now=time()
-            )
+            job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
             self._queue.add(job, is_fixed=is_fixed)
         publish_job(self._publish, "job_queued", job)
         self.review()
         return Arrival(job, is_new=True)
 
     async def _join(
-        self, wanted: Identity, priority: int, reason: str, plan: Plan | None, *, is_fixed: bool
+        self, wanted: WinnerKey, priority: int, reason: str, plan: Plan | None, *, is_fixed: bool
     ) -> Job | None:
         """Return the job that does the wanted work already, as it is now that one more wants it."""
-        running = self._running.get(wanted[2])
+        running = self._running.get(wanted.device)
         if running is not None and running.does(wanted, plan):
             running.job = self._queue.want(running.job, priority, reason, is_fixed=is_fixed)
             if running.stopped is JobState.PAUSED and priority >= Priority.REQUESTED:
@@ -131,7 +138,7 @@ class Jobs:
         self.review()
         return waiting
 
-    def ask(self, wanted: Identity, times: int = 1) -> None:
+    def ask(self, wanted: WinnerKey, times: int = 1) -> None:
         """Count lookups that a waiting job would serve: what is asked for more, and now, goes before its equals."""
         self._queue.ask(wanted, times)
 
@@ -146,13 +153,11 @@ class Jobs:
         self.review()
 
     async def fail(
-        self, kernel: str, problem: Problem, *, reason: str, plan: Plan, priority: int, error: KtunedError
+        self, key: WinnerKey, problem: Problem, *, reason: str, plan: Plan, priority: int, error: KtunedError
     ) -> Job:
-        """Record a job that cannot even wait for a device, because there is none."""
+        """Record a job that cannot even wait for a device, because there is none; its key names none."""
         async with self._arriving:
-            job = await self._store.create_job(
-                kernel, problem, "", priority=priority, reason=reason, plan=plan, now=time()
-            )
+            job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
             return await self._dispatcher.end(job, JobState.FAILED, sentence(error))
 
     async def cancel(self, job_id: int) -> Job:

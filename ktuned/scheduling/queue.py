@@ -6,22 +6,14 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from ktuned.model import Job, JobState, Plan, canonical
+from ktuned.model import Job, JobState, Plan, WinnerKey
 from ktuned.scheduling.ranks import Standing
-
-Identity = tuple[str, str, str]
-"""What makes two requests the same work: kernel, problem (canonical text), device model."""
 
 EVERYTHING = ""
 """As a paused device: all of them."""
 
 Refusal = Callable[[Job, int], str]
 """Says why a job of such a level must not run now, whatever is free; nothing if it may."""
-
-
-def identity(job: Job) -> Identity:
-    """Return what a job tunes."""
-    return job.kernel, canonical(job.problem), job.device
 
 
 def extended(plan: Plan, asked: Plan) -> Plan | None:
@@ -61,7 +53,7 @@ class JobQueue:
         self._clock = clock
         self._refuse = refuse
         self._waiting: dict[int, Job] = {}
-        self._alike: dict[Identity, set[int]] = {}
+        self._alike: dict[WinnerKey, set[int]] = {}
         self._standings: dict[int, Standing] = {}
         self._held: set[int] = set()
         for job in jobs:
@@ -78,7 +70,7 @@ class JobQueue:
         """Let a job wait; one that was taken out to run makes way."""
         now = self._clock()
         self._waiting[job.id] = job
-        self._alike.setdefault(identity(job), set()).add(job.id)
+        self._alike.setdefault(job.key, set()).add(job.id)
         known = self._standings.get(job.id)
         if known is None:
             self._standings[job.id] = Standing(job.priority, now, is_fixed)
@@ -86,7 +78,7 @@ class JobQueue:
             known.make_way(now)
             known.raise_to(job.priority, is_fixed=known.is_fixed)
 
-    def find(self, wanted: Identity, plan: Plan | None = None) -> Job | None:
+    def find(self, wanted: WinnerKey, plan: Plan | None = None) -> Job | None:
         """Return a waiting job that does this very work, or could by a larger budget; without a plan, in any way."""
         for job_id in sorted(self._alike.get(wanted, ())):
             job = self._waiting[job_id]
@@ -110,7 +102,7 @@ class JobQueue:
             self._waiting[job.id] = job
         return job
 
-    def ask(self, wanted: Identity, times: int = 1) -> None:
+    def ask(self, wanted: WinnerKey, times: int = 1) -> None:
         """Count lookups that a waiting job would serve."""
         job = self.find(wanted)
         if job is not None:
@@ -132,10 +124,10 @@ class JobQueue:
         self._held.discard(job_id)
         job = self._waiting.pop(job_id, None)
         if job is not None:
-            alike = self._alike[identity(job)]
+            alike = self._alike[job.key]
             alike.discard(job_id)
             if not alike:
-                del self._alike[identity(job)]
+                del self._alike[job.key]
         return job
 
     def start(self, job_id: int) -> None:

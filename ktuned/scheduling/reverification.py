@@ -21,7 +21,7 @@ TRUSTED = 5
 REASON = "a driver or toolchain changed"
 
 
-class Reverification:
+class Reverifying:
     """Finds winners that stand on an older driver or toolchain, and has the best configs of each measured again."""
 
     def __init__(self, *, catalog: Catalog, machine: Machine, store: Store, jobs: Jobs) -> None:
@@ -65,9 +65,8 @@ class Reverification:
         if ground.problem != winner.context.problem:
             raise UsageError(f"{kernel.name} specialises its problems otherwise now")
         arrival = await self._jobs.submit(
-            kernel.name,
+            ground.key,
             job.problem,
-            device.model,
             priority=Priority.VERIFY,
             reason=REASON,
             plan=self._plan(kernel, winner),

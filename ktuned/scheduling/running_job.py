@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import anyio
 import structlog
 
-from ktuned.model import Job, JobState, KtunedError, Plan, StoreError
-from ktuned.scheduling.queue import Identity, extended, identity
+from ktuned.model import Job, JobState, KtunedError, Plan, StoreError, WinnerKey
+from ktuned.scheduling.queue import extended
 from ktuned.tuning import Pipeline, Precompiling
 
 _log = structlog.get_logger()
@@ -38,9 +38,9 @@ class Running:
             self.stopped, self.message = state, message
             self.scope.cancel()
 
-    def does(self, wanted: Identity, plan: Plan | None) -> bool:
+    def does(self, wanted: WinnerKey, plan: Plan | None) -> bool:
         """Tell whether the job does all of some work; without a plan, in whatever way."""
-        if identity(self.job) != wanted or self.stopped is JobState.CANCELLED:
+        if self.job.key != wanted or self.stopped is JobState.CANCELLED:
             return False
         return plan is None or extended(self.job.plan, plan) == self.job.plan
 

@@ -1,6 +1,5 @@
 """The socket: server, connections, the protocol's methods, events, status."""
 
-from ktuned.serve.activity import Activity, TrialCount
 from ktuned.serve.captures import Captures
 from ktuned.serve.connection import Connection
 from ktuned.serve.control import Control
@@ -12,11 +11,9 @@ from ktuned.serve.method import Later, Method
 from ktuned.serve.methods import Methods
 from ktuned.serve.params import CollectParams, NoParams, UnpinParams
 from ktuned.serve.server import Server
-from ktuned.serve.status import StatusReport
-from ktuned.serve.traffic import Traffic
+from ktuned.serve.status import Overview
 
 __all__ = [
-    "Activity",
     "Captures",
     "CollectParams",
     "Connection",
@@ -26,11 +23,9 @@ __all__ = [
     "Method",
     "Methods",
     "NoParams",
+    "Overview",
     "Server",
     "Sharing",
-    "StatusReport",
-    "Traffic",
-    "TrialCount",
     "UnpinParams",
     "Why",
     "bind_socket",

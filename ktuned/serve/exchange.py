@@ -129,7 +129,7 @@ class Sharing:
             min(float(winner["decided"]), time()),
         )
         today = self._today(kernel, problem, device)
-        ours = self._store.winner(kernel.name, offer.context.problem, device)
+        ours = self._store.winner(offer.context.key)
         verdict = exchange.judge(offer, ours, today)
         status = Status.FRESH if offer.context == today else Status.STALE
         return {"taken": verdict.takes, "status": status.value, "reason": verdict.reason}, (

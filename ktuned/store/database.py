@@ -29,6 +29,7 @@ from ktuned.model import (
     TrialResult,
     UsageError,
     Winner,
+    WinnerKey,
     canonical,
 )
 from ktuned.store import (
@@ -195,10 +196,21 @@ class Store:
         return dict(self._reader.values(rows.record, "SELECT key, data FROM probes ORDER BY key"))
 
     async def create_job(
-        self, kernel: str, problem: Problem, device: str, *, priority: int, reason: str, plan: Plan, now: float
+        self, key: WinnerKey, problem: Problem, *, priority: int, reason: str, plan: Plan, now: float
     ) -> Job:
-        """Enter a queued job and return it."""
-        job = Job(0, kernel, dict(problem), device, JobState.QUEUED, priority, reason, plan, created=now)
+        """Enter a queued job, which measures the whole ``problem`` for the winner of a key, and return it."""
+        job = Job(
+            0,
+            key.kernel,
+            dict(problem),
+            key.device,
+            JobState.QUEUED,
+            priority,
+            reason,
+            plan,
+            created=now,
+            key_problem=key.problem,
+        )
         number = await self._write(lambda connection: job_writes.create(connection, job))
         return replace(job, id=number)
 
@@ -344,14 +356,14 @@ class Store:
         found = self._reader.rows("SELECT DISTINCT problem FROM contexts WHERE kernel = ?", kernel)
         return [problem for (problem,) in found]
 
-    def winner(self, kernel: str, problem: str, device: str) -> Winner | None:
-        """Return the winner of a (kernel, problem's canonical text, device model)."""
+    def winner(self, key: WinnerKey) -> Winner | None:
+        """Return the winner of a key. The store has no column for the objective as long as there is one alone."""
         return self._reader.value(
             rows.winner,
             f"{rows.SELECT_WINNERS} WHERE winners.kernel = ? AND winners.problem = ? AND winners.device = ?",
-            kernel,
-            problem,
-            device,
+            key.kernel,
+            key.problem,
+            key.device,
         )
 
     def winners(self, kernel: str | None = None) -> list[Winner]:

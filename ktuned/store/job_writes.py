@@ -13,9 +13,19 @@ def create(connection: sqlite3.Connection, job: Job) -> int:
     """Enter a job, and return its id."""
     plan = canonical(job.plan.to_wire())
     number = connection.execute(
-        """INSERT INTO jobs (kernel, problem, device, state, priority, reason, plan, created)
-        VALUES (?, ?, ?, ?, ?, ?, ?, ?)""",
-        (job.kernel, canonical(job.problem), job.device, job.state, job.priority, job.reason, plan, job.created),
+        """INSERT INTO jobs (kernel, problem, key_problem, device, state, priority, reason, plan, created)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        (
+            job.kernel,
+            canonical(job.problem),
+            job.key_problem,
+            job.device,
+            job.state,
+            job.priority,
+            job.reason,
+            plan,
+            job.created,
+        ),
     ).lastrowid
     return number or 0
 

@@ -95,6 +95,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             created REAL NOT NULL, PRIMARY KEY (kernel, problem)
         ) WITHOUT ROWID""",
     ),
+    ("ALTER TABLE jobs ADD COLUMN key_problem TEXT",),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

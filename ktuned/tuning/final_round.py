@@ -78,7 +78,7 @@ class Deciding:
         if self._progress.has_measured:
             return None
         context = self._work.context
-        seated = self._store.winner(context.kernel, context.problem, context.device)
+        seated = self._store.winner(context.key)
         if seated is None or seated.context != context:
             return next(iter(self._store.best_trials(context, 1, rounds=rounds)), None)
         won = self._store.trial(seated.trial)
@@ -87,7 +87,7 @@ class Deciding:
     async def _seat_again(self, best: Trial) -> None:
         """Seat again what was decided on this ground, if another has won since: an edit was undone."""
         context = self._work.context
-        seated = self._store.winner(context.kernel, context.problem, context.device)
+        seated = self._store.winner(context.key)
         if seated is None or seated.context != context:
             publish_winner(self._publish, await self._store.decide_winner(best.id), self._work.job.id)
 

@@ -60,7 +60,7 @@ def chosen(measured: Sequence[Trial]) -> Trial | None:
 
 def settled(store: Store, context: Context, finalists: int) -> Trial | None:
     """Return who won on a ground and is not seated any more: it is an old ground, that an undone edit restored."""
-    seated = store.winner(context.kernel, context.problem, context.device)
+    seated = store.winner(context.key)
     if seated is not None and seated.context == context:
         return None
     return chosen(store.best_trials(context, 1, rounds=1) or store.best_trials(context, finalists))
@@ -77,7 +77,7 @@ class Experience:
     def order(self) -> Order:
         """Return the order in which to try configs."""
         context = self._work.context
-        seated = self._store.winner(context.kernel, context.problem, context.device)
+        seated = self._store.winner(context.key)
         past = self._store.past(context, RECENT_GROUNDS, MAX_PREDICTED)
         found = [Past(trial.config, trial.outcome, trial.latency_us) for trial in past if trial.outcome is not None]
         return order(None if seated is None else seated.config, self._work.kernel.default, found)

@@ -1,15 +1,19 @@
-"""Whether somebody else used the device while a kernel was timed.
+"""Use of the CPUs and GPUs by other programs, for judging a timing and for the idle policy.
 
-On the CPU: ktuned's own compile workers are niced, and the kernel counts niced time apart, so what is neither idle,
-niced nor this process's own is somebody else's. On a GPU: NVML says which processes had work on it.
+On the CPU: ktuned's own compile workers are niced, and the kernel counts niced time apart, so time that is neither
+idle, niced nor this process's own belongs to other programs. On a GPU: NVML lists the processes that worked on it.
 """
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
+
+from ktuned.backends import CpuTicks, gpu_uuids, nvml, read_ticks
 
 CONTENDED_SHARE = 0.6
 """Share of all CPU time that others must take, with none left idle, before a timing is thrown away.
@@ -21,117 +25,107 @@ IDLE_SHARE = 0.05
 MIN_WINDOW_TICKS = 20
 """Shorter windows are not judged: the kernel counts CPU time in ticks of 10 ms."""
 
-_USER, _NICE, _SYSTEM, _IDLE, _IOWAIT, _IRQ, _SOFTIRQ, _STEAL = range(8)
+RECENT_US = 5_000_000
+"""GPU work that is older does not count as current; NVML keeps some seconds of samples."""
+
+FOREIGN_PIDS = "NVML names processes of another PID namespace (run the container with --pid=host)"
+
+_NO_TICKS = CpuTicks(*[0] * len(CpuTicks._fields))
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """CPU seconds since boot, as ticks: the machine's by kind, and this process's own."""
+    """CPU time since boot, in ticks: the machine's by kind, and this process's own."""
 
-    machine: tuple[int, ...]
+    machine: CpuTicks
     own: float
 
     @classmethod
     def now(cls) -> Self:
-        """Read ``/proc/stat`` (proc(5)) and this process's times."""
-        with open("/proc/stat", encoding="ascii") as stream:
-            fields = stream.readline().split()[1:9]
+        """Read both; without ``/proc/stat`` no time passes, and nothing is judged."""
         own = os.times()
-        return cls(tuple(int(word) for word in fields), (own.user + own.system) * os.sysconf("SC_CLK_TCK"))
+        return cls(read_ticks() or _NO_TICKS, (own.user + own.system) * os.sysconf("SC_CLK_TCK"))
 
 
 def is_contended(before: CpuTimes, after: CpuTimes) -> bool:
-    """Tell whether between two readings others took the CPUs that the kernel needed."""
-    delta = [later - earlier for earlier, later in zip(before.machine, after.machine, strict=True)]
-    total = sum(delta)
-    if total < MIN_WINDOW_TICKS:
+    """Return whether between two readings other programs took the CPUs that the kernel needed."""
+    passed = after.machine.since(before.machine)
+    if passed.total < MIN_WINDOW_TICKS:
         return False
-    busy = delta[_USER] + delta[_SYSTEM] + delta[_IRQ] + delta[_SOFTIRQ] + delta[_STEAL]
-    others = busy - (after.own - before.own)
-    idle = delta[_IDLE] + delta[_IOWAIT]
-    return idle / total < IDLE_SHARE and others / total > CONTENDED_SHARE
+    others = passed.total - passed.unused - passed.nice - (after.own - before.own)
+    return passed.unused / passed.total < IDLE_SHARE and others / passed.total > CONTENDED_SHARE
 
 
 class CpuWatch:
-    """Watches the CPUs from its making on."""
+    """Watches the CPUs from its construction on."""
 
     def __init__(self) -> None:
         self._before = CpuTimes.now()
 
     def is_contended(self) -> bool:
-        """Tell whether others took the CPUs since."""
+        """Return whether other programs took the CPUs since."""
         return is_contended(self._before, CpuTimes.now())
 
 
-NOT_INSTALLED = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
-FOREIGN_PIDS = "NVML names processes of another PID namespace (run the container with --pid=host)"
-
-
-def nvml_absence() -> str:
-    """Return why NVML cannot be asked here who uses the GPUs, or nothing if it can."""
-    try:
-        import pynvml
-    except ImportError:
-        return NOT_INSTALLED
-    try:
-        pynvml.nvmlInit()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        return f"NVML: {error}"
-    return ""
-
-
 @cache
-def _gpu(uuid: str) -> tuple[Any, str]:
-    """Return NVML's handle of a GPU on which this process has a context, and why it cannot be judged, if it cannot."""
+def _gpu(uuid: str) -> tuple[nvml.Gpu | None, str]:
+    """Return a GPU on which this process has a context, and the reason if its use cannot be judged."""
     try:
-        import pynvml
-    except ImportError:
-        return None, NOT_INSTALLED
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-        users = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-    except pynvml.NVMLError as error:
-        return None, f"NVML: {error}"
-    # Own work would be taken for somebody else's.
-    return handle, "" if os.getpid() in users else FOREIGN_PIDS
+        gpu = nvml.Gpu(f"GPU-{uuid}")
+        # Own work would be taken for that of another process.
+        return gpu, "" if os.getpid() in gpu.context_pids() else FOREIGN_PIDS
+    except nvml.Unavailable as error:
+        return None, str(error)
 
 
 class GpuWatch:
-    """Watches one GPU, on which this process has a context, from its making on.
+    """Watches one GPU, on which this process has a context, from its construction on.
 
-    Without NVML nothing is judged, and :attr:`absence` says why.
+    Without NVML nothing is judged, and :attr:`absence` is the reason.
     """
 
     def __init__(self, uuid: str) -> None:
-        self._handle, self.absence = _gpu(uuid)
-        if self.absence:
-            return
-        import pynvml
+        self._gpu, self.absence = _gpu(uuid)
+        self._since_us = max((sample.at_us for sample in self._samples(0)), default=0)
 
-        self._nvml = pynvml
-        try:
-            self._since = max((sample.timeStamp for sample in self._samples(0)), default=0)
-        except pynvml.NVMLError as error:
-            self.absence = f"NVML: {error}"
-
-    def _samples(self, since: int) -> list[Any]:
-        try:
-            found: list[Any] = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, since)
-        except self._nvml.NVMLError_NotFound:
-            # Nobody had work on the device.
+    def _samples(self, since_us: int) -> list[nvml.Sample]:
+        if self._gpu is None or self.absence:
             return []
-        return found
+        try:
+            return self._gpu.samples(since_us)
+        except nvml.Unavailable as error:
+            self.absence = str(error)
+            return []
 
     def is_contended(self) -> bool:
-        """Tell whether another process kept the device busy since."""
-        if self.absence:
-            return False
-        try:
-            return any(
-                sample.pid not in (0, os.getpid()) and sample.smUtil > 0 for sample in self._samples(self._since)
-            )
-        except self._nvml.NVMLError as error:
-            self.absence = f"NVML: {error}"
-            return False
+        """Return whether another process kept the device busy since."""
+        unknown_or_own = (0, os.getpid())
+        samples = self._samples(self._since_us)
+        return any(sample.pid not in unknown_or_own and sample.percent > 0 for sample in samples)
+
+
+def gpu_users(ours: Iterable[int]) -> dict[str, Any]:
+    """Return ``users``: the number of processes, other than ``ours``, that worked on each GPU lately, by its name.
+
+    A process of another PID namespace is not counted, because it may be one of ours. ``absence`` is the reason why
+    nothing is known.
+    """
+    known = set(ours)
+    since_us = time.time_ns() // 1000 - RECENT_US
+    try:
+        users = {name: len(_working_on(uuid, since_us) - known) for name, uuid in gpu_uuids().items()}
+    except nvml.Unavailable as error:
+        return {"users": {}, "absence": str(error)}
+    # Without a GPU, NVML has not been asked.
+    return {"users": users, "absence": "" if users else nvml.absence()}
+
+
+def _working_on(uuid: str, since_us: int) -> set[int]:
+    try:
+        with nvml.Gpu(uuid) as gpu:
+            samples = gpu.samples(since_us)
+    except nvml.Unsupported:
+        # A partition of a GPU does not report its processes.
+        return set()
+    pids = {sample.pid for sample in samples if sample.percent > 0 and sample.at_us > since_us}
+    return {pid for pid in pids if os.path.exists(f"/proc/{pid}")}

@@ -64,9 +64,9 @@ def _operations() -> dict[str, Operation]:
     # Imported after the process is tied to its daemon; each is light, and imports what it needs when it is asked.
     from ktuned.worker.bench import Bench
     from ktuned.worker.compile import compile_units
+    from ktuned.worker.contention import gpu_users
     from ktuned.worker.inspect import Inspector
     from ktuned.worker.probe import prepare, probe
-    from ktuned.worker.usage import gpu_users
 
     registry = Registry()
     inspector = Inspector(registry)

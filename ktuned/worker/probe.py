@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ktuned.backends import Absent, Registry
+from ktuned.backends import Absent, Registry, nvml
 from ktuned.model import BackendError
-from ktuned.worker.contention import nvml_absence
 
 
 def probe(registry: Registry) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def probe(registry: Registry) -> dict[str, Any]:
     return {
         "version": sys.version.split()[0],
         "backends": backends,
-        "nvml": nvml_absence() if has_gpu else "",
+        "nvml": nvml.absence() if has_gpu else "",
     }
 
 

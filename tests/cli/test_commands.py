@@ -276,7 +276,7 @@ def test_kernels_lists_errors_with_file_and_line(run: Run, serve: Serve) -> None
     assert ran.code == 0
     assert "/src/tune_gemm.py:7  2 configs of BM, constrained" in ran.out
     assert ran.out.splitlines()[-2:] == [
-        f"{KERNEL_MAP['name']}: gemm.cu includes lost.h, which is not there",
+        f"{KERNEL_MAP['name']}: gemm.cu includes lost.h, which is missing",
         "/src/tune_bad.py:3: NameError: name 'x' is not defined",
     ]
 
@@ -356,7 +356,7 @@ def test_an_argument_that_is_no_text_is_named(run: Run) -> None:
     """A file's name can be any bytes; what cannot be sent is one line."""
     ran = run("tune", "tune_\udcff.py")
     assert ran.code == 2
-    assert ran.err == "ktuned: 'tune_\\udcff.py' is no UTF-8 text; rename what it names\n"
+    assert ran.err == "ktuned: 'tune_\\udcff.py' is not UTF-8; rename the file or directory\n"
 
 
 def test_pins_are_a_table(run: Run, serve: Serve) -> None:

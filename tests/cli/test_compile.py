@@ -83,5 +83,5 @@ def test_nothing_compiled_is_a_result_not_reached(run: Run, serve: Serve) -> Non
     ran = run("compile", "gemm", "--no-spawn")
     assert ran.code == 1
     assert f"{KERNEL} [M=64 dtype=float32] BM=1  no" in ran.out
-    assert "8 configs are not listed: they came faster than they were read" in ran.err
+    assert "8 configs are not listed: their events came faster than they were read" in ran.err
     assert "no such backend" in ran.err

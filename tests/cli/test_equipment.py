@@ -105,7 +105,7 @@ def test_each_backend_and_each_device_has_its_line() -> None:
     [
         (
             {**GOOD, "devices": [], "absent": NO_GPU},
-            ("warn", "no_hardware: no NVIDIA GPU in this machine; it compiles for sm_90a all the same", ""),
+            ("warn", "no_hardware: no NVIDIA GPU in this machine; it still compiles for sm_90a", ""),
         ),
         ({**GOOD, "devices": [], "absent": NO_NVCC}, ("warn", "no_compiler: no nvcc on the PATH", "set CUDA_HOME")),
         (
@@ -129,7 +129,7 @@ def test_contention_that_cannot_be_judged() -> None:
     missing = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
     *_, (level, what, message, mend) = judged(environment(backends={"nvrtc": GOOD}, nvml=missing))
     assert (level, what, mend) == ("warn", "NVML", "/p/python -m pip install nvidia-ml-py")
-    assert "no timing is judged by it" in message
+    assert "timings ignore it" in message
 
 
 def test_interpreter_that_cannot_be_asked() -> None:

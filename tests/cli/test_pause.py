@@ -30,8 +30,8 @@ def test_what_is_named_travels(
 @pytest.mark.parametrize(
     ("words", "paused", "said"),
     [
-        ((), [""], "all tuning is paused; `ktuned resume` ends that"),
-        (("--device", "H200"), ["H200"], "paused: H200; `ktuned resume --device DEVICE` ends that"),
+        ((), [""], "all tuning is paused; `ktuned resume` resumes it"),
+        (("--device", "H200"), ["H200"], "paused: H200; `ktuned resume --device DEVICE` resumes one"),
     ],
 )
 def test_devices_are_told_in_a_line(
@@ -48,7 +48,7 @@ def test_devices_are_told_in_a_line(
     ("jobs", "said"),
     [
         ([], "nothing is paused\n"),
-        ([job_map(3), job_map(5)], "still paused: job 3, 5; `ktuned resume JOB` ends that\n"),
+        ([job_map(3), job_map(5)], "still paused: job 3, 5; `ktuned resume JOB` resumes one\n"),
     ],
 )
 def test_when_no_device_is_paused_any_more_jobs_may_be(
@@ -82,7 +82,7 @@ def test_target_and_device_are_wrong_usage(run: Run) -> None:
     """They are two things."""
     ran = run("pause", "gemm", "--device", "cpu:0")
     assert ran.code == 2
-    assert "name one of them" in ran.err
+    assert "give one of them" in ran.err
 
 
 @pytest.mark.parametrize(

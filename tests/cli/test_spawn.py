@@ -67,7 +67,7 @@ def test_a_daemon_that_says_nothing_is_told_so(tmp_path: Path, interpreter: Path
     """Words of an earlier start are not taken for this one's."""
     (tmp_path / spawn.LOG_NAME).write_text("an old failure\n")
     behave(interpreter, "exit 1")
-    with pytest.raises(spawn.DaemonNotStarted, match="it said nothing"):
+    with pytest.raises(spawn.DaemonNotStarted, match="its log is empty"):
         spawn.start(str(tmp_path / "s" / "ktuned.sock"), tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""When a daemon ends by itself, how its pace is told, and how the watchdog is fed."""
+"""The daemon's end when idle, its rates, and the watchdog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from ktuned.daemon.lifetime import WINDOW_S, Idleness, Lifetime, Rates
+from ktuned.daemon.lifetime import Idleness, Life
 from ktuned.daemon.systemd import Notifier
 
 
@@ -70,16 +70,27 @@ def test_it_ends_exactly_when_nothing_happened_for_the_limit(
         assert idle.is_over(["clients"] if is_busy else [], total, now) == expected
 
 
-def test_rates_reach_back_one_window() -> None:
+def test_rates_reach_back_a_minute() -> None:
     """A rate is the rise over the last minute, however long the daemon has run, and 0 at its start."""
-    rates = Rates()
-    assert rates.per_second({"lookups": 5}, 0.0) == {"lookups": 0.0}
-    for second in range(0, 600, 5):
-        rates.sample({"lookups": 10 * second}, float(second))
-    assert rates.per_second({"lookups": 5950}, 595.0) == {"lookups": 10.0}
-    for second in range(600, 600 + int(WINDOW_S) + 5, 5):
-        rates.sample({"lookups": 5950}, float(second))
-    assert rates.per_second({"lookups": 5950}, 600.0 + WINDOW_S) == {"lookups": 0.0}
+    lookups = 5
+    with Notifier() as notifier:
+        life = Life(
+            notifier,
+            watchdog_s=0.0,
+            idle_exit_s=0.0,
+            busy=list,
+            counters=lambda: {"lookups": lookups},
+            describe=str,
+            stop=lambda: None,
+        )
+        assert life.rates(0.0) == {"lookups": 0.0}
+        for second in range(0, 600, 5):
+            lookups = 10 * second
+            life.look(float(second))
+        assert life.rates(595.0) == {"lookups": 10.0}
+        for second in range(600, 665, 5):
+            life.look(float(second))
+        assert life.rates(660.0) == {"lookups": 0.0}
 
 
 @pytest.mark.anyio
@@ -91,7 +102,7 @@ async def test_the_loop_feeds_the_watchdog_and_ends_when_idle(tmp_path: Path) ->
         manager.bind(str(tmp_path / "notify"))
         manager.setblocking(False)
         with Notifier(str(tmp_path / "notify")) as notifier:
-            life = Lifetime(
+            life = Life(
                 notifier,
                 watchdog_s=0.1,
                 idle_exit_s=0.05,
@@ -119,7 +130,7 @@ async def test_a_new_limit_counts_at_once() -> None:
     """A reload that sets the limit does not wait for the next look."""
     stopped = anyio.Event()
     with Notifier() as notifier:
-        life = Lifetime(
+        life = Life(
             notifier,
             watchdog_s=0.0,
             idle_exit_s=0.0,

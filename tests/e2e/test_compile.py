@@ -73,7 +73,7 @@ def test_interrupting_cancels(tmp_path: Path) -> None:
         daemon.until(lambda: daemon.client.call("jobs")["jobs"][0]["waiters"] == 1, "the command to follow its job")
         command.send_signal(signal.SIGINT)
         _, said = command.communicate(timeout=PATIENCE_S)
-        assert (command.returncode, said) == (130, "cancelled; what was compiled stays\n")
+        assert (command.returncode, said) == (130, "cancelled; compiled configs are kept\n")
         daemon.until(lambda: not daemon.client.call("status")["jobs"]["running"], "the job to end")
         (job,) = daemon.client.call("jobs")["jobs"]
         assert job["state"] == "cancelled"

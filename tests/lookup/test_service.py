@@ -11,10 +11,11 @@ from ktuned.catalog.catalog import Inspection
 from ktuned.model.errors import AmbiguousName, StoreError, UsageError
 from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
 from ktuned.store.database import Store
-from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text
+from tests.parts import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +34,7 @@ async def tuned(parts: Parts, **options: str) -> KernelInfo:
     """Declare a kernel and enter a winner for its problem."""
     kernel = await parts.inspect(kernel_text(**options))
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.changed(kernel.name)
     return kernel
 
 
@@ -60,12 +61,12 @@ async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> N
     """Each step is told as it becomes true, and its generation grows with it."""
     assert ask(parts)["status"] == "unknown"
     await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)"))
-    parts.lookups.caches.changed("project:it")
+    parts.lookups.changed("project:it")
     told = [ask(parts)]
     await tuned(parts, configs="us=[10.0, 20.0]", default="dict(us=10.0)")
     told += [ask(parts, {"n": 65}), ask(parts)]
     await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)", rtol="0.5"))
-    parts.lookups.caches.changed("project:it")
+    parts.lookups.changed("project:it")
     told.append(ask(parts))
     assert [answer["status"] for answer in told] == ["default", "near", "fresh", "stale"]
     assert [answer["config"]["us"] for answer in told] == [10.0, 20.0, 20.0, 20.0]
@@ -89,7 +90,7 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     parts.catalog.add_root(Root("/q", "q", "python"))
     twin = replace(kernel, project="q", file="/q/tune_it.py")
     parts.catalog.apply([Inspection(twin.file, (twin,))])
-    parts.lookups.caches.changed(twin.name)
+    parts.lookups.changed(twin.name)
     with pytest.raises(AmbiguousName):
         ask(parts)
     assert parts.lookups.lookup("project:it", {"n": 64}, None, tune=False)["status"] == "fresh"
@@ -121,7 +122,7 @@ async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
     async with parts.working():
         for _ in range(100):
             assert ask(parts, tune=True)["status"] == "default"
-            parts.lookups.caches.changed("project:it")
+            parts.lookups.changed("project:it")
         await parts.reached("door")
         (job,) = parts.jobs.live()
         assert (job.reason, job.plan.preset) == ("looked up", "fast")
@@ -130,17 +131,48 @@ async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
     assert len(parts.store.jobs()) == 1
 
 
+async def test_lookups_that_share_a_key_make_one_job(parts: Parts) -> None:
+    """Problems that differ in what the kernel does not specialise for are tuned once, and all served by that."""
+    problems: list[Problem] = [{"n": 64, "k": k} for k in range(100)]
+    await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", problems="[dict(n=64, k=0)]", specialize="('n',)"))
+    for problem in problems:
+        assert ask(parts, problem, tune=True)["status"] == "default"
+    async with parts.working():
+        (ended,) = await parts.told.ended()
+    assert ended["problem"] == {"n": 64, "k": 0}, "the job measures the whole problem that it was first asked for"
+    assert {ask(parts, problem, tune=True)["status"] for problem in problems} == {"fresh"}
+    assert len(parts.store.jobs()) == 1
+
+
+async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts) -> None:
+    """A constraint sees the whole problem: the verdict for one says nothing of another."""
+    constrained = "us=[10.0, 20.0, 30.0], where=lambda p, c: c.us <= p.k"
+    kernel = await parts.inspect(
+        kernel_text(configs=constrained, problems="[dict(n=64, k=64)]", specialize="('n',)", default="dict(us=10.0)")
+    )
+    await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 64}, rounds=ALL_ROUNDS)
+    parts.lookups.changed(kernel.name)
+    generation = parts.generations.of(kernel.name)
+    for k, status in ((64, "near"), (15, "default")):
+        assert ask(parts, {"n": 32, "k": k})["status"] == "default"
+        with anyio.fail_after(PATIENCE_S):
+            while parts.generations.of(kernel.name) == generation:  # noqa: ASYNC110 - no event tells of a verdict
+                await anyio.sleep(0.005)
+        generation += 1
+        assert ask(parts, {"n": 32, "k": k})["status"] == status
+
+
 async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None:
     """An answer says how its tuning failed and lookups leave it at that, until who may know better says otherwise."""
     await tuned(parts)
     (before,) = parts.store.jobs()
     await parts.store.update_job(replace(before, state=JobState.DONE))
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.changed(kernel.name)
     assert ask(parts)["message"] == ""
     async with parts.working():
         await parts.jobs.submit(
-            kernel.name, {"n": 64}, "Fake CPU", priority=300, reason="saved", plan=replace(kernel.plan, trials=1)
+            wanted({"n": 64}), {"n": 64}, priority=300, reason="saved", plan=replace(kernel.plan, trials=1)
         )
         await parts.told.ended(1)
         assert ask(parts)["message"] == "", "one that was to try less has not tried all"
@@ -152,16 +184,16 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
 
         parts.jobs.forget_failures("project:another")
         await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.25"))
-        parts.lookups.caches.changed(kernel.name)
+        parts.lookups.changed(kernel.name)
         assert ask(parts)["message"] == "", "another state of the files may work"
         await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-        parts.lookups.caches.changed(kernel.name)
+        parts.lookups.changed(kernel.name)
         assert ask(parts, tune=True)["message"] == answer["message"]
 
         parts.jobs.forget_failures(kernel.name)
-        parts.lookups.caches.changed(kernel.name)
+        parts.lookups.changed(kernel.name)
         assert ask(parts)["message"] == ""
-        await parts.jobs.submit(kernel.name, {"n": 1}, "none", priority=1, reason="a marker", plan=Plan())
+        await parts.jobs.submit(wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan())
         await parts.told.ended(3)
     assert [job.reason for job in parts.store.jobs()] == ["a marker", "looked up", "saved", "asked"]
 
@@ -171,7 +203,7 @@ async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:
     await tuned(parts)
     assert ask(parts, tune=True)["status"] == "fresh"
     async with parts.working():
-        await parts.jobs.submit("project:it", {"n": 1}, "none", priority=1, reason="a marker", plan=Plan())
+        await parts.jobs.submit(wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan())
         await parts.told.ended()
     assert [job.reason for job in parts.store.jobs()] == ["a marker", "asked"]
 
@@ -180,7 +212,7 @@ async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> 
     """``1``, ``1.0`` and ``True`` are remembered apart."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
     await parts.measured(kernel, {20.0: 5.0}, {"n": 1})
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.changed(kernel.name)
     assert [ask(parts, {"n": n})["status"] for n in (1, 1.0, True)] == ["fresh", "near", "default"]
 
 
@@ -189,12 +221,12 @@ class FullOnce(Store):
 
     refused = False
 
-    async def create_job(self, kernel: str, problem: Problem, device: str, **options: Any) -> Job:
+    async def create_job(self, key: WinnerKey, problem: Problem, **options: Any) -> Job:
         """Refuse, or do as any store."""
         if not self.refused:
             self.refused = True
             raise StoreError("the disk is full")
-        return await super().create_job(kernel, problem, device, **options)
+        return await super().create_job(key, problem, **options)
 
 
 async def test_errand_that_failed_is_sent_again(tmp_path: Path) -> None:
@@ -204,7 +236,7 @@ async def test_errand_that_failed_is_sent_again(tmp_path: Path) -> None:
         with anyio.fail_after(PATIENCE_S):
             while not parts.jobs.live():
                 ask(parts, tune=True)
-                parts.lookups.caches.changed("project:it")
+                parts.lookups.changed("project:it")
                 await anyio.sleep(0.005)
         assert isinstance(parts.store, FullOnce)
         assert parts.store.refused

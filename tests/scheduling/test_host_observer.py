@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ktuned.fleet.usage import Usage
-from ktuned.scheduling.host_observer import HostObserver
-from ktuned.worker.usage import gpu_users
-from tests.assembled import Parts
+from ktuned.scheduling.host_observer import Observer
+from ktuned.worker.contention import gpu_users
+from tests.parts import Parts
 
 pytestmark = pytest.mark.anyio
 
@@ -19,9 +19,9 @@ def machine(root: Path, busy: int, idle: int, stalled_us: int) -> None:
     (root / "proc/pressure/cpu").write_text(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={stalled_us}\n")
 
 
-def observer(parts: Parts, usage: Usage | None = None) -> HostObserver:
+def observer(parts: Parts, usage: Usage | None = None) -> Observer:
     """Return an observer of the parts' machine."""
-    return HostObserver(
+    return Observer(
         fleet=parts.fleet,
         machine=parts.machine,
         environments=lambda: [parts.environment],

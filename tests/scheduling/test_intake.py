@@ -12,7 +12,7 @@ from ktuned.model.errors import NotFound, UsageError
 from ktuned.model.job import Job, Priority
 from ktuned.model.plan import Plan
 from ktuned.scheduling.intake import Wish
-from tests.assembled import ALL_ROUNDS, Parts, kernel_text
+from tests.parts import ALL_ROUNDS, Parts, kernel_text
 
 DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=9.0)
 
@@ -151,6 +151,19 @@ class TestTuneKernel:
             await parts.intake.tune_kernel(kernel, Wish(problem={"m": 1}))
         (job,) = await parts.intake.tune_kernel(kernel, Wish(problem={"n": 1}))
         assert (job.problem, job.device, job.priority) == ({"n": 1}, "Fake CPU", Priority.REQUESTED)
+
+    async def test_problems_with_one_key_are_one_job(self, parts: Parts) -> None:
+        """They have one winner; what is asked for while a job looks for it is not passed over as fresh."""
+        kernel = await parts.inspect(
+            kernel_text(problems="[dict(n=1, k=1), dict(n=1, k=2), dict(n=2, k=1)]", specialize="('n',)")
+        )
+        jobs = await parts.intake.tune_kernel(kernel, Wish())
+        assert [job.problem for job in jobs] == [{"n": 1, "k": 1}, {"n": 2, "k": 1}]
+        for n in (1, 2):
+            await parts.measured(kernel, {50.0: 1.0}, {"n": n, "k": 5}, rounds=ALL_ROUNDS)
+        await parts.jobs.cancel(jobs[1].id)
+        again = await parts.intake.tune_kernel(kernel, Wish(stale_only=True))
+        assert [job.id for job in again] == [jobs[0].id]
 
     async def test_without_problems_one_must_be_named(self, parts: Parts) -> None:
         """A kernel that declares none says how to name one."""

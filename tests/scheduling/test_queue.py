@@ -9,8 +9,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ktuned.model.job import Job, JobState
+from ktuned.model.keys import key_problem
 from ktuned.model.plan import Plan
-from ktuned.scheduling.queue import EVERYTHING, JobQueue, extended, identity
+from ktuned.scheduling.queue import EVERYTHING, JobQueue, extended
 from ktuned.scheduling.ranks import AGE_S, HALF_LIFE_S, TURN_S
 
 DEVICES = st.sampled_from(["x", "y"])
@@ -46,10 +47,19 @@ def test_same_work_is_found_whatever_the_order_of_its_keys() -> None:
     """Kernel, problem and device make the work; a key's place does not."""
     queue = JobQueue([job(1, problem={"M": 1, "N": 2})])
     same = job(9, problem={"N": 2, "M": 1}, plan=Plan(trials=3))
-    assert queue.find(identity(same)) == queue.find(identity(same), same.plan) == queue.get(1)
-    assert queue.find(identity(same), Plan(seed=1)) is None
+    assert queue.find(same.key) == queue.find(same.key, same.plan) == queue.get(1)
+    assert queue.find(same.key, Plan(seed=1)) is None
     for other in ({"problem": {"M": 1, "N": 2.0}}, {"kernel": "p:other"}, {"device": "y"}):
-        assert queue.find(identity(replace(same, **other))) is None
+        assert queue.find(replace(same, **other).key) is None
+
+
+def test_problems_with_one_key_are_the_same_work() -> None:
+    """Sizes that do not enter the key make no other job; a job without a key problem stands for its whole problem."""
+    key = key_problem({"M": 1})
+    queue = JobQueue([job(1, problem={"M": 1, "K": 1}, key_problem=key)])
+    assert queue.find(job(2, problem={"M": 1, "K": 2}, key_problem=key).key) == queue.get(1)
+    assert queue.find(job(2, problem={"M": 1}).key) == queue.get(1)
+    assert queue.find(job(2, problem={"M": 1, "K": 1}).key) is None
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(100, (200, "asked")), (200, (200, "asked")), (300, (300, "saved"))])
@@ -75,7 +85,7 @@ def test_held_job_waits_until_its_kernel_is_released() -> None:
     queue = JobQueue([job(1), job(2, kernel="p:other")])
     queue.hold(1)
     assert queue.next_for("x") == queue.get(2)
-    assert queue.find(identity(job(1))) is not None
+    assert queue.find(job(1).key) is not None
     queue.remove(2)
     assert queue.next_for("x") is None
     assert not queue.preempts(works(queue, job(3, priority=100)))
@@ -151,11 +161,11 @@ def test_lookups_order_equals_by_how_many_and_how_recent() -> None:
     """Of jobs of one rank the one that is looked up more goes first, and old lookups count less and less."""
     clock = Clock()
     queue = JobQueue([job(1), job(2), job(3, priority=300)], clock=clock)
-    queue.ask(identity(job(2)), 3)
-    queue.ask(identity(job(9)))
+    queue.ask(job(2).key, 3)
+    queue.ask(job(9).key)
     assert [one.id for one in queue] == [3, 2, 1]
     clock.now += 2 * HALF_LIFE_S - 1
-    queue.ask(identity(job(1)))
+    queue.ask(job(1).key)
     # Three lookups have become less than one.
     assert [one.id for one in queue] == [3, 1, 2]
 

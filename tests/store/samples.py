@@ -2,6 +2,7 @@
 
 from ktuned.model.job import Job, Priority
 from ktuned.model.kernel import KernelInfo
+from ktuned.model.keys import KernelName
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, TrialResult
 from ktuned.model.values import Outcome, Problem, canonical
@@ -26,7 +27,12 @@ def failed(outcome: Outcome) -> TrialResult:
 async def new_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:
     """Enter a job."""
     return await store.create_job(
-        kernel, PROBLEM, "cpu-x", priority=Priority.ASKED, reason="asked", plan=Plan(seed=3), now=1000.0
+        CONTEXT.key._replace(kernel=KernelName(kernel)),
+        PROBLEM,
+        priority=Priority.ASKED,
+        reason="asked",
+        plan=Plan(seed=3),
+        now=1000.0,
     )
 
 

@@ -43,7 +43,7 @@ READS: dict[str, Callable[[Store], object]] = {
     "best": lambda store: store.best_trials(CONTEXT, 5),
     "finalists": lambda store: store.best_trials(CONTEXT, 5, rounds=1),
     "past": lambda store: store.past(CONTEXT, 3, 10),
-    "winner": lambda store: store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device),
+    "winner": lambda store: store.winner(CONTEXT.key),
     "winners": Store.winners,
     "shared": lambda store: exchange.read_shared(store.path, CONTEXT.kernel, CONTEXT.device),
     "pinned": lambda store: store.pinned.find("run", "q"),
@@ -113,13 +113,13 @@ async def test_a_damaged_winner_is_not_served(database: Path) -> None:
     await filled(database)
     sql(database, """UPDATE trials SET config = '{"BM"' || id WHERE id IN (2, 3)""")
     async with Store.open(database) as store:
-        assert store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device) is None
+        assert store.winner(CONTEXT.key) is None
         assert [trial.id for trial in store.trials()] == [1]
         job = await new_job(store)
         number = await tried(store, job, 16, measured(5.0))
         await store.decide_winner(number)
         await store.forget(CONTEXT.kernel, Outcome.HUNG)
-        winner = store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)
+        winner = store.winner(CONTEXT.key)
         assert winner is not None
         assert winner.config == {"BM": 16}
 

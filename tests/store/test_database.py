@@ -35,7 +35,7 @@ NOT_MEASURED = sorted(set(Outcome) - {Outcome.MEASURED})
 
 def seat(store: Store) -> Winner | None:
     """Return the winner that all these tests compete for."""
-    return store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)
+    return store.winner(CONTEXT.key)
 
 
 def seated_id(store: Store) -> int | None:
@@ -451,7 +451,7 @@ async def test_reads_use_indexes(store: Store) -> None:
     store._reader.rows = spy  # type: ignore[method-assign]
     store.known_trial(CONTEXT, {"BM": 1})
     store.best_trials(CONTEXT, 5)
-    store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)
+    store.winner(CONTEXT.key)
     store.winners()
     store.trial(1)
     store.trials()

@@ -143,12 +143,12 @@ async def test_the_store_survives_a_full_disk(store: Store) -> None:
             begun.append(await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": config}))
     assert caught.value.code == "store"
     assert "free some space" in caught.value.hint
-    assert (winner := store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)) is not None
+    assert (winner := store.winner(CONTEXT.key)) is not None
     assert winner.trial == kept
     assert [trial.id for trial in reversed(store.trials(limit=9999))] == [kept, *begun]
     store._connection.execute("PRAGMA max_page_count = 1073741823")
     later = await tried(store, job, 9999, measured(4.0))
-    assert (winner := store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)) is not None
+    assert (winner := store.winner(CONTEXT.key)) is not None
     assert winner.trial == later
 
 

@@ -61,7 +61,7 @@ async def test_what_is_adopted_is_the_winner(tmp_path: Path) -> None:
     async with Store.open(tmp_path / "k.sqlite") as store:
         slow = await store.adopt(CONTEXT.kernel, CONTEXT.device, [offer(YESTERDAY, 4.0)])
         await store.adopt(CONTEXT.kernel, CONTEXT.device, [offer(CONTEXT, 9.0, decided=12.0)])
-        seated = store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)
+        seated = store.winner(CONTEXT.key)
         assert seated is not None
         assert (seated.context, seated.config, seated.latency_us, seated.decided) == (CONTEXT, THEIRS, 9.0, 12.0)
         job = store.job(slow)

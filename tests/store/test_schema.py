@@ -53,7 +53,7 @@ async def test_an_older_database_keeps_what_it_holds(version: int, database: Pat
     """Each older schema becomes today's, with its trials, winners and jobs, and goes on from there."""
     made_by(version, database)
     async with Store.open(database) as store:
-        winner = store.winner(CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)
+        winner = store.winner(CONTEXT.key)
         assert winner is not None
         assert (winner.config, winner.latency_us, winner.context) == ({"BM": 1}, 5.0, CONTEXT)
         assert (store.recovered.trials, store.recovered.jobs) == (1, 1)

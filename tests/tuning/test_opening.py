@@ -9,8 +9,8 @@ import pytest
 from ktuned.fleet.lanes import Lane
 from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
-from tests.assembled import Parts, kernel_text
 from tests.fleet.playing import until
+from tests.parts import Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -22,9 +22,8 @@ async def submitted(parts: Parts, configs: str, reference: str = REFERENCE) -> i
     """Ask for a job on configs whose reference waits; return its id."""
     await parts.inspect("import ktuned_fake\n" + kernel_text(configs=configs, reference=reference))
     arrival = await parts.jobs.submit(
-        "project:it",
+        wanted({"n": 64}),
         {"n": 64},
-        "Fake CPU",
         priority=Priority.REQUESTED,
         reason="test",
         plan=Plan(preset="fast", strategy="exhaustive"),

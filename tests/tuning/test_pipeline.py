@@ -4,7 +4,7 @@ import pytest
 
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
-from tests.assembled import ALL_ROUNDS, Parts, kernel_text
+from tests.parts import ALL_ROUNDS, Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -16,9 +16,8 @@ FIGURES = {1.0: 10.0, 2.0: 20.0, 3.0: 30.0}
 async def tune(parts: Parts) -> dict[str, object]:
     """Run one job to its end."""
     await parts.jobs.submit(
-        "project:it",
+        wanted({"n": 64}),
         {"n": 64},
-        "Fake CPU",
         priority=100,
         reason="test",
         plan=Plan(preset="fast", strategy="exhaustive"),

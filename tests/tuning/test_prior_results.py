@@ -9,7 +9,7 @@ import pytest
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.prior_results import Past, order
-from tests.assembled import Parts, kernel_text
+from tests.parts import Parts, kernel_text, wanted
 
 
 def past(tag: int, outcome: Outcome = Outcome.MEASURED) -> Past:
@@ -71,7 +71,7 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
         assert {trial.detail["carried_from"] for trial in trials} == {
             trial.id for trial in parts.store.trials(kernel=kernel.name, job=first["id"])
         }
-        seated = parts.store.winner(kernel.name, '{"n":64}', "Fake CPU")
+        seated = parts.store.winner(wanted({"n": 64}))
         assert seated is not None
         assert seated.context.digest == kernel.digest
         third = await _tuned(parts, 3, rtol="0.5")

@@ -10,8 +10,8 @@ import pytest
 
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
-from tests.assembled import Parts, kernel_text
 from tests.fleet.playing import gone, is_running, until
+from tests.parts import Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +24,7 @@ Stop = Callable[[Parts, int], Awaitable[object]]
 async def submit(parts: Parts, problem: dict[str, int]) -> int:
     """Ask for a tuning; return the job."""
     plan = Plan(preset="fast", strategy="exhaustive")
-    arrival = await parts.jobs.submit("project:it", problem, "Fake CPU", priority=100, reason="test", plan=plan)
+    arrival = await parts.jobs.submit(wanted(problem), problem, priority=100, reason="test", plan=plan)
     return arrival.job.id
 
 

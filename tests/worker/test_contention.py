@@ -2,15 +2,14 @@
 
 import pytest
 
+from ktuned.backends.cpu import CpuTicks
 from ktuned.worker.contention import MIN_WINDOW_TICKS, CpuTimes, is_contended
-
-KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
 
 def window(own: float = 0.0, **ticks: int) -> tuple[CpuTimes, CpuTimes]:
     """Return two readings between which this much time of each kind passed."""
-    start = tuple(range(1000, 1008))
-    end = tuple(value + ticks.get(kind, 0) for value, kind in zip(start, KINDS, strict=True))
+    start = CpuTicks(*range(1000, 1008))
+    end = CpuTicks(*(value + ticks.get(kind, 0) for value, kind in zip(start, CpuTicks._fields, strict=True)))
     return CpuTimes(start, 50.0), CpuTimes(end, 50.0 + own)
 
 
@@ -56,6 +55,6 @@ def test_the_machine_is_read() -> None:
     total = sum(range(300_000))
     after = CpuTimes.now()
     assert total
-    assert len(before.machine) == len(KINDS)
+    assert before.machine.total > 0
     assert all(later >= earlier for earlier, later in zip(before.machine, after.machine, strict=True))
     assert 0 <= before.own <= after.own

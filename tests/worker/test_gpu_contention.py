@@ -6,14 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from time import monotonic
+from time import monotonic, time_ns
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ktuned.backends.nvml import NOT_INSTALLED
 from ktuned.worker import contention
-from ktuned.worker.contention import FOREIGN_PIDS, NOT_INSTALLED, GpuWatch
+from ktuned.worker.contention import FOREIGN_PIDS, GpuWatch, gpu_users
 
 OWN, OTHER = os.getpid(), 1
 
@@ -38,21 +39,30 @@ class NotFoundError(NVMLError):
     """It has no samples."""
 
 
+class NotSupportedError(NVMLError):
+    """The device is a partition."""
+
+
 class PlayedNvml(ModuleType):
     """NVML of one GPU: who has a context, and which samples there are; ``None`` for a driver that fails."""
 
     NVMLError = NVMLError
     NVMLError_NotFound = NotFoundError
+    NVMLError_NotSupported = NotSupportedError
 
     def __init__(self, users: Sequence[int] | None = (OWN,)) -> None:
         super().__init__("pynvml")
         self.users = users
+        self.is_partition = False
         self.samples: list[tuple[int, int, int]] | None = []
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
         """Begin."""
         if self.users is None:
             raise NVMLError("Driver Not Loaded")
+
+    def nvmlShutdown(self) -> None:  # noqa: N802 - NVML's name
+        """End."""
 
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> str:  # noqa: N802 - NVML's name
         """Return the device."""
@@ -64,6 +74,8 @@ class PlayedNvml(ModuleType):
 
     def nvmlDeviceGetProcessUtilization(self, handle: str, since: int) -> list[Any]:  # noqa: N802 - NVML's name
         """Return the samples since a moment: (pid, moment, share of the multiprocessors)."""
+        if self.is_partition:
+            raise NotSupportedError("Not Supported")
         if self.samples is None:
             raise NVMLError("GPU is lost")
         found = [SimpleNamespace(pid=p, timeStamp=at, smUtil=share) for p, at, share in self.samples if at > since]
@@ -111,6 +123,18 @@ def test_what_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
         nvml.users = users
         watch = GpuWatch("a")
         assert (watch.absence, watch.is_contended()) == (reason, False)
+
+
+def test_processes_at_work_on_a_gpu_are_counted(nvml: PlayedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours, idle ones and those that cannot be seen do not count; a partition, which reports none, has none."""
+    monkeypatch.setattr(contention, "gpu_uuids", lambda: {"cuda:0": "GPU-a"})
+    now_us = time_ns() // 1000
+    nvml.samples = [(OWN, now_us, 50), (OTHER, now_us, 50), (os.getppid(), now_us, 0), (2**22 + 1, now_us, 50)]
+    assert gpu_users([OWN]) == {"users": {"cuda:0": 1}, "absence": ""}
+    nvml.is_partition = True
+    assert gpu_users([OWN]) == {"users": {"cuda:0": 0}, "absence": ""}
+    nvml.users = None
+    assert gpu_users([OWN]) == {"users": {}, "absence": "NVML: Driver Not Loaded"}
 
 
 def test_a_gpu_that_is_lost_meanwhile_is_not_judged(nvml: PlayedNvml) -> None:

@@ -1,1 +1,1 @@
-"""One module for each topic; a module holds the commands whose names ``ktuned.cli.COMMANDS`` maps to it."""
+"""Commands, one module for each topic; ``COMMANDS`` in ``ktuned.cli.program`` maps names to modules."""

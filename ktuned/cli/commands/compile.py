@@ -1,4 +1,4 @@
-"""``ktuned compile``: a space's artifacts, made without measuring and without a device."""
+"""``ktuned compile``: compiles a space without measuring, with or without a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ktuned_client.answers import TUNE_DEADLINE_S
 from ktuned_client.client import Tuning
 
 COMPILED = "ok"
-"""What a config that has its artifact shows in the place of an outcome."""
+"""Shown in place of an outcome for a config with an artifact."""
 
 _WIDTH = len("compile_timeout")
 _MESSAGE_CHARS = 160
@@ -26,10 +26,12 @@ _MESSAGE_CHARS = 160
 @click.command()
 @click.argument("target", metavar="PATH|KERNEL")
 @problem_option
-@click.option("--arch", metavar="ARCH", help="What to compile for (sm_90a); what a device here needs, if not given.")
-@click.option("--trials", type=click.IntRange(min=1), help="Compile at most so many configs.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Stop taking up configs after so long.")
-@click.option("--strategy", help="Which configs, and in which order (random, exhaustive, …).")
+@click.option(
+    "--arch", metavar="ARCH", help="The architecture to compile for (sm_90a); default: that of a device here."
+)
+@click.option("--trials", type=click.IntRange(min=1), help="Compile at most this many configs.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Start no config after this time.")
+@click.option("--strategy", help="The order of the configs (random, exhaustive, …).")
 @click.option("--seed", type=int, help="The strategy's seed.")
 @no_spawn_option
 @json_option
@@ -44,9 +46,9 @@ def compile(  # noqa: A001 - the command's name
     no_spawn: bool,
     as_json: bool,
 ) -> int:
-    """Compile a kernel file's configs, with no device, for later jobs.
+    """Compile a kernel file's configs for later jobs.
 
-    Says of every config what became of it. Ctrl-C cancels. Exits with 1 if nothing could be compiled.
+    Needs no device. Prints the result of every config. Ctrl-C cancels. Exits with 1 if nothing was compiled.
     """
     kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
     wanted = given(kernel=kernel, path=path, problem=problem, arch=arch, trials=trials, seconds=seconds)
@@ -74,7 +76,7 @@ def _ask(client: Client, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _follow(compiling: Tuning, as_json: bool) -> int:
-    """Print every config as it is ready; return how many."""
+    """Print every config when it is ready; return their number."""
     several = len(compiling.jobs) > 1
     told = 0
     for event in compiling:
@@ -89,7 +91,7 @@ def _follow(compiling: Tuning, as_json: bool) -> int:
 
 
 def line(event: Mapping[str, Any], *, several: bool) -> str:
-    """Return what became of one config, on one line; with its kernel and problem where there are ``several``."""
+    """Return the result of one config on one line; with its kernel and problem if there are ``several``."""
     config = text.flat(event["config"])
     if several:
         config = f"{event['kernel']} [{text.flat(event['problem'])}] {config}"
@@ -101,7 +103,7 @@ def line(event: Mapping[str, Any], *, several: bool) -> str:
 
 
 def _sum_up(jobs: list[dict[str, Any]], told: int) -> None:
-    """Say on stderr how each job ended, and how many configs were compiled too fast to be told of."""
+    """Print each job's end on stderr, and the number of configs whose events were missed."""
     for job in jobs:
         counts = text.counts(Counter(job["outcomes"]))
         cost = (
@@ -111,7 +113,7 @@ def _sum_up(jobs: list[dict[str, Any]], told: int) -> None:
         output.say(f"{job['kernel']}{problem}: {job['message'] or job['state']} ({counts}; {cost})")
     missed = sum(job["done"] for job in jobs) - told
     if missed > 0:
-        output.say(f"{missed} configs are not listed: they came faster than they were read")
+        output.say(f"{missed} configs are not listed: their events came faster than they were read")
 
 
 def _cancel(client: Client, compiling: Tuning) -> None:
@@ -120,6 +122,6 @@ def _cancel(client: Client, compiling: Tuning) -> None:
             try:
                 client.call("cancel", job=job["id"])
             except DaemonError:
-                # It ended by itself meanwhile.
+                # It has ended meanwhile.
                 continue
-    output.say("cancelled; what was compiled stays")
+    output.say("cancelled; compiled configs are kept")

@@ -1,4 +1,4 @@
-"""``ktuned doctor``: what is wrong here, and what mends it."""
+"""``ktuned doctor``: faults of the installation, and their remedies."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from ktuned_client.paths import socket_path
 def doctor(as_json: bool) -> int:
     """Check this installation.
 
-    Works without a daemon, and says more with one. Exits with 1 if anything fails.
+    Works without a daemon, and reports more with one. Exits with 1 if a check fails.
     """
     findings = _examine()
     if as_json:
         output.emit_json([finding.to_wire() for finding in findings])
     else:
-        output.table(["", "what", "how it is", "what mends it"], ([*map(str, _row(finding))] for finding in findings))
+        output.table(["", "what", "how it is", "remedy"], ([*map(str, _row(finding))] for finding in findings))
     return Exit.NOT_REACHED if any(finding.level is Level.FAIL for finding in findings) else Exit.DONE
 
 
@@ -41,7 +41,7 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _examine() -> list[Finding]:
-    # Not with the module: `--help` imports every command, and needs nothing that backends share.
+    # Not at the top: `--help` imports every command, and needs no backends.
     from ktuned.backends import ENTRY_POINT_GROUP
 
     status, environments, kernels, absence = _ask_daemon()
@@ -65,7 +65,7 @@ def _examine() -> list[Finding]:
     findings += [*equipment.check_backends(environments, roots), *equipment.check_kernels(kernels, environments, roots)]
     place = status["artifacts"].get("directory")
     if place:
-        # Not with the module: whoever asks for `--help` needs no database.
+        # Not at the top: `--help` needs no database.
         from ktuned.store import Artifacts
 
         findings += equipment.check_artifacts(Artifacts(Path(place), 0).census(), environments)
@@ -73,7 +73,7 @@ def _examine() -> list[Finding]:
 
 
 def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], tuple[str, ...]]:
-    """Return the daemon's status, what its backends are and its kernels, or why there is none and what mends it."""
+    """Return the daemon's status, backends and kernels, or the reason for its absence and the remedy."""
     try:
         versions.check()
         with Client() as client:

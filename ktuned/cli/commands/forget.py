@@ -1,4 +1,4 @@
-"""``ktuned forget``: have configs tried again that a quarantine or an old figure keeps away; give up pins."""
+"""``ktuned forget``: deletes trials, so that their configs are tried again, and releases pins."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from ktuned_client import Client
 
 @click.command()
 @click.argument("kernel", required=False)
-@click.option("--pin", help="Give up this pin, instead of a kernel's trials.")
-@click.option("--pins", "lists_pins", is_flag=True, help="Only list the pins that there are.")
-@click.option("--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only trials that ended so.")
+@click.option("--pin", help="Release this pin, instead of a kernel's trials.")
+@click.option("--pins", "lists_pins", is_flag=True, help="List the pins.")
+@click.option(
+    "--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only trials with this outcome."
+)
 @json_option
 def forget(kernel: str | None, pin: str | None, lists_pins: bool, outcome: str | None, as_json: bool) -> int:
     """Delete KERNEL's trials, so that they are tried again.
 
-    `--outcome hung` lifts the quarantine of the configs that hung, and leaves all others.
+    `--outcome hung` lifts the quarantine of configs that hung, and keeps all other trials.
     """
     if [kernel is not None, pin is not None, lists_pins].count(True) != 1:
-        raise UsageError("forget needs a kernel, or --pin, or --pins", hint="`ktuned forget --help` says more")
+        raise UsageError("forget needs a kernel, or --pin, or --pins", hint="see `ktuned forget --help`")
     if kernel is None:
         return _pins(as_json) if pin is None else _unpin(pin, as_json)
     with Client() as client:

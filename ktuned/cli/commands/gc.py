@@ -1,4 +1,4 @@
-"""``ktuned gc``: make room on the disk."""
+"""``ktuned gc``: frees disk space."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ktuned.cli.options import given, json_option
 from ktuned_client import Client
 
 GC_DEADLINE_S = 300.0
-"""How long it may take to go through many thousand artifacts on a slow disk."""
+"""Deadline for many thousand artifacts on a slow disk."""
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--keep", "keep_gib", type=click.FloatRange(min=0), metavar="GIB", help="Come down to so much.")
+@click.option("--dry-run", is_flag=True, help="Only print how much would be removed.")
+@click.option("--keep", "keep_gib", type=click.FloatRange(min=0), metavar="GIB", help="Keep this much.")
 @json_option
 def gc(dry_run: bool, keep_gib: float | None, as_json: bool) -> int:
-    """Remove compiled kernels to make room on the disk.
+    """Remove compiled kernels to free disk space.
 
-    The least recently served go first, winners last, until no more than `artifacts_gib` of config.toml is left,
-    which the daemon keeps to by itself too, or --keep. What is removed is compiled again when it is needed;
-    results stay (`ktuned forget` deletes those).
+    The least recently served are removed first, winners last, down to `artifacts_gib` of config.toml, a limit that
+    the daemon itself keeps too, or --keep. Removed kernels are compiled again when they are needed; results stay
+    (`ktuned forget` deletes those).
     """
     with Client() as client:
         found = client.call("gc", deadline_s=GC_DEADLINE_S, **given(dry_run=dry_run, keep_gib=keep_gib))

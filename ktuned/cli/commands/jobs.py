@@ -18,7 +18,7 @@ from ktuned_client import Client
 @click.command()
 @click.argument("kernel", required=False)
 @click.option("--state", type=click.Choice([str(state) for state in JobState]), help="Only jobs in this state.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most so many, the newest.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many, the newest.")
 @json_option
 def jobs(kernel: str | None, state: str | None, limit: int | None, as_json: bool) -> int:
     """List jobs, or those of KERNEL."""
@@ -91,6 +91,6 @@ def _row(job: Mapping[str, Any], now: float) -> list[str]:
 
 
 def _why(job: Mapping[str, Any]) -> str:
-    """Return why a job is wanted, and how many wait for it now."""
+    """Return a job's reason, and the number of clients that wait for it."""
     waiters = job.get("waiters", 0)
     return f"{job['reason']}; {waiters} wait{'s' if waiters == 1 else ''}" if waiters else job["reason"]

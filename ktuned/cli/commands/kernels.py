@@ -1,4 +1,4 @@
-"""``ktuned kernels``: what the watched roots declare."""
+"""``ktuned kernels``: the declared kernels of the watched roots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ktuned_client import Client
 
 @click.command()
 @click.argument("target", metavar="[NAME|PATH]", required=False)
-@click.option("--why", is_flag=True, help="Say what has changed since each winner was measured.")
+@click.option("--why", is_flag=True, help="Show the changes since each winner was measured.")
 @json_option
 def kernels(target: str | None, why: bool, as_json: bool) -> int:
     """List kernels, and errors in kernel files."""
@@ -33,7 +33,7 @@ def kernels(target: str | None, why: bool, as_json: bool) -> int:
     else:
         _show(answer)
     if target is not None and not answer["kernels"]:
-        output.complain(f"{target} declares no kernel that is known", "`ktuned tune PATH` adds a file or a directory")
+        output.complain(f"{target} declares no known kernel", "`ktuned tune PATH` adds a file or a directory")
         return Exit.NOT_REACHED
     return Exit.NOT_REACHED if answer["errors"] and target is not None else Exit.DONE
 
@@ -60,7 +60,7 @@ def _show(answer: Mapping[str, Any]) -> None:
 def _show_faults(answer: Mapping[str, Any]) -> None:
     for kernel in answer["kernels"]:
         for missing in kernel["extra"].get("missing", ()):
-            output.emit(f"{kernel['name']}: {missing}, which is not there")
+            output.emit(f"{kernel['name']}: {missing}, which is missing")
     for error in answer["errors"]:
         what = lines.error_line(error.get("path"), error.get("line"), error["message"])
         output.emit(f"{what}; {error['hint']}" if error.get("hint") else what)

@@ -1,4 +1,4 @@
-"""``ktuned lookup``: the best config that is known now."""
+"""``ktuned lookup``: the best config known now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ktuned_client import Client
 @click.argument("kernel")
 @problem_option
 @device_option
-@click.option("--pin", help="Look up under this pin: the same winner for good for all who name it.")
+@click.option("--pin", help="Look up under this pin: all who use it keep the same winner.")
 @json_option
 def lookup(kernel: str, problem: dict[str, Any], device: str | None, pin: str | None, as_json: bool) -> int:
     """Print the best config known for KERNEL."""

@@ -16,7 +16,7 @@ from ktuned_client import Client
 def metrics(as_json: bool) -> int:
     """Print the daemon's figures as OpenMetrics text.
 
-    For a Prometheus node exporter: `ktuned metrics > …/ktuned.prom` into its textfile directory, now and then.
+    For a Prometheus node exporter: `ktuned metrics > …/ktuned.prom` into its textfile directory, at regular intervals.
     """
     with Client() as client:
         status = client.call("status")

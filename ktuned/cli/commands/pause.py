@@ -15,32 +15,34 @@ from ktuned_client import Client
 
 @click.command()
 @click.argument("target", metavar="[JOB|KERNEL]", required=False)
-@click.option("--device", metavar="DEVICE", help="Only what runs on this device (cpu:0, cuda:1) or model.")
+@click.option("--device", metavar="DEVICE", help="Pause only this device (cpu:0, cuda:1) or device model.")
 @json_option
 def pause(target: str | None, device: str | None, as_json: bool) -> int:
     """Pause a job, a kernel's jobs, a device, or all tuning.
 
-    What is paused waits until it is resumed, in the next daemon's life too. What was measured stays known, and
-    lookups are answered as always.
+    A pause lasts until it is resumed, across restarts of the daemon too. Measurements are kept, and lookups are
+    still answered.
     """
     return _set("pause", target, device, as_json)
 
 
 @click.command()
 @click.argument("target", metavar="[JOB|KERNEL]", required=False)
-@click.option("--device", metavar="DEVICE", help="What runs on this device (cpu:0, cuda:1) or model.")
+@click.option("--device", metavar="DEVICE", help="Resume only this device (cpu:0, cuda:1) or device model.")
 @json_option
 def resume(target: str | None, device: str | None, as_json: bool) -> int:
-    """Let a paused job, kernel, device, or all tuning go on.
+    """Resume a paused job, kernel, device, or all tuning.
 
-    What was paused by itself stays paused: a job is not resumed with its device.
+    A job that was paused by itself is not resumed with its device.
     """
     return _set("resume", target, device, as_json)
 
 
 def _set(method: str, target: str | None, device: str | None, as_json: bool) -> int:
     if target is not None and device is not None:
-        raise click.UsageError("a target and --device are two things; name one of them", click.get_current_context())
+        raise click.UsageError(
+            "a target and --device exclude each other; give one of them", click.get_current_context()
+        )
     chosen: dict[str, Any] = {}
     if target is not None:
         chosen = {"job": int(target)} if target.isdecimal() else {"kernel": target}
@@ -62,15 +64,15 @@ def _set(method: str, target: str | None, device: str | None, as_json: bool) -> 
 
 def _devices_line(paused: list[str]) -> str:
     if "" in paused:
-        return "all tuning is paused; `ktuned resume` ends that"
+        return "all tuning is paused; `ktuned resume` resumes it"
     if paused:
-        return f"paused: {', '.join(paused)}; `ktuned resume --device DEVICE` ends that"
+        return f"paused: {', '.join(paused)}; `ktuned resume --device DEVICE` resumes one"
     return ""
 
 
 def _jobs_line(client: Client) -> str:
-    """Say what is paused when no device is: nothing, or jobs, which only their own ``resume`` lets go on."""
+    """Return the line for paused jobs, which need their own ``resume``, if no device is paused."""
     paused = [str(job["id"]) for job in client.call("jobs", state="paused")["jobs"]]
     if not paused:
         return "nothing is paused"
-    return f"still paused: job {', '.join(paused)}; `ktuned resume JOB` ends that"
+    return f"still paused: job {', '.join(paused)}; `ktuned resume JOB` resumes one"

@@ -14,12 +14,12 @@ from ktuned_client.answers import TUNE_DEADLINE_S
 @click.command()
 @json_option
 def reload(as_json: bool) -> int:
-    """Have the daemon read config.toml again.
+    """Make the daemon read config.toml again.
 
-    What cannot be followed is an error, and changes nothing.
+    An error in it changes nothing, and exits with 2.
     """
     with Client() as client:
-        # Roots that get another interpreter are inspected anew.
+        # Roots with another interpreter are inspected again.
         told = client.call("reload", deadline_s=TUNE_DEADLINE_S)
     if as_json:
         output.emit_json(told)

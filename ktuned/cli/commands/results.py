@@ -1,4 +1,4 @@
-"""``ktuned results``: what became of each config."""
+"""``ktuned results``: the trials of a kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ktuned.model import TRIED_AGAIN, Outcome
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 50
-"""Trials shown when nobody says how many: about a screen."""
+"""Default number of trials: about a screen."""
 
 _TOLD_APART = ("stdout", "stderr", "samples", "story")
 _LABELS = {"count": "samples", "open_s": "opening"}
@@ -27,10 +27,14 @@ _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
 @click.argument("kernel", required=False)
 @problem_option
 @device_option
-@click.option("--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only trials that ended so.")
-@click.option("--trial", type=click.IntRange(min=1), help="Tell all about one trial.")
-@click.option("--all", "everything", is_flag=True, help="Also trials of the sources as they were before.")
-@click.option("--limit", type=click.IntRange(min=1), default=DEFAULT_LIMIT, show_default=True, help="At most so many.")
+@click.option(
+    "--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only trials with this outcome."
+)
+@click.option("--trial", type=click.IntRange(min=1), help="Show everything about one trial.")
+@click.option("--all", "everything", is_flag=True, help="Also trials of earlier versions of the kernel.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=DEFAULT_LIMIT, show_default=True, help="At most this many."
+)
 @json_option
 def results(
     kernel: str | None,
@@ -42,9 +46,9 @@ def results(
     limit: int,
     as_json: bool,
 ) -> int:
-    """List trials of KERNEL, or tell all about one.
+    """List trials of KERNEL, or show everything about one.
 
-    Listed are those of the kernel as it is now, the fastest of each problem first.
+    The list has the trials of the kernel as it is now, the fastest of each problem first.
     """
     if kernel is None and trial is None:
         raise click.UsageError("name a kernel, or a trial with --trial", click.get_current_context())
@@ -125,7 +129,7 @@ def _tell(trial: Mapping[str, Any]) -> None:
 
 
 def _label(name: str) -> str:
-    """Return what a detail is called, without its unit."""
+    """Return the name of a detail, without its unit."""
     return _LABELS.get(name) or name.removesuffix("_us").removesuffix("_s").replace("_", " ")
 
 
@@ -133,7 +137,7 @@ def _said(name: str, value: object) -> str:
     """Return a detail's value for people, in the unit that its name ends in."""
     match value:
         case Mapping():
-            # What a compiler was called with has lines of its own.
+            # Commands of compilers have their own lines.
             pairs = {key: _said(key, item) for key, item in value.items() if key != "command"}
             return " ".join(f"{key}={said}" for key, said in pairs.items() if said)
         case list() | tuple():

@@ -19,31 +19,31 @@ from ktuned.cli.options import json_option
 from ktuned_client import Client, DaemonError, paths
 
 STOP_DEADLINE_S = 10.0
-"""How long a daemon may take to let go of its socket: it kills its workers, and ends its last commit."""
+"""Deadline of a daemon's end: it kills its workers, and completes its last commit."""
 
 OPEN_FILES = 4096
-"""More than one daemon's connections, workers and files are. Workers inherit the limit, so it is not set higher."""
+"""Enough for one daemon's connections, workers and files; no higher, because workers inherit the limit."""
 
 
 @click.command()
-@click.option("--socket", type=click.Path(path_type=Path), help="Where to listen, in a directory that is only ours.")
-@click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Where to keep state and artifacts.")
+@click.option("--socket", type=click.Path(path_type=Path), help="The socket to listen at, in a private directory.")
+@click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="The directory for state and artifacts.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The config.toml to read.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="The least that is worth logging.",
+    help="The lowest level to log.",
 )
 @click.option(
     "--idle-exit",
     "idle_exit_s",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="End after so long without clients, jobs and watched directories; 0 is never.",
+    help="Exit after this time without clients, jobs and watched directories; 0 never exits.",
 )
-@click.option("--auto-started", is_flag=True, hidden=True, help="Nobody will stop it: end when idle by default.")
+@click.option("--auto-started", is_flag=True, hidden=True, help="Started by a command: exit when idle by default.")
 @click.option("--json", "as_json", is_flag=True, help="Log as JSON, one event a line, on stderr.")
 def serve(
     socket: Path | None,
@@ -56,8 +56,8 @@ def serve(
 ) -> int:
     """Run the daemon in the foreground until it is stopped.
 
-    Under systemd it takes the socket that a socket unit hands over, says when it is ready and that it lives, and
-    logs to the journal with priorities, as JSON.
+    Under systemd it takes over the socket unit's socket, reports readiness and liveness, and logs to the journal with
+    priorities, as JSON.
     """
     with _without_rich():
         from ktuned.daemon import load_settings, logs, run
@@ -72,7 +72,7 @@ def serve(
         return run(settings, starts_by_itself=auto_started)
     except StoreDamaged as error:
         if is_handed_over:
-            # The socket went with the daemon; whose it is starts another one.
+            # The socket ends with this process; its owner, systemd, starts another daemon.
             raise
         output.complain(error.message, "starting again, which moves it aside")
         return run(settings, starts_by_itself=auto_started)
@@ -88,11 +88,11 @@ def _may_open_files() -> None:
 
 @contextmanager
 def _without_rich() -> Iterator[None]:
-    """Have structlog imported without rich, which it wants for tracebacks alone, at a sixth of the start-up's time."""
+    """Import structlog without rich, which it uses only for tracebacks, at a sixth of the start-up time."""
     if "rich" in sys.modules:
         yield
         return
-    # What makes an import fail at once (importlib, "The module cache").
+    # None makes an import fail at once (importlib, "The module cache").
     sys.modules["rich"] = None  # type: ignore[assignment]
     try:
         yield
@@ -105,17 +105,17 @@ def _without_rich() -> Iterator[None]:
 def stop(as_json: bool) -> int:
     """Stop the daemon.
 
-    Waits until its process has ended. What was running goes on when it starts again.
+    Waits until its process has ended. Interrupted jobs continue at the next start.
     """
     with Client() as client:
         pid = _pid_of_daemon(client)
-        # Taken before it is told to end: afterwards the number may be another process's.
+        # Opened before the request: afterwards the number may belong to another process.
         process = os.pidfd_open(pid)
         try:
             try:
                 client.call("shutdown")
             except DaemonError:
-                # One of another protocol, which has no such method: it knows the signal.
+                # A daemon of another protocol without this method still handles the signal.
                 signal.pidfd_send_signal(process, signal.SIGTERM)
             ended, _, _ = select.select([process], [], [], STOP_DEADLINE_S)
         finally:
@@ -131,7 +131,7 @@ def stop(as_json: bool) -> int:
 
 
 def _pid_of_daemon(client: Client) -> int:
-    """Return the pid that the daemon tells, or, if it is of a protocol that tells none, whose the socket is."""
+    """Return the pid in the daemon's ``hello``, or else that of the socket's peer."""
     try:
         told = client.call("hello")
         if type(told["pid"]) is int:

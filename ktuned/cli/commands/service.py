@@ -1,4 +1,4 @@
-"""``ktuned service``: have systemd start the daemon when somebody needs it, and watch over it."""
+"""``ktuned service``: systemd user units that start and supervise the daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ktuned.model import KtunedError
 from ktuned_client.paths import socket_path
 
 SYSTEMCTL_DEADLINE_S = 30.0
-"""How long systemd may take for an order: it waits for the daemon's start or end."""
+"""Deadline of a systemctl command, which waits for the daemon's start or end."""
 
 
 class ServiceError(KtunedError):
@@ -34,13 +34,13 @@ def service() -> None:
 
 
 @service.command()
-@click.option("--no-start", is_flag=True, help="Write the units, and leave it to you to enable them.")
+@click.option("--no-start", is_flag=True, help="Write the units without enabling them.")
 @click.option("--force", is_flag=True, help="Replace units that were written by hand.")
 @json_option
 def install(no_start: bool, force: bool, as_json: bool) -> int:
     """Write the user units, and listen at the socket.
 
-    They run this installation; from now on systemd starts the daemon when somebody connects.
+    They run this installation: systemd starts the daemon at the first connection.
     """
     wanted = service_units.for_this_installation(sys.executable, os.environ)
     place = service_units.directory(os.environ)
@@ -50,7 +50,7 @@ def install(no_start: bool, force: bool, as_json: bool) -> int:
     starts = not no_start and _manager_answers()
     if starts and _systemctl("is-active", service_units.SOCKET).returncode != 0 and spawn.is_serving(socket_path()):
         raise ServiceError(
-            f"a daemon that systemd does not know serves {socket_path()}", hint="stop it first with `ktuned stop`"
+            f"a daemon that systemd did not start serves {socket_path()}", hint="stop it first with `ktuned stop`"
         )
     for name, text in wanted.items():
         _write(place / name, text)
@@ -61,11 +61,11 @@ def install(no_start: bool, force: bool, as_json: bool) -> int:
     if not as_json:
         output.emit(f"wrote {' and '.join(wanted)} to {place}")
         if starts:
-            output.emit("systemd listens at the socket now, and starts the daemon when somebody connects")
+            output.emit("systemd listens at the socket now, and starts the daemon at the first connection")
     if not starts:
-        why = "not asked to start them" if no_start else "no user manager of systemd answers here"
+        reason = "not started, as requested" if no_start else "no user manager of systemd answers here"
         output.say(
-            f"{why}; later: systemctl --user daemon-reload && systemctl --user enable --now {service_units.SOCKET}"
+            f"{reason}; later: systemctl --user daemon-reload && systemctl --user enable --now {service_units.SOCKET}"
         )
     return Exit.DONE
 
@@ -92,16 +92,18 @@ def uninstall(as_json: bool) -> int:
         _order("daemon-reload")
     _tell({"directory": str(place), "removed": ours}, as_json)
     if not as_json:
-        output.emit(f"removed {' and '.join(ours)} from {place}" if ours else f"there are no units of ours in {place}")
+        output.emit(
+            f"removed {' and '.join(ours)} from {place}" if ours else f"there are no units of ktuned in {place}"
+        )
     return Exit.DONE
 
 
 @service.command()
 @json_option
 def status(as_json: bool) -> int:
-    """Show whether the units are there and run.
+    """Show the state of the units.
 
-    Exits with 1 if they do not, or are another installation's.
+    Exits with 1 unless the socket unit is active.
     """
     place = service_units.directory(os.environ)
     wanted = service_units.for_this_installation(sys.executable, os.environ)
@@ -114,7 +116,7 @@ def status(as_json: bool) -> int:
         if not answers:
             output.say("notice: no user manager of systemd answers here")
         elif any(one["file"] == "differs" for one in found.values()):
-            output.say("notice: a unit is not as this installation would write it; `ktuned service install` mends it")
+            output.say("notice: a unit differs from that of this installation; `ktuned service install` updates it")
     return Exit.DONE if found[service_units.SOCKET]["active"] == "active" else Exit.NOT_REACHED
 
 
@@ -150,7 +152,7 @@ def _read(path: Path) -> str | None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file at once, so that systemd never reads half of it."""
+    """Replace a file atomically, so that systemd never reads a part of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as stream:

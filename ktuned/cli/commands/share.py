@@ -18,17 +18,17 @@ from ktuned.model import KtunedError
 from ktuned_client import Client, DaemonError, winners
 
 _PART = 200
-"""Winners that are sent at once: what a daemon takes in one request."""
+"""Winners in one request: the daemon's limit."""
 
 _DEADLINE_S = 60.0
 
 
 _UNKNOWN = "unknown"
-"""The status of a winner whose kernel is not known here."""
+"""Status of a winner whose kernel is unknown here."""
 
 
 class CannotShare(KtunedError):
-    """A file of winners, or what it needs, cannot be read or written."""
+    """A file of winners, or an artifact, cannot be read or written."""
 
     code = "usage"
 
@@ -41,15 +41,15 @@ class CannotShare(KtunedError):
     "--with-artifacts",
     "artifacts",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Copy the winners' artifacts there, for who has neither a daemon nor a compiler.",
+    help="Copy the winners' artifacts there, for machines without a daemon or compiler.",
 )
 @json_option
 def export(directory: Path, kernel: str | None, device: str | None, artifacts: Path | None, as_json: bool) -> int:
     """Write winners into a directory, as files for git.
 
-    A file for each kernel and device model goes into DIRECTORY (default: winners).
+    Each kernel and device model has one file in DIRECTORY (default: winners).
 
-    The files are the same for the same winners, sorted, and one line each, so that git shows what changed.
+    Equal winners give equal files, sorted, with one winner per line, so that git shows the changes.
     """
     written = []
     with Client() as client:
@@ -68,7 +68,7 @@ def export(directory: Path, kernel: str | None, device: str | None, artifacts: P
             written.append({**entry, "winners": len(document["winners"]), "path": str(path), "changed": changed})
             if not as_json:
                 count = text.number(len(document["winners"]), "winner")
-                output.emit(f"{path}  {count}{'' if changed else ', as it was'}")
+                output.emit(f"{path}  {count}{'' if changed else ', unchanged'}")
     if as_json:
         output.emit_json({"files": written})
     elif not written:
@@ -78,15 +78,13 @@ def export(directory: Path, kernel: str | None, device: str | None, artifacts: P
 
 @click.command("import")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True))
-@click.option("--dry-run", is_flag=True, help="Only say what would be taken.")
+@click.option("--dry-run", is_flag=True, help="Only print the decisions.")
 @json_option
 def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
-    """Take winners from files that `ktuned export` wrote.
+    """Take winners from files of `ktuned export`.
 
-    Directories of them are gone through.
-
-    One that was measured with other sources, another toolchain or driver is served as stale; one that does not fit the
-    kernel is refused. `docs/sharing.md` says which of two winners stays.
+    PATHS are files or directories of them. A winner that was measured with other sources, another toolchain or driver
+    is served as stale; one that does not fit the kernel is refused. `docs/sharing.md` has the rules.
     """
     counts: Counter[str] = Counter()
     told = []
@@ -112,7 +110,7 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
 
 
 def _take(client: Client, document: Mapping[str, Any], dry_run: bool) -> list[dict[str, Any]]:
-    """Have a document's winners taken in; a kernel that is not known here keeps no other file's out."""
+    """Import a document's winners; a kernel that is unknown here does not stop other files."""
     try:
         answer = client.call("import", deadline_s=_DEADLINE_S, document=document, dry_run=dry_run)
     except DaemonError as error:
@@ -137,7 +135,7 @@ def _parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _write(path: Path, content: str) -> bool:
-    """Write a file, whole or not at all; return whether it changed."""
+    """Write a file atomically; return whether it changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and path.read_text(encoding="utf-8") == content:
         return False
@@ -152,7 +150,7 @@ def _write(path: Path, content: str) -> bool:
 
 
 def _copy(places: Mapping[str, str], directory: Path) -> None:
-    """Copy artifacts that are whole, each into a directory of its key."""
+    """Copy intact artifacts, each into a directory of its key."""
     from ktuned.ipc import manifest
 
     for key, place in sorted(places.items()):

@@ -15,23 +15,23 @@ from ktuned_client import Client
 from ktuned_client.wire import PROTOCOL_VERSION
 
 PROBE_DEADLINE_S = 60.0
-"""How long the daemon may take to ask every backend: each is imported in a worker."""
+"""Deadline of probing every backend: each is imported in a worker."""
 
 NOTICE_CHARS = 1000
-"""A notice ends with what mends it, which is not to be cut off."""
+"""Length of a notice: its end, the remedy, must not be cut off."""
 
 
 @click.command()
 @json_option
 def status(as_json: bool) -> int:
-    """Show what the daemon is doing."""
+    """Show the daemon's state."""
     with Client() as client:
         found = client.call("status")
     if as_json:
         output.emit_json(found)
         return Exit.DONE
     if found.get("protocol") != PROTOCOL_VERSION:
-        # Nothing else is known to mean what it means here.
+        # No other field is certain to have the same meaning.
         output.emit(f"ktuned {found.get('version', 'of an unknown version')}, pid {found.get('pid', text.ABSENT)}")
         output.say(
             f"notice: it speaks protocol {found.get('protocol')}, and this ktuned {version()} protocol "
@@ -80,7 +80,7 @@ def _summary(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _jobs_line(found: Mapping[str, Any]) -> str:
-    """Return how many jobs there are, and why some wait although their device may be free."""
+    """Return the numbers of jobs, and the reasons why some wait although their device may be free."""
     jobs = found["jobs"]
     counts = [f"{jobs['running']} running", f"{jobs['queued']} queued"]
     counts += [f"{jobs['paused']} paused"] if jobs.get("paused") else []

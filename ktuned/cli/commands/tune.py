@@ -1,4 +1,4 @@
-"""``ktuned tune``: ask for a tuning, follow it, and tell how it ended."""
+"""``ktuned tune``: requests a tuning, follows it, and prints its result."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="PATH|KERNEL")
 @problem_option
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="How thoroughly to measure.")
-@click.option("--trials", type=click.IntRange(min=1), help="Try at most so many configs.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Stop trying after so long.")
-@click.option("--strategy", help="Which configs to try, and in which order (random, exhaustive, …).")
+@click.option("--trials", type=click.IntRange(min=1), help="Try at most this many configs.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Start no trial after this time.")
+@click.option("--strategy", help="The search strategy (random, exhaustive, …).")
 @click.option("--seed", type=int, help="The strategy's seed.")
 @device_option
 @priority_option
-@click.option("--detach", is_flag=True, help="Ask for it and return at once.")
-@click.option("--cancel", "cancels", is_flag=True, help="Let Ctrl-C cancel the jobs rather than detach from them.")
+@click.option("--detach", is_flag=True, help="Queue the jobs and return at once.")
+@click.option("--cancel", "cancels", is_flag=True, help="Make Ctrl-C cancel the jobs instead of detaching from them.")
 @no_spawn_option
 @json_option
 def tune(
@@ -60,7 +60,7 @@ def tune(
 ) -> int:
     """Tune a kernel file, a directory, or a kernel.
 
-    Ctrl-C detaches from the jobs, which go on. Exits with 1 unless every job has a winner.
+    Ctrl-C detaches from the jobs, which continue. Exits with 1 unless every job has a winner.
     """
     kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
     plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
@@ -87,7 +87,7 @@ def tune(
 
 
 def announce(pid: int | None) -> None:
-    """Say that a daemon was started."""
+    """Print that a daemon was started."""
     if pid is not None:
         output.say(f"started a daemon (pid {pid}); `ktuned stop` ends it")
 
@@ -100,14 +100,14 @@ def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
 
 
 def follow(tuning: Tuning, as_json: bool) -> View:
-    """Show a tuning until its jobs have ended; return what became of them."""
+    """Show a tuning until its jobs have ended; return their final view."""
     view = begin(tuning.jobs)
     with choose(as_json) as presenter:
         presenter.show(None, view, ())
         for event in tuning:
             view, news = fold(view, event)
             presenter.show(event, view, news)
-    # A job's last word is the map that it ended with: what came before the subscription is in it.
+    # A job's final map includes events from before the subscription.
     for state in tuning.jobs:
         view, _ = fold(view, {"type": "job_done", "job_state": state})
     return view
@@ -123,7 +123,7 @@ def _interrupted(client: Client, tuning: Tuning, cancels: bool) -> int:
             client.call("cancel", job=job)
         output.say(f"cancelled job {numbers}")
     else:
-        output.say(f"detached; job {numbers} goes on: `ktuned jobs` shows it, `ktuned cancel {active[0]}` cancels it")
+        output.say(f"detached; job {numbers} continues: `ktuned jobs` shows it, `ktuned cancel {active[0]}` cancels it")
     return Exit.INTERRUPTED
 
 
@@ -144,7 +144,7 @@ def _print_outcome(client: Client, view: View) -> None:
         output.emit()
         output.table(["kernel", "what failed", "configs", "such as", "because"], failures, right=["configs"])
         output.emit()
-        output.emit("`ktuned results KERNEL --outcome OUTCOME` lists them, `--trial ID` tells all about one.")
+        output.emit("`ktuned results KERNEL --outcome OUTCOME` lists them, `--trial ID` shows everything about one.")
 
 
 def _row(client: Client, job: JobView) -> list[str]:
@@ -157,13 +157,13 @@ def _row(client: Client, job: JobView) -> list[str]:
         text.latency(job.default_us),
         text.times(job.speedup),
         text.latency(job.reference_us),
-        # Last, because it may be long: in place of a winner the reason why there is none.
+        # Last, because it may be long; without a winner, the reason.
         text.flat(_winner(client, job)) if job.has_winner else text.first_line(job.message) or text.ABSENT,
     ]
 
 
 def _winner(client: Client, job: JobView) -> Mapping[str, Any] | None:
-    """Return the winning config from the store: the finalists' second measuring decides, not the trials seen here."""
+    """Return the winning config from the store, because the final round decides, not the trials seen here."""
     try:
         answer = client.call("lookup", kernel=job.kernel, problem=job.problem, device=job.device, tune=False)
     except (DaemonError, DaemonUnavailable):

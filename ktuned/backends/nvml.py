@@ -1,0 +1,117 @@
+"""NVML, NVIDIA's management library: the driver's version, and the processes that use a GPU.
+
+For workers, because a driver may hang. Processes are read through nvidia-ml-py, which is optional; the driver's
+version, which is part of a device's fingerprint, is read from the library itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
+
+NOT_INSTALLED = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+
+_SUCCESS = 0
+_VERSION_BYTES = 96
+
+
+class Unavailable(Exception):
+    """NVML cannot be read; the message is the reason."""
+
+
+class Unsupported(Unavailable):
+    """The GPU does not report this; a partition of one does not."""
+
+
+class Sample(NamedTuple):
+    """A process's use of a GPU's multiprocessors, in percent, at a time in µs of Unix time."""
+
+    pid: int
+    at_us: int
+    percent: int
+
+
+class Gpu:
+    """One GPU, by the UUID that the driver gives it (``GPU-…``); as a context, it lets NVML go at its end.
+
+    Raises:
+        Unavailable: NVML does not start or does not know the GPU; also from every method.
+    """
+
+    def __init__(self, uuid: str) -> None:
+        self._nvml = _start()
+        try:
+            with _translated(self._nvml):
+                self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        except Unavailable:
+            self._nvml.nvmlShutdown()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._nvml.nvmlShutdown()
+
+    def context_pids(self) -> set[int]:
+        """Return the processes that have a context on the GPU."""
+        with _translated(self._nvml):
+            return {process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
+
+    def samples(self, since_us: int) -> list[Sample]:
+        """Return the samples of processes that worked on the GPU; NVML keeps some seconds of them."""
+        with _translated(self._nvml):
+            try:
+                found = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
+            except self._nvml.NVMLError_NotFound:
+                # No process had work on the GPU.
+                return []
+        return [Sample(sample.pid, sample.timeStamp, sample.smUtil) for sample in found]
+
+
+def absence() -> str:
+    """Return why NVML cannot be read here, or nothing if it can."""
+    try:
+        nvml = _start()
+    except Unavailable as error:
+        return str(error)
+    nvml.nvmlShutdown()
+    return ""
+
+
+def driver_version() -> str | None:
+    """Return the driver's own version (``580.159.04``); ``None`` where there is no NVML."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    if library.nvmlInit_v2() != _SUCCESS:
+        return None
+    try:
+        version = ctypes.create_string_buffer(_VERSION_BYTES)
+        code = library.nvmlSystemGetDriverVersion(version, _VERSION_BYTES)
+        return version.value.decode() if code == _SUCCESS else None
+    finally:
+        library.nvmlShutdown()
+
+
+def _start() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        raise Unavailable(NOT_INSTALLED) from None
+    with _translated(pynvml):
+        pynvml.nvmlInit()
+    return pynvml
+
+
+@contextmanager
+def _translated(nvml: Any) -> Iterator[None]:
+    try:
+        yield
+    except nvml.NVMLError_NotSupported as error:
+        raise Unsupported(f"NVML: {error}") from error
+    except nvml.NVMLError as error:
+        raise Unavailable(f"NVML: {error}") from error
