@@ -133,9 +133,9 @@ class Lookups:
         """How many lookups were answered since the start."""
         return self._answered + self.shortcuts.lookups
 
-    def looked_up(self) -> list[str]:
-        """Return the kernels that were looked up within the last :data:`LATELY_S`."""
-        since = monotonic() - LATELY_S
+    def looked_up(self, within_s: float = LATELY_S) -> list[str]:
+        """Return the kernels that were looked up so recently, and forget all others."""
+        since = monotonic() - within_s
         self._looked_up = {name: at for name, at in self._looked_up.items() if at >= since}
         return list(self._looked_up)
 

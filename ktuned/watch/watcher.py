@@ -153,9 +153,8 @@ class Watcher:
         differences = await anyio.to_thread.run_sync(self._directories.differences)
         await self._inspections.appear(self._directories.found_roots() - before.found_roots())
         news = filter(self._inspections.is_news, differences.kernel_files | self._directories.since(before))
-        await self._inspections.inspect(
-            await self._inspections.affected({*news, *await self._inspections.differing(self._catalog.stamps())})
-        )
+        differing = await self._inspections.differing(self._catalog.stamps())
+        await self._inspections.inspect(await self._inspections.affected({*news, *differing}))
         return differences.is_outdated
 
     async def _open(self) -> Notifications:

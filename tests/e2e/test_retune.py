@@ -55,6 +55,21 @@ def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon)
     assert len(_jobs(daemon)) == 3
 
 
+def test_lost_save_of_a_kernel_in_use_is_found(daemon: Daemon) -> None:
+    """A save that raises no event is noticed all the sooner if the kernel is looked up; ``status`` says that it was."""
+    path = daemon.kernel_file(_text())
+    daemon.tune(path=str(path))
+    twin = path.parent.parent / "twin.py"
+    twin.hardlink_to(path)
+    began = monotonic()
+    # The same file by another name: inotify names only the directory by which it was opened, which is not watched.
+    twin.write_text(_text(reference="lambda x: dict(y=x + x)"))
+    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "stale", "the save to be found")
+    assert monotonic() - began < 20
+    assert any("lost file events 1 time" in notice for notice in daemon.client.call("status")["notices"])
+    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+
+
 def test_larger_space_measures_only_what_is_new(daemon: Daemon) -> None:
     """A change of the space alone keeps the winner fresh, and only the new config is compiled and measured."""
     path = daemon.kernel_file(_text())
