@@ -61,7 +61,7 @@ class Build(backends.Build):
         object.__setattr__(self, "function", _name_of(self.function))
         object.__setattr__(self, "args", tuple(_argument(value) for value in self.args))
         for name in ("constants", "options"):
-            values = {key: _constant(key, value) for key, value in getattr(self, name).items()}
+            values = {key: constant(key, value) for key, value in getattr(self, name).items()}
             object.__setattr__(self, name, values)
         grid: object = self.grid
         if not isinstance(grid, tuple) or not 1 <= len(grid) <= 3 or not all(_is_count(size) for size in grid):
@@ -93,7 +93,7 @@ def tensor_names(args: tuple[Argument, ...]) -> Iterator[str]:
 
 
 def _name_of(function: Callable[..., Any] | str) -> str:
-    decorator = _WRAPPERS.get(type(function).__name__)
+    decorator = next((_WRAPPERS[base.__name__] for base in type(function).__mro__ if base.__name__ in _WRAPPERS), None)
     if decorator is not None:
         raise TypeError(
             f"the function is decorated with {decorator}: leave that out; the space declares the configs, and the "
@@ -114,16 +114,16 @@ def _argument(value: Any) -> Argument:
     )
 
 
-def _constant(name: str, value: Any) -> Any:
+def constant(name: str, value: Any) -> Any:
     """Return a constant as it travels, the same again for what has travelled."""
     if isinstance(value, tuple | list):
-        return tuple(_constant(name, item) for item in value)
+        return tuple(constant(name, item) for item in value)
     if isinstance(value, Mapping) and set(value) in ({DTYPE}, {FUNCTION}):
         return dict(value)
     if type(value).__module__.partition(".")[0] == "triton":
         # By its type's name: Triton is not imported for it.
         if type(value).__name__ == "constexpr":
-            return _constant(name, value.value)
+            return constant(name, value.value)
         if type(value).__name__ == "dtype":
             return {DTYPE: value.name}
         if hasattr(value, "cache_key"):

@@ -1,0 +1,314 @@
+"""The drop-in for ``triton.autotune``: a call launches the best config known now, and the daemon finds a better one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from ktuned.model import canonical
+from ktuned_triton.adoption import FUNCTION_NAME, Adopted
+from ktuned_triton.call import Call, LeftAlone, evaluate, jitted, key_of, knobs
+from ktuned_triton.tunings import Request, shared
+
+Mode = Literal["background", "wait"]
+Upgrade = Literal["once", "never", "always"]
+WithoutDaemon = Literal["triton", "first"]
+
+MODES: Final = ("background", "wait")
+UPGRADES: Final = ("once", "never", "always")
+WITHOUT_DAEMON: Final = ("triton", "first")
+
+_log = logging.getLogger("ktuned.triton")
+
+
+@dataclass
+class Key:
+    """One tuning key of a function on one device: the config that its calls launch, and those that may follow.
+
+    ``is_proven`` says that the config has been launched; until then one that needs more than the device has gives way
+    to the next of ``rest``.
+    """
+
+    config: Any
+    rest: list[Any] = field(default_factory=list)
+    is_proven: bool = False
+    is_tritons: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of an autotuned function besides Triton's: see :func:`autotune`."""
+
+    mode: Mode = "background"
+    upgrade: Upgrade = "once"
+    without_daemon: WithoutDaemon = "triton"
+    pin: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("mode", self.mode, MODES),
+            ("upgrade", self.upgrade, UPGRADES),
+            ("without_daemon", self.without_daemon, WITHOUT_DAEMON),
+        ):
+            if value not in known:
+                raise ValueError(f"{name}={value!r}: give one of {', '.join(map(repr, known))}")
+
+
+def autotune(
+    configs: list[Any],
+    key: list[str],
+    prune_configs_by: Mapping[str, Any] | None = None,
+    reset_to_zero: list[str] | None = None,
+    restore_value: list[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    warmup: int | None = None,
+    rep: int | None = None,
+    use_cuda_graph: bool = False,
+    do_bench: Callable[..., Any] | None = None,
+    cache_results: bool = False,
+    *,
+    mode: Mode = "background",
+    upgrade: Upgrade = "once",
+    without_daemon: WithoutDaemon = "triton",
+    pin: str | None = None,
+) -> Callable[[Any], Any]:
+    """Tune a ``@triton.jit`` function as ``triton.autotune`` does, in ktuned's daemon.
+
+    The first arguments are Triton's. A call with a new key launches the best config that the daemon knows, else the
+    first that the pruning leaves and the device can launch; it never waits for tuning, unless ``mode`` is ``"wait"``.
+    ``upgrade`` says how often a key's config may change in a process: ``"once"``, for the first fresh winner;
+    ``"never"`` after its first call; ``"always"``. ``without_daemon`` leaves the function to ``"triton"``, which tunes
+    it in the call, or launches the ``"first"`` config. Processes with the same ``pin`` see the same winners for good.
+
+    A function that another process cannot find or run is left to Triton, and a log entry says why: one of
+    ``__main__``, a closure, hooks, an own ``do_bench``, arguments that are no numbers or floating tensors.
+
+    Raises:
+        ValueError: an option has no such value.
+    """
+    options = Options(mode, upgrade, without_daemon, pin)
+
+    def decorate(function: Any) -> Any:
+        return autotuner_class()(
+            function,
+            function.arg_names,
+            configs,
+            key,
+            reset_to_zero,
+            restore_value,
+            pre_hook=pre_hook,
+            post_hook=post_hook,
+            prune_configs_by=prune_configs_by,
+            warmup=warmup,
+            rep=rep,
+            use_cuda_graph=use_cuda_graph,
+            do_bench=do_bench,
+            cache_results=cache_results,
+            options=options,
+        )
+
+    return decorate
+
+
+@cache
+def autotuner_class() -> type[Any]:
+    """Return the class of autotuned functions: a subclass of Triton's, by which ``torch.compile`` knows them."""
+    from triton.runtime.autotuner import Autotuner, OutOfResources
+
+    class KtunedAutotuner(Autotuner):  # type: ignore[misc]
+        """An autotuned function whose configs are tuned by ktuned's daemon."""
+
+        def __init__(self, *args: Any, options: Options, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            # Triton keeps None apart from its own benchmark; a function of the user's has its own way of measuring.
+            self._has_own_bench = kwargs.get("do_bench") is not None
+            self._graph = bool(kwargs.get("use_cuda_graph"))
+            self._options = options
+            self._known: dict[Any, Key] = {}
+            self._lock = threading.Lock()
+            self._reason: str | None = None
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            """Launch the best config known now."""
+            if len(self.configs) <= 1 or self._reason is not None or kwargs.get("warmup"):
+                return super().run(*args, **kwargs)
+            problem = key_of(self, args, kwargs)
+            place = (tuple(problem.values()), _device(args, kwargs))
+            known = self._known.get(place)
+            if known is None:
+                try:
+                    known = self._begin(place, problem, args, kwargs)
+                except LeftAlone as error:
+                    self._leave_alone(str(error))
+                    return super().run(*args, **kwargs)
+            if known.is_tritons:
+                return super().run(*args, **kwargs)
+            return self._launch(known, args, kwargs)
+
+        def _begin(self, place: Any, problem: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+            with self._lock:
+                if place in self._known:
+                    return self._known[place]
+                self._check()
+                pruned = self._pruned(args, kwargs)
+                call = evaluate(self, pruned, args, kwargs)
+                by_text = {canonical(knobs(config)): config for config in pruned}
+                known = Key(pruned[0], pruned[1:])
+                if not is_capturing():
+                    self._ask(known, Request(self._adopted(call, tuple(problem)), problem, call), by_text, place[1])
+                self._known[place] = known
+                return known
+
+        def _ask(self, known: Key, request: Request, by_text: dict[str, Any], device: int) -> None:
+            tunings = shared(self._options.pin)
+            best = tunings.best(request)
+            if best is None and not tunings.has_daemon():
+                known.is_tritons = self._options.without_daemon == "triton"
+                return
+            if self._options.mode == "wait" and (best is None or not best.is_fresh):
+                best = tunings.wait(request)
+            if best is not None and (config := by_text.get(best.text)) is not None:
+                known.config, known.rest = config, [known.config, *known.rest]
+            is_fresh = best is not None and best.is_fresh
+            if self._options.upgrade == "never" or self._options.mode == "wait":
+                if not is_fresh and self._options.mode == "background":
+                    tunings.ask(request, None)
+                return
+            if is_fresh and self._options.upgrade == "once":
+                return
+
+            def upgrade(text: str, artifact: str | None) -> bool:
+                config = by_text.get(text)
+                if config is None:
+                    return False
+                if config is not known.config:
+                    _prepare(self, request, text, artifact, device)
+                    known.config, known.is_proven = config, True
+                return self._options.upgrade == "once"
+
+            tunings.ask(request, upgrade)
+
+        def _launch(self, known: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            while True:
+                config = known.config
+                try:
+                    result = self._launch_config(config, args, kwargs)
+                except OutOfResources:
+                    if known.is_proven or not known.rest:
+                        raise
+                    known.config = known.rest.pop(0)
+                    continue
+                known.is_proven = True
+                return result
+
+        def _launch_config(self, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self.best_config = config
+            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+        def _pruned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+            # Triton's own pruning reads the arguments from there.
+            self.nargs: dict[str, Any] | None = dict(zip(self.arg_names, args, strict=False))
+            try:
+                return list(self.prune_configs(kwargs))
+            finally:
+                self.nargs = None
+
+        def _adopted(self, call: Call, specialize: tuple[str, ...]) -> Adopted:
+            function = jitted(self)
+            return Adopted(
+                module=function.__module__,
+                qualname=function.__qualname__,
+                cache_key=function.cache_key,
+                specialize=specialize,
+                configs=tuple(knobs(config) for config in self.configs),
+                tensors=tuple(call.tensors),
+                timing="graph" if self._graph else "events",
+                paths=_own_paths(),
+            )
+
+        def _check(self) -> None:
+            """Check that another process can find this function and do all that its tuning needs.
+
+            Raises:
+                LeftAlone: it cannot; says why.
+            """
+            function = jitted(self)
+            if function.__module__ == "__main__":
+                raise LeftAlone("it is defined in __main__, which no other process can import")
+            if "<locals>" in function.__qualname__:
+                raise LeftAlone("it is defined inside another function, where no other process can find it")
+            try:
+                found = jitted(attrgetter(function.__qualname__)(sys.modules[function.__module__]))
+            except (KeyError, AttributeError):
+                found = None
+            if found is not function:
+                raise LeftAlone(f"{function.__module__}.{function.__qualname__} is another function")
+            if self.user_defined_pre_hook or self.user_defined_post_hook:
+                raise LeftAlone("it has a pre_hook or post_hook, which only its own process can run")
+            if any(config.pre_hook is not None for config in self.configs):
+                raise LeftAlone("a config has a pre_hook, which only its own process can run")
+            if any(getattr(config, "ir_override", None) for config in self.configs):
+                raise LeftAlone("a config has an ir_override")
+            if self._has_own_bench:
+                raise LeftAlone("it has a do_bench of its own")
+
+        def _leave_alone(self, reason: str) -> None:
+            self._reason = reason
+            name = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
+            left_alone[name] = reason
+            _log.info("%s is left to Triton: %s", name, reason)
+
+    return KtunedAutotuner
+
+
+left_alone: dict[str, str] = {}
+"""Functions of this process that are left to Triton, with the reason."""
+
+
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured on the current stream."""
+    torch = sys.modules.get("torch")
+    return bool(torch is not None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+
+
+def _own_paths() -> tuple[str, ...]:
+    """Return the application's own entries of ``sys.path``: those that the interpreter does not bring."""
+    brought = tuple(f"{os.path.abspath(prefix)}{os.sep}" for prefix in {sys.prefix, sys.base_prefix})
+    paths = dict.fromkeys(os.path.abspath(path) for path in sys.path)
+    return tuple(path for path in paths if not f"{path}{os.sep}".startswith(brought))
+
+
+def _device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """Return the index of the device that a call's first tensor is on."""
+    for value in (*args, *kwargs.values()):
+        device = getattr(value, "device", None)
+        if device is not None:
+            return int(getattr(device, "index", None) or 0)
+    return 0
+
+
+def _prepare(tuner: Any, request: Request, text: str, artifact: str | None, device: int) -> None:
+    """Load a winner before a call launches it: from its artifact by way of Triton's cache, else compiled here."""
+    import torch
+
+    from ktuned_triton.artifact import install
+    from ktuned_triton.signature import call_arguments
+
+    if artifact is not None:
+        install(artifact)
+    build = request.call.build(text, FUNCTION_NAME)
+    function = jitted(tuner)
+    arguments = call_arguments(function, build, Path())
+    with torch.cuda.device(device):
+        kernel = function.warmup(**arguments, grid=build.grid, **build.compiler_options)
+        # Reading it loads the machine code.
+        _ = kernel.run

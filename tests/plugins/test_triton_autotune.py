@@ -1,0 +1,440 @@
+"""The drop-in for ``triton.autotune``: which config a call launches, and what the daemon is given to tune."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources
+
+from ktuned.backends.contract import Unit
+from ktuned.model.values import canonical
+from ktuned.spec.loader import load_file
+from ktuned_triton import Triton, autotune, autotuner
+from ktuned_triton.adoption import CALL_KEY, write_record
+from ktuned_triton.autotuner import left_alone
+from ktuned_triton.call import LeftAlone, evaluate, jitted, key_of, knobs
+from ktuned_triton.tunings import Best, Request, Tunings
+from tests.e2e.harness import running
+from tests.plugins.triton_app import kernels
+
+SIZE = 1 << 12
+
+
+class FakeTunings:
+    """A daemon that knows what a test says, and keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.known: Best | None = None
+        self.runs = True
+        self.asked: list[tuple[Request, Any]] = []
+        self.waited: list[Request] = []
+
+    def best(self, request: Request) -> Best | None:
+        """Return what the test says."""
+        return self.known
+
+    def has_daemon(self) -> bool:
+        """Return whether the test has a daemon."""
+        return self.runs
+
+    def ask(self, request: Request, upgrade: Any) -> None:
+        """Keep a request."""
+        self.asked.append((request, upgrade))
+
+    def wait(self, request: Request) -> Best | None:
+        """Finish a tuning at once."""
+        self.waited.append(request)
+        return self.known
+
+
+@pytest.fixture
+def tunings(monkeypatch: pytest.MonkeyPatch) -> FakeTunings:
+    """Return the daemon's stand-in."""
+    fake = FakeTunings()
+    monkeypatch.setattr(autotuner, "shared", lambda pin: fake)
+    return fake
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Return the launches of the functions here, which launch nothing."""
+    found: list[dict[str, Any]] = []
+    for function in (kernels.scale, kernels.hooked):
+        monkeypatch.setattr(jitted(function), "run", lambda *args, **kwargs: found.append(kwargs))
+    return found
+
+
+@pytest.fixture
+def left_to_triton(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the calls that Triton's own autotuner got, which does nothing with them."""
+    found: list[Any] = []
+    monkeypatch.setattr(Autotuner, "run", lambda self, *args, **kwargs: found.append(self))
+    return found
+
+
+def scale(**options: Any) -> Any:
+    """Return the application's function as if it had just been decorated, with options of the drop-in."""
+    return autotune(
+        kernels.CONFIGS,
+        key=["size"],
+        prune_configs_by={"early_config_prune": kernels.at_least_128},
+        restore_value=["y"],
+        **options,
+    )(kernels.scale.fn)
+
+
+def grid(meta: dict[str, Any]) -> tuple[int, ...]:
+    """Return one program for each block."""
+    return (triton.cdiv(SIZE, meta["BLOCK"]),)
+
+
+def call(function: Any, size: int = SIZE) -> None:
+    """Call a function on tensors of the CPU."""
+    x = torch.ones(SIZE)
+    function[grid](x, torch.empty_like(x), size, 2.0)
+
+
+def text(block: int, warps: int) -> str:
+    """Return a config as the daemon names it."""
+    config = {"BLOCK": block, "THROUGH": "~None", "num_warps": warps, "num_ctas": 1, "num_stages": 3}
+    return canonical(config)
+
+
+class TestACall:
+    """It launches the best config known now, and never waits."""
+
+    def test_with_nothing_known_it_launches_the_first_that_the_pruning_leaves(
+        self, tunings: FakeTunings, launched: list[dict[str, Any]]
+    ) -> None:
+        """Heuristics see it, and the key is asked for once."""
+        function = scale()
+        call(function)
+        call(function)
+        assert [(run["BLOCK"], run["num_warps"], run["EVEN"]) for run in launched] == [(128, 2, True)] * 2
+        ((request, _),) = tunings.asked
+        assert request.problem == {"size": SIZE, "dtypes": "float32 float32"}
+
+    def test_a_known_config_is_launched_at_once(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
+        """A fresh one is asked for no more, a stale one is."""
+        tunings.known = Best(text(256, 4), is_fresh=True, artifact=None)
+        call(scale())
+        assert tunings.asked == []
+        tunings.known = Best(text(256, 4), is_fresh=False, artifact=None)
+        call(scale())
+        assert len(tunings.asked) == 1
+        assert [(run["BLOCK"], run["num_warps"]) for run in launched] == [(256, 4)] * 2
+
+    def test_a_config_that_the_pruning_took_away_is_not_launched(
+        self, tunings: FakeTunings, launched: list[dict[str, Any]]
+    ) -> None:
+        """Whatever the daemon says."""
+        tunings.known = Best(text(64, 2), is_fresh=True, artifact=None)
+        call(scale())
+        assert launched[0]["BLOCK"] == 128
+
+    def test_one_that_needs_too_much_gives_way_to_the_next(
+        self, tunings: FakeTunings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Until one has been launched; after that it is the application's error."""
+        tried = []
+
+        def run(*args: Any, **kwargs: Any) -> None:
+            tried.append(kwargs["BLOCK"])
+            if kwargs["BLOCK"] < 256:
+                raise OutOfResources(2, 1, "shared memory")
+
+        monkeypatch.setattr(jitted(kernels.scale), "run", run)
+        function = scale()
+        call(function)
+        call(function)
+        assert tried == [128, 128, 128, 128, 256, 256]
+
+    def test_a_winner_is_launched_once_it_is_prepared(
+        self, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By default that is the last change."""
+        prepared = []
+        monkeypatch.setattr(autotuner, "_prepare", lambda tuner, request, config, *rest: prepared.append(config))
+        function = scale()
+        call(function)
+        ((_, upgrade),) = tunings.asked
+        assert upgrade(text(256, 4), "/artifact") is True
+        call(function)
+        assert prepared == [text(256, 4)]
+        assert [(run["BLOCK"], run["num_warps"]) for run in launched] == [(128, 2), (256, 4)]
+        assert function.best_config.kwargs["BLOCK"] == 256
+
+    def test_upgrades_can_be_refused_or_go_on(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
+        """``never`` asks and does not look again, ``always`` looks for the next one."""
+        call(scale(upgrade="never"))
+        call(scale(upgrade="always"))
+        (_, never), (_, always) = tunings.asked
+        assert never is None
+        assert always(text(128, 2), None) is False
+
+    def test_it_waits_if_it_is_to(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
+        """And launches the winner in the first call."""
+        tunings.known = Best(text(256, 4), is_fresh=False, artifact=None)
+        call(scale(mode="wait"))
+        assert len(tunings.waited) == 1
+        assert launched[0]["BLOCK"] == 256
+
+    def test_each_device_and_key_has_its_own(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
+        """Other sizes are other keys."""
+        function = scale()
+        call(function, SIZE)
+        call(function, SIZE // 2)
+        assert [request.problem["size"] for request, _ in tunings.asked] == [SIZE, SIZE // 2]
+
+    def test_threads_ask_once(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
+        """Backward passes call from threads of their own."""
+        function = scale()
+        threads = [threading.Thread(target=call, args=(function,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(launched) == 8
+        assert len(tunings.asked) == 1
+
+    def test_without_a_daemon_triton_tunes_or_the_first_config_is_launched(
+        self, tunings: FakeTunings, launched: list[dict[str, Any]], left_to_triton: list[Any]
+    ) -> None:
+        """By the application's choice."""
+        tunings.runs = False
+        call(scale(without_daemon="first"))
+        assert (len(launched), left_to_triton) == (1, [])
+        function = scale()
+        call(function)
+        call(function)
+        assert left_to_triton == [function, function]
+
+    def test_it_is_an_autotuner_to_others(self) -> None:
+        """``torch.compile`` looks for Triton's class and its fields."""
+        assert isinstance(kernels.scale, Autotuner)
+        assert kernels.scale.configs == kernels.CONFIGS
+        assert not kernels.scale.user_defined_pre_hook
+
+    @pytest.mark.parametrize("option", ["mode", "upgrade", "without_daemon"])
+    def test_an_unknown_option_is_refused(self, option: str) -> None:
+        """With those that there are."""
+        with pytest.raises(ValueError, match=f"{option}='sometimes': give one of "):
+            scale(**{option: "sometimes"})
+
+
+class TestLeftAlone:
+    """Functions that another process cannot find or run are Triton's."""
+
+    @pytest.fixture(autouse=True)
+    def _forget(self) -> Iterator[None]:
+        left_alone.clear()
+        yield
+        left_alone.clear()
+
+    def test_hooks(self, tunings: FakeTunings, left_to_triton: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+        """The reason is logged once."""
+        with caplog.at_level(logging.INFO, "ktuned.triton"):
+            kernels.hooked[(1,)](torch.ones(128))
+            kernels.hooked[(1,)](torch.ones(128))
+        assert len(left_to_triton) == 2
+        (record,) = caplog.records
+        assert "kernels.hooked is left to Triton: it has a pre_hook or post_hook" in record.message
+        assert list(left_alone) == ["tests.plugins.triton_app.kernels.hooked"]
+
+    def test_closures(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
+        """No other process can find them."""
+        configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
+
+        @triton.jit
+        def inner(x, BLOCK):  # type: ignore[no-untyped-def]
+            pass
+
+        autotune(configs, key=[])(inner)[(1,)](torch.ones(8))
+        assert "inside another function" in next(iter(left_alone.values()))
+
+    def test_main(self, tunings: FakeTunings, left_to_triton: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        """A script cannot be imported."""
+        monkeypatch.setattr(jitted(kernels.scale), "__module__", "__main__")
+        call(scale())
+        assert "defined in __main__" in next(iter(left_alone.values()))
+
+    @pytest.mark.parametrize(
+        ("value", "reason"),
+        [
+            (torch.arange(SIZE), "x is a tensor of int64, which may hold indices or pointers"),
+            (torch.ones(SIZE + 1)[1:], "x is not aligned to 16 bytes"),
+            (object(), "x is a object"),
+        ],
+        ids=["integers", "unaligned", "object"],
+    )
+    def test_arguments(self, value: Any, reason: str, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
+        """Content that is not random, other addresses, other types."""
+        scale()[grid](value, torch.ones(SIZE), SIZE, 2.0)
+        assert next(iter(left_alone.values())) == f"its argument {reason}"
+
+    def test_an_own_way_of_measuring(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
+        """The daemon would measure another thing."""
+        call(scale(do_bench=lambda run, quantiles: [1.0]))
+        assert next(iter(left_alone.values())) == "it has a do_bench of its own"
+
+
+def request_of(function: Any, x: torch.Tensor, y: torch.Tensor) -> Request:
+    """Return what the daemon is asked for a call."""
+    args, kwargs = (x, y, SIZE, 2.0), {"grid": grid, "warmup": False}
+    pruned = function._pruned(args, kwargs)
+    evaluated = evaluate(function, pruned, args, kwargs)
+    problem = key_of(function, args, kwargs)
+    return Request(function._adopted(evaluated, tuple(problem)), problem, evaluated)
+
+
+class TestEvaluation:
+    """The application computes what only it can."""
+
+    def test_grids_heuristics_and_types_are_those_of_the_call(self) -> None:
+        """For each config that the pruning leaves."""
+        x = torch.ones(SIZE)
+        recipes = request_of(kernels.scale, x, torch.empty_like(x)).call.recipes
+        assert len(recipes) == 8
+        recipe = recipes[text(256, 4)]
+        assert recipe.grid == (SIZE // 256,)
+        assert recipe.args == ("x", "y", SIZE, 2.0)
+        assert recipe.constants == {"BLOCK": 256, "THROUGH": None, "EVEN": True}
+        assert recipe.sizes == {"num_warps": 4, "num_ctas": 1, "num_stages": 3}
+
+    def test_tensors_are_told_by_their_storage(self) -> None:
+        """From their first element on; the same memory is one tensor."""
+        whole = torch.ones(SIZE)
+        evaluated = request_of(kernels.scale, whole[16:32], whole[16:32]).call
+        assert {name: entry.elements for name, entry in evaluated.tensors.items()} == {"x": SIZE - 16}
+        assert evaluated.recipes[text(128, 2)].args == ("x", "x", SIZE, 2.0)
+
+    def test_values_that_are_no_scalars_are_text(self) -> None:
+        """Each config has a text of its own."""
+        texts = {canonical(knobs(config)) for config in kernels.CONFIGS}
+        assert len(texts) == len(kernels.CONFIGS)
+
+    def test_what_the_autotuner_sets_must_not_be_passed(self) -> None:
+        """As with Triton's."""
+        x = torch.ones(SIZE)
+        with pytest.raises(ValueError, match="Conflicting meta-parameters: BLOCK"):
+            evaluate(kernels.scale, kernels.CONFIGS, (x, x, SIZE, 2.0), {"grid": grid, "BLOCK": 64})
+
+    def test_an_empty_grid_is_left_alone(self) -> None:
+        """There is nothing to measure."""
+        x = torch.ones(SIZE)
+        with pytest.raises(LeftAlone, match="nothing to launch"):
+            evaluate(kernels.scale, kernels.CONFIGS, (x, x, SIZE, 2.0), {"grid": (0,)})
+
+
+class TestAdoption:
+    """A kernel file that imports the application's module by its name."""
+
+    @pytest.fixture
+    def request_made(self) -> Request:
+        """Return what the application asks."""
+        x = torch.ones(SIZE)
+        return request_of(kernels.scale, x, torch.empty_like(x))
+
+    def test_it_declares_the_function_of_the_application(self, request_made: Request, tmp_path: Path) -> None:
+        """Its space is what the pruning leaves, its inputs are the call's, each config compiles."""
+        file = request_made.adopted.write(tmp_path)
+        problem = {**request_made.problem, CALL_KEY: write_record(file, request_made.call)}
+        loaded = load_file(file, file.parent)
+        assert loaded.errors == ()
+        (kernel,) = loaded.kernels
+        assert (kernel.name, kernel.specialize) == (request_made.adopted.name, ("size", "dtypes"))
+        configs = list(kernel.bound_space(problem))
+        assert {canonical(config) for config in configs} == set(request_made.call.recipes)
+        inputs = kernel.input_specs(problem)
+        assert {name: (entry.shape, entry.dtype) for name, entry in inputs.items()} == dict.fromkeys(
+            ("x", "y"), ((SIZE,), "float32")
+        )
+        units = [
+            Unit(str(index), kernel.build(problem, config), (), file, kernel.name, "sm_90a")
+            for index, config in enumerate(configs)
+        ]
+        for unit in units:
+            (tmp_path / unit.key).mkdir()
+        results = list(Triton().compile(units, tmp_path))
+        assert [result.message for result in results if result.outcome is not None] == []
+
+    def test_writing_it_again_changes_nothing(self, request_made: Request, tmp_path: Path) -> None:
+        """Processes write at the same time, and a save would tune again."""
+        file = request_made.adopted.write(tmp_path)
+        before = file.stat()
+        assert request_made.adopted.write(tmp_path) == file
+        assert (file.stat().st_mtime_ns, file.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+
+    def test_older_code_is_not_tuned(self, request_made: Request, tmp_path: Path) -> None:
+        """An application that holds another function than the disk gets an error line, and no kernel."""
+        older = replace(request_made.adopted, cache_key="0" * 64)
+        assert older.name != request_made.adopted.name
+        loaded = load_file(older.write(tmp_path), tmp_path)
+        assert loaded.kernels == ()
+        assert "is not the function that the application has" in loaded.errors[0].message
+
+    def test_the_daemon_compiles_it(
+        self, request_made: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """From a call to artifacts; where there is no GPU the job says so."""
+        monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "home"))
+        with running(tmp_path) as daemon:
+            tuning = Tunings(daemon.client)._tune(request_made)
+            with tuning:
+                for _ in tuning:
+                    pass
+            (job,) = tuning.jobs
+            assert job["kernel"] == request_made.adopted.kernel
+            assert job["state"] == "done" or "8 artifacts are ready for sm_90a" in job["message"], job
+
+
+class TestTunings:
+    """The thread that asks and looks."""
+
+    @pytest.fixture
+    def client(self) -> SimpleNamespace:
+        """Return a client whose daemon finds a winner after the second look."""
+        hits = iter(["unknown", "unknown"])
+
+        def lookup(kernel: str, problem: Any) -> Any:
+            status = next(hits, "fresh")
+            config = {"BLOCK": 256} if status == "fresh" else None
+            return SimpleNamespace(config=config, status=status, artifact="/artifact")
+
+        return SimpleNamespace(lookup=lookup)
+
+    def test_winners_are_handed_over_and_the_thread_ends(
+        self, client: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Once each."""
+        monkeypatch.setattr(Tunings, "_ask_quietly", lambda self, request: None)
+        tunings = Tunings(client)  # type: ignore[arg-type]
+        found: list[Any] = []
+        x = torch.ones(SIZE)
+        done = threading.Event()
+        upgrade: Callable[..., bool] = lambda *winner: (found.append(winner), done.set(), True)[2]  # type: ignore[func-returns-value]  # noqa: E731
+        tunings.ask(request_of(kernels.scale, x, x), upgrade)
+        thread = tunings._thread
+        assert done.wait(30)
+        assert thread is not None
+        thread.join(30)
+        assert found == [(canonical({"BLOCK": 256}), "/artifact")]
+        assert tunings._thread is None
+
+    def test_an_unwritable_home_is_a_line_in_the_log(
+        self, client: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The application goes on."""
+        (tmp_path / "home").write_text("a file")
+        monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "home"))
+        x = torch.ones(SIZE)
+        Tunings(client)._ask_quietly(request_of(kernels.scale, x, x))  # type: ignore[arg-type]
+        assert "is not tuned: " in caplog.text

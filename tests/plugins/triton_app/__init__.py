@@ -1,0 +1,1 @@
+"""An application's package, whose kernels are tuned from outside."""

@@ -1,0 +1,47 @@
+"""Autotuned functions as applications have them."""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from ktuned_triton import autotune
+
+
+def at_least_128(configs: list[Any], named: dict[str, Any], **rest: Any) -> list[Any]:
+    """Prune small blocks away."""
+    return [config for config in configs if config.kwargs["BLOCK"] >= 128]
+
+
+CONFIGS = [
+    triton.Config({"BLOCK": block, "THROUGH": through}, num_warps=warps)
+    for block in (64, 128, 256)
+    for through in (None, tl.float16)
+    for warps in (2, 4)
+]
+
+
+@autotune(CONFIGS, key=["size"], prune_configs_by={"early_config_prune": at_least_128}, restore_value=["y"])
+@triton.heuristics({"EVEN": lambda args: args["size"] % args["BLOCK"] == 0})
+@triton.jit
+def scale(x, y, size, factor, BLOCK: tl.constexpr, THROUGH: tl.constexpr, EVEN: tl.constexpr):
+    """Scale x into y."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + offsets) if EVEN else tl.load(x + offsets, mask=offsets < size)
+    if THROUGH is not None:
+        values = values.to(THROUGH).to(tl.float32)
+    tl.store(y + offsets, values * factor, mask=offsets < size)
+
+
+@autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=[], pre_hook=lambda args, **rest: None)
+@triton.jit
+def hooked(x, BLOCK: tl.constexpr):
+    """Have a hook of the application's."""
+    tl.store(x + tl.arange(0, BLOCK), 0)
+
+
+@triton.jit
+def plain(x, size, BLOCK: tl.constexpr):
+    """Be tuned by whoever decorates it."""
+    offsets = tl.arange(0, BLOCK)
+    tl.store(x + offsets, 0.0, mask=offsets < size)
