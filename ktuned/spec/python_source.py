@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from symtable import Function, SymbolTable, symtable
 from types import CodeType
 from typing import Any
 
@@ -116,34 +117,39 @@ def free_names(
 
     ``bound`` names are not yielded. A class body counts as if it bound nothing.
     """
+    try:
+        outer = _outer_names(symtable(ast.unparse(node), "<node>", "exec"))
+    except (SyntaxError, ValueError):
+        # Not every f-string can be written as source again: then every name counts.
+        outer = None
+    for dotted in _loaded_names(node, dropped):
+        # Names with two underscores are mangled inside classes, so the table has them by another name.
+        is_outer = outer is None or dotted[0] in outer or dotted[0].startswith("__")
+        if is_outer and dotted[0] not in bound:
+            yield dotted
+
+
+def _outer_names(table: SymbolTable) -> set[str]:
+    """Return the names that a scope and those inside it load from the module."""
+    if isinstance(table, Function):
+        names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+    else:
+        names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and not symbol.is_free()}
+    return names.union(*map(_outer_names, table.get_children()))
+
+
+def _loaded_names(node: ast.AST, dropped: Collection[ast.AST]) -> Iterator[tuple[str, ...]]:
     if node in dropped:
         return
     if isinstance(node, ast.Attribute | ast.Name):
         dotted, base = _dotted(node)
         if base is not None:
-            yield from free_names(base, bound, dropped)
-        elif dotted[0] not in bound and isinstance(node.ctx, ast.Load):
+            yield from _loaded_names(base, dropped)
+        elif isinstance(node.ctx, ast.Load):
             yield dotted
         return
-    inner = bound
-    if isinstance(node, _SCOPES):
-        outside = [*getattr(node, "decorator_list", ()), node.args, getattr(node, "returns", None)]
-        for part in outside:
-            if part is not None:
-                yield from free_names(part, bound, dropped)
-        body = node.body if isinstance(node.body, list) else [node.body]
-        globals_named = {name for part in body for name in _declared_global(part)}
-        inner = (bound | _arguments(node.args) | {name for part in body for name in _locals_of(part)}) - globals_named
-        for part in body:
-            yield from free_names(part, inner, dropped)
-        return
-    if isinstance(node, _COMPREHENSIONS):
-        targets = [name for generator in node.generators for name in ast.walk(generator.target)]
-        # The first iterable is evaluated outside of the comprehension's scope.
-        yield from free_names(node.generators[0].iter, bound, dropped)
-        inner = bound | {name.id for name in targets if isinstance(name, ast.Name)}
     for child in ast.iter_child_nodes(node):
-        yield from free_names(child, inner, dropped)
+        yield from _loaded_names(child, dropped)
 
 
 def _field_meaning(value: Any, dropped: Collection[ast.AST]) -> str:
@@ -173,17 +179,6 @@ def _dotted(node: ast.Attribute | ast.Name) -> tuple[tuple[str, ...], ast.expr |
     if isinstance(base, ast.Name):
         return (base.id, *reversed(attributes)), None
     return (), base
-
-
-def _arguments(arguments: ast.arguments) -> set[str]:
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    return {argument.arg for argument in every if argument is not None}
-
-
-def _declared_global(node: ast.AST) -> Iterator[str]:
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Global):
-            yield from inner.names
 
 
 def _locals_of(node: ast.AST) -> Iterator[str]:

@@ -1,0 +1,34 @@
+"""Names that Python syntax takes from outside."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from ktuned.spec.python_source import free_names
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("def f(a, b=d):\n    c = a\n    return b + c + e.f.g", {"d", "e.f.g"}),
+        ("def f(xs):\n    return [y for x in xs if (y := g(x))], y", {"g"}),
+        ("def f():\n    global x\n    x = 1\n    return x", {"x"}),
+        ("def f(a):\n    def g():\n        return a + h\n    return g", {"h"}),
+        ("class A(B):\n    c = 1\n    d = c\n    def e(self):\n        return c", {"B", "c"}),
+        ("class A:\n    def e(self):\n        return __hidden", {"__hidden"}),
+        ("def f(a):\n    match a:\n        case {'k': v, **rest} if p:\n            return v, rest", {"p"}),
+        ("x = [i * j for i in n]", {"j", "n"}),
+        ("f = lambda a: a + b", {"b"}),
+        ("def f(d):\n    return f\"\"\"{d['''a\nb''']} {e}\"\"\"", {"d", "e"}),
+    ],
+    ids=["defaults", "walrus", "global", "closure", "class", "mangled", "match", "comprehension", "lambda", "f-string"],
+)
+def test_names_from_outside(source: str, names: set[str]) -> None:
+    """Names that a statement binds are its own; others come from the module, with their attributes."""
+    (statement,) = ast.parse(source).body
+    found = {".".join(name) for name in free_names(statement)}
+    assert names <= found
+    # Where a statement cannot be written as source again, each of its names counts.
+    assert found == names or "f" in found
