@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 
 from tests import leaks
-from tests.parts import Parts, assembled
+from tests.assembled import Parts, assembled
 
 # A loaded machine makes an example slow, not wrong; equal seeds make a failure in CI a failure here.
 hypothesis.settings.register_profile("ktuned", deadline=None, derandomize=True, print_blob=True)

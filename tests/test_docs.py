@@ -15,7 +15,8 @@ from ktuned import kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.program import COMMANDS, cli
 from ktuned.daemon import config
-from ktuned.daemon.assembly import Daemon
+from ktuned.daemon.assembly import assemble
+from ktuned.daemon.process import Daemon
 from ktuned.daemon.systemd import Notifier
 from ktuned.model.job import Job, JobState
 from ktuned.model.plan import PRESETS, Plan
@@ -28,7 +29,7 @@ from ktuned.serve.params import NoParams
 from ktuned.spec.tensors import FILLS
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client import wire
-from tests.parts import Parts
+from tests.assembled import Parts
 
 ROOT = Path(__file__).parent.parent
 PLACES_OF_DOCUMENTS = ("*.md", "docs/*.md", "client/*.md", "plugins/*/*.md", "examples/*/*.md")
@@ -59,12 +60,12 @@ def _words(cell: str) -> list[str]:
 async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
     """Run a daemon of the parts' store and workers in this process."""
     settings = config.load_settings(tmp_path / "home", tmp_path / "run" / "k.sock", environment={})
-    made = Daemon(settings, parts.store, parts.fleet, Notifier(), watchdog_s=0.0, idle_exit_s=0.0)
+    made = Daemon(assemble(settings, parts.store, parts.fleet, Notifier()))
     with bind_socket(settings.socket) as listening:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(made.run, listening, is_bound=False))
             yield made
-            made.stop()
+            made.parts.stopping.set()
 
 
 def test_presets() -> None:
@@ -175,9 +176,9 @@ def test_options(name: str) -> None:
 async def test_methods(daemon: Daemon) -> None:
     """The protocol's table has every method and none besides, with its params; `?` stands where one has a default."""
     told = {name: _words(row[1]) for row in _table("docs/protocol.md", "## Methods") for name in _words(row[0])}
-    assert told.keys() == daemon.methods.keys()
+    assert told.keys() == daemon.parts.methods.keys()
     for name, params in told.items():
-        fields = msgspec.structs.fields(daemon.methods[name].params)
+        fields = msgspec.structs.fields(daemon.parts.methods[name].params)
         assert sorted(param.rstrip("?") for param in params) == sorted(field.name for field in fields), name
         # One of several alternatives bears no mark, and is needed only as one of them.
         marked = {param.rstrip("?") for param in params if param.endswith("?")}
@@ -189,7 +190,7 @@ async def test_status(daemon: Daemon) -> None:
     """The protocol's table has every field of a status, and none besides."""
     told = [name for row in _table("docs/protocol.md", "## Status") for name in _words(row[0])]
     connection = Connection(server.Server({}))
-    assert sorted(told) == sorted(daemon.methods["status"].answer(NoParams(), connection))
+    assert sorted(told) == sorted(daemon.parts.methods["status"].answer(NoParams(), connection))
 
 
 JOB = Job(1, "p:k", {}, "x", JobState.QUEUED, 100, "asked", Plan(), created=0.0)

@@ -1,5 +1,6 @@
 """Known kernels: projects, roots, discovery, inspection, dependencies, trust."""
 
+from ktuned.catalog.captured_inputs import CapturedInputs
 from ktuned.catalog.catalog import Catalog, Changes, FileError, check_problem, environment_of, is_below
 from ktuned.catalog.inspection import (
     Listing,
@@ -15,6 +16,7 @@ from ktuned.catalog.roots import make_root
 from ktuned.catalog.trust import Trust, Untrusted
 
 __all__ = [
+    "CapturedInputs",
     "Catalog",
     "Changes",
     "FileError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ class Catalog:
 
     def __init__(self, roots: Iterable[Root] = (), kernels: Iterable[KernelInfo] = ()) -> None:
         self._roots = {root.path: root for root in roots}
+        self._root_listeners: list[Callable[[], None]] = []
         self._kernels = {kernel.name: kernel for kernel in kernels if self.root_of(kernel.file) is not None}
         self._errors: dict[str, tuple[FileError, ...]] = {}
         self._faults: dict[str, str] = {}
@@ -92,9 +93,14 @@ class Catalog:
         """What is wrong with kernel files now."""
         return [error for file in sorted(self._errors) for error in self._errors[file]]
 
+    def when_roots_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` after every :meth:`add_root` and :meth:`remove_root`; it must not raise."""
+        self._root_listeners.append(listener)
+
     def add_root(self, root: Root) -> None:
         """Watch one more root, or the same one with another interpreter or name."""
         self._roots[root.path] = root
+        self._roots_changed()
 
     def remove_root(self, path: str) -> Changes:
         """Watch a root no longer; return what went with it. What lies below another root stays."""
@@ -104,7 +110,12 @@ class Catalog:
             self._drop(name)
         for file in [file for file in self._inspected if self.root_of(file) is None]:
             self._forget(file)
+        self._roots_changed()
         return Changes(removed=tuple(gone))
+
+    def _roots_changed(self) -> None:
+        for listener in self._root_listeners:
+            listener()
 
     def root_of(self, path: str) -> Root | None:
         """Return the innermost root that a path lies below."""

@@ -11,14 +11,14 @@ from ktuned.daemon import logs
 from ktuned.daemon.config import Settings, load_settings
 
 if TYPE_CHECKING:
-    from ktuned.daemon.assembly import run
+    from ktuned.daemon.process import run
 
 __all__ = ["Settings", "load_settings", "logs", "run"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "run":
-        from ktuned.daemon.assembly import run
+        from ktuned.daemon.process import run
 
         return run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,7 +23,7 @@ _log = structlog.get_logger()
 GIB = 2**30
 
 
-class Housekeeping:
+class ArtifactCleanup:
     """Collects artifacts: at the start, after each job, and on demand; ``on_collected`` is called when some went."""
 
     def __init__(self, store: Store, artifacts: Artifacts, on_collected: Callable[[], None]) -> None:

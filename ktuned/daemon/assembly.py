@@ -1,386 +1,288 @@
-"""The composition root: builds the parts, runs them in one task group, takes them down in order."""
+"""The composition root: every part of a daemon, built once, each from those before it.
+
+No part is completed after its construction. What would be a cycle is broken by the order: those that act on events
+(caches, clean-up, probes) come before the router, those that publish come after it.
+"""
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import os
-import signal
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
-import anyio.abc
-import anyio.to_thread
-import msgspec
-import structlog
 
-from ktuned.catalog import Catalog, Survey, Trust
-from ktuned.daemon import state_directory
-from ktuned.daemon.artifact_cleanup import Housekeeping
+from ktuned.catalog import CapturedInputs, Catalog, Changes, Survey, Trust
+from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
-from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S, Life
-from ktuned.daemon.systemd import Handover, Notifier
-from ktuned.devices import Machine, Probing
+from ktuned.daemon.event_router import EventRouter, routes
+from ktuned.daemon.lifetime import Lifetime
+from ktuned.daemon.notices import Notices
+from ktuned.daemon.reload import CurrentSettings, Reload
+from ktuned.daemon.systemd import Notifier
+from ktuned.devices import Machine, Probes
 from ktuned.fleet import Fleet
-from ktuned.lookup import Generations, Lookups, ask_for_short_slices
-from ktuned.model import KtunedError
-from ktuned.scheduling import Intake, Jobs, JobSettings, Manners, Observer, Preparing, Reverifying
+from ktuned.lookup import AnswerCaches, Generations, Lookups
+from ktuned.scheduling import (
+    HostObserver,
+    IdlePolicy,
+    Intake,
+    Intervals,
+    Jobs,
+    Preparation,
+    Reading,
+    Reverification,
+)
 from ktuned.serve import (
+    Activity,
     Captures,
-    Connection,
     Control,
     Events,
     Method,
     Methods,
-    NoParams,
-    Overview,
     Server,
     Sharing,
+    StatusReport,
+    Traffic,
+    TrialCount,
     Why,
-    bind_socket,
-    inherit_socket,
-    keep_reachable,
 )
 from ktuned.store import Artifacts, Store
 from ktuned.watch import Watcher
 
-_log = structlog.get_logger()
 
-_STORE_NAME = "ktuned.sqlite"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacements:
+    """Parts that a test brings itself; ``None`` leaves the daemon's own. ``read`` gives readings of the machine."""
 
-_HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
-"""It halves the daemon's part of a lookup; where it cannot be installed, asyncio's own loop does the same work."""
+    events: Events | None = None
+    intervals: Intervals | None = None
+    preparation_type: type[Preparation] = Preparation
+    read: Callable[[], Awaitable[Reading]] | None = None
 
 
-def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
-    """Run a daemon until it is told to stop; return the exit code.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """All parts of a daemon; ``methods`` are the protocol's, by their names on the wire.
 
-    One that ``starts_by_itself`` when it is needed ends when it is idle, unless the settings say otherwise; so does
-    one whose socket a service manager holds.
-
-    Raises:
-        KtunedError: it cannot start, or cannot go on; says what mends it.
+    Setting ``stopping`` ends the daemon; the next one takes up what is unfinished.
     """
-    os.umask(state_directory.PRIVATE_UMASK)
-    handover = Handover.take(os.environ, os.getpid())
-    try:
-        anyio.run(serve, settings, handover, starts_by_itself, backend_options={"use_uvloop": _HAS_UVLOOP})
-    except* KtunedError as group:
-        raise _first(group) from None
-    return 0
+
+    activity: Activity
+    artifact_cleanup: ArtifactCleanup
+    artifacts: Artifacts
+    caches: AnswerCaches
+    captured_inputs: CapturedInputs
+    catalog: Catalog
+    current: CurrentSettings
+    events: Events
+    fleet: Fleet
+    intake: Intake
+    jobs: Jobs
+    lifetime: Lifetime
+    lookups: Lookups
+    machine: Machine
+    methods: Mapping[str, Method[Any]]
+    notifier: Notifier
+    preparation: Preparation
+    probes: Probes
+    reload: Reload
+    reverification: Reverification
+    router: EventRouter
+    server: Server
+    stopping: anyio.Event
+    store: Store
+    survey: Survey
+    watcher: Watcher
 
 
-async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) -> None:
-    """Serve until SIGTERM, SIGINT or a ``shutdown`` request, or until it has been idle for long enough."""
-    ask_for_short_slices()
-    descriptor = handover.descriptor
-    socket_of = bind_socket(settings.socket) if descriptor is None else inherit_socket(descriptor)
-    idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0
-    with (
-        Notifier(handover.notify_path) as notifier,
-        state_directory.held(settings.state, settings.cache),
-        socket_of as listening,
-    ):
-        settings = msgspec.structs.replace(settings, socket=listening.getsockname())
-        async with Store.open(settings.state / _STORE_NAME) as store:
-            fleet = Fleet(
-                scratch=settings.cache / "tmp",
-                cache=settings.cache,
-                base_env=dict(os.environ),
-                compile_slots=settings.compile_slots,
-                compile_cores=settings.compile_cores,
-                spawn_s=settings.deadlines["spawn"],
-                memory_limits=(settings.bench_bytes, settings.compile_bytes),
-                keeps_spares=settings.keeps_spares,
-                adopts=True,
-            )
-            async with fleet.running():
-                daemon = Daemon(
-                    settings, store, fleet, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s
-                )
-                await daemon.run(listening, is_bound=descriptor is None)
+def assemble(
+    settings: Settings,
+    store: Store,
+    fleet: Fleet,
+    notifier: Notifier,
+    *,
+    watchdog_s: float = 0.0,
+    idle_exit_s: float = 0.0,
+    replacements: Replacements | None = None,
+) -> Parts:
+    """Build a daemon's parts over a store and a fleet; nothing runs yet.
 
+    ``watchdog_s`` is how often the service manager expects a sign of life (0 for never), ``idle_exit_s`` after how much
+    inactivity the daemon ends where the settings leave that open.
+    """
+    replaced = replacements or Replacements()
+    current = CurrentSettings(settings, idle_exit_s)
+    deadlines = current.deadlines
+    stopping = anyio.Event()
 
-class Daemon:
-    """All parts of a running daemon; ``methods`` are the protocol's, by their names on the wire."""
+    # What is known: kernels, inputs, devices, artifacts.
+    artifacts = Artifacts(settings.cache / "artifacts", settings.artifacts_bytes)
+    configured = {root.path for root in settings.roots}
+    roots = [*settings.roots, *(root for root in store.roots() if root.path not in configured)]
+    catalog = Catalog(roots, store.kernels())
+    trust = Trust(settings.trusted_directories)
+    survey = Survey(catalog, fleet, store, deadlines, trust)
+    captured_inputs = CapturedInputs(store, settings.state / "captures")
+    machine = Machine(
+        fleet,
+        store,
+        deadlines=deadlines,
+        arch=settings.arch,
+        chosen=settings.devices,
+        captured=captured_inputs.digest,
+    )
 
-    def __init__(
-        self,
-        settings: Settings,
-        store: Store,
-        fleet: Fleet,
-        notifier: Notifier,
-        *,
-        watchdog_s: float,
-        idle_exit_s: float,
-    ) -> None:
-        self._settings = settings
-        self._store = store
-        self._fleet = fleet
-        self._notifier = notifier
-        self._default_idle_exit_s = idle_exit_s
-        self._stopping = anyio.Event()
-        self._config_notice = ""
-        self._reloading = anyio.Lock()
-        # One map for all who watch deadlines, so that a reload reaches them.
-        self._deadlines = dict(settings.deadlines)
-        self.events = Events()
-        self._artifacts = Artifacts(settings.cache / "artifacts", settings.artifacts_bytes)
-        configured = {root.path for root in settings.roots}
-        roots = [*settings.roots, *(root for root in store.roots() if root.path not in configured)]
-        self._catalog = Catalog(roots, store.kernels())
-        self._machine = Machine(fleet, store, deadlines=self._deadlines, arch=settings.arch, chosen=settings.devices)
-        self._probing = Probing(self._catalog, self._machine, str(settings.state))
-        self._trust = Trust(settings.trusted_directories)
-        self._survey = Survey(self._catalog, fleet, store, self._deadlines, self._trust)
-        self._manners = Manners(settings.policy)
-        observer = Observer(
-            fleet=fleet,
-            machine=self._machine,
-            environments=self._probing.environments,
-            deadlines=self._deadlines,
-        )
-        self._preparing = Preparing(
-            JobSettings(settings.judges_contention, settings.slots_are_given),
-            catalog=self._catalog,
-            machine=self._machine,
-            fleet=fleet,
-            trust=self._trust,
-            deadlines=self._deadlines,
-            captured=lambda kernel, problem: self._captures.path(kernel, problem),  # noqa: PLW0108 - made later
-        )
-        self._jobs = Jobs(
-            fleet=fleet,
-            store=store,
-            artifacts=self._artifacts,
-            prepare=self._preparing.prepare,
-            publish=self._publish,
-            manners=self._manners,
-            read=observer.read,
-        )
-        self._reverifying = Reverifying(catalog=self._catalog, machine=self._machine, store=store, jobs=self._jobs)
-        self._generations = Generations(os.path.dirname(settings.socket), epoch=self.events.epoch)
-        self._lookups = Lookups(
-            catalog=self._catalog,
-            machine=self._machine,
-            fleet=fleet,
-            store=store,
-            artifacts=self._artifacts,
-            jobs=self._jobs,
-            deadlines=self._deadlines,
-            generations=self._generations,
-        )
-        self._housekeeping = Housekeeping(store, self._artifacts, on_collected=self._lookups.changed_all)
-        self._watcher = Watcher(
-            self._catalog,
-            self._survey,
-            lambda changes, saved: self._intake.react(changes, saved=saved),
-            self._lookups.looked_up,
-        )
-        self._intake = Intake(
-            catalog=self._catalog,
-            survey=self._survey,
-            machine=self._machine,
-            store=store,
-            jobs=self._jobs,
-            publish=self._publish,
-            roots_changed=self._watcher.roots_changed,
-        )
-        methods = Methods(
-            catalog=self._catalog,
-            machine=self._machine,
-            intake=self._intake,
-            lookups=self._lookups,
-            jobs=self._jobs,
-            store=store,
-            events=self.events,
-            explain=Why(self._catalog, self._machine, store).explain,
-            status=lambda: self._overview.status(self._life.idle_exit_s, self._life.rates()),
-            probe=self._probing.reports,
-            stop=self.stop,
-        )
-        captures = settings.state / "captures"
-        self._captures = Captures(store, captures, self._catalog, self._jobs, self._lookups.changed)
-        self._machine.captured = self._captures.digest
-        sharing = Sharing(
-            catalog=self._catalog,
-            machine=self._machine,
-            store=store,
-            artifacts=self._artifacts,
-            publish=self._publish,
-        )
-        control = Control(catalog=self._catalog, machine=self._machine, jobs=self._jobs)
-        self.methods = {
-            **methods.table(),
-            **control.table(),
-            **sharing.table(),
-            **self._captures.table(),
-            **self._housekeeping.table(),
-            "reload": Method(NoParams, self._answer_reload),
-        }
-        self._server = Server(self.methods, shortcuts=self._lookups.shortcuts)
-        self._overview = Overview(
-            socket=settings.socket,
-            home=str(settings.state),
-            policy=settings.policy,
-            catalog=self._catalog,
-            machine=self._machine,
-            fleet=fleet,
-            store=store,
-            artifacts=self._artifacts,
-            jobs=self._jobs,
-            lookups=self._lookups,
-            events=self.events,
-            server=self._server,
-            notices=self._notices,
-        )
-        self._life = Life(
-            notifier,
-            watchdog_s=watchdog_s,
-            idle_exit_s=self._idle_exit_s(),
-            busy=self._overview.busy,
-            counters=self._overview.counters,
-            describe=self._overview.line,
-            stop=self.stop,
-        )
+    # What acts on events, and the router.
+    events = replaced.events or Events()
+    caches = AnswerCaches(Generations(os.path.dirname(settings.socket), epoch=events.epoch))
+    artifact_cleanup = ArtifactCleanup(store, artifacts, on_collected=caches.changed_all)
+    probes = Probes(catalog, machine, str(settings.state))
+    trial_count = TrialCount()
+    router = EventRouter(
+        events,
+        routes(artifact_cleanup=artifact_cleanup, caches=caches, probes=probes, trial_count=trial_count),
+    )
 
-    async def run(self, listening: Any, *, is_bound: bool) -> None:
-        """Run every part until told to stop, then take them down; ``is_bound`` if the socket's file is ours to keep."""
-        self._artifacts.clean_staging()
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(self._await_signals)
-            await tasks.start(self._server.serve, listening)
-            self._notifier.ready(self._overview.line())
-            _log.info("ready", socket=self._settings.socket, pid=os.getpid())
-            for part in (
-                self._lookups.run,
-                self._watcher.run,
-                self._intake.run,
-                self._housekeeping.run,
-                self._probing.run,
-                self._take_up,
-                self._life.run,
-                *([functools.partial(keep_reachable, self._settings.socket, self._server.listen)] if is_bound else ()),
-            ):
-                tasks.start_soon(part)
-            await self._stopping.wait()
-            self._notifier.stopping()
-            _log.info("stopping")
-            await self._server.drain()
-            tasks.cancel_scope.cancel()
+    # What tunes.
+    idle_policy = IdlePolicy(settings.policy)
+    observer = HostObserver(fleet=fleet, machine=machine, environments=probes.environments, deadlines=deadlines)
+    preparation = replaced.preparation_type(
+        current.job_settings,
+        catalog=catalog,
+        machine=machine,
+        fleet=fleet,
+        trust=trust,
+        deadlines=deadlines,
+        captured=captured_inputs.path,
+    )
+    jobs = Jobs(
+        fleet=fleet,
+        store=store,
+        artifacts=artifacts,
+        prepare=preparation.prepare,
+        publish=router.publish,
+        idle_policy=idle_policy,
+        read=replaced.read or observer.read,
+        intervals=replaced.intervals,
+    )
+    reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
+    intake = Intake(catalog=catalog, survey=survey, machine=machine, store=store, jobs=jobs, publish=router.publish)
 
-    def stop(self) -> None:
-        """Have :meth:`run` take the parts down; the next daemon takes up what is unfinished."""
-        self._stopping.set()
+    # What answers and watches.
+    lookups = Lookups(
+        catalog=catalog,
+        machine=machine,
+        fleet=fleet,
+        store=store,
+        artifacts=artifacts,
+        jobs=jobs,
+        deadlines=deadlines,
+        caches=caches,
+    )
 
-    async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            task_status.started()
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    with suppress(KtunedError):
-                        await self._reload()
-                else:
-                    self.stop()
+    async def take_in(changes: Changes, saved: bool) -> None:
+        await intake.react(changes, saved=saved)
 
-    async def _answer_reload(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        changed = await self._reload()
-        return {"path": str(self._settings.config_path), "changed": changed}
+    watcher = Watcher(catalog, survey, take_in, lookups.looked_up)
 
-    async def _reload(self) -> list[str]:
-        """Follow ``config.toml`` as it is now, and return what it says otherwise.
-
-        Raises:
-            SettingsError: it cannot be followed; nothing has changed.
-        """
-        async with self._reloading:
-            self._notifier.reloading()
-            try:
-                settings = self._settings.again()
-                changed = settings.changed_since(self._settings)
-                await self._follow(settings)
-            except KtunedError as error:
-                self._config_notice = f"config.toml was not taken in: {error.message}"
-                _log.error("config_wrong", reason=error.message, hint=error.hint)
-                raise
-            finally:
-                self._notifier.ready(self._overview.line())
-        return changed
-
-    async def _follow(self, settings: Settings) -> None:
-        self._config_notice = ""
-        # The socket stays where it is, whoever made it.
-        self._settings = msgspec.structs.replace(settings, socket=self._settings.socket)
-        self._overview.policy = settings.policy
-        self._preparing.settings = JobSettings(settings.judges_contention, settings.slots_are_given)
-        self._life.idle_exit_s = self._idle_exit_s()
-        self._manners.policy = settings.policy
-        self._jobs.review()
-        # With more time or memory it may work.
-        self._jobs.forget_failures()
-        self._deadlines.update(settings.deadlines)
-        self._trust.allow(settings.trusted_directories)
-        self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
-        self._fleet.spawn_s, self._fleet.keeps_spares = settings.deadlines["spawn"], settings.keeps_spares
-        self._artifacts.cap_bytes = settings.artifacts_bytes
-        self._machine.arch, self._machine.chosen = settings.arch, settings.devices
-        self._housekeeping.due()
-        known = self._catalog.roots
-        for root in settings.roots:
-            self._catalog.add_root(root)
-        kept = {root.path for root in (*settings.roots, *self._store.roots())}
-        await self._intake.drop_roots([root for root in known if root.path not in kept])
-        self._watcher.roots_changed()
-        _log.info("config_reloaded", path=str(settings.config_path))
-        paths = {root.path for root in known}
-        await self._intake.look_around([root for root in settings.roots if root not in known and root.path in paths])
-
-    def _idle_exit_s(self) -> float:
-        chosen = self._settings.idle_exit_s
-        return self._default_idle_exit_s if chosen is None else chosen
-
-    def _notices(self) -> list[str]:
-        return [
-            *filter(None, (self._store.notice, self._store.lost, self._store.damaged, self._watcher.notice)),
-            *filter(None, (self._intake.notice, self._config_notice)),
-            *([f"tuning is paused: {self._jobs.stalled}"] if self._jobs.stalled else []),
-            *self._fleet.notices,
-            *self._machine.notices,
-        ]
-
-    async def _take_up(self) -> None:
-        """Go on with the work that was left, once it is known what the machine is now."""
-        if self._catalog.roots:
-            await self._probing.reports()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._jobs.run)
-            tasks.start_soon(self._catch_up)
-
-    async def _catch_up(self) -> None:
-        """Have renewed what changed while no daemon was there: sources first, then drivers and toolchains."""
-        await self._watcher.caught_up.wait()
-        await self._reverifying.run()
-
-    def _publish(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
-        kernel = fields.get("kernel")
-        if kernel is not None and type in ("winner", "stale", "job_done"):
-            self._lookups.changed(kernel)
-        if type == "trial_done" and fields.get("trial") is not None:
-            self._overview.trials += 1
-        if type == "job_done":
-            self._housekeeping.due()
-        if type == "lane" and fields["state"] == "sick":
-            self._probing.device_failed()
-        if type == "reloaded":
-            # A name that is new may make another one ambiguous, or known.
-            self._lookups.changed_all()
-        self.events.publish(type, **fields)
-
-
-def _first(group: BaseExceptionGroup[KtunedError]) -> KtunedError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, KtunedError)
-    return error
+    # What reports, and what the server calls.
+    traffic = Traffic(caches.shortcuts)
+    activity = Activity(catalog=catalog, jobs=jobs, lookups=lookups, traffic=traffic, trial_count=trial_count)
+    lifetime = Lifetime(
+        notifier,
+        watchdog_s=watchdog_s,
+        idle_exit_s=current.idle_exit_s,
+        busy=activity.busy,
+        counters=activity.counters,
+        describe=activity.line,
+        stop=stopping.set,
+    )
+    notices = Notices(
+        current=current, fleet=fleet, intake=intake, jobs=jobs, machine=machine, store=store, watcher=watcher
+    )
+    status = StatusReport(
+        socket=settings.socket,
+        home=str(settings.state),
+        activity=activity,
+        artifacts=artifacts,
+        catalog=catalog,
+        events=events,
+        fleet=fleet,
+        idle_policy=idle_policy,
+        jobs=jobs,
+        lookups=lookups,
+        machine=machine,
+        notices=notices.lines,
+        pace=lifetime,
+        store=store,
+        traffic=traffic,
+    )
+    reload = Reload(
+        current,
+        notifier,
+        artifact_cleanup=artifact_cleanup,
+        artifacts=artifacts,
+        catalog=catalog,
+        describe=activity.line,
+        fleet=fleet,
+        idle_policy=idle_policy,
+        intake=intake,
+        jobs=jobs,
+        lifetime=lifetime,
+        machine=machine,
+        preparation=preparation,
+        store=store,
+        trust=trust,
+    )
+    methods = Methods(
+        catalog=catalog,
+        machine=machine,
+        intake=intake,
+        lookups=lookups,
+        jobs=jobs,
+        store=store,
+        events=events,
+        explain=Why(catalog, machine, store).explain,
+        status=status.figures,
+        probe=probes.reports,
+        stop=stopping.set,
+    )
+    sharing = Sharing(catalog=catalog, machine=machine, store=store, artifacts=artifacts, publish=router.publish)
+    table = {
+        **methods.table(),
+        **Control(catalog=catalog, machine=machine, jobs=jobs).table(),
+        **sharing.table(),
+        **Captures(captured_inputs, catalog, jobs, caches.changed).table(),
+        **artifact_cleanup.table(),
+        **reload.table(),
+    }
+    return Parts(
+        activity=activity,
+        artifact_cleanup=artifact_cleanup,
+        artifacts=artifacts,
+        caches=caches,
+        captured_inputs=captured_inputs,
+        catalog=catalog,
+        current=current,
+        events=events,
+        fleet=fleet,
+        intake=intake,
+        jobs=jobs,
+        lifetime=lifetime,
+        lookups=lookups,
+        machine=machine,
+        methods=table,
+        notifier=notifier,
+        preparation=preparation,
+        probes=probes,
+        reload=reload,
+        reverification=reverification,
+        router=router,
+        server=Server(table, shortcuts=caches.shortcuts, traffic=traffic),
+        stopping=stopping,
+        store=store,
+        survey=survey,
+        watcher=watcher,
+    )

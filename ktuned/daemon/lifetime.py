@@ -43,7 +43,7 @@ class Idleness:
         return 0 < self.limit_s <= now - self._since
 
 
-class Life:
+class Lifetime:
     """Feeds the watchdog, and calls ``stop`` after ``idle_exit_s`` without activity.
 
     ``counters`` are totals since the start, ``busy`` names what keeps the daemon from ending, ``describe`` is one

@@ -1,6 +1,6 @@
 """Backends, toolchains and devices of each interpreter, and changes of them."""
 
 from ktuned.devices.machine import Machine
-from ktuned.devices.probes import Probing
+from ktuned.devices.probes import Probes
 
-__all__ = ["Machine", "Probing"]
+__all__ = ["Machine", "Probes"]

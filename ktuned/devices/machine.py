@@ -66,18 +66,24 @@ def _fingerprints(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 class Machine:
     """Knows backends and devices per environment; asks a worker for what it does not know yet.
 
-    ``captured`` tells the digest of the inputs that were captured for a kernel's problem, empty if none were.
-
+    ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty if none were.
     ``arch`` is what is compiled for where a backend has no device (the backend's own default if empty); ``chosen``
     names the devices that may be used (all if empty).
     """
 
     def __init__(
-        self, fleet: Fleet, store: Store, *, deadlines: Mapping[str, float], arch: str = "", chosen: Sequence[str] = ()
+        self,
+        fleet: Fleet,
+        store: Store,
+        *,
+        deadlines: Mapping[str, float],
+        arch: str = "",
+        chosen: Sequence[str] = (),
+        captured: Callable[[str, str], str] = lambda kernel, problem: "",
     ) -> None:
         self.arch = arch
         self.chosen = tuple(chosen)
-        self.captured: Callable[[str, str], str] = lambda kernel, problem: ""
+        self._captured = captured
         self._fleet = fleet
         self._store = store
         self._deadlines = deadlines
@@ -234,7 +240,7 @@ class Machine:
 
     def digest(self, kernel: KernelInfo, specialized: str) -> str:
         """Return what a kernel means for a specialised problem (canonical text), whose captured inputs belong to it."""
-        captured = self.captured(kernel.name, specialized)
+        captured = self._captured(kernel.name, specialized)
         return hashlib.sha256(f"{kernel.digest} {captured}".encode()).hexdigest() if captured else kernel.digest
 
     def seats(self, environment: Environment | None = None) -> dict[str, set[str]]:

@@ -12,7 +12,7 @@ from ktuned.devices.machine import Machine
 from ktuned.fleet import Environment
 
 
-class Probing:
+class Probes:
     """Has the machine probed for every environment that a root has; ``directory`` is where a worker of none runs."""
 
     def __init__(self, catalog: Catalog, machine: Machine, directory: str) -> None:

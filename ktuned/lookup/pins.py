@@ -33,9 +33,9 @@ class PinInfo:
 class Pins:
     """Answers lookups under pins; ``changed`` is called when what was answered no longer holds."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, changed: Callable[[], None]) -> None:
         self._store = store
-        self.changed: Callable[[], None] = lambda: None
+        self._changed = changed
 
     def find(self, pin: str, kernel: str, problem: Problem, device: str | None) -> dict[str, Any] | None:
         """Return what a pin holds for a question, however its first asker named kernel and device.
@@ -74,7 +74,7 @@ class Pins:
         removed = await self._store.pinned.give_up(pin)
         if not removed:
             raise NotFound(f"there is no pin {pin!r}", hint="`ktuned forget --pins` lists them")
-        self.changed()
+        self._changed()
         return removed
 
 

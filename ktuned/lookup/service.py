@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic, time
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import structlog
@@ -14,10 +14,10 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
-from ktuned.lookup.generations import Generations
+from ktuned.lookup.answer_caches import AnswerCaches, Served
 from ktuned.lookup.ladder import admits_plainly, answer
 from ktuned.lookup.pins import Pins
-from ktuned.lookup.shortcuts import HOLDS_S, Shortcuts
+from ktuned.lookup.shortcuts import HOLDS_S
 from ktuned.lookup.time_slices import ask_for_short_slices
 from ktuned.model import (
     Config,
@@ -73,13 +73,6 @@ Pinning = Callable[[], Awaitable[dict[str, Any]]]
 """Writes the first answer under a pin to the disk and returns the one that holds."""
 
 
-class _Served(NamedTuple):
-    """An answer as it was worked out, and until when (``monotonic``) it is given again."""
-
-    reply: dict[str, Any]
-    until: float
-
-
 class Lookups:
     """Answers lookups; :meth:`run` does what they set off. ``shortcuts`` are its answers by their questions' bytes."""
 
@@ -93,12 +86,12 @@ class Lookups:
         artifacts: Artifacts,
         jobs: Jobs,
         deadlines: Mapping[str, float],
-        generations: Generations,
+        caches: AnswerCaches,
     ) -> None:
-        self.shortcuts = Shortcuts()
-        self.generations = generations
-        self.pins = Pins(store)
-        self.pins.changed = self.changed_all
+        self.caches = caches
+        self.shortcuts = caches.shortcuts
+        self.generations = caches.generations
+        self.pins = Pins(store, caches.changed_all)
         self._catalog = catalog
         self._machine = machine
         self._fleet = fleet
@@ -106,27 +99,13 @@ class Lookups:
         self._artifacts = artifacts
         self._jobs = jobs
         self._deadlines = deadlines
-        self._winners: dict[str, list[Winner]] = {}
+        self._winners = caches.winners
         self._admitted: dict[tuple[str, str, str], bool] = {}
         self._sent: set[tuple[str, ...]] = set()
-        self._memo: dict[tuple[Any, ...], _Served] = {}
+        self._memo = caches.answers
         self._answered = 0
         self._looked_up: dict[str, float] = {}
         self._errands, self._arriving = anyio.create_memory_object_stream[_Errand](MAX_ERRANDS)
-
-    def changed(self, kernel: str) -> None:
-        """Note that a kernel's winners, or what they stand on, are not what they were."""
-        self._winners.pop(kernel, None)
-        self._memo.clear()
-        self.shortcuts.clear()
-        self.generations.bump(kernel)
-
-    def changed_all(self) -> None:
-        """Note that any kernel may be another, or its answer."""
-        self._winners.clear()
-        self._memo.clear()
-        self.shortcuts.clear()
-        self.generations.bump_all()
 
     @property
     def answered(self) -> int:
@@ -170,7 +149,7 @@ class Lookups:
             if reply["status"] == Status.UNKNOWN:
                 # Not remembered: names that nobody knows can be made up without end, and be of any size.
                 return reply
-            served = self._memo[key] = _Served(reply, monotonic() + HOLDS_S)
+            served = self._memo[key] = Served(reply, monotonic() + HOLDS_S)
         return served.reply
 
     def lookup_pinned(
@@ -338,4 +317,4 @@ class Lookups:
             self._admitted.clear()
         for config, admitted in zip(errand.configs, reply["admitted"], strict=True):
             self._admitted[kernel.plan_digest, canonical(errand.problem), canonical(config)] = admitted
-        self.changed(kernel.name)
+        self.caches.changed(kernel.name)

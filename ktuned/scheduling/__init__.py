@@ -1,23 +1,26 @@
 """Jobs: their intake, order, dispatch, pauses and re-verification."""
 
-from ktuned.scheduling.host_observer import Observer
-from ktuned.scheduling.idle_policy import POLICIES, Manners
+from ktuned.scheduling.dispatcher import Intervals
+from ktuned.scheduling.host_observer import HostObserver
+from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake, Wish
 from ktuned.scheduling.jobs import Jobs
-from ktuned.scheduling.preparation import JobSettings, Preparing, default_compile_slots
+from ktuned.scheduling.preparation import JobSettings, Preparation, default_compile_slots
 from ktuned.scheduling.queue import EVERYTHING
-from ktuned.scheduling.reverification import Reverifying
+from ktuned.scheduling.reverification import Reverification
 
 __all__ = [
     "EVERYTHING",
     "POLICIES",
+    "HostObserver",
+    "IdlePolicy",
     "Intake",
+    "Intervals",
     "JobSettings",
     "Jobs",
-    "Manners",
-    "Observer",
-    "Preparing",
-    "Reverifying",
+    "Preparation",
+    "Reading",
+    "Reverification",
     "Wish",
     "default_compile_slots",
 ]

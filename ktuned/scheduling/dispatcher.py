@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import time
 
 import anyio
@@ -16,7 +16,7 @@ import structlog
 
 from ktuned.fleet import KILLS_EXCUSED, Fleet, Lane, Turns, is_outside_kill
 from ktuned.model import Device, Job, JobState, StoreError
-from ktuned.scheduling.idle_policy import Manners, Reading
+from ktuned.scheduling.idle_policy import IdlePolicy, Reading
 from ktuned.scheduling.known_failures import FailedGrounds
 from ktuned.scheduling.queue import JobQueue
 from ktuned.scheduling.running_job import SOURCE_CHANGED, Running, cause, sentence, verdict
@@ -28,15 +28,6 @@ _log = structlog.get_logger()
 Prepare = Callable[[Job], Work]
 """Turns a job into all that it needs, as its kernel stands now; raises a KtunedError that says why it cannot run."""
 
-RETRY_S = 2.0
-"""How often a store that could not be written is tried again while tuning is paused."""
-
-REVIEW_S = 5.0
-"""How often it is asked anew who should run, while nothing happens: ranks rise with time alone."""
-
-READING_S = 2.0
-"""How often the machine is looked at while tuning may have to yield to others."""
-
 MAX_WAITING = 10_000
 """Jobs that may wait; a client that asks for more problems than that has an error in its loop."""
 
@@ -44,12 +35,25 @@ UNFINISHED = (JobState.QUEUED, JobState.PAUSED)
 """States in which a job waits."""
 
 
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """How often the dispatcher looks at what no event reports.
+
+    ``retry_s`` is for a store that could not be written, ``review_s`` for the order of jobs while nothing happens
+    (ranks rise with time alone), ``reading_s`` for the machine while tuning may have to yield to others.
+    """
+
+    retry_s: float = 2.0
+    review_s: float = 5.0
+    reading_s: float = 2.0
+
+
 class Dispatcher:
     """Runs what :attr:`queue` says should run, until it is cancelled; what is unfinished stays queued.
 
-    ``manners`` say when tuning yields to others, told by what ``read`` finds; without it nothing is read. ``running``
-    has the job of each device model, ``inspections`` counts each kernel's, ``failed`` knows what was tried in vain,
-    ``stalled`` says why nothing can be recorded.
+    ``idle_policy`` decides when tuning yields to others, from what ``read`` returns; without it nothing is read.
+    ``running`` has the job of each device model, ``inspections`` counts each kernel's, ``failed`` knows what was tried
+    in vain, ``stalled`` says why nothing can be recorded.
     """
 
     def __init__(
@@ -60,10 +64,11 @@ class Dispatcher:
         artifacts: Artifacts,
         prepare: Prepare,
         publish: Publish,
-        manners: Manners,
+        idle_policy: IdlePolicy,
         read: Callable[[], Awaitable[Reading]] | None,
+        intervals: Intervals,
     ) -> None:
-        self.queue = JobQueue(refuse=manners.refuse)
+        self.queue = JobQueue(refuse=idle_policy.refuse)
         self.queue.pauses |= store.pauses()
         self.running: dict[str, Running] = {}
         self.lanes: dict[tuple[str, str, str], Lane] = {}
@@ -75,8 +80,9 @@ class Dispatcher:
         self._artifacts = artifacts
         self._prepare = prepare
         self._publish = publish
-        self._manners = manners
+        self._idle_policy = idle_policy
         self._read = read
+        self._intervals = intervals
         self._seats: dict[str, Turns] = {}
         self._kills: Counter[int] = Counter()
         self._news = anyio.Event()
@@ -99,24 +105,24 @@ class Dispatcher:
                 if self.stalled:
                     await self._await_space()
                 self._dispatch(tasks)
-                with anyio.move_on_after(REVIEW_S if len(self.queue) and self.running else math.inf):
+                with anyio.move_on_after(self._intervals.review_s if len(self.queue) and self.running else math.inf):
                     await self._news.wait()
 
     async def _watch_others(self, read: Callable[[], Awaitable[Reading]]) -> None:
         """Look at the machine for as long as there is work that may have to yield; at rest nothing is read."""
         while True:
-            if not (self._manners.watches and (self.running or len(self.queue))):
-                self._manners.forget()
+            if not (self._idle_policy.watches and (self.running or len(self.queue))):
+                self._idle_policy.forget()
                 await self._news.wait()
-                await anyio.sleep(READING_S)
+                await anyio.sleep(self._intervals.reading_s)
                 continue
-            before = self._manners.reason
-            self._manners.take(await read())
-            if self._manners.reason != before:
-                _log.info("manners", reason=self._manners.reason)
-            if bool(self._manners.reason) != bool(before):
+            before = self._idle_policy.reason
+            self._idle_policy.take(await read())
+            if self._idle_policy.reason != before:
+                _log.info("idle_policy", reason=self._idle_policy.reason)
+            if bool(self._idle_policy.reason) != bool(before):
                 self.review()
-            await anyio.sleep(READING_S)
+            await anyio.sleep(self._intervals.reading_s)
 
     def review(self) -> None:
         """Ask anew who should run: something that decides it has changed."""
@@ -127,7 +133,7 @@ class Dispatcher:
         _log.warning("tuning_paused", reason=self.stalled)
         self._publish("paused", reason=self.stalled)
         while self.stalled:
-            await anyio.sleep(RETRY_S)
+            await anyio.sleep(self._intervals.retry_s)
             with suppress(StoreError):
                 await self._store.check_writable()
                 await self._artifacts.check_writable()

@@ -18,7 +18,7 @@ STALE_US = 30_000_000
 """Two readings that are further apart tell of a time in which nobody looked."""
 
 
-class Observer:
+class HostObserver:
     """Makes readings of the machine; the first one after a pause knows nothing of the CPUs yet."""
 
     def __init__(

@@ -61,7 +61,7 @@ class _Use:
             self.is_used, self._against = not self.is_used, 0
 
 
-class Manners:
+class IdlePolicy:
     """Says which jobs must not run now, and why."""
 
     def __init__(self, policy: str = "always") -> None:

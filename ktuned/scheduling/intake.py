@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,7 +91,7 @@ RETRY_S = 5.0
 
 
 class Intake:
-    """Takes in paths, kernels and saves; ``roots_changed`` is called when there is one more root to watch."""
+    """Turns paths, kernels and saves into jobs."""
 
     def __init__(
         self,
@@ -102,7 +102,6 @@ class Intake:
         store: Store,
         jobs: Jobs,
         publish: Publish,
-        roots_changed: Callable[[], None],
     ) -> None:
         self._catalog = catalog
         self._survey = survey
@@ -110,7 +109,6 @@ class Intake:
         self._store = store
         self._jobs = jobs
         self._publish = publish
-        self._roots_changed = roots_changed
         self._put_off: dict[str, bool] = {}
         self._refusal = ""
         self._is_refused = anyio.Event()
@@ -163,7 +161,6 @@ class Intake:
                 # What was asked for in error is not watched for ever.
                 self._catalog.remove_root(root.path)
                 await self._store.remove_root(root.path)
-                self._roots_changed()
             raise UsageError(
                 f"there is no kernel at {path}", hint="a kernel file is named tune_*.py and declares an @kernel"
             )
@@ -186,7 +183,6 @@ class Intake:
             root = make_root(directory, name=self._free_name(directory), python=python or "")
         await self._store.add_root(root)
         self._catalog.add_root(root)
-        self._roots_changed()
         return root
 
     def _free_name(self, directory: str) -> str:

@@ -23,8 +23,8 @@ from ktuned.model import (
     StoreError,
     WinnerKey,
 )
-from ktuned.scheduling.dispatcher import MAX_WAITING, Dispatcher, Prepare
-from ktuned.scheduling.idle_policy import Manners, Reading
+from ktuned.scheduling.dispatcher import MAX_WAITING, Dispatcher, Intervals, Prepare
+from ktuned.scheduling.idle_policy import IdlePolicy, Reading
 from ktuned.scheduling.queue import Arrival, extended
 from ktuned.scheduling.running_job import sentence
 from ktuned.store import Artifacts, Store
@@ -34,7 +34,7 @@ from ktuned.tuning import Publish, publish_job
 class Jobs:
     """The daemon's jobs. :meth:`run` works on them until it is cancelled; what is unfinished then stays queued.
 
-    ``manners`` say when tuning yields to others, told by what ``read`` finds; without it nothing is read.
+    ``idle_policy`` decides when tuning yields to others, from what ``read`` returns; without it nothing is read.
     """
 
     def __init__(
@@ -45,8 +45,9 @@ class Jobs:
         artifacts: Artifacts,
         prepare: Prepare,
         publish: Publish,
-        manners: Manners | None = None,
+        idle_policy: IdlePolicy | None = None,
         read: Callable[[], Awaitable[Reading]] | None = None,
+        intervals: Intervals | None = None,
     ) -> None:
         self._store = store
         self._publish = publish
@@ -56,8 +57,9 @@ class Jobs:
             artifacts=artifacts,
             prepare=prepare,
             publish=publish,
-            manners=manners or Manners(),
+            idle_policy=idle_policy or IdlePolicy(),
             read=read,
+            intervals=intervals or Intervals(),
         )
         self._queue = self._dispatcher.queue
         self._running = self._dispatcher.running

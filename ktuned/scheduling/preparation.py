@@ -26,7 +26,7 @@ class JobSettings:
     slots_are_given: bool
 
 
-class Preparing:
+class Preparation:
     """Makes a job's work of what is known when its turn comes; ``settings`` are replaced when they are read again.
 
     ``captured`` tells the file of the inputs that were captured for a kernel's problem, empty if none were.

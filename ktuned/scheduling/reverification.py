@@ -21,7 +21,7 @@ TRUSTED = 5
 REASON = "a driver or toolchain changed"
 
 
-class Reverifying:
+class Reverification:
     """Finds winners that stand on an older driver or toolchain, and has the best configs of each measured again."""
 
     def __init__(self, *, catalog: Catalog, machine: Machine, store: Store, jobs: Jobs) -> None:

@@ -1,5 +1,6 @@
 """The socket: server, connections, the protocol's methods, events, status."""
 
+from ktuned.serve.activity import Activity, TrialCount
 from ktuned.serve.captures import Captures
 from ktuned.serve.connection import Connection
 from ktuned.serve.control import Control
@@ -11,9 +12,11 @@ from ktuned.serve.method import Later, Method
 from ktuned.serve.methods import Methods
 from ktuned.serve.params import CollectParams, NoParams, UnpinParams
 from ktuned.serve.server import Server
-from ktuned.serve.status import Overview
+from ktuned.serve.status import StatusReport
+from ktuned.serve.traffic import Traffic
 
 __all__ = [
+    "Activity",
     "Captures",
     "CollectParams",
     "Connection",
@@ -23,9 +26,11 @@ __all__ = [
     "Method",
     "Methods",
     "NoParams",
-    "Overview",
     "Server",
     "Sharing",
+    "StatusReport",
+    "Traffic",
+    "TrialCount",
     "UnpinParams",
     "Why",
     "bind_socket",

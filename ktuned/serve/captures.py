@@ -1,7 +1,7 @@
-"""Captured inputs: real tensors that an application handed over, for the tuning of one problem to measure with.
+"""The method ``capture``: takes an application's tensors as the inputs that one problem is measured with.
 
-An application writes them itself, into a directory that it is told, as a file named by its content; only the name
-travels. It enters the ground of what is measured, so that figures of other inputs are never mixed with these.
+The application writes them itself, into a directory that it is given, as a file named by its content; only the name
+travels.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from time import time
 from typing import Any, Final
 
 import anyio.to_thread
 
-from ktuned.catalog import Catalog, check_problem
-from ktuned.model import KernelInfo, NotFound, Problem, UsageError, canonical
+from ktuned.catalog import CapturedInputs, Catalog, check_problem
+from ktuned.model import UsageError, canonical
 from ktuned.scheduling import Jobs
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Method
 from ktuned.serve.params import CaptureParams
-from ktuned.store import Capture, Store, file_fault
-from ktuned_client.tensor_file import SUFFIX
+from ktuned.store import Capture, file_fault
 
 MAX_CAPTURE_BYTES: Final = 2 * 2**30
 """One problem's tensors: what a GPU reads in a millisecond."""
@@ -37,90 +35,54 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Captures:
-    """Knows which problems have captured inputs; ``changed`` is called with a kernel whose ground is another now.
+    """Takes captured inputs in; ``changed`` is called with a kernel whose context is another now.
 
-    Its jobs that are under way stand on the ground before, and are superseded.
+    Its jobs that are under way measure in the old context, and are superseded.
     """
 
-    def __init__(
-        self, store: Store, directory: Path, catalog: Catalog, jobs: Jobs, changed: Callable[[str], None]
-    ) -> None:
-        self._store = store
-        self._jobs = jobs
-        self._directory = directory
+    def __init__(self, inputs: CapturedInputs, catalog: Catalog, jobs: Jobs, changed: Callable[[str], None]) -> None:
+        self._inputs = inputs
         self._catalog = catalog
+        self._jobs = jobs
         self._changed = changed
-        self._held = {(held.kernel, held.problem): held for held in store.captured.all()}
 
     def table(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
         return {"capture": Method(CaptureParams, self.capture)}
 
-    def digest(self, kernel: str, problem: str) -> str:
-        """Return the digest of a problem's (canonical text) captured inputs; empty if there are none."""
-        held = self._held.get((kernel, problem))
-        return "" if held is None else held.digest
-
-    def path(self, kernel: KernelInfo, problem: Problem) -> str:
-        """Return the file of a problem's captured inputs; empty if there are none."""
-        digest = self.digest(kernel.name, canonical(kernel.specialized(problem)))
-        return str(self._file(digest)) if digest else ""
-
     async def capture(self, wanted: CaptureParams, connection: Connection) -> dict[str, Any]:
-        """Say where to write a problem's tensors, or take note of those that were written."""
+        """Say where to write a problem's tensors, or take those that were written."""
         kernel = self._catalog.resolve(wanted.kernel)
         check_problem(kernel, wanted.problem)
-        key = (kernel.name, canonical(kernel.specialized(wanted.problem)))
+        problem = canonical(kernel.specialized(wanted.problem))
+        directory = self._inputs.directory
         if wanted.remove:
-            return await self._remove(key)
+            await self._inputs.drop(kernel.name, problem)
+            await self._replace_context(kernel.name)
+            return {"kernel": kernel.name, "digest": None, "bytes": 0}
         if wanted.digest is None:
             try:
-                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
-                raise file_fault(error, f"{self._directory} cannot be made") from error
-            return {"directory": str(self._directory), "max_bytes": MAX_CAPTURE_BYTES}
+                raise file_fault(error, f"{directory} cannot be made") from error
+            return {"directory": str(directory), "max_bytes": MAX_CAPTURE_BYTES}
         if not _DIGEST.fullmatch(wanted.digest):
             raise UsageError("`digest` is no SHA-256", hint="give the 64 hexadecimal digits that name the file")
-        size = await anyio.to_thread.run_sync(_checked_size, self._file(wanted.digest), wanted.digest)
-        others = sum(held.bytes for other, held in self._held.items() if other != key)
+        size = await anyio.to_thread.run_sync(_checked_size, self._inputs.file(wanted.digest), wanted.digest)
+        others = self._inputs.bytes_besides(kernel.name, problem)
         if others + size > MAX_CAPTURED_BYTES:
-            self._sweep(wanted.digest)
+            self._inputs.remove_unused(wanted.digest)
             raise UsageError(
                 f"the captures have {others} bytes, and may have {MAX_CAPTURED_BYTES} with these {size}",
                 hint="forget some: the method `capture` with `remove`",
             )
-        before = self._held.get(key)
-        made = Capture(*key, wanted.digest, size, time())
-        await self._store.captured.save(made)
-        self._held[key] = made
-        if before is not None:
-            self._sweep(before.digest)
-        if before is None or before.digest != made.digest:
-            await self._replace_ground(kernel.name)
-        return {"kernel": kernel.name, "digest": made.digest, "bytes": size}
+        if await self._inputs.hold(Capture(kernel.name, problem, wanted.digest, size, time())):
+            await self._replace_context(kernel.name)
+        return {"kernel": kernel.name, "digest": wanted.digest, "bytes": size}
 
-    async def _remove(self, key: tuple[str, str]) -> dict[str, Any]:
-        held = self._held.get(key)
-        if held is None:
-            raise NotFound(f"{key[0]} has no captured inputs for {key[1]}")
-        await self._store.captured.remove(*key)
-        del self._held[key]
-        self._sweep(held.digest)
-        await self._replace_ground(key[0])
-        return {"kernel": key[0], "digest": None, "bytes": 0}
-
-    async def _replace_ground(self, kernel: str) -> None:
+    async def _replace_context(self, kernel: str) -> None:
         self._changed(kernel)
         await self._jobs.supersede(kernel)
-
-    def _sweep(self, digest: str) -> None:
-        """Remove a file that no problem has any more."""
-        if all(held.digest != digest for held in self._held.values()):
-            with suppress(OSError):
-                self._file(digest).unlink()
-
-    def _file(self, digest: str) -> Path:
-        return self._directory / f"{digest}{SUFFIX}"
 
 
 def _checked_size(path: Path, digest: str) -> int:

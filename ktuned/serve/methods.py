@@ -293,7 +293,7 @@ class Methods:
             await self._jobs.supersede(name)
         forgotten = await self._store.forget(name, wanted.outcome)
         self._jobs.forget_failures(name)
-        self._lookups.changed(name)
+        self._lookups.caches.changed(name)
         return {"kernel": name, "trials": forgotten}
 
     def subscribe(self, wanted: SubscribeParams, connection: Connection) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from time import monotonic
 from typing import Any, Final
 
 import anyio
@@ -23,6 +22,7 @@ from ktuned.model import KtunedError
 from ktuned.serve.connection import Connection
 from ktuned.serve.limits import Limits
 from ktuned.serve.method import Later, Method
+from ktuned.serve.traffic import Traffic
 from ktuned_client import wire
 
 READ_BYTES: Final = 64 * 1024
@@ -30,9 +30,6 @@ READ_BYTES: Final = 64 * 1024
 
 DRAINING_S: Final = 5.0
 """How long a stopping server waits for the requests that it has taken: an inspection takes a second or two."""
-
-REFUSAL_LOG_S: Final = 1.0
-"""How often at most the log tells of a connection that was closed for what its peer did."""
 
 CLOSING_S: Final = 1.0
 """How long a stopping server waits for its last answers to be read."""
@@ -50,23 +47,29 @@ log = structlog.get_logger()
 
 
 class Server:
-    """Answers requests on a listening Unix socket with ``methods``; ``shortcuts`` spare it some that repeat."""
+    """Answers requests on a listening Unix socket with ``methods``; ``shortcuts`` spare it some that repeat.
+
+    ``traffic`` counts what it does.
+    """
 
     def __init__(
-        self, methods: Mapping[str, Method[Any]], limits: Limits | None = None, *, shortcuts: Shortcuts | None = None
+        self,
+        methods: Mapping[str, Method[Any]],
+        limits: Limits | None = None,
+        *,
+        shortcuts: Shortcuts | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.shortcuts = shortcuts
+        self._traffic = traffic or Traffic(shortcuts)
         self._methods = {name: (method, inspect.iscoroutinefunction(method.answer)) for name, method in methods.items()}
-        self._connections: set[Connection] = set()
+        self._connections = self._traffic.connections
         self._tasks: anyio.abc.TaskGroup | None = None
         self._is_empty = anyio.Event()
         self._settled = anyio.Event()
         self._acceptor: asyncio.Server | None = None
         self._is_draining = False
-        self._answered = 0
-        self._refused = 0
-        self._told_of_refusal = -REFUSAL_LOG_S
         self.read_buffer = memoryview(bytearray(READ_BYTES))
 
     async def serve(
@@ -103,12 +106,7 @@ class Server:
 
     def statistics(self) -> dict[str, int]:
         """Return how many connections there are, what waits, and what was answered and refused since the start."""
-        return {
-            "connections": len(self._connections),
-            "pending": sum(connection.pending for connection in self._connections),
-            "answered": self._answered + (0 if self.shortcuts is None else self.shortcuts.taken),
-            "refused": self._refused,
-        }
+        return self._traffic.statistics()
 
     async def _close_all(self) -> None:
         for connection in list(self._connections):
@@ -141,12 +139,7 @@ class Server:
 
     def refuse(self, what: str, why: str) -> None:
         """Note that a connection is closed for what its peer did."""
-        self._refused += 1
-        now = monotonic()
-        if now - self._told_of_refusal >= REFUSAL_LOG_S:
-            # The rest is counted alone: a peer that comes again and again must not fill the disk.
-            self._told_of_refusal = now
-            log.warning("connection_refused", limit=what, why=why, refused=self._refused)
+        self._traffic.refuse(what, why)
 
     def start(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
         """Answer a message and return the response, or start the task that will, and return ``None``."""
@@ -206,7 +199,7 @@ class Server:
     def _respond(
         self, message: wire.Request | wire.Notification, error: Mapping[str, Any] | None, result: Any
     ) -> bytes | None:
-        self._answered += 1
+        self._traffic.answered += 1
         if type(message) is not wire.Request:
             return None
         try:

@@ -1,87 +1,77 @@
-"""What ``status`` shows: every part's figures in one map, taken from memory and one short query."""
+"""The answer to ``status``: every part's figures in one map, taken from memory and one short query."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import ktuned
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
 from ktuned.lookup import Lookups
-from ktuned.scheduling import Jobs
+from ktuned.scheduling import IdlePolicy, Jobs
+from ktuned.serve.activity import Activity
 from ktuned.serve.events import Events
-from ktuned.serve.server import Server
+from ktuned.serve.traffic import Traffic
 from ktuned.store import Artifacts, Store
 from ktuned_client.wire import PROTOCOL_VERSION
 
 
-class Overview:
-    """Gathers what is to be seen of a daemon; ``policy`` is replaced when the settings are read again.
+class Pace(Protocol):
+    """How fast the daemon works, and when it ends by itself."""
 
-    ``notices`` are what keeps parts from doing well, one line each; ``trials`` how many ended since the start.
-    """
+    @property
+    def idle_exit_s(self) -> float:
+        """Seconds of inactivity after which the daemon ends; 0 is never."""
+
+    def rates(self) -> Mapping[str, float]:
+        """Return how fast each counter rises, per second, over the last minute."""
+
+
+class StatusReport:
+    """Gathers the figures; ``notices`` are what keeps parts from doing well, one line each."""
 
     def __init__(
         self,
         *,
         socket: str,
         home: str,
-        policy: str,
-        catalog: Catalog,
-        machine: Machine,
-        fleet: Fleet,
-        store: Store,
+        activity: Activity,
         artifacts: Artifacts,
+        catalog: Catalog,
+        events: Events,
+        fleet: Fleet,
+        idle_policy: IdlePolicy,
         jobs: Jobs,
         lookups: Lookups,
-        events: Events,
-        server: Server,
+        machine: Machine,
         notices: Callable[[], Sequence[str]],
+        pace: Pace,
+        store: Store,
+        traffic: Traffic,
     ) -> None:
-        self.policy = policy
         self._socket = socket
         self._home = home
-        self.trials = 0
-        self._catalog = catalog
-        self._machine = machine
-        self._fleet = fleet
-        self._store = store
+        self._activity = activity
         self._artifacts = artifacts
+        self._catalog = catalog
+        self._events = events
+        self._fleet = fleet
+        self._idle_policy = idle_policy
         self._jobs = jobs
         self._lookups = lookups
-        self._events = events
-        self._server = server
+        self._machine = machine
         self._notices = notices
+        self._pace = pace
+        self._store = store
+        self._traffic = traffic
         self._started = monotonic()
 
-    def counters(self) -> dict[str, int]:
-        """Return what only rises: answered ``requests`` and ``lookups``, ended ``trials``."""
-        server = self._server.statistics()
-        return {"requests": server["answered"], "lookups": self._lookups.answered, "trials": self.trials}
-
-    def busy(self) -> list[str]:
-        """Return what keeps an idle daemon from ending: ``clients``, ``jobs``, ``watches``."""
-        reasons = {
-            "clients": self._server.statistics()["connections"] > 0,
-            "jobs": bool(self._jobs.live()),
-            "watches": any(os.path.isdir(root.path) for root in self._catalog.roots),
-        }
-        return [reason for reason, holds in reasons.items() if holds]
-
-    def line(self) -> str:
-        """Return the daemon's doings as one line."""
-        live = self._jobs.live()
-        running = sum(job.state == "running" for job in live)
-        return (
-            f"{running} jobs running, {len(live) - running} queued; {self._server.statistics()['connections']} clients"
-        )
-
-    def status(self, idle_exit_s: float, rates: dict[str, float]) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         """Return everything that ``ktuned status`` shows."""
         live = self._jobs.live()
         writer = self._store.statistics()
@@ -96,9 +86,9 @@ class Overview:
             "cpu_s": round(sum(os.times()[:2]), 3),
             "epoch": self._events.epoch,
             "seq": self._events.seq,
-            "idle": {"exit_s": idle_exit_s, "busy": self.busy()},
-            "totals": self.counters(),
-            "rates": rates,
+            "idle": {"exit_s": self._pace.idle_exit_s, "busy": self._activity.busy()},
+            "totals": self._activity.counters(),
+            "rates": dict(self._pace.rates()),
             "lanes": [lane.describe() for lane in self._jobs.lanes()],
             "workers": self._fleet.describe(),
             "gate": self._fleet.gate.state,
@@ -109,7 +99,7 @@ class Overview:
                 "writer": {"used": writer.waiting, "writes": writer.writes, "commits": writer.groups},
             },
             "caches": self._lookups.statistics()["caches"],
-            "server": self._server.statistics(),
+            "server": self._traffic.statistics(),
             "events": self._events.statistics(),
             "jobs": {
                 "queued": sum(job.state == "queued" for job in live),
@@ -117,7 +107,7 @@ class Overview:
                 "paused": sum(job.state == "paused" for job in live),
                 "waits": self._jobs.obstacles(),
             },
-            "policy": self.policy,
+            "policy": self._idle_policy.policy,
             "paused": sorted(self._jobs.pauses),
             "store": {**self._store.counts(), "notice": self._store.notice},
             "artifacts": {

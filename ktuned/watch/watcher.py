@@ -87,6 +87,7 @@ class Watcher:
         self._poller_failed = ""
         self._retry_at = 0.0
         self._lost = 0
+        catalog.when_roots_change(self.roots_changed)
 
     @property
     def notice(self) -> str:

@@ -13,7 +13,7 @@ from ktuned.fleet.failures import Output, WorkerDied
 from ktuned.model.errors import StoreError
 from ktuned.model.kernel import KernelInfo
 from ktuned.store.database import Store
-from tests.parts import Parts, assembled, kernel_text
+from tests.assembled import Parts, assembled, kernel_text
 
 HANGS = "import signal\nwhile True:\n    signal.pause()\n"
 CRASHES = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from ktuned.daemon.lifetime import Idleness, Life
+from ktuned.daemon.lifetime import Idleness, Lifetime
 from ktuned.daemon.systemd import Notifier
 
 
@@ -74,7 +74,7 @@ def test_rates_reach_back_a_minute() -> None:
     """A rate is the rise over the last minute, however long the daemon has run, and 0 at its start."""
     lookups = 5
     with Notifier() as notifier:
-        life = Life(
+        life = Lifetime(
             notifier,
             watchdog_s=0.0,
             idle_exit_s=0.0,
@@ -102,7 +102,7 @@ async def test_the_loop_feeds_the_watchdog_and_ends_when_idle(tmp_path: Path) ->
         manager.bind(str(tmp_path / "notify"))
         manager.setblocking(False)
         with Notifier(str(tmp_path / "notify")) as notifier:
-            life = Life(
+            life = Lifetime(
                 notifier,
                 watchdog_s=0.1,
                 idle_exit_s=0.05,
@@ -130,7 +130,7 @@ async def test_a_new_limit_counts_at_once() -> None:
     """A reload that sets the limit does not wait for the next look."""
     stopped = anyio.Event()
     with Notifier() as notifier:
-        life = Life(
+        life = Lifetime(
             notifier,
             watchdog_s=0.0,
             idle_exit_s=0.0,

@@ -10,8 +10,8 @@ from ktuned.devices.machine import Machine, fingerprint_digest
 from ktuned.fleet import pool
 from ktuned.fleet.process import Environment
 from ktuned.model.errors import BackendError, NotFound
+from tests.assembled import Parts, kernel_text
 from tests.fleet.playing import until
-from tests.parts import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
 

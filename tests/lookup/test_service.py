@@ -15,7 +15,7 @@ from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
 from ktuned.store.database import Store
-from tests.parts import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
+from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,7 @@ async def tuned(parts: Parts, **options: str) -> KernelInfo:
     """Declare a kernel and enter a winner for its problem."""
     kernel = await parts.inspect(kernel_text(**options))
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.changed(kernel.name)
+    parts.lookups.caches.changed(kernel.name)
     return kernel
 
 
@@ -71,12 +71,12 @@ async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> N
     """Each step is told as it becomes true, and its generation grows with it."""
     assert ask(parts)["status"] == "unknown"
     await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)"))
-    parts.lookups.changed("project:it")
+    parts.lookups.caches.changed("project:it")
     told = [ask(parts)]
     await tuned(parts, configs="us=[10.0, 20.0]", default="dict(us=10.0)")
     told += [ask(parts, {"n": 65}), ask(parts)]
     await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)", rtol="0.5"))
-    parts.lookups.changed("project:it")
+    parts.lookups.caches.changed("project:it")
     told.append(ask(parts))
     assert [answer["status"] for answer in told] == ["default", "near", "fresh", "stale"]
     assert [answer["config"]["us"] for answer in told] == [10.0, 20.0, 20.0, 20.0]
@@ -100,7 +100,7 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     parts.catalog.add_root(Root("/q", "q", "python"))
     twin = replace(kernel, project="q", file="/q/tune_it.py")
     parts.catalog.apply([Inspection(twin.file, (twin,))])
-    parts.lookups.changed(twin.name)
+    parts.lookups.caches.changed(twin.name)
     with pytest.raises(AmbiguousName):
         ask(parts)
     assert parts.lookups.lookup("project:it", {"n": 64}, None, tune=False)["status"] == "fresh"
@@ -132,7 +132,7 @@ async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
     async with parts.working():
         for _ in range(100):
             assert ask(parts, tune=True)["status"] == "default"
-            parts.lookups.changed("project:it")
+            parts.lookups.caches.changed("project:it")
         await parts.reached("door")
         (job,) = parts.jobs.live()
         assert (job.reason, job.plan.preset) == ("looked up", "fast")
@@ -161,12 +161,12 @@ async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts
         kernel_text(configs=constrained, problems="[dict(n=64, k=64)]", specialize="('n',)", default="dict(us=10.0)")
     )
     await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 64}, rounds=ALL_ROUNDS)
-    parts.lookups.changed(kernel.name)
-    generation = parts.generations.of(kernel.name)
+    parts.lookups.caches.changed(kernel.name)
+    generation = parts.lookups.generations.of(kernel.name)
     for k, status in ((64, "near"), (15, "default")):
         assert ask(parts, {"n": 32, "k": k})["status"] == "default"
         with anyio.fail_after(PATIENCE_S):
-            while parts.generations.of(kernel.name) == generation:  # noqa: ASYNC110 - no event tells of a verdict
+            while parts.lookups.generations.of(kernel.name) == generation:  # noqa: ASYNC110 - no event tells of a verdict
                 await anyio.sleep(0.005)
         generation += 1
         assert ask(parts, {"n": 32, "k": k})["status"] == status
@@ -178,7 +178,7 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
     (before,) = parts.store.jobs()
     await parts.store.update_job(replace(before, state=JobState.DONE))
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-    parts.lookups.changed(kernel.name)
+    parts.lookups.caches.changed(kernel.name)
     assert ask(parts)["message"] == ""
     async with parts.working():
         await parts.jobs.submit(
@@ -194,14 +194,14 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
 
         parts.jobs.forget_failures("project:another")
         await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.25"))
-        parts.lookups.changed(kernel.name)
+        parts.lookups.caches.changed(kernel.name)
         assert ask(parts)["message"] == "", "another state of the files may work"
         await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-        parts.lookups.changed(kernel.name)
+        parts.lookups.caches.changed(kernel.name)
         assert ask(parts, tune=True)["message"] == answer["message"]
 
         parts.jobs.forget_failures(kernel.name)
-        parts.lookups.changed(kernel.name)
+        parts.lookups.caches.changed(kernel.name)
         assert ask(parts)["message"] == ""
         await parts.jobs.submit(wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan())
         await parts.told.ended(3)
@@ -222,7 +222,7 @@ async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> 
     """``1``, ``1.0`` and ``True`` are remembered apart."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
     await parts.measured(kernel, {20.0: 5.0}, {"n": 1})
-    parts.lookups.changed(kernel.name)
+    parts.lookups.caches.changed(kernel.name)
     assert [ask(parts, {"n": n})["status"] for n in (1, 1.0, True)] == ["fresh", "near", "default"]
 
 
@@ -246,7 +246,7 @@ async def test_errand_that_failed_is_sent_again(tmp_path: Path) -> None:
         with anyio.fail_after(PATIENCE_S):
             while not parts.jobs.live():
                 ask(parts, tune=True)
-                parts.lookups.changed("project:it")
+                parts.lookups.caches.changed("project:it")
                 await anyio.sleep(0.005)
         assert isinstance(parts.store, FullOnce)
         assert parts.store.refused

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ktuned.fleet.usage import Usage
-from ktuned.scheduling.host_observer import Observer
+from ktuned.scheduling.host_observer import HostObserver
 from ktuned.worker.contention import gpu_users
-from tests.parts import Parts
+from tests.assembled import Parts
 
 pytestmark = pytest.mark.anyio
 
@@ -19,9 +19,9 @@ def machine(root: Path, busy: int, idle: int, stalled_us: int) -> None:
     (root / "proc/pressure/cpu").write_text(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={stalled_us}\n")
 
 
-def observer(parts: Parts, usage: Usage | None = None) -> Observer:
+def observer(parts: Parts, usage: Usage | None = None) -> HostObserver:
     """Return an observer of the parts' machine."""
-    return Observer(
+    return HostObserver(
         fleet=parts.fleet,
         machine=parts.machine,
         environments=lambda: [parts.environment],

@@ -6,16 +6,16 @@ import pytest
 
 from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.plan import Plan
-from ktuned.scheduling.idle_policy import BUSY_READINGS, POLICIES, REST_READINGS, Manners, Reading
+from ktuned.scheduling.idle_policy import BUSY_READINGS, POLICIES, REST_READINGS, IdlePolicy, Reading
 
 JOB = Job(1, "p:k", {}, "x", JobState.QUEUED, Priority.SAVED, "saved", Plan(), created=0.0)
 CALM = Reading(others=0.01, pressure=0.0)
 BUSY = Reading(others=0.6, pressure=0.4)
 
 
-def after(*readings: Reading, policy: str = "idle") -> Manners:
+def after(*readings: Reading, policy: str = "idle") -> IdlePolicy:
     """Return manners that took these readings."""
-    manners = Manners(policy)
+    manners = IdlePolicy(policy)
     for reading in readings:
         manners.take(reading)
     return manners

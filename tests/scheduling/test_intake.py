@@ -12,7 +12,7 @@ from ktuned.model.errors import NotFound, UsageError
 from ktuned.model.job import Job, Priority
 from ktuned.model.plan import Plan
 from ktuned.scheduling.intake import Wish
-from tests.parts import ALL_ROUNDS, Parts, kernel_text
+from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=9.0)
 

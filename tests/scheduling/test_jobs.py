@@ -12,10 +12,12 @@ from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialResult, Winner
 from ktuned.model.values import Problem
+from ktuned.scheduling.dispatcher import Intervals
+from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import Arrival
 from ktuned.store.database import Store
 from ktuned.tuning.attempt import Work
-from tests.parts import Parts, assembled, kernel_text, wanted
+from tests.assembled import Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -24,6 +26,7 @@ GATED = "[dict(us=1.0, does='gate_compile_error', gate='door')]"
 
 NOTHING_MEASURED = "no config could be measured; compile_error: fake.c:1: error: no"
 OTHER: Problem = {"n": 32}
+OFTEN = Intervals(retry_s=0.02)
 
 
 async def submit(
@@ -72,50 +75,58 @@ async def test_many_at_once_make_one_job(parts: Parts) -> None:
     assert len(parts.store.jobs()) == 1
 
 
-async def test_a_job_that_arrives_while_work_begins_waits_once(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that the store has and the queue not yet is nobody's left-over: run twice, it ended the daemon."""
-    recorded, goes_on = anyio.Event(), anyio.Event()
-    create = parts.store.create_job
+class SlowStore(Store):
+    """A store whose jobs are recorded before their makers hear of it."""
 
-    async def create_slowly(*asked: Any, **how: Any) -> Job:
-        job = await create(*asked, **how)
-        recorded.set()
-        await goes_on.wait()
+    def __init__(self, path: Path, **options: Any) -> None:
+        super().__init__(path, **options)
+        self.recorded, self.goes_on = anyio.Event(), anyio.Event()
+
+    async def create_job(self, *asked: Any, **how: Any) -> Job:
+        """Record a job, and return it when that is allowed."""
+        job = await super().create_job(*asked, **how)
+        self.recorded.set()
+        await self.goes_on.wait()
         return job
 
-    monkeypatch.setattr(parts.store, "create_job", create_slowly)
-    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(submit, parts)
-        await recorded.wait()
-        async with parts.working():
-            for _ in range(20):
-                await checkpoint()
-            assert [job.id for job in parts.jobs.live()] == []
-            goes_on.set()
-            (ended,) = await parts.told.ended()
-            await submit(parts, OTHER)
-            _, other = await parts.told.ended(2)
+
+async def test_a_job_that_arrives_while_work_begins_waits_once(tmp_path: Path) -> None:
+    """A job that is in the store and not yet in the queue is not a left-over: run twice, it ended the daemon."""
+    async with assembled(tmp_path, store_type=SlowStore) as parts:
+        assert isinstance(parts.store, SlowStore)
+        await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(submit, parts)
+            await parts.store.recorded.wait()
+            async with parts.working():
+                for _ in range(20):
+                    await checkpoint()
+                assert [job.id for job in parts.jobs.live()] == []
+                parts.store.goes_on.set()
+                (ended,) = await parts.told.ended()
+                await submit(parts, OTHER)
+                _, other = await parts.told.ended(2)
     assert [ended["id"], other["id"]] == [1, 2]
     assert len(parts.told.of("job_started")) == 2
 
 
 @pytest.mark.parametrize("error", [UsageError("cannot be prepared", hint="mend it"), KeyError("a bug")])
-async def test_job_that_cannot_be_prepared_makes_room(parts: Parts, error: Exception) -> None:
+async def test_job_that_cannot_be_prepared_makes_room(tmp_path: Path, error: Exception) -> None:
     """It fails with the reason, whatever that is, and the next job of its device runs without another push."""
 
-    def prepare(job: Job) -> Work:
-        raise error
+    class Unpreparable(Preparation):
+        def prepare(self, job: Job) -> Work:
+            raise error
 
-    parts.prepare = prepare
-    for n in (1, 2, 3):
-        await submit(parts, {"n": n})
-    async with parts.working():
-        ended = await parts.told.ended(3)
+    async with assembled(tmp_path, preparation_type=Unpreparable) as parts:
+        for n in (1, 2, 3):
+            await submit(parts, {"n": n})
+        async with parts.working():
+            ended = await parts.told.ended(3)
+        assert [state for _, state in states(parts)] == ["failed"] * 3
     assert {job["state"] for job in ended} == {"failed"}
     words = "cannot be prepared; mend it" if isinstance(error, UsageError) else "an error in ktuned itself: KeyError"
     assert all(words in job["message"] for job in ended)
-    assert [state for _, state in states(parts)] == ["failed"] * 3
 
 
 async def test_more_important_job_goes_first_and_the_other_is_resumed(parts: Parts) -> None:
@@ -254,10 +265,9 @@ class FullDisk(Store):
         return await super().finish_trial(number, result)
 
 
-async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path) -> None:
     """A job that cannot record a result waits, with the disk's reason, and goes on once there is room again."""
-    monkeypatch.setattr("ktuned.scheduling.dispatcher.RETRY_S", 0.02)
-    async with assembled(tmp_path, store_type=FullDisk) as parts:
+    async with assembled(tmp_path, store_type=FullDisk, intervals=OFTEN) as parts:
         assert isinstance(parts.store, FullDisk)
         await parts.inspect(kernel_text(configs=GATED))
         async with parts.working():
@@ -275,10 +285,9 @@ async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path, monkeypa
     assert len(parts.told.of("resumed")) == 1
 
 
-async def test_full_disk_under_a_compiler_is_no_configs_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_under_a_compiler_is_no_configs_fault(tmp_path: Path) -> None:
     """A compile worker that meets it pauses tuning; when there is room again, the config is compiled and measured."""
-    monkeypatch.setattr("ktuned.scheduling.dispatcher.RETRY_S", 0.02)
-    async with assembled(tmp_path) as parts:
+    async with assembled(tmp_path, intervals=OFTEN) as parts:
         await parts.inspect(kernel_text(configs="[dict(us=50.0, does='compile_full', gate='room')]"))
         async with parts.working():
             await submit(parts)

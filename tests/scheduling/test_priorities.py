@@ -11,10 +11,11 @@ from ktuned.model.errors import NotFound
 from ktuned.model.job import JobState, Priority
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
-from ktuned.scheduling.idle_policy import Manners, Reading
+from ktuned.scheduling.dispatcher import Intervals
+from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.queue import Arrival
 from ktuned.tuning.attempt import time_left_s
-from tests.parts import Parts, assembled, kernel_text, wanted
+from tests.assembled import Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -167,7 +168,7 @@ async def test_compile_slots_go_to_the_most_important_job(parts: Parts) -> None:
     assert had == [high.id, low.id]
 
 
-async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
     """When others use the machine, a running job stops and says why; while somebody waits for it, it runs."""
     readings: list[Reading] = []
 
@@ -176,8 +177,7 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path, monkeypatch
 
     busy = Reading(others=0.9, pressure=0.9)
     readings.append(Reading(pressure=0.0))
-    monkeypatch.setattr("ktuned.scheduling.dispatcher.READING_S", 0.02)
-    async with assembled(tmp_path, manners=Manners("idle"), read=read) as parts:
+    async with assembled(tmp_path, policy="idle", read=read, intervals=Intervals(reading_s=0.02)) as parts:
         await parts.inspect(kernel_text(configs=GATED))
         job = (await submit(parts, priority=Priority.SAVED)).job
         async with parts.working():

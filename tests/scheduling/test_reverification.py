@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from ktuned.devices.machine import Machine
 from ktuned.model.trial import Context
-from ktuned.scheduling.reverification import Reverifying
-from tests.parts import Parts, kernel_text
+from ktuned.scheduling.reverification import Reverification
+from ktuned.store.captures import Capture
+from tests.assembled import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("captured", ["", "the digest of some inputs"])
-async def test_a_new_toolchain_has_winners_measured_again(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, captured: str
-) -> None:
+class Newer(Machine):
+    """A machine whose toolchains are newer than those that were measured with."""
+
+    def context(self, *asked: Any) -> Context:
+        """Return the context of now."""
+        return replace(super().context(*asked), toolchain="newer")
+
+
+def capture(digest: str) -> Capture:
+    """Return captured inputs of the tests' problem."""
+    return Capture("project:it", '{"n":64}', digest, 1, 0.0)
+
+
+@pytest.mark.parametrize("digest", ["", "the digest of some inputs"])
+async def test_a_new_toolchain_has_winners_measured_again(parts: Parts, digest: str) -> None:
     """Of captured inputs too, which belong to what the kernel means."""
-    parts.machine.captured = lambda kernel, problem: captured
+    if digest:
+        await parts.captured_inputs.hold(capture(digest))
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
-    reverifying = Reverifying(catalog=parts.catalog, machine=parts.machine, store=parts.store, jobs=parts.jobs)
-    assert await reverifying.run() == []
+    assert await parts.daemon.reverification.run() == []
 
-    context = parts.machine.context
-
-    def on_a_newer_one(*asked: object) -> Context:
-        return replace(context(*asked), toolchain="newer")  # type: ignore[arg-type]
-
-    monkeypatch.setattr(parts.machine, "context", on_a_newer_one)
-    (job,) = await reverifying.run()
+    newer = Newer(parts.fleet, parts.store, deadlines=parts.deadlines, captured=parts.captured_inputs.digest)
+    again = Reverification(catalog=parts.catalog, machine=newer, store=parts.store, jobs=parts.jobs)
+    (job,) = await again.run()
     assert job.reason == "a driver or toolchain changed"
 
 
 async def test_captured_inputs_are_no_driver(parts: Parts) -> None:
-    """A winner of the declared inputs waits for somebody to ask, like one of older sources."""
+    """A winner of the declared inputs waits for a request, like one of older sources."""
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
-    parts.machine.captured = lambda kernel, problem: "the digest of some inputs"
-    reverifying = Reverifying(catalog=parts.catalog, machine=parts.machine, store=parts.store, jobs=parts.jobs)
-    assert await reverifying.run() == []
+    await parts.captured_inputs.hold(capture("the digest of some inputs"))
+    assert await parts.daemon.reverification.run() == []

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -9,15 +9,13 @@ import pytest
 
 import ktuned
 from ktuned.model.errors import KtunedError, NotFound, UsageError
-from ktuned.model.job import JobState
-from ktuned.model.plan import Plan
+from ktuned.model.job import Job, JobState
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
-from ktuned.serve.control import Control
-from ktuned.serve.events import Events
-from ktuned.serve.methods import MAX_ROWS, Methods
+from ktuned.serve.methods import MAX_ROWS
+from ktuned.store.database import Store
 from ktuned_client.wire import PROTOCOL_VERSION
-from tests.parts import Parts, kernel_text, wanted
+from tests.assembled import Parts, assembled, kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -84,30 +82,12 @@ class Peer:
 
 
 class Desk:
-    """The methods over the parts, called as the server calls them."""
+    """The daemon's methods, called as the server calls them."""
 
     def __init__(self, parts: Parts) -> None:
-        self.events = Events(epoch=7)
+        self.events = parts.told
         self.peer = Peer()
-        self.stopped = anyio.Event()
-        methods = Methods(
-            catalog=parts.catalog,
-            machine=parts.machine,
-            intake=parts.intake,
-            lookups=parts.lookups,
-            jobs=parts.jobs,
-            store=parts.store,
-            events=self.events,
-            explain=lambda kernel: [],
-            status=lambda: {"pid": 1},
-            probe=self._probe,
-            stop=self.stopped.set,
-        )
-        control = Control(catalog=parts.catalog, machine=parts.machine, jobs=parts.jobs)
-        self._table = methods.table() | control.table()
-
-    async def _probe(self) -> list[dict[str, Any]]:
-        return [{"python": "p"}]
+        self._table = parts.daemon.methods
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return a method's result."""
@@ -251,17 +231,18 @@ async def test_results_of_what_a_kernel_is_now(desk: Desk, parts: Parts) -> None
     assert (current["latency_us"], current["digest"]) == (7.0, now.digest)
 
 
-async def test_answers_are_bounded(desk: Desk, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_are_bounded(tmp_path: Path) -> None:
     """However much is asked for, an answer stays below a message's limit."""
     asked = []
-    jobs = parts.store.jobs
 
-    def spy(*, limit: int, **options: Any) -> Any:
-        asked.append(limit)
-        return jobs(limit=limit, **options)
+    class Watched(Store):
+        def jobs(self, **options: Any) -> list[Job]:
+            asked.append(options["limit"])
+            return super().jobs(**options)
 
-    monkeypatch.setattr(parts.store, "jobs", spy)
-    await desk.call("jobs", limit=10**9)
+    async with assembled(tmp_path, store_type=Watched) as parts:
+        asked.clear()
+        await Desk(parts).call("jobs", limit=10**9)
     assert asked == [MAX_ROWS]
 
 
@@ -276,27 +257,48 @@ async def test_events_come_and_go_by_connection(desk: Desk) -> None:
     assert desk.peer.sent == 1
 
 
-async def test_status_and_shutdown_are_the_daemon_s(desk: Desk) -> None:
-    """They are passed on."""
-    assert await desk.call("status") == {"pid": 1}
-    await desk.call("shutdown")
-    assert desk.stopped.is_set()
+async def test_shutdown_ends_the_daemon(desk: Desk, parts: Parts) -> None:
+    """It is answered first; then the parts are taken down."""
+    assert await desk.call("shutdown") == {}
+    assert parts.daemon.stopping.is_set()
 
 
-async def test_job_that_ends_by_itself_spoils_no_cancel(
-    desk: Desk, parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class SlowEnd(Store):
+    """A store that takes its time to record that a job has ended."""
+
+    ending: anyio.Event | None = None
+
+    async def update_job(self, job: Job) -> None:
+        """Record a job as it is now, if it was cancelled after the others had their turn."""
+        if self.ending is not None and job.state is JobState.CANCELLED:
+            ending, self.ending = self.ending, None
+            ending.set()
+            await anyio.wait_all_tasks_blocked()
+        await super().update_job(job)
+
+
+async def test_job_that_ends_by_itself_spoils_no_cancel(tmp_path: Path) -> None:
     """Of a kernel's jobs, those that still can be cancelled are."""
-    await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2)]"))
-    await desk.call("tune", kernel="it")
-    live = parts.jobs.live()
-    ended = await parts.store.create_job(wanted({"n": 9}), {"n": 9}, priority=1, reason="", plan=Plan(), now=0.0)
-    await parts.store.update_job(replace(ended, state=JobState.DONE))
-    monkeypatch.setattr(parts.jobs, "live", lambda: [ended, *live])
-    told = await desk.call("cancel", kernel="it")
-    assert [job["id"] for job in told["jobs"]] == [job.id for job in live]
-    with pytest.raises(KtunedError, match="is done already"):
-        await desk.call("cancel", job=ended.id)
+    async with assembled(tmp_path, store_type=SlowEnd) as parts:
+        desk = Desk(parts)
+        await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2)]"))
+        await desk.call("tune", kernel="it")
+        first, second = (job.id for job in parts.jobs.live())
+        assert isinstance(parts.store, SlowEnd)
+        ending = parts.store.ending = anyio.Event()
+        cancelled: list[int] = []
+
+        async def cancel_all() -> None:
+            cancelled.extend(job["id"] for job in (await desk.call("cancel", kernel="it"))["jobs"])
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel_all)
+            await ending.wait()
+            # While the first is being cancelled, the second ends.
+            tasks.start_soon(parts.jobs.cancel, second)
+        assert cancelled == [first]
+        with pytest.raises(KtunedError, match="is cancelled already"):
+            await desk.call("cancel", job=second)
 
 
 async def test_forget_takes_trials_and_jobs_of_one_kernel(desk: Desk, parts: Parts) -> None:

@@ -14,7 +14,7 @@ from ktuned.model.errors import BackendError
 from ktuned.model.job import Job, JobState
 from ktuned.scheduling.intake import Wish
 from ktuned.tuning import compile_only as precompiling
-from tests.parts import Parts, kernel_text
+from tests.assembled import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.tuning.attempt import Attempt
 from ktuned.tuning.compile_stage import Compiling
-from tests.parts import PATIENCE_S, Parts, kernel_text, wanted
+from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ async def outcomes(parts: Parts, *does: str) -> list[tuple[Outcome | None, str]]
     await parts.inspect(kernel_text(deadlines=f"dict(compile={deadline_s})"))
     plan = Plan(preset="fast", strategy="exhaustive")
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
-    work = parts.prepare(job)
+    work = parts.preparation.prepare(job)
     builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
     attempts = [Attempt(number, {}, build, work.artifact_key(build)) for number, build in enumerate(builds)]
     compiling = Compiling(work, parts.fleet, parts.artifacts)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ktuned.fleet.failures import KILLS_EXCUSED
+from ktuned.model.job import Job
 from ktuned.model.plan import Plan
-from tests.parts import Parts, kernel_text, wanted
+from ktuned.scheduling.preparation import Preparation
+from ktuned.tuning.attempt import Work
+from tests.assembled import Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 
@@ -48,15 +52,23 @@ async def test_config_that_is_killed_each_time_is_the_cause(parts: Parts) -> Non
     assert crashed.detail["signal"] == "SIGKILL"
 
 
-async def test_job_that_never_gets_on_is_given_up(parts: Parts) -> None:
+class AsOnDisk(Preparation):
+    """Takes a kernel file as it is now for the one that was inspected."""
+
+    def prepare(self, job: Job) -> Work:
+        """Return the work with the stamp of now."""
+        work = super().prepare(job)
+        stamps = {work.kernel.file: hashlib.sha256(Path(work.kernel.file).read_bytes()).hexdigest()}
+        return replace(work, kernel=replace(work.kernel, stamps=stamps))
+
+
+async def test_job_that_never_gets_on_is_given_up(tmp_path: Path) -> None:
     """A kernel file upon which the explorer is killed each time fails its job, with the reason."""
-    await tune(parts, "lambda p: [dict(us=50.0)]")
-    # Inspected as another text, for its inspection would be killed as well.
-    path = parts.write("import os\n" + kernel_text(configs="lambda p: os.kill(os.getpid(), 9)"))
-    stamps = {str(path): hashlib.sha256(path.read_bytes()).hexdigest()}
-    prepare = parts.prepare
-    parts.prepare = lambda job: replace(work := prepare(job), kernel=replace(work.kernel, stamps=stamps))
-    async with parts.working():
-        (ended,) = await parts.told.ended()
+    async with assembled(tmp_path, preparation_type=AsOnDisk) as parts:
+        await tune(parts, "lambda p: [dict(us=50.0)]")
+        # Inspected as another text, for its inspection would be killed as well.
+        parts.write("import os\n" + kernel_text(configs="lambda p: os.kill(os.getpid(), 9)"))
+        async with parts.working():
+            (ended,) = await parts.told.ended()
     assert (ended["state"], len(parts.told.of("job_started"))) == ("failed", KILLS_EXCUSED + 1)
     assert "killed by SIGKILL" in ended["message"]

@@ -22,7 +22,7 @@ from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.attempt import Attempt
 from ktuned.tuning.compile_stage import Compiling
 from ktuned.tuning.measure_stage import CONTENDED_TRIES, Measuring
-from tests.parts import Parts, kernel_text
+from tests.assembled import Parts, kernel_text
 from tests.tuning.test_attempt import WORK
 
 pytestmark = pytest.mark.anyio

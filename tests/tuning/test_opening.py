@@ -9,8 +9,8 @@ import pytest
 from ktuned.fleet.lanes import Lane
 from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
+from tests.assembled import Parts, kernel_text, wanted
 from tests.fleet.playing import until
-from tests.parts import Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 

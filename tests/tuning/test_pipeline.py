@@ -4,7 +4,7 @@ import pytest
 
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
-from tests.parts import ALL_ROUNDS, Parts, kernel_text, wanted
+from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.prior_results import Past, order
-from tests.parts import Parts, kernel_text, wanted
+from tests.assembled import Parts, kernel_text, wanted
 
 
 def past(tag: int, outcome: Outcome = Outcome.MEASURED) -> Past:

@@ -10,8 +10,8 @@ import pytest
 
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
+from tests.assembled import Parts, kernel_text, wanted
 from tests.fleet.playing import gone, is_running, until
-from tests.parts import Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
 

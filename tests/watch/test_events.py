@@ -20,7 +20,7 @@ from ktuned.catalog.inspection import find_kernel_files, walk
 from ktuned.model.kernel import Root
 from ktuned.watch.notifications import Notifications, WatchError
 from ktuned.watch.watcher import Intervals, OpenWatches, Watcher
-from tests.parts import PATIENCE_S, Parts, kernel_text
+from tests.assembled import PATIENCE_S, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
 

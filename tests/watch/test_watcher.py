@@ -12,7 +12,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from ktuned.catalog.catalog import Changes
 from ktuned.model.kernel import Root
 from ktuned.watch.watcher import Intervals, Watcher
-from tests.parts import PATIENCE_S, Parts, kernel_text
+from tests.assembled import PATIENCE_S, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
 

@@ -1,4 +1,4 @@
-"""The daemon's deciding parts, without its socket and its watching, over real workers and the fake backend."""
+"""A daemon's real parts over one project, real workers and the fake backend, without socket and watcher at work."""
 
 from __future__ import annotations
 
@@ -6,31 +6,29 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 
-from ktuned.catalog.catalog import Catalog, environment_of
-from ktuned.catalog.inspection import Survey
-from ktuned.devices.machine import Machine
+from ktuned.catalog.catalog import environment_of
+from ktuned.daemon import assembly
+from ktuned.daemon.assembly import Replacements, assemble
+from ktuned.daemon.config import Settings, load_settings
+from ktuned.daemon.systemd import Notifier
 from ktuned.fleet.pool import Fleet
-from ktuned.lookup.generations import Generations
-from ktuned.lookup.service import Lookups
-from ktuned.model.job import Job
 from ktuned.model.kernel import KernelInfo, Root
 from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, key_problem
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
-from ktuned.scheduling.intake import Intake
-from ktuned.scheduling.jobs import Jobs
-from ktuned.scheduling.preparation import JobSettings, Preparing
-from ktuned.store.artifacts import Artifacts
+from ktuned.scheduling.dispatcher import Intervals
+from ktuned.scheduling.idle_policy import Reading
+from ktuned.scheduling.preparation import Preparation
+from ktuned.serve.events import Events
 from ktuned.store.database import Store
-from ktuned.tuning.attempt import Work
 from ktuned.tuning.deadlines import merged
 
 FAKE_BACKEND = Path(__file__).parent / "fake_backend"
@@ -68,19 +66,20 @@ def wanted(problem: Problem, *, kernel: str = "project:it", device: str = "Fake 
     return WinnerKey(KernelName(kernel), key_problem(problem), DeviceModel(device))
 
 
-@dataclass
-class Told:
-    """What was published, and a way to wait for what will be."""
+class Told(Events):
+    """The daemon's events, which keeps all that were published, and waits for those that will be."""
 
-    on_event: Callable[[Mapping[str, Any]], None]
-    events: list[dict[str, Any]] = field(default_factory=list)
-    news: anyio.Event = field(default_factory=anyio.Event)
+    def __init__(self) -> None:
+        super().__init__(epoch=7)
+        self.events: list[dict[str, Any]] = []
+        self._news = anyio.Event()
 
-    def publish(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
-        """Take an event."""
+    def publish(self, type: str, **fields: Any) -> dict[str, Any]:  # noqa: A002 - the protocol's word
+        """Publish and keep an event."""
         self.events.append({"type": type, **fields})
-        self.on_event(self.events[-1])
-        self.news.set()
+        published = super().publish(type, **fields)
+        self._news.set()
+        return published
 
     def of(self, *types: str) -> list[dict[str, Any]]:
         """Return the events of some types."""
@@ -90,81 +89,42 @@ class Told:
         """Wait until something holds, looking again at each event."""
         with anyio.fail_after(PATIENCE_S):
             while not condition():
-                self.news = anyio.Event()
-                await self.news.wait()
+                self._news = anyio.Event()
+                await self._news.wait()
 
     async def ended(self, count: int = 1) -> list[dict[str, Any]]:
-        """Wait until so many jobs have ended and return them as they were told."""
+        """Wait until so many jobs have ended and return them as they were published."""
         await self.until(lambda: len(self.of("job_done")) >= count)
         return [event["job_state"] for event in self.of("job_done")]
 
 
 class Parts:
-    """The parts, wired as a daemon wires them; ``prepare`` may be replaced by a test."""
+    """The parts of a real daemon over one project: ``daemon`` has them all, the names that tests use are here too."""
 
-    def __init__(self, directory: Path, store: Store, fleet: Fleet, gates: Path, **manners: Any) -> None:
+    def __init__(self, directory: Path, daemon: assembly.Parts, told: Told) -> None:
         self.project = directory / "project"
-        self.project.mkdir(exist_ok=True)
-        self.root = Root(str(self.project), "project", sys.executable)
+        self.root = daemon.current.settings.roots[0]
         self.environment = environment_of(self.root)
-        self.store = store
-        self.fleet = fleet
-        self.told = Told(self._published)
+        self.daemon = daemon
+        self.told = told
         self.new_roots = 0
-        self.deadlines = merged({"inspect": 30.0, "first_launch": PATIENCE_S, "floor": PATIENCE_S})
-        self.artifacts = Artifacts(directory / "artifacts", 2**30)
+        self.artifacts = daemon.artifacts
+        self.captured_inputs = daemon.captured_inputs
+        self.catalog = daemon.catalog
+        self.deadlines = daemon.current.deadlines
+        self.fleet = daemon.fleet
+        self.intake = daemon.intake
+        self.jobs = daemon.jobs
+        self.lookups = daemon.lookups
+        self.machine = daemon.machine
+        self.preparation = daemon.preparation
+        self.store = daemon.store
+        self.survey = daemon.survey
+        self._gates = directory / "gates"
         self.artifacts.clean_staging()
-        self.catalog = Catalog([self.root])
-        self.machine = Machine(fleet, store, deadlines={"inspect": 30.0})
-        self.survey = Survey(self.catalog, fleet, store, self.deadlines)
-        self.preparing = Preparing(
-            JobSettings(judges_contention=False, slots_are_given=True),
-            catalog=self.catalog,
-            machine=self.machine,
-            fleet=fleet,
-            trust=self.survey.trust,
-            deadlines=self.deadlines,
-            captured=lambda kernel, problem: "",
-        )
-        self.prepare: Callable[[Job], Work] = self.preparing.prepare
-        self.jobs = Jobs(
-            fleet=fleet,
-            store=store,
-            artifacts=self.artifacts,
-            prepare=self._prepared,
-            publish=self.told.publish,
-            **manners,
-        )
-        self.generations = Generations(str(directory), epoch=7)
-        self.lookups = Lookups(
-            catalog=self.catalog,
-            machine=self.machine,
-            fleet=fleet,
-            store=store,
-            artifacts=self.artifacts,
-            jobs=self.jobs,
-            deadlines=self.deadlines,
-            generations=self.generations,
-        )
-        self.intake = Intake(
-            catalog=self.catalog,
-            survey=self.survey,
-            machine=self.machine,
-            store=store,
-            jobs=self.jobs,
-            publish=self.told.publish,
-            roots_changed=self._root_added,
-        )
-        self._gates = gates
+        self.catalog.when_roots_change(self._count_roots)
 
-    def _published(self, event: Mapping[str, Any]) -> None:
-        if event.get("kernel") is not None and event["type"] in ("winner", "stale", "job_done"):
-            self.lookups.changed(event["kernel"])
-
-    def _prepared(self, job: Job) -> Work:
-        return self.prepare(job)
-
-    def _root_added(self) -> None:
+    def _count_roots(self) -> None:
         self.new_roots += 1
 
     def write(self, text: str, name: str = "tune_it.py") -> Path:
@@ -222,25 +182,36 @@ class Parts:
 
 
 @asynccontextmanager
-async def assembled(directory: Path, *, store_type: type[Store] = Store, **manners: Any) -> AsyncIterator[Parts]:
-    """Put the parts together below a directory; on leaving, no worker is left. ``manners`` are for :class:`Jobs`."""
+async def assembled(
+    directory: Path,
+    *,
+    store_type: type[Store] = Store,
+    policy: str = "always",
+    preparation_type: type[Preparation] = Preparation,
+    read: Callable[[], Awaitable[Reading]] | None = None,
+    intervals: Intervals | None = None,
+) -> AsyncIterator[Parts]:
+    """Assemble a daemon below a directory, and run what lookups set off; on leaving, no worker is left."""
     directory = directory.resolve()
-    gates = directory / "gates"
-    gates.mkdir(exist_ok=True)
-    env = {**os.environ, "PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(gates)}
+    for name in ("gates", "project"):
+        (directory / name).mkdir(exist_ok=True)
+    settings = _settings(directory, policy)
+    env = {**os.environ, "PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(directory / "gates")}
     fleet = Fleet(
         scratch=directory / "tmp",
-        cache=directory / "cache",
+        cache=settings.cache,
         base_env=env,
-        compile_slots=2,
-        compile_cores=frozenset(),
+        compile_slots=settings.compile_slots,
+        compile_cores=settings.compile_cores,
         spawn_s=PATIENCE_S,
         keeps_spares=False,
     )
+    told = Told()
+    replaced = Replacements(events=told, intervals=intervals, preparation_type=preparation_type, read=read)
     async with store_type.open(directory / "k.sqlite") as store, fleet.running():
         for key, report in _reports.items():
             await store.save_probe(key, report)
-        parts = Parts(directory, store, fleet, gates, **manners)
+        parts = Parts(directory, assemble(settings, store, fleet, Notifier(), replacements=replaced), told)
         if not _reports:
             await parts.machine.probe(parts.environment)
             _reports.update(store.probes())
@@ -251,4 +222,19 @@ async def assembled(directory: Path, *, store_type: type[Store] = Store, **manne
             tasks.start_soon(parts.lookups.run)
             yield parts
             tasks.cancel_scope.cancel()
-        parts.generations.close()
+        parts.lookups.generations.close()
+
+
+def _settings(directory: Path, policy: str) -> Settings:
+    found = load_settings(directory, directory / "k.sock", environment={})
+    return msgspec.structs.replace(
+        found,
+        cache=directory,
+        roots=(Root(str(directory / "project"), "project", sys.executable),),
+        deadlines=merged({"inspect": 30.0, "first_launch": PATIENCE_S, "floor": PATIENCE_S}),
+        compile_slots=2,
+        slots_are_given=True,
+        compile_cores=frozenset(),
+        judges_contention=False,
+        policy=policy,
+    )

@@ -1,0 +1,75 @@
+"""Captured inputs: real tensors that an application handed over, for the tuning of one problem to measure with.
+
+They lie in one directory, each file named by the SHA-256 of its content. The digest enters the context of what is
+measured, so that figures of other inputs are never mixed with these.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from ktuned.model import KernelInfo, NotFound, Problem, canonical
+from ktuned.store import Capture, Store
+from ktuned_client.tensor_file import SUFFIX
+
+
+class CapturedInputs:
+    """The captured inputs of every problem that has some: in memory, in the store, and as files of ``directory``."""
+
+    def __init__(self, store: Store, directory: Path) -> None:
+        self.directory = directory
+        self._store = store
+        self._held = {(held.kernel, held.problem): held for held in store.captured.all()}
+
+    def digest(self, kernel: str, problem: str) -> str:
+        """Return the digest of a problem's (canonical text) captured inputs; empty if there are none."""
+        held = self._held.get((kernel, problem))
+        return "" if held is None else held.digest
+
+    def path(self, kernel: KernelInfo, problem: Problem) -> str:
+        """Return the file of a problem's captured inputs; empty if there are none."""
+        digest = self.digest(kernel.name, canonical(kernel.specialized(problem)))
+        return str(self.file(digest)) if digest else ""
+
+    def file(self, digest: str) -> Path:
+        """Return where the inputs of a digest lie."""
+        return self.directory / f"{digest}{SUFFIX}"
+
+    def bytes_besides(self, kernel: str, problem: str) -> int:
+        """Return the size of all captures but one problem's."""
+        return sum(held.bytes for key, held in self._held.items() if key != (kernel, problem))
+
+    async def hold(self, capture: Capture) -> bool:
+        """Keep a capture in the place of its problem's last one; return whether its content is another.
+
+        Raises:
+            StoreError: it cannot be recorded.
+        """
+        key = capture.kernel, capture.problem
+        before = self.digest(*key)
+        await self._store.captured.save(capture)
+        self._held[key] = capture
+        if before:
+            self.remove_unused(before)
+        return before != capture.digest
+
+    async def drop(self, kernel: str, problem: str) -> None:
+        """Forget a problem's captured inputs.
+
+        Raises:
+            NotFound: it has none.
+            StoreError: that cannot be recorded.
+        """
+        digest = self.digest(kernel, problem)
+        if not digest:
+            raise NotFound(f"{kernel} has no captured inputs for {problem}")
+        await self._store.captured.remove(kernel, problem)
+        del self._held[kernel, problem]
+        self.remove_unused(digest)
+
+    def remove_unused(self, digest: str) -> None:
+        """Remove a file that no problem has any more."""
+        if all(held.digest != digest for held in self._held.values()):
+            with suppress(OSError):
+                self.file(digest).unlink()

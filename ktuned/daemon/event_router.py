@@ -1,0 +1,65 @@
+"""Event router: what is published reaches the parts that it concerns, and then the subscribers.
+
+:func:`routes` is the one table of which event goes to which part. The parts in it are built before the router and those
+that publish after it, so that neither needs the other afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ktuned.daemon.artifact_cleanup import ArtifactCleanup
+from ktuned.devices import Probes
+from ktuned.lookup import AnswerCaches
+from ktuned.serve import Events, TrialCount
+
+Route = Callable[[Mapping[str, Any]], None]
+"""Takes an event's fields; it must neither block nor publish."""
+
+
+class EventRouter:
+    """Publishes events; parts come first, so that a client that hears of a change is answered accordingly."""
+
+    def __init__(self, events: Events, table: Mapping[str, Sequence[Route]]) -> None:
+        self._events = events
+        self._table = table
+
+    def publish(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
+        """Deliver one event."""
+        for route in self._table.get(type, ()):
+            route(fields)
+        self._events.publish(type, **fields)
+
+
+def routes(
+    *, artifact_cleanup: ArtifactCleanup, caches: AnswerCaches, probes: Probes, trial_count: TrialCount
+) -> dict[str, tuple[Route, ...]]:
+    """Return the table: for each type of event the parts that act on it."""
+
+    def kernel_changed(event: Mapping[str, Any]) -> None:
+        caches.changed(event["kernel"])
+
+    def names_changed(event: Mapping[str, Any]) -> None:
+        # A name that is new may make another one ambiguous, or known.
+        caches.changed_all()
+
+    def artifacts_grew(event: Mapping[str, Any]) -> None:
+        artifact_cleanup.due()
+
+    def lane_changed(event: Mapping[str, Any]) -> None:
+        if event["state"] == "sick":
+            probes.device_failed()
+
+    def trial_ended(event: Mapping[str, Any]) -> None:
+        if event.get("trial") is not None:
+            trial_count.count()
+
+    return {
+        "job_done": (kernel_changed, artifacts_grew),
+        "lane": (lane_changed,),
+        "reloaded": (names_changed,),
+        "stale": (kernel_changed,),
+        "trial_done": (trial_ended,),
+        "winner": (kernel_changed,),
+    }

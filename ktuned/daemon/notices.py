@@ -1,0 +1,50 @@
+"""Notices: what keeps parts of the daemon from doing well, one line each, for ``status`` and ``doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ktuned.daemon.reload import CurrentSettings
+from ktuned.devices import Machine
+from ktuned.fleet import Fleet
+from ktuned.scheduling import Intake, Jobs
+from ktuned.store import Store
+from ktuned.watch import Watcher
+
+
+class Notices:
+    """Collects the notices of the parts that have some."""
+
+    def __init__(
+        self,
+        *,
+        current: CurrentSettings,
+        fleet: Fleet,
+        intake: Intake,
+        jobs: Jobs,
+        machine: Machine,
+        store: Store,
+        watcher: Watcher,
+    ) -> None:
+        self._current = current
+        self._fleet = fleet
+        self._intake = intake
+        self._jobs = jobs
+        self._machine = machine
+        self._store = store
+        self._watcher = watcher
+
+    def lines(self) -> list[str]:
+        """Return the notices of now."""
+        return list(filter(None, self._lines()))
+
+    def _lines(self) -> Iterator[str]:
+        store = self._store
+        yield from (store.notice, store.lost, store.damaged)
+        yield self._watcher.notice
+        yield self._intake.notice
+        yield self._current.notice
+        if self._jobs.stalled:
+            yield f"tuning is paused: {self._jobs.stalled}"
+        yield from self._fleet.notices
+        yield from self._machine.notices

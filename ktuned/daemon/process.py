@@ -1,0 +1,147 @@
+"""The daemon's process: takes the socket, the lock and the store, runs the parts, takes them down in order."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import signal
+import socket
+from contextlib import suppress
+
+import anyio
+import anyio.abc
+import msgspec
+import structlog
+
+from ktuned.daemon import state_directory
+from ktuned.daemon.assembly import Parts, assemble
+from ktuned.daemon.config import Settings
+from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
+from ktuned.daemon.systemd import Handover, Notifier
+from ktuned.fleet import Fleet
+from ktuned.lookup import ask_for_short_slices
+from ktuned.model import KtunedError
+from ktuned.serve import bind_socket, inherit_socket, keep_reachable
+from ktuned.store import Store
+
+_log = structlog.get_logger()
+
+_STORE_NAME = "ktuned.sqlite"
+
+_HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
+"""It halves the daemon's part of a lookup; where it cannot be installed, asyncio's own loop does the same work."""
+
+
+def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
+    """Run a daemon until it is told to stop; return the exit code.
+
+    One that ``starts_by_itself`` when it is needed ends when it is idle, unless the settings say otherwise; so does
+    one whose socket a service manager holds.
+
+    Raises:
+        KtunedError: it cannot start, or cannot go on; says what mends it.
+    """
+    os.umask(state_directory.PRIVATE_UMASK)
+    handover = Handover.take(os.environ, os.getpid())
+    try:
+        anyio.run(serve, settings, handover, starts_by_itself, backend_options={"use_uvloop": _HAS_UVLOOP})
+    except* KtunedError as group:
+        raise _first(group) from None
+    return 0
+
+
+async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) -> None:
+    """Serve until SIGTERM, SIGINT or a ``shutdown`` request, or until it has been idle for long enough."""
+    ask_for_short_slices()
+    descriptor = handover.descriptor
+    socket_of = bind_socket(settings.socket) if descriptor is None else inherit_socket(descriptor)
+    idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0
+    with (
+        Notifier(handover.notify_path) as notifier,
+        state_directory.held(settings.state, settings.cache),
+        socket_of as listening,
+    ):
+        settings = msgspec.structs.replace(settings, socket=listening.getsockname())
+        async with Store.open(settings.state / _STORE_NAME) as store:
+            fleet = Fleet(
+                scratch=settings.cache / "tmp",
+                cache=settings.cache,
+                base_env=dict(os.environ),
+                compile_slots=settings.compile_slots,
+                compile_cores=settings.compile_cores,
+                spawn_s=settings.deadlines["spawn"],
+                memory_limits=(settings.bench_bytes, settings.compile_bytes),
+                keeps_spares=settings.keeps_spares,
+                adopts=True,
+            )
+            async with fleet.running():
+                parts = assemble(
+                    settings, store, fleet, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s
+                )
+                await Daemon(parts).run(listening, is_bound=descriptor is None)
+
+
+class Daemon:
+    """The parts at work, until :attr:`Parts.stopping` is set."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    async def run(self, listening: socket.socket, *, is_bound: bool) -> None:
+        """Run every part until told to stop, then take them down; ``is_bound`` if the socket's file is ours to keep."""
+        parts = self.parts
+        place = parts.current.settings.socket
+        parts.artifacts.clean_staging()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._await_signals)
+            await tasks.start(parts.server.serve, listening)
+            parts.notifier.ready(parts.activity.line())
+            _log.info("ready", socket=place, pid=os.getpid())
+            for work in (
+                parts.lookups.run,
+                parts.watcher.run,
+                parts.intake.run,
+                parts.artifact_cleanup.run,
+                parts.probes.run,
+                self._take_up,
+                parts.lifetime.run,
+                *([functools.partial(keep_reachable, place, parts.server.listen)] if is_bound else ()),
+            ):
+                tasks.start_soon(work)
+            await parts.stopping.wait()
+            parts.notifier.stopping()
+            _log.info("stopping")
+            await parts.server.drain()
+            tasks.cancel_scope.cancel()
+
+    async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            task_status.started()
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    with suppress(KtunedError):
+                        await self.parts.reload.run()
+                else:
+                    self.parts.stopping.set()
+
+    async def _take_up(self) -> None:
+        """Go on with the work that was left, once it is known what the machine is now."""
+        if self.parts.catalog.roots:
+            await self.parts.probes.reports()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.parts.jobs.run)
+            tasks.start_soon(self._catch_up)
+
+    async def _catch_up(self) -> None:
+        """Have renewed what changed while no daemon was there: sources first, then drivers and toolchains."""
+        await self.parts.watcher.caught_up.wait()
+        await self.parts.reverification.run()
+
+
+def _first(group: BaseExceptionGroup[KtunedError]) -> KtunedError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, KtunedError)
+    return error

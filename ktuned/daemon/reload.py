@@ -1,0 +1,148 @@
+"""Reload of ``config.toml``: on SIGHUP and by the method ``reload``; what cannot be followed changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import msgspec
+import structlog
+
+from ktuned.catalog import Catalog, Trust
+from ktuned.daemon.artifact_cleanup import ArtifactCleanup
+from ktuned.daemon.config import Settings
+from ktuned.daemon.lifetime import Lifetime
+from ktuned.daemon.systemd import Notifier
+from ktuned.devices import Machine
+from ktuned.fleet import Fleet
+from ktuned.model import KtunedError
+from ktuned.scheduling import IdlePolicy, Intake, Jobs, JobSettings, Preparation
+from ktuned.serve import Connection, Method, NoParams
+from ktuned.store import Artifacts, Store
+
+_log = structlog.get_logger()
+
+
+class CurrentSettings:
+    """The settings that are in force, and a ``notice`` if the last reload was refused.
+
+    ``deadlines`` is one map for every part that watches deadlines, so that a reload reaches them all.
+    ``idle_exit_s`` is the default of a daemon that was started in this way.
+    """
+
+    def __init__(self, settings: Settings, idle_exit_s: float) -> None:
+        self.settings = settings
+        self.notice = ""
+        self.deadlines = dict(settings.deadlines)
+        self._default_idle_exit_s = idle_exit_s
+
+    @property
+    def job_settings(self) -> JobSettings:
+        """What every job follows."""
+        return JobSettings(self.settings.judges_contention, self.settings.slots_are_given)
+
+    @property
+    def idle_exit_s(self) -> float:
+        """Seconds of inactivity after which the daemon ends; 0 is never."""
+        chosen = self.settings.idle_exit_s
+        return self._default_idle_exit_s if chosen is None else chosen
+
+
+class Reload:
+    """Has every part follow the file as it is now; ``describe`` is one line for the service manager."""
+
+    def __init__(
+        self,
+        current: CurrentSettings,
+        notifier: Notifier,
+        *,
+        artifact_cleanup: ArtifactCleanup,
+        artifacts: Artifacts,
+        catalog: Catalog,
+        describe: Callable[[], str],
+        fleet: Fleet,
+        idle_policy: IdlePolicy,
+        intake: Intake,
+        jobs: Jobs,
+        lifetime: Lifetime,
+        machine: Machine,
+        preparation: Preparation,
+        store: Store,
+        trust: Trust,
+    ) -> None:
+        self._current = current
+        self._notifier = notifier
+        self._artifact_cleanup = artifact_cleanup
+        self._artifacts = artifacts
+        self._catalog = catalog
+        self._describe = describe
+        self._fleet = fleet
+        self._idle_policy = idle_policy
+        self._intake = intake
+        self._jobs = jobs
+        self._lifetime = lifetime
+        self._machine = machine
+        self._preparation = preparation
+        self._store = store
+        self._trust = trust
+        self._lock = anyio.Lock()
+
+    def table(self) -> dict[str, Method[Any]]:
+        """Return the methods by their names on the wire."""
+        return {"reload": Method(NoParams, self.answer)}
+
+    async def answer(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+        """Reload, and return the names of the settings that changed."""
+        changed = await self.run()
+        return {"path": str(self._current.settings.config_path), "changed": changed}
+
+    async def run(self) -> list[str]:
+        """Follow ``config.toml`` as it is now, and return the names of what it says otherwise.
+
+        Raises:
+            SettingsError: it cannot be followed; nothing has changed.
+        """
+        async with self._lock:
+            self._notifier.reloading()
+            try:
+                settings = self._current.settings.again()
+                changed = settings.changed_since(self._current.settings)
+                await self._follow(settings)
+            except KtunedError as error:
+                self._current.notice = f"config.toml was not taken in: {error.message}"
+                _log.error("config_wrong", reason=error.message, hint=error.hint)
+                raise
+            finally:
+                self._notifier.ready(self._describe())
+        return changed
+
+    async def _follow(self, settings: Settings) -> None:
+        current = self._current
+        current.notice = ""
+        # The socket stays where it is, whoever made it.
+        current.settings = msgspec.structs.replace(settings, socket=current.settings.socket)
+        current.deadlines.update(settings.deadlines)
+        self._preparation.settings = current.job_settings
+        self._lifetime.idle_exit_s = current.idle_exit_s
+        self._idle_policy.policy = settings.policy
+        self._jobs.review()
+        # With more time or memory it may work.
+        self._jobs.forget_failures()
+        self._trust.allow(settings.trusted_directories)
+        self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
+        self._fleet.spawn_s, self._fleet.keeps_spares = settings.deadlines["spawn"], settings.keeps_spares
+        self._artifacts.cap_bytes = settings.artifacts_bytes
+        self._machine.arch, self._machine.chosen = settings.arch, settings.devices
+        self._artifact_cleanup.due()
+        await self._follow_roots(settings)
+
+    async def _follow_roots(self, settings: Settings) -> None:
+        known = self._catalog.roots
+        for root in settings.roots:
+            self._catalog.add_root(root)
+        kept = {root.path for root in (*settings.roots, *self._store.roots())}
+        await self._intake.drop_roots([root for root in known if root.path not in kept])
+        _log.info("config_reloaded", path=str(settings.config_path))
+        paths = {root.path for root in known}
+        await self._intake.look_around([root for root in settings.roots if root not in known and root.path in paths])
