@@ -98,7 +98,8 @@ class Watcher:
             if group.is_polled and group.reason
         ]
         lost = (
-            f"lost file events {self._lost} times and looked at everything again; raise fs.inotify.max_queued_events, "
+            f"lost file events {self._lost} time{'s' * (self._lost > 1)} and looked at everything again; "
+            "raise fs.inotify.max_queued_events, "
             "or set `polling = true` for a network file system"
         )
         return "; ".join(
