@@ -1,8 +1,8 @@
-"""What a trial costs the daemon itself: its CPU, and the memory that it keeps, over many trials in one daemon.
+"""Cost of a trial in the daemon itself: CPU and resident memory, over many trials in one daemon.
 
 Budgets: at most 2 ms of CPU per trial; at most 10 MiB more resident after warm-up. The backend is a fake that compiles
-in no time (``tests/fake_backend``), so that the daemon does little else than hand configs on; one client listens to all
-events, as ``ktuned tune`` does. The finalists' rounds are within the figures. 10,000 trials take some minutes;
+in no time (``tests/fake_backend``), so that the daemon does little else than pass configs on; one client receives all
+events, as ``ktuned tune`` does. The figures include the finalists' rounds. 10,000 trials take some minutes;
 ``--trials 1000`` gives a first impression.
 """
 
@@ -18,7 +18,7 @@ from benchmarks.report import show
 CPU_BUDGET_MS = 2.0
 RSS_BUDGET_MIB = 10.0
 WARM_UP = 0.1
-"""The part of the trials after which memory is expected to grow no more."""
+"""Share of the trials after which memory must not grow any more."""
 
 FAKE_BACKEND = Path(__file__).parent.parent / "tests" / "fake_backend"
 _MIB = 1024**2
@@ -44,7 +44,7 @@ def nothing(p, c):
 
 
 def measure(trials: int) -> dict[str, Any]:
-    """Tune a kernel of ``trials`` configs by a daemon of our own."""
+    """Tune a kernel of ``trials`` configs with a private daemon."""
     with private_home() as home:
         project = home / "project"
         project.mkdir()
@@ -83,7 +83,9 @@ def measure(trials: int) -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--trials", type=int, nargs="*", default=[10_000], help="how many; fewer for a quick look")
+    parser.add_argument(
+        "--trials", type=int, nargs="*", default=[10_000], help="number of trials; fewer for a quick look"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     title = f"the daemon's own cost (budget: {CPU_BUDGET_MS:g} ms CPU per trial, {RSS_BUDGET_MIB:g} MiB growth)"

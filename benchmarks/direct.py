@@ -1,4 +1,4 @@
-"""Compiling and timing kernels without a daemon: what the GPU benchmarks hold a job's figures against."""
+"""Baseline of the GPU benchmarks: kernels compiled and timed without a daemon."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Space:
-    """A kernel's configs for its first problem, with their Builds; what cannot be built is left out."""
+    """A kernel's configs for its first problem, with their Builds, except those without one."""
 
     backend: str
     kernel: Kernel
@@ -43,7 +43,7 @@ class Space:
         return cls(backend, kernel, configs, tuple(kernel.build(problem, config) for config in configs))
 
     def units(self, target: str) -> list[Unit]:
-        """Return a unit for each config, its index for a key."""
+        """Return a unit for each config, with its index as key."""
         kernel = self.kernel
         return [
             Unit(str(index), build, tuple(kernel.source_paths), kernel.file, kernel.name, target)
@@ -61,7 +61,7 @@ def compile_seconds(
 ) -> tuple[float, float]:
     """Compile Builds (as plain data) in groups, in this process; return the compile seconds and the CPU's.
 
-    ``headers`` tells whether headers may be precompiled.
+    ``headers`` allows precompiled headers.
 
     Raises:
         RuntimeError: one does not compile.
@@ -73,7 +73,7 @@ def compile_seconds(
         for index, build in enumerate(builds)
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        # A cache that is a file cannot hold any.
+        # A file in place of the cache directory prevents them.
         (Path(scratch) / "file").touch()
         os.environ["KTUNED_CACHE"] = str(Path(scratch, "cache" if headers else "file"))
         begin = os.times()
@@ -91,16 +91,16 @@ def compile_seconds(
 
 
 def in_new_process(function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Return what a function returns in a process of its own, where no cache is warm."""
+    """Return the result of a function in a process of its own, with no warm cache."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 class Quiet:
-    """Launches of all configs of a space, to be timed here while nothing else runs."""
+    """Launches of all configs of a space, timed in this process on an idle machine."""
 
     def __init__(self, space: Space, device: Device, artifacts: Path) -> None:
-        """Compile in groups, load, and bind; a config that the device cannot run is left out."""
+        """Compile in groups, load, and bind; configs that the device cannot run are left out."""
         backend = Registry().load(space.backend)
         self.space = space
         self._timer = CudaTimer(device.name, "events")
@@ -126,13 +126,13 @@ class Quiet:
         return self._timer.time(self.launches[index], PRESETS[preset]).samples.median_us
 
     def optimum(self, finalists: int = 10, rounds: int = 15) -> dict[int, float]:
-        """Return the latencies of the best configs, the best first: all in one go, the best ones in turns."""
+        """Return the latencies of the best configs, best first: all timed once, the best ones again in turns."""
         once = {index: self.latency_us(index) for index in self.launches}
         best = sorted(once, key=once.__getitem__)[:finalists]
         return self.in_turns(best, rounds)
 
     def in_turns(self, indices: Sequence[int], rounds: int) -> dict[int, float]:
-        """Return the median of several configs' latencies, timed one after the other in each round; the best first."""
+        """Return the median of several configs' latencies, timed in turns in each round; best first."""
         samples: dict[int, list[float]] = {index: [] for index in indices}
         for _ in range(rounds):
             for index in indices:

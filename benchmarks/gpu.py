@@ -1,6 +1,6 @@
 """The GPU backends: grouped compiles, the pipeline, the winner, many lanes, and compile load beside a timing.
 
-``grouped`` runs anywhere; what needs a GPU says so where there is none.
+``grouped`` runs anywhere; the others are skipped without a GPU.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def grouped(arguments: argparse.Namespace) -> tuple[str, Rows]:
 
 
 def pipeline(arguments: argparse.Namespace) -> tuple[str, Rows]:
-    """Tune the GEMM's whole space with nothing compiled yet: in a new daemon, then in one whose workers are warm."""
+    """Tune the GEMM's whole space without artifacts: in a new daemon, then in one with warm workers."""
     rows = []
     for _ in range(arguments.runs):
         with private_home() as home, serving(home) as daemon:
@@ -97,7 +97,7 @@ def pipeline(arguments: argparse.Namespace) -> tuple[str, Rows]:
 
 
 def _make_new(daemon: PrivateDaemon, project: Path) -> None:
-    """Forget what was measured, and have everything compiled again."""
+    """Delete all trials, and edit the source so that everything is compiled again."""
     with daemon.client() as client:
         client.call("forget", kernel="gemm")
     (source,) = project.glob("*.cu")
@@ -105,7 +105,7 @@ def _make_new(daemon: PrivateDaemon, project: Path) -> None:
 
 
 def winner(arguments: argparse.Namespace) -> tuple[str, Rows]:
-    """Hold the winners of several jobs against the best of all configs, timed in quiet."""
+    """Compare the winners of several jobs with the best of all configs, timed on an idle machine."""
     space = Space.of(GEMM / "tune_gemm.py")
     winners = []
     for _ in range(arguments.runs):
@@ -130,7 +130,7 @@ def winner(arguments: argparse.Namespace) -> tuple[str, Rows]:
 
 
 def lanes(arguments: argparse.Namespace) -> tuple[str, Rows]:
-    """Measure the GEMM's space, all of it compiled before, on one GPU and on more."""
+    """Measure the GEMM's space, compiled beforehand, on one GPU and on several."""
     devices = cuda_devices()
     assert not isinstance(devices, Absent)
     counts = [count for count in (1, 2, 4, 8) if count <= len(devices)]
@@ -157,7 +157,7 @@ def lanes(arguments: argparse.Namespace) -> tuple[str, Rows]:
 
 
 def disturbance(arguments: argparse.Namespace) -> tuple[str, Rows]:
-    """Time a short and a long config in quiet, beside compiles everywhere, and beside compiles as ktuned runs them."""
+    """Time a short and a long config alone, beside compiles on all cores, and beside compiles placed by ktuned."""
     cores = os.sched_getaffinity(0)
     own = {min(cores)}
     ways = {
@@ -190,7 +190,7 @@ def disturbance(arguments: argparse.Namespace) -> tuple[str, Rows]:
 
 
 def _spread(space: Space, count: int) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return a space's sources, and Builds from all over it as plain data."""
+    """Return a space's sources, and Builds spread over it, as plain data."""
     step = max(1, len(space.builds) // count)
     return [str(path) for path in space.kernel.source_paths], [build.to_plain() for build in space.builds[::step]][
         :count
@@ -206,7 +206,7 @@ def _project(home: Path, example: Path) -> Path:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A job that is done: its value, the slots and the lanes that it had, when after its start its trials were told."""
+    """A finished job: its map, its slots and lanes, and the times of its trials' events after its start."""
 
     job: Mapping[str, Any]
     slots: int
@@ -221,7 +221,7 @@ class Tuned:
 
     @property
     def trials_per_s(self) -> float:
-        """How fast it measured once every lane was open: after each lane's first two trials."""
+        """Trials per second once every lane was open: after each lane's first two trials."""
         steady = self.told[2 * self.lanes :]
         return (len(steady) - 1) / (steady[-1] - steady[0])
 
@@ -272,16 +272,16 @@ MEASURES: dict[str, Callable[[argparse.Namespace], tuple[str, Rows]]] = {
 
 
 def main() -> None:
-    """Measure what is asked for and print it."""
+    """Run the named measurement and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("what", choices=MEASURES)
-    parser.add_argument("--preset", default="default", help="how thoroughly jobs measure (default: %(default)s)")
+    parser.add_argument("--preset", default="default", help="the jobs' preset (default: %(default)s)")
     parser.add_argument("--runs", type=int, default=5, help="jobs of `pipeline` and `winner` (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="timings of `disturbance` (default: %(default)s)")
-    parser.add_argument("--configs", type=int, default=32, help="at most so many for `grouped` (default: %(default)s)")
-    parser.add_argument("--only", default="", help="the cases of `grouped` whose name has this in it")
+    parser.add_argument("--configs", type=int, default=32, help="limit of configs for `grouped` (default: %(default)s)")
+    parser.add_argument("--only", default="", help="the cases of `grouped` whose name contains this")
     parser.add_argument(
-        "--headers", choices=("both", "never", "once"), default="both", help="whether `grouped` precompiles headers"
+        "--headers", choices=("both", "never", "once"), default="both", help="precompiled headers for `grouped`"
     )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -1,7 +1,7 @@
 """Lookups of a good client beside a mob of bad ones: idle, slow, deaf, and breaking limits.
 
-Two daemons are asked in turns, one with the mob and one without, so that whatever else disturbs the machine disturbs
-both. Budget: the p99 beside the mob is at most twice the other; each offender is closed, and nobody else.
+Two daemons are asked in turns, one with the mob and one without, so that other load on the machine affects both.
+Budget: the p99 beside the mob is at most twice the other; each offender's connection is closed, and no other.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from ktuned_client import Client, paths, wire
 
 P99_BUDGET = 2.0
 TURN = 50
-"""Questions to one daemon before it is the other's turn."""
+"""Questions to one daemon in one turn."""
 
 PATIENT_S = 20.0
 ECHO_BYTES = 20_000
 ECHOES = 30
-"""So many answers of so many bytes are asked for and not read: beyond what the daemon writes ahead."""
+"""Number and size of answers that are requested and not read: more than the daemon buffers."""
 
 SIP_BYTES = 512
 SIP_EVERY_S = 0.5
-"""How much each of the slow ones reads, and how often; each at a moment of its own."""
+"""Bytes that a slow peer reads, and its interval; each at a time of its own."""
 
 GIB = 2**30
 _LOOKUP = b"\x94\x00\x01\xa6lookup"
@@ -45,12 +45,12 @@ OFFENCES = {
     "array": _LOOKUP + b"\xdd\xff\xff\xff\xff",
     "garbage": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
 }
-"""What breaks a limit, by the limit."""
+"""Bytes that exceed a limit, by the limit."""
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """How many of the mob are of which kind."""
+    """Numbers of peers by kind."""
 
     idle: int = 500
     slow: int = 100
@@ -58,7 +58,7 @@ class Crowd:
 
 
 def offend(path: Path, offence: str) -> float:
-    """Send an offence and return after how many seconds the connection was closed for it.
+    """Exceed a limit and return the seconds until the connection was closed for it.
 
     Raises:
         TimeoutError: it was not.
@@ -75,10 +75,10 @@ def offend(path: Path, offence: str) -> float:
 
 
 def be_a_mob(path: Path, crowd: Crowd) -> None:
-    """Connect everybody, say so on stdout, and behave badly until stdin ends."""
+    """Connect all peers, report it on stdout, and misbehave until stdin ends."""
     request = b"".join(
         wire.encode_request(
-            number, "lookup", {"kernel": "nobody's", "problem": {"text": "x" * ECHO_BYTES}, "tune": False}
+            number, "lookup", {"kernel": "unknown", "problem": {"text": "x" * ECHO_BYTES}, "tune": False}
         )
         for number in range(ECHOES)
     )
@@ -92,7 +92,7 @@ def be_a_mob(path: Path, crowd: Crowd) -> None:
             assert connection.recv(4096)
         for connection in (*slow, *deaf):
             connection.sendall(wire.encode_request(0, "subscribe", {}))
-            # More than there is room for on the way: the rest stays unsent, as with any peer that is busy otherwise.
+            # More than the buffers hold: the rest stays unsent, as with any busy peer.
             connection.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 connection.send(request)
@@ -121,7 +121,7 @@ def _is_closed(connection: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def mob(path: Path, crowd: Crowd) -> Iterator[list[int]]:
-    """Have a mob at a daemon for the length of a block; the list holds afterwards how many of it were closed."""
+    """Attach a mob to a daemon for the length of a block; afterwards the list holds the number of closed peers."""
     gone: list[int] = []
     command = [sys.executable, __file__, "--be-a-mob", str(path), str(crowd.idle), str(crowd.slow), str(crowd.deaf)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -146,7 +146,7 @@ def turns(calm: PrivateDaemon, beset: PrivateDaemon, lookups: int) -> tuple[list
             for number in range(TURN):
                 problem = {"N": turn * TURN + number}
                 start = perf_counter_ns()
-                _ask(channels[side], wire.encode_request(number, "lookup", {"kernel": "nobody's", "problem": problem}))
+                _ask(channels[side], wire.encode_request(number, "lookup", {"kernel": "unknown", "problem": problem}))
                 times[side].append((perf_counter_ns() - start) / 1e3)
     return times
 

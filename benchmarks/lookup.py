@@ -1,17 +1,16 @@
-"""Lookups beside what an application would use instead: ``functools.lru_cache`` in process, Redis over its socket.
+"""Lookups beside their alternatives: ``functools.lru_cache`` in process, Redis over its socket.
 
-Budgets: a lookup that is known takes at most 3 times an ``lru_cache`` hit on the same arguments; one over the socket
+Budgets: a known lookup takes at most 3 times an ``lru_cache`` hit on the same arguments; one over the socket
 has a median of at most 0.8 times that of Redis's ``GET`` (redis-py with hiredis, Unix socket) and a p99 no worse, by 1,
 8 and 64 clients, at rest and while a tuning fills every core; many at once cost no more than in a Redis pipeline. With
 1,000,000 trials and 10,000 winners it starts within 0.5 s, lookups take as long, to within 10 %, and an export at most
 5 s (``--large``).
 
-The two of a pair are asked in turns, so that whatever disturbs the machine disturbs both, and a turn is everybody's: 8
-clients are 8 that ask the same server at once. (Each at its own pace, most of them would be found waiting at the slower
-one, and the faster one would be asked by few.) One client at rest is kept on its server's core, then on another one:
-where the scheduler would put the two is chance, and worth a factor of two. Redis is asked for as many bytes as a
-lookup's answer has, which its client does not decode. Without ``redis-server`` (on Debian ``apt-get install
-redis-server``; no service has to run) its pairs are skipped.
+The two servers of a pair are asked in turns, so that other load affects both, and all clients share a turn: 8 clients
+ask the same server at the same time. (If each went at its own pace, most of them would wait at the slower server.) One
+client at rest is pinned to its server's core, then to another one, because the scheduler's choice is random and worth a
+factor of two. Redis returns as many bytes as a lookup's answer has, which its client does not decode. Without
+``redis-server`` (on Debian ``apt-get install redis-server``; no service has to run) its pairs are skipped.
 """
 
 import argparse
@@ -50,16 +49,16 @@ TRIALS, WINNERS = 1_000_000, 10_000
 NAME = "project:saxpy"
 PROBLEM = {"N": 1 << 20}
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
-"""Three sizes, for the memo: what a matrix product is looked up by."""
+"""Three sizes, for the memo: the problem of a matrix product."""
 
 TURN = 100
-"""Questions to one before it is the other's turn, and in one pipeline."""
+"""Questions to one server in one turn, and in one pipeline."""
 
 MEETING_S = 60.0
-"""How long the clients wait for the last of them before a turn."""
+"""Deadline of the clients' meeting before a turn."""
 
 PATIENT_S = 5.0
-"""No deadline cuts the slow ones off: they are what the p99 is about."""
+"""Deadline that no lookup exceeds: slow ones count for the p99."""
 
 Ask = Callable[[], object]
 
@@ -81,7 +80,7 @@ def redis_serving(server: str, home: Path) -> Iterator[tuple[Path, int]]:
 
 
 def write_kernel(directory: Path, configs: int) -> None:
-    """Write a kernel of ``configs`` configs, to look up or to fill the machine with."""
+    """Write a kernel of ``configs`` configs, for lookups or as load."""
     directory.mkdir()
     (directory / "tune_saxpy.py").write_text(KERNEL.format(configs=configs, preset="fast"))
     (directory / "saxpy.cc").write_text(SOURCE)
@@ -89,7 +88,7 @@ def write_kernel(directory: Path, configs: int) -> None:
 
 @contextlib.contextmanager
 def tuning(daemon: PrivateDaemon, directory: Path) -> Iterator[None]:
-    """Have the daemon tune a kernel that it will not finish, from its first trial to the end of the block."""
+    """Keep the daemon tuning an endless kernel, from its first trial to the end of the block."""
     write_kernel(directory, 10_000)
     with daemon.client() as other, other.tune(path=directory) as events:
         next(event for event in events if event["type"] == "trial_done")
@@ -100,7 +99,7 @@ def tuning(daemon: PrivateDaemon, directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def placed(servers: list[int], *, apart: bool) -> Iterator[None]:
-    """Keep ourselves on one core, and the servers' main threads on the same one or on another."""
+    """Pin this process to one core, and the servers' main threads to the same one or another."""
     cores = sorted(os.sched_getaffinity(0))
     for pid in servers:
         os.sched_setaffinity(pid, {cores[-1] if apart else cores[0]})
@@ -114,13 +113,13 @@ def placed(servers: list[int], *, apart: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def forgetful() -> Iterator[None]:
-    """Have every lookup ask the daemon, because nothing holds for any time."""
+    """Make every lookup ask the daemon, because no answer holds."""
     with mock.patch.object(memo, "HOLDS_S", 0.0):
         yield
 
 
 def ask_in_turns(count: int, questions: list[Ask], meet: Callable[[], object] = lambda: None) -> list[list[float]]:
-    """Return what each of ``count`` questions took in µs, for each kind of question; before each turn we ``meet``."""
+    """Return the times of ``count`` questions in µs, for each kind of question; clients ``meet`` before each turn."""
     took_us: list[list[float]] = [[] for _ in questions]
     for _ in range(count // TURN):
         for question, times in zip(questions, took_us, strict=True):
@@ -154,14 +153,14 @@ def ask_by_many(clients: int, count: int, connects: list[Callable[[], Ask]]) -> 
         share = len(times) // len(connects)
         for number, kind in enumerate(took_us):
             kind += times[number * share : (number + 1) * share]
-    # Every one is waited for, whatever became of the others.
+    # Every client is awaited, even after failures.
     if sum(os.waitpid(child, 0)[1] for child in children):
         raise RuntimeError("a client failed")
     return took_us
 
 
 def _ask_and_exit(questions: list[Ask], count: int, meet: Callable[[], object], tells: int) -> NoReturn:
-    """Be one of many clients, in a process of its own."""
+    """Run one of many clients, in a process of its own."""
     try:
         ask_in_turns(TURN, questions, meet)
         with open(tells, "wb") as stream:
@@ -174,11 +173,11 @@ def _ask_and_exit(questions: list[Ask], count: int, meet: Callable[[], object], 
 
 
 def memo_beside_cache(client: Client, count: int) -> list[dict[str, Any]]:
-    """Measure answers that are known; in blocks, for one of them is shorter than the clock's own time."""
+    """Measure known answers, in blocks, because one is shorter than a reading of the clock."""
     bound = client.bind(NAME)
     hit = client.lookup(NAME, PROBLEM)
     client._memo.remember_for_good("gemm", memo.key_of(SIZES), hit)
-    # Its slot is the one that never changes only in a client without a daemon.
+    # Only a client without a daemon has the slot that never changes.
     client._memo.answers["gemm"] = {memo.key_of(SIZES): client._memo.answers[NAME][memo.key_of(PROBLEM)]}
 
     @functools.lru_cache
@@ -318,7 +317,7 @@ def _row(what: str, times_us: list[float]) -> dict[str, Any]:
 
 
 def measure(server: str | None, count: int, clients: list[int], *, large: bool) -> list[dict[str, Any]]:
-    """Tune a small kernel by a daemon of our own, and look it up beside a Redis of our own."""
+    """Tune a small kernel with a private daemon, and look it up beside a private Redis."""
     rows = []
     with private_home() as home, contextlib.ExitStack() as stack:
         daemon = stack.enter_context(serving(home))
@@ -341,7 +340,7 @@ def measure(server: str | None, count: int, clients: list[int], *, large: bool) 
             rows += pipelined(daemon.socket, cache, count)
             with tuning(daemon, home / "busy"):
                 for many in clients:
-                    # Compilers come and go by the second, and with them the wait for a core.
+                    # Compilers start and end every second, which changes the wait for a core.
                     rows += socket_beside_redis("while tuning", daemon.socket, cache, many, 4 * count)
     if large:
         rows += with_a_large_store(count)
@@ -352,7 +351,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--count", type=int, default=20_000, help="questions to each")
-    parser.add_argument("--clients", type=int, nargs="*", default=[1, 8, 64], help="how many ask at once")
+    parser.add_argument("--clients", type=int, nargs="*", default=[1, 8, 64], help="numbers of concurrent clients")
     parser.add_argument("--large", action="store_true", help=f"also with {TRIALS} trials and {WINNERS} winners")
     parser.add_argument("--redis-server", default=shutil.which("redis-server"), help="the server's path")
     parser.add_argument("--json", action="store_true")

@@ -1,7 +1,7 @@
-"""The pipeline: how close a job's wall time comes to what its compiles or its measuring alone must take.
+"""The pipeline: a job's wall time beside the time of its compiles or its measurements alone.
 
 The bound is max(Σ compile seconds / compile slots, Σ lane seconds / lanes); the budget is 1.15 times that. The
-finalists' rounds come after, in a window in which nothing may compile, so they are told apart.
+finalists' rounds follow, in a window without compiles, so they are reported separately.
 """
 
 import argparse
@@ -50,7 +50,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(saxpy, saxpy);
 
 
 def measure(configs: int, preset: str) -> dict[str, Any]:
-    """Tune a kernel of ``configs`` configs, each of which compiles to another binary, by a daemon of our own."""
+    """Tune a kernel of ``configs`` configs, each of which compiles to another binary, with a private daemon."""
     with private_home() as home:
         project = home / "project"
         project.mkdir()

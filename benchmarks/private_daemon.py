@@ -1,4 +1,4 @@
-"""A daemon of a benchmark's own: its state, its socket and its settings are in one temporary directory."""
+"""Private daemon of a benchmark, with state, socket and settings in one temporary directory."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ _PROBE_INTERVAL_S = 0.002
 
 @dataclass(frozen=True)
 class PrivateDaemon:
-    """A daemon that answers, and how many seconds after its start it did so first."""
+    """A running daemon, and the seconds from its start to its first answer."""
 
     process: subprocess.Popen[bytes]
     socket: Path
@@ -26,7 +26,7 @@ class PrivateDaemon:
     ready_s: float
 
     def client(self) -> Client:
-        """Return a client of this daemon; to be closed by whoever asks."""
+        """Return a client of this daemon, which the caller closes."""
         return Client(self.socket)
 
 
@@ -48,7 +48,7 @@ def serving(home: Path) -> Iterator[PrivateDaemon]:
     state = home / "state"
     state.mkdir(exist_ok=True)
     if not (state / "config.toml").exists():
-        # A figure that others disturbed is worth more to a benchmark than none: its rows stand beside their peers'.
+        # A benchmark prefers a disturbed figure to none: its rows are compared with their peers.
         (state / "config.toml").write_text("contention = false\n")
     with (home / "serve.log").open("ab") as log:
         start = perf_counter()
@@ -71,7 +71,7 @@ def serving(home: Path) -> Iterator[PrivateDaemon]:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """Return our environment, but one in which modules are compiled once, as an installer does it."""
+    """Return our environment, with modules compiled once, as by an installer."""
     environment = dict(os.environ)
     if environment.pop("PYTHONDONTWRITEBYTECODE", ""):
         environment["PYTHONPYCACHEPREFIX"] = str(home / "bytecode")
@@ -80,7 +80,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 def _wait_until_ready(process: subprocess.Popen[bytes], socket: Path, start: float) -> float:
     while perf_counter() - start < START_DEADLINE_S:
-        # A client of its own each time: after a failure one backs off, which would be measured as well.
+        # A new client each time: after a failure a client backs off, which would be measured as well.
         with Client(socket) as client:
             try:
                 client.call("hello")

@@ -1,4 +1,4 @@
-"""How benchmarks print: a table beside its budgets for people, one JSON object for programs."""
+"""Output of benchmarks: a table beside its budgets for people, one JSON object for programs."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ def show(title: str, rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> Non
         table.add_column(column, justify="left" if column == "what" else "right")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    # Wide enough for every column even where there is no terminal.
+    # Wide enough for every column even without a terminal.
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 

@@ -131,7 +131,7 @@ def measure(trials: int, *, starts: int, rest_s: float) -> dict[str, Any]:
     """Start a daemon ``starts`` times on one store, then let the last one rest for ``rest_s`` seconds."""
     with private_home() as home:
         make_project(home)
-        # The first start, which makes the store, is not what is measured.
+        # The first start, which makes the store, is not measured.
         with serving(home):
             pass
         (store,) = (home / "state").glob("*.sqlite")
@@ -148,7 +148,7 @@ def measure(trials: int, *, starts: int, rest_s: float) -> dict[str, Any]:
             process = psutil.Process(daemon.process.pid)
             _settle(client, process)
             before = process.cpu_times()
-            # The daemon must not be waiting for us: to let time pass is what is measured.
+            # The daemon must not wait for us: the passing of time is measured.
             _stay_quiet(process, rest_s)
             after = process.cpu_times()
             cpu_s = max(0.0, after.user - before.user) + max(0.0, after.system - before.system)
@@ -182,8 +182,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trials", type=int, nargs="*", default=[0, 1_000_000], help="store sizes; multiples of 1000")
-    parser.add_argument("--starts", type=int, default=5, help="starts per store, of which the median is told")
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long to rest")
+    parser.add_argument("--starts", type=int, default=5, help="starts per store, of which the median is printed")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds of rest")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     rows = [measure(trials, starts=arguments.starts, rest_s=arguments.seconds) for trials in arguments.trials]

@@ -1,8 +1,8 @@
-"""From save to served: how long after a save the first re-measured winner, or an undone one, is answered to a lookup.
+"""Time from a save to a lookup's answer with the first re-measured winner, or with an undone edit's winner.
 
-The figure of an edit leaves out that config's own compile and measuring, and the opening of the problem's data. A
-source that is reformatted must compile nothing, and a newer save must free the slots of a running tuning. With many
-kernel files below one root all is to be as fast as with ten.
+The time of an edit excludes that config's own compile and measurement, and the opening of the problem's data. A
+reformatted source must compile nothing, and a newer save must free the slots of a running tuning. With many kernel
+files below one root all must be as fast as with ten.
 """
 
 import argparse
@@ -47,7 +47,7 @@ PROBLEM = {"N": 1 << 16}
 
 
 class Author:
-    """Edits one kernel's files and sees what a daemon makes of it."""
+    """Edits one kernel's files and observes the daemon."""
 
     def __init__(self, daemon: PrivateDaemon, project: Path) -> None:
         self.client = daemon.client()
@@ -57,19 +57,19 @@ class Author:
         self._edits = 0
 
     def edit(self) -> float:
-        """Change what the source means and return when it was saved."""
+        """Change the source's tokens and return the time of the save."""
         self._edits += 1
-        # One more store to the same place: another binary, the same result.
+        # One more store to the same address: another binary, the same result.
         text = SOURCE.replace("const int64_t n", f"volatile int64_t edit = {self._edits}; (void)edit; const int64_t n")
         return self.save(text)
 
     def save(self, text: str) -> float:
-        """Write the source and return when that was done."""
+        """Write the source and return the time."""
         self.source.write_text(text)
         return perf_counter()
 
     def until_fresh(self, since: float, trial: int | None = None) -> float:
-        """Return the seconds from a save until a lookup's answer stands on it: on another trial than before."""
+        """Return the seconds from a save until a lookup's answer is of another trial than before."""
         while perf_counter() - since < PATIENCE_S:
             if self.winner() not in (None, trial):
                 return perf_counter() - since
@@ -93,17 +93,17 @@ class Author:
             threading.Event().wait(0.02)
 
     def own_s(self, trial: int) -> float:
-        """Return what a trial's compile and measuring took, and the opening of its data."""
+        """Return the time of a trial's compile and measurement, and of the opening of its data."""
         (found,) = self.client.call("results", trial=trial)["trials"]
         return float(found["compile_s"] + found["lane_s"] + found["detail"].get("open_s", 0.0))
 
     def compiled(self) -> int:
-        """Return how many configs were ever compiled for the kernel, by its trials."""
+        """Return the number of configs ever compiled for the kernel, by its trials."""
         return len({trial["artifact"] for trial in self.client.call("results", kernel="saxpy", limit=2000)["trials"]})
 
 
 def measure_saves(author: Author, rounds: int) -> dict[str, Any]:
-    """Edit again and again; each time wait for the first winner, undo, reformat."""
+    """Edit repeatedly; each time wait for the first winner, undo, reformat."""
     overheads, undone = [], []
     for _ in range(rounds):
         before = author.winner()
@@ -153,7 +153,7 @@ def _until(condition: Any, every_s: float = _LOOK_S) -> None:
 
 
 def measure(files: int, configs: int, rounds: int) -> dict[str, Any]:
-    """Run the author's day below a root with so many kernel files."""
+    """Run all edits below a root with this number of kernel files."""
     with private_home() as home:
         project = home / "project"
         project.mkdir()
@@ -170,7 +170,7 @@ def measure(files: int, configs: int, rounds: int) -> dict[str, Any]:
         (state / "config.toml").write_text(f'contention = false\n[[roots]]\npath = "{project}"\n')
         with serving(home) as daemon, daemon.client() as client:
             began = perf_counter()
-            # Seldom: a list of a thousand kernels is work for those who are being timed.
+            # Seldom, because listing a thousand kernels loads the daemon that is being timed.
             _until(lambda: len(client.call("kernels")["kernels"]) == files, every_s=0.05)
             scan_s = perf_counter() - began
             author = Author(daemon, project)
@@ -197,7 +197,7 @@ def measure(files: int, configs: int, rounds: int) -> dict[str, Any]:
 
 
 def _idle_share(pid: int, seconds: float = 3.0) -> float:
-    """Return what part of one core a process uses that has nothing to do."""
+    """Return the share of one core that an idle process uses."""
     ticks = os.sysconf("SC_CLK_TCK")
 
     def used() -> float:

@@ -1,7 +1,7 @@
-"""An application that multiplies matrices with whatever is best just now, while ktuned finds something better.
+"""Application that multiplies matrices with the best known config, while ktuned looks for a better one.
 
 Run it beside ``ktuned tune examples/cpu_gemm/tune_gemm.py``: it prints a line whenever the answer changes. It never
-waits for tuning, and runs as well with no daemon at all: then torch multiplies.
+waits for tuning, and also runs without a daemon: then torch multiplies.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ktuned_client import Client, Hit
 PROBLEM = {"M": 384, "N": 384, "K": 400}
 RUNS_PER_LOOK = 20
 PAUSE_S = 0.1
-"""Between two looks, and how long one may take; an application that kept every core busy would spoil the measuring that
-it profits from."""
+"""Interval of lookups, and the time of one run; an application that kept every core busy would disturb the
+measurements."""
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Look up, run, and report until the time is over or someone presses Ctrl-C."""
+    """Look up, run, and report until the time is over or Ctrl-C."""
     parser = argparse.ArgumentParser(description="Run the tuned GEMM while it is being tuned.")
     parser.add_argument("--kernel", default="cpu_gemm:gemm", help="the kernel's name (default: %(default)s)")
     parser.add_argument("--seconds", type=float, help="stop after this long (default: on Ctrl-C)")
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def load(hit: Hit) -> Multiply:
-    """Return the compiled winner, or torch's product where there is none to load."""
+    """Return the compiled winner, or torch's product if there is none."""
     library = Path(hit.artifact or "", "kernel.so")
     if not library.is_file():
         return with_torch
@@ -69,7 +69,7 @@ def load(hit: Hit) -> Multiply:
 
 
 def with_torch(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
-    """Multiply as one does without ktuned."""
+    """Multiply without ktuned."""
     torch.mm(a, b, out=c)
 
 
@@ -84,7 +84,7 @@ def run(multiply: Multiply, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -
 
 
 def line(elapsed_s: float, hit: Hit, multiply: Multiply, latency_us: float) -> str:
-    """Return what is known now: status, who multiplies, how long it takes here, which config."""
+    """Return the present answer as a line: status, implementation, latency here, config."""
     what = "torch.mm" if multiply is with_torch else "kernel.so"
     knobs = " ".join(f"{knob}={value}" for knob, value in (hit.config or {}).items()) or hit.message or "no config"
     return f"{elapsed_s:6.1f} s  {hit.status:<11} {what:<9} {latency_us:7.0f} us  {knobs}"

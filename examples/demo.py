@@ -1,7 +1,7 @@
-"""All of ktuned in three minutes, on any machine: tune, edit, tune again, look up. ``make demo`` runs it.
+"""Demonstration of ktuned in three minutes, on any machine: tune, edit, tune again, look up. ``make demo`` runs it.
 
-Everything happens in a temporary directory, with a daemon of its own: a daemon, a store or a kernel of yours is neither
-needed nor touched. Each step is one function below, in the order in which they run.
+Everything happens in a temporary directory, with a private daemon; your own daemon, store and kernels are not touched.
+Each step is one function below, in the order in which they run.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ EXAMPLES = Path(__file__).resolve().parent
 KERNEL = "cpu_gemm:gemm"
 
 TUNING_S = 100.0
-"""When the first tuning stops trying: two idle cores are through the whole space before, a busy machine is not."""
+"""Budget of the first tuning: two idle cores finish the whole space earlier, a busy machine does not."""
 
 COMMAND_S = TUNING_S + 50.0
-"""How long one command may take: what was begun is measured to its end, and the finalists are measured again."""
+"""Deadline of one command: running trials are finished, and the finalists are measured again."""
 
 RETUNE_S = 20.0
-"""How long the application looks on while the edited kernel is tuned again; the rest is cancelled."""
+"""Time for which the application runs while the edited kernel is tuned again; then the job is cancelled."""
 
 PATIENCE_S = 60.0
-"""How long anything else may take before the demo gives up."""
+"""Deadline of every other step."""
 
 OWN_LOAD = 1.0
-"""Load above the number of cores that is put down to tuning itself: a rule of thumb, which only words a warning."""
+"""Load above the number of cores that tuning itself causes: a rule of thumb, used only for a warning."""
 
 _POLL_S = 0.02
 
-COMMENT = "// Whoever reads this: a comment is no reason to tune again.\n"
+COMMENT = "// A comment is no reason to tune again.\n"
 LINE = "    std::memcpy(row_of_b, b, sizeof(row_of_b));\n"
 EDITED_LINE = f"{LINE}    __builtin_prefetch(b + kTileColumns);\n"
 
-# Busy neighbours must not leave the demo without figures; a daemon repeats disturbed timings otherwise.
+# On a busy machine a daemon repeats disturbed timings, which could leave the demo without figures.
 SETTINGS = "contention = false\n"
 
 
 class DemoFailed(Exception):
-    """A step did not end as it should; says which one, and how."""
+    """A step failed; the message names it and the failure."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ class Stage:
 
     @property
     def home(self) -> Path:
-        """Where the daemon keeps its state."""
+        """The daemon's state directory."""
         return self.directory / "home"
 
     @property
     def socket(self) -> Path:
-        """Where the daemon listens."""
+        """The daemon's socket."""
         return self.directory / "run" / "ktuned.sock"
 
     @property
     def log(self) -> Path:
-        """What the daemon says."""
+        """The daemon's log."""
         return self.directory / "serve.log"
 
     @property
@@ -91,7 +91,7 @@ class Stage:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What leads every process that the demo starts to the demo's own daemon."""
+        """Environment in which every process finds the demo's own daemon."""
         return {**os.environ, "KTUNED_HOME": str(self.home), "KTUNED_SOCKET": str(self.socket)}
 
     def ktuned(self, *words: str) -> int:
@@ -120,7 +120,7 @@ class Stage:
             raise DemoFailed(f"examples/app.py ended with status {process.returncode}")
 
     def processes(self) -> list[int]:
-        """Return every process of this daemon: itself, its workers, and whatever those started."""
+        """Return every process of this daemon: itself, its workers, and their descendants."""
         mark = f"KTUNED_HOME={self.home}".encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
@@ -137,7 +137,7 @@ class Application:
     process: subprocess.Popen[str]
 
     def lines(self, at_most_s: float) -> Iterator[str]:
-        """Yield its lines and print them, as they come; after ``at_most_s`` it is asked to end, and with it they do."""
+        """Yield and print its lines as they arrive; after ``at_most_s`` it is stopped, which ends them."""
         assert self.process.stdout is not None
         timer = threading.Timer(at_most_s, self.process.send_signal, [signal.SIGINT])
         timer.start()
@@ -149,12 +149,12 @@ class Application:
             timer.cancel()
 
     def sees(self, status: str) -> bool:
-        """Wait until a lookup has a status, and tell whether one had."""
+        """Wait until a lookup has a status; return whether one had."""
         return any(status_in(line) == status for line in self.lines(PATIENCE_S))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run every step; return 0, or 1 after one line that says what failed."""
+    """Run every step; return 0, or 1 after one line with the failure."""
     parser = argparse.ArgumentParser(description="Tune, edit, tune again, look up: with a daemon of the demo's own.")
     parser.add_argument("--trials", type=int, help="configs of the first tuning (default: the whole space)")
     parser.add_argument("--seconds", type=float, default=RETUNE_S, help="of the second (default: %(default)g)")
@@ -177,13 +177,13 @@ def demonstrate(stage: Stage, trials: int | None, retune_s: float) -> None:
     title("A private daemon, and a copy of examples/cpu_gemm")
     set_up(stage)
     with serving(stage) as client:
-        title("Tune it: compile, check and time each config, whatever it does")
+        title("Tune it: compile, check and time each config")
         job = tune(stage, client, trials)
-        title("What came out")
+        title("The results")
         show_results(client, job)
         title("Edit a comment: nothing is tuned again")
         edit_comment(stage, client, job)
-        title("Edit the code: an application that goes on meanwhile sees `stale`, then `fresh`")
+        title("Edit the code: a running application sees `stale`, then `fresh`")
         edit_code(stage, client, job, retune_s)
         title("Look the winner up, load it, run it")
         run_winner(stage)
@@ -205,7 +205,7 @@ def set_up(stage: Stage) -> None:
 
 @contextmanager
 def serving(stage: Stage) -> Iterator[Client]:
-    """Run ``ktuned serve``, and yield a client of it; whatever happens, the daemon ends with the block."""
+    """Run ``ktuned serve``, and yield a client of it; the daemon ends with the block in any case."""
     with stage.log.open("wb") as log:
         daemon = subprocess.Popen(
             [sys.executable, "-m", "ktuned", "serve"],
@@ -213,7 +213,7 @@ def serving(stage: Stage) -> Iterator[Client]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Ctrl-C is for the demo, which then ends its daemon in order.
+            # Ctrl-C goes to the demo, which then ends its daemon in order.
             start_new_session=True,
         )
     with Client(stage.socket) as client:
@@ -231,10 +231,10 @@ def serving(stage: Stage) -> Iterator[Client]:
 
 
 def is_ready(stage: Stage, client: Client, daemon: subprocess.Popen[bytes]) -> bool:
-    """Tell whether the daemon answers."""
+    """Return whether the daemon answers."""
     if daemon.poll() is not None:
-        words = stage.log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise DemoFailed(f"the daemon ended with status {daemon.returncode}; its last words: {words[-1]}")
+        words = stage.log.read_text(errors="replace").strip().splitlines() or ["its log is empty"]
+        raise DemoFailed(f"the daemon ended with status {daemon.returncode}; its last line: {words[-1]}")
     try:
         client.call("hello")
     except DaemonUnavailable:
@@ -243,17 +243,17 @@ def is_ready(stage: Stage, client: Client, daemon: subprocess.Popen[bytes]) -> b
 
 
 def tune(stage: Stage, client: Client, trials: int | None) -> Mapping[str, Any]:
-    """Tune the example through the command line, which shows it live; return the job as it ended."""
+    """Tune the example through the command line, which shows it live; return the job's final state."""
     budget = ["--seconds", f"{TUNING_S:g}"] if trials is None else ["--trials", str(trials)]
     status = stage.ktuned("tune", str(stage.project), "--no-spawn", *budget)
     if status:
-        raise DemoFailed(f"`ktuned tune` found no winner (exit code {status}); its own words are above")
+        raise DemoFailed(f"`ktuned tune` found no winner (exit code {status}); its messages are above")
     job: Mapping[str, Any] = jobs(client)[0]
     return job
 
 
 def show_results(client: Client, job: Mapping[str, Any]) -> None:
-    """Print the winner beside the default, the slowest and torch; then what failed, and how."""
+    """Print the winner beside the default, the slowest and torch; then the failures."""
     default = client.call("kernels", kernel=KERNEL)["kernels"][0]["default"]
     winner = look_up(client, job)
     trials = client.call("results", kernel=KERNEL, limit=2000)["trials"]
@@ -281,7 +281,7 @@ def show_results(client: Client, job: Mapping[str, Any]) -> None:
         print(f"This machine is busy otherwise (load {load:.1f} on {cores} cores), which disturbs these figures.\n")
     failed = [trial for outcome in progress.FAILURES for trial in trials if trial["outcome"] == outcome]
     if not failed:
-        print("None of the configs that were tried failed.")
+        print("No config failed.")
         return
     output.table(
         ["failed as", "config (the default, but …)", "because"],
@@ -293,7 +293,7 @@ def show_results(client: Client, job: Mapping[str, Any]) -> None:
 
 
 def speed(default_us: float | None, latency_us: float | None) -> str:
-    """Return how many times as fast as the default something is."""
+    """Return the speed-up over the default."""
     return text.times(default_us / latency_us if default_us and latency_us else None)
 
 
@@ -303,12 +303,12 @@ def alike(config: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, An
 
 
 def difference(config: Mapping[str, Any], default: Mapping[str, Any]) -> str:
-    """Return the knobs that are not as in the default."""
+    """Return the knobs that differ from the default."""
     return text.flat({knob: value for knob, value in config.items() if value != default.get(knob)})
 
 
 def edit_comment(stage: Stage, client: Client, job: Mapping[str, Any]) -> None:
-    """Save the source with one more comment; the daemon reads it, and leaves everything as it is."""
+    """Save the source with one more comment; the daemon reads it, and changes nothing."""
     save(stage, COMMENT + stage.source.read_text())
     until(lambda: has_read(stage, client), "the daemon to read the saved file")
     status = look_up(client, job)["status"]
@@ -318,7 +318,7 @@ def edit_comment(stage: Stage, client: Client, job: Mapping[str, Any]) -> None:
 
 
 def edit_code(stage: Stage, client: Client, job: Mapping[str, Any], retune_s: float) -> None:
-    """Save the source with a prefetch in its inner loop, and follow an application while that is tuned."""
+    """Save the source with a prefetch in its inner loop, and follow an application during the tuning."""
     with stage.app() as app:
         if not app.sees("fresh"):
             raise DemoFailed("the application did not see the winner before the edit")
@@ -336,14 +336,14 @@ def edit_code(stage: Stage, client: Client, job: Mapping[str, Any], retune_s: fl
 
 
 def run_winner(stage: Stage) -> None:
-    """Start the application once more: what it looks up now is compiled, and it runs that."""
+    """Start the application once more: it looks up the compiled winner, and runs it."""
     with stage.app() as app:
         if not any(status_in(line) == "fresh" and "kernel.so" in line for line in app.lines(PATIENCE_S)):
-            raise DemoFailed("the application was to run the winner, and did not")
+            raise DemoFailed("the application did not run the winner")
 
 
 def stop(stage: Stage) -> None:
-    """Stop the daemon, and look for what it left."""
+    """Stop the daemon, and look for processes that it left behind."""
     before = len(stage.processes())
     if stage.ktuned("stop"):
         raise DemoFailed("`ktuned stop` did not stop the daemon")
@@ -354,7 +354,7 @@ def stop(stage: Stage) -> None:
 
 
 def save(stage: Stage, source: str) -> None:
-    """Write the source as an editor does, at once."""
+    """Replace the source atomically, as an editor does."""
     if source == stage.source.read_text():
         raise DemoFailed(f"{stage.source.name} has no line to edit: {LINE.strip()}")
     written = stage.source.with_suffix(".new")
@@ -363,14 +363,14 @@ def save(stage: Stage, source: str) -> None:
 
 
 def has_read(stage: Stage, client: Client) -> bool:
-    """Tell whether the daemon knows the source as it is on the disk."""
+    """Return whether the daemon has read the present source."""
     (kernel,) = client.call("kernels", kernel=KERNEL)["kernels"]
     known: str = kernel["stamps"][str(stage.source)]
     return known == hashlib.sha256(stage.source.read_bytes()).hexdigest()
 
 
 def look_up(client: Client, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an application is answered for the job's problem."""
+    """Return the answer to an application for the job's problem."""
     answer: dict[str, Any] = client.call("lookup", kernel=KERNEL, problem=job["problem"])
     return answer
 
@@ -388,10 +388,10 @@ def status_in(line: str) -> str:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that another process does.
+    """Wait for an action of another process.
 
     Raises:
-        DemoFailed: it did not within :data:`PATIENCE_S`.
+        DemoFailed: it did not happen within :data:`PATIENCE_S`.
     """
     deadline = time.monotonic() + PATIENCE_S
     pause = threading.Event()

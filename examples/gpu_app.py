@@ -1,7 +1,7 @@
-"""An application that launches the tuned GEMM: torch, the CUDA driver, and the artifact that a lookup names.
+"""Application that launches the tuned GEMM with torch, the CUDA driver, and the artifact of a lookup.
 
-Run it after ``ktuned tune examples/gpu_gemm``. What it needs of ktuned is the client; what it needs of the artifact
-are ``kernel.cubin`` and the launch parameters in ``kernel.json``.
+Run it after ``ktuned tune examples/gpu_gemm``. Of ktuned it needs the client; of the artifact it needs
+``kernel.cubin`` and the launch parameters in ``kernel.json``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ PROBLEM = {"M": 4096, "N": 4096, "K": 4096}
 
 
 def main() -> None:
-    """Multiply once, and say what did it and how far it is from torch."""
-    # Once, at the start, a second is nothing; where it matters the 5 ms of a client that is not told otherwise do.
+    """Multiply once, and print the config and the difference from torch."""
+    # A second is affordable once, at the start; elsewhere the default deadline of 5 ms suffices.
     hit = Client(deadline_s=1.0).lookup("gpu_gemm:gemm", PROBLEM)
     if hit.artifact is None:
         raise SystemExit(f"nothing to launch yet ({hit.status}); first: ktuned tune examples/gpu_gemm")
@@ -35,7 +35,7 @@ def multiply(artifact: Path, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) 
     """Launch the artifact's kernel on torch's current stream: c = a @ b.
 
     Raises:
-        RuntimeError: the driver refuses; the message is its word for why.
+        RuntimeError: the driver refuses; the message is its error.
     """
     how = json.loads((artifact / "kernel.json").read_text())
     module = _done(driver.cuModuleLoadData((artifact / "kernel.cubin").read_bytes()))

@@ -20,15 +20,18 @@ DOCUMENTS = sorted(
 )
 
 CLEAN = (
+    "benchmarks",
     "client",
     "docs/images",
+    "examples",
+    "ktuned/cli",
     "ktuned/testing",
+    "ktuned/watch",
     "plugins/cutedsl",
     "plugins/nvrtc",
     "plugins/torch",
     "plugins/triton",
     "plugins/tvm_ffi",
-    "ktuned/watch",
 )
 """Directories of code that keep to the rules; to be extended until every package is here."""
 

@@ -1,7 +1,7 @@
-"""Which attention to call: the backends of torch's scaled_dot_product_attention, or one that torch.compile makes.
+"""Choice of an attention implementation: torch's backends of scaled_dot_product_attention, or torch.compile.
 
-Each choice is a function of this file, and which one is called is a knob. What a device does not have (the CPU knows
-nothing of cuDNN) ends as `unsupported`.
+Each choice is a function of this file, selected by a knob. Choices that a device lacks (such as cuDNN on the CPU) end
+as `unsupported`.
 """
 
 import torch
@@ -33,7 +33,7 @@ def cudnn(q, k, v, out):
 
 
 def composed(q, k, v, out):
-    """Attention as the paper writes it; for torch.compile to fuse what it can of it."""
+    """Attention as in the paper, for torch.compile to fuse."""
     scores = (q @ k.transpose(-2, -1)).float() * q.shape[-1] ** -0.5
     future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
     out.copy_(torch.softmax(scores.masked_fill(future, -torch.inf), dim=-1).to(v.dtype) @ v)
@@ -46,11 +46,11 @@ COMPILE = {
     "default": {"dynamic": False},
     "max-autotune": {"dynamic": False, "mode": "max-autotune-no-cudagraphs"},
 }
-"""What `torch.compile` is told, by the name that the knob has for it."""
+"""Arguments of `torch.compile` by the knob's value."""
 
 
 def exact(q, k, v, out):
-    """Compute in float32, whatever the inputs are."""
+    """Compute in float32 for any inputs."""
     with sdpa_kernel(SDPBackend.MATH):
         return scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
 
@@ -66,17 +66,17 @@ def qkv(p):
     space=space(
         IMPLEMENTATION=list(IMPLEMENTATIONS),
         COMPILE=list(COMPILE),
-        # The backends are single calls, in which there is nothing to fuse.
+        # The backends are single calls, with nothing to fuse.
         where=lambda p, c: c.COMPILE == "eager" or c.IMPLEMENTATION == "composed",
     ),
     problems=[dict(BATCH=1, HEADS=8, LENGTH=1024, WIDTH=64, DTYPE="bfloat16")],
     inputs=qkv,
     reference=exact,
-    # bfloat16 keeps eight bits.
+    # bfloat16 has eight significant bits.
     rtol=2e-2,
     atol=2e-2,
     default=dict(IMPLEMENTATION="math", COMPILE="eager"),
-    # On CUDA, and where it chooses by timing, torch.compile does its work on the lane, while the kernel is loaded.
+    # On CUDA, and where it chooses by timing, torch.compile runs on the lane, while the kernel is loaded.
     deadlines=dict(load=180.0),
 )
 def attention(p, c):

@@ -1,7 +1,7 @@
-"""A float32 matrix product in C++: how it is cut into register tiles, cache blocks and threads is tuned.
+"""A float32 matrix product in C++, with tuned register tiles, cache blocks and threads.
 
-Four configs are wrong on purpose, one for each way in which a config can be: VARIANT names it. They are the
-default config otherwise, so the space holds each exactly once.
+Four configs are wrong on purpose, one for each kind of failure, named by VARIANT. Their other knobs are those of the
+default, so the space holds each exactly once.
 """
 
 from ktuned import kernel, space, tensor
@@ -10,7 +10,7 @@ from ktuned_tvm_ffi import Build
 DEFAULT = dict(TILE_ROWS=2, TILE_COLUMNS=8, BLOCK_ROWS=48, BLOCK_DEPTH=96, THREADS=1, VARIANT="BLOCKED")
 
 VECTOR_REGISTERS_FOR_C = 12
-"""Of the 16 that AVX2 has: the others hold a row of B and an element of A."""
+"""Of AVX2's 16 registers; the others hold a row of B and an element of A."""
 
 
 def tile_fits_registers(p, c):
@@ -19,7 +19,7 @@ def tile_fits_registers(p, c):
 
 
 def is_wrong_once(p, c):
-    """Let each wrong variant in with the default's other knobs alone."""
+    """Admit each wrong variant only with the default's other knobs."""
     return c.VARIANT == "BLOCKED" or {**c, "VARIANT": "BLOCKED"} == DEFAULT
 
 
@@ -35,7 +35,7 @@ def is_wrong_once(p, c):
         VARIANT=["BLOCKED", "BROKEN_BUILD", "DROPS_TAIL", "NULL_DEREF", "ENDLESS"],
         where=[tile_fits_registers, is_wrong_once],
     ),
-    # 400 is no multiple of 96: the tail of the depth is where blocked products go wrong.
+    # 400 is not a multiple of 96: blocked products often fail at the tail of the depth.
     problems=[dict(M=384, N=384, K=400)],
     inputs=lambda p: dict(
         A=tensor((p.M, p.K)),

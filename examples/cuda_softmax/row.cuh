@@ -3,7 +3,7 @@
 
 #include <cuda_fp16.h>
 
-/// What is known of a row: its largest element, and the sum of exp(element - largest).
+/// The largest element of a row so far, and the sum of exp(element - largest).
 struct State {
   float largest = -INFINITY;
   float sum = 0;
@@ -17,7 +17,7 @@ struct Sum {
   __device__ float operator()(float a, float b) const { return a + b; }
 };
 
-/// As many elements as one load brings.
+/// The elements of one load.
 template <int SIZE>
 struct alignas(SIZE * sizeof(__half)) Vector {
   __half elements[SIZE];
@@ -52,7 +52,7 @@ class Row {
  public:
   __device__ Row(const __half* matrix, int row, int columns) : start_(matrix + static_cast<int64_t>(row) * columns) {}
 
-  /// Where the i-th vector of this thread starts: neighbours read neighbours.
+  /// Start of this thread's i-th vector: neighbouring threads read neighbouring vectors.
   __device__ static int at(int i) { return (i * THREADS + threadIdx.x) * VECTOR; }
 
   __device__ Vector<VECTOR> read(int at) const { return *reinterpret_cast<const Vector<VECTOR>*>(start_ + at); }

@@ -1,4 +1,4 @@
-// The softmax of each row of a float16 matrix, in float32: how a row is shared among threads is what is tuned.
+// The softmax of each row of a float16 matrix, in float32, with a tuned split of rows among threads.
 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 
 #include "row.cuh"
 
-/// How often a row is read: for its largest element, for the sum, and for the result.
+/// Number of reads of a row: for its largest element, for the sum, and for the result.
 enum Method {
   THREE_READS,  ///< once for each
   TWO_READS,    ///< the sum follows the largest element so far
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(THREADS* ROWS)
   }
 }
 
-/// Write the softmax of each row of x into y, on the stream that the caller works on.
+/// Write the softmax of each row of x into y, on the caller's stream.
 template <int THREADS, int VECTOR, int VECTORS, int ROWS, Method METHOD>
 void softmax(tvm::ffi::TensorView x, tvm::ffi::TensorView y) {
   const int64_t rows = x.size(0), columns = x.size(1);

@@ -1,4 +1,4 @@
-"""A softmax over the rows of a float16 matrix in CUDA C++: how a row is shared among threads is tuned."""
+"""A softmax over the rows of a float16 matrix in CUDA C++, with a tuned split of rows among threads."""
 
 from ktuned import kernel, space, tensor
 from ktuned_tvm_ffi import Build
@@ -13,12 +13,12 @@ def block_is_possible(p, c):
 
 
 def vectors_are_whole(p, c):
-    """Keep the vectors that a row is a multiple of, and of which each thread has one."""
+    """Keep the vectors that divide a row, with at least one for each thread."""
     return p.N % c.VECTOR == 0 and c.THREADS * c.VECTOR <= p.N
 
 
 def row_fits_the_registers(p, c):
-    """Keep a row in registers where it fits; otherwise VECTORS means nothing, and is 1."""
+    """Keep a row in registers if it fits; otherwise VECTORS is unused, and 1."""
     if c.METHOD != "ONE_READ":
         return c.VECTORS == 1
     kept = c.VECTOR * c.VECTORS
@@ -44,7 +44,7 @@ def row_fits_the_registers(p, c):
     default=dict(THREADS=128, VECTOR=1, VECTORS=1, ROWS=1, METHOD="THREE_READS"),
 )
 def softmax(p, c):
-    """Instantiate one way; the sizes come with the tensors."""
+    """Instantiate one method; the sizes come with the tensors."""
     return Build(
         function=f"softmax<{c.THREADS}, {c.VECTOR}, {c.VECTORS}, {c.ROWS}, {c.METHOD}>",
         args=("x", "y"),

@@ -1,4 +1,4 @@
-"""RMS normalisation of a matrix's rows in CuTe DSL: how a row is cut into threads and vectors is tuned. GPU only."""
+"""RMS normalisation of a matrix's rows in CuTe DSL, with tuned threads and vectors. GPU only."""
 
 import cutlass
 from cuda.bindings.driver import CUstream
@@ -12,7 +12,7 @@ EPSILON = 1e-5
 WARP = 32
 
 MAX_VECTORS = 16
-"""How many vectors of a row a thread may walk: each is unrolled, once for each row of the block."""
+"""Limit of a row's vectors per thread: each is unrolled, once for each row of the block."""
 
 
 @cute.kernel
@@ -32,7 +32,7 @@ def rmsnorm_kernel(
     columns = cute.size(x, mode=[1])
     steps = columns // (THREADS * VECTOR)
     warps = THREADS // WARP
-    # Each row has sums of its own, so that a warp may begin a row while another still reads the last one's.
+    # Each row has its own sums, so a warp may start a row while another still reads those of the last one.
     sums = SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout((ROWS, warps), stride=(warps, 1)), 16)
     weights = cute.zipped_divide(weight, (VECTOR,))
     for row in cutlass.range_constexpr(ROWS):
@@ -86,7 +86,7 @@ def reference(x, weight):
 
 
 def cuts_evenly(p, c):
-    """Leave no thread, and no block, without its full share."""
+    """Keep the configs in which every thread and block has a full share."""
     return p.COLUMNS % (c.THREADS * c.VECTOR) == 0 and p.ROWS % c.ROWS == 0
 
 
@@ -106,7 +106,7 @@ def cuts_evenly(p, c):
         y=tensor((p.ROWS, p.COLUMNS), p.DTYPE, output=True),
     ),
     reference=reference,
-    # float16 keeps eleven bits.
+    # float16 has eleven significant bits.
     rtol=2e-3,
     atol=1e-4,
     default=dict(THREADS=256, VECTOR=1, ROWS=1, KEEP=False),

@@ -1,13 +1,13 @@
 // C = A B on tensor cores: float16 in, float32 out, all row-major.
 //
-// A block computes BM x BN of C and walks down the depth in steps of BK: STAGES - 1 tiles of A and B are on their way
+// A block computes BM x BN of C along the depth in steps of BK: STAGES - 1 tiles of A and B are being copied
 // to shared memory while one is multiplied. WARPS_M x WARPS_N warps share the block's tile.
 
 #include "tensor_core.cuh"
 
 namespace tiles {
 
-constexpr int kChunk = 8;  // float16s in 16 bytes, which is what one instruction copies and loads
+constexpr int kChunk = 8;  // float16s in 16 bytes, the width of one copy or load
 
 // A tile in shared memory, its chunks permuted so that the eight rows of a matrix load fall into different banks.
 template <int kRows, int kColumns>
@@ -20,7 +20,7 @@ struct Tile {
     return (row * kRowChunks + (chunk ^ (row / (8 / kPeriod) % kPeriod))) * kChunk;
   }
 
-  // Starts to copy the tile at (row, column) of a rows x columns matrix; what lies outside becomes zero.
+  // Starts to copy the tile at (row, column) of a rows x columns matrix; elements outside are zero.
   template <int kThreads>
   __device__ static void copy(__half* tile, const __half* matrix, int row, int column, int rows, int columns) {
 #pragma unroll
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(WARPS_M* WARPS_N * 32)
   }
   for (int step = 0; step < steps; ++step) {
     tensor_core::wait_for_copies<STAGES - 2>();
-    __syncthreads();  // this step's tiles are there, and all warps are done with the stage that is filled next
+    __syncthreads();  // this step's tiles have arrived, and no warp uses the stage that is filled next
     if (step + STAGES - 1 < steps) fill(step + STAGES - 1);
     tensor_core::commit_copies();
 

@@ -1,6 +1,6 @@
-// The instructions that a tensor-core GEMM is made of: asynchronous copies, matrix loads, the product itself.
+// Instructions of a tensor-core GEMM: asynchronous copies, matrix loads, the product itself.
 //
-// Fragments are laid out as the PTX ISA has them for mma.m16n8k16: each lane of a warp holds four registers of A
+// Fragments have the layout of the PTX ISA for mma.m16n8k16: each lane of a warp holds four registers of A
 // (16 x 16), two of B (16 x 8), four floats of C (16 x 8).
 #pragma once
 
@@ -12,7 +12,7 @@ __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Starts to copy 16 bytes to shared memory; writes zeros instead where there is nothing to copy.
+// Starts to copy 16 bytes to shared memory; writes zeros for elements outside.
 __device__ inline void copy_async(__half* to, const __half* from, bool is_there) {
   const int bytes = is_there ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes));
@@ -21,7 +21,7 @@ __device__ inline void copy_async(__half* to, const __half* from, bool is_there)
 // Closes a group of copies, which may be empty.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;"); }
 
-// Waits until at most the last kPending groups are still under way.
+// Waits until at most the last kPending groups are pending.
 template <int kPending>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

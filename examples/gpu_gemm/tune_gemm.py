@@ -1,17 +1,17 @@
-"""A float16 matrix product on tensor cores: how it is cut into blocks, warps and pipeline stages is tuned."""
+"""A float16 matrix product on tensor cores, with tuned blocks, warps and pipeline stages."""
 
 from ktuned import kernel, space, tensor
 from ktuned_nvrtc import Build
 
 MAX_SHARED_BYTES = 227 * 1024
-"""Of a block on sm_90; a device with less ends the largest configs as unsupported."""
+"""Limit of a block on sm_90; on a device with less the largest configs are unsupported."""
 
 MAX_ACCUMULATORS = 128
-"""Of the 255 registers of a thread: the others hold fragments of A and B, and addresses."""
+"""Of a thread's 255 registers; the others hold fragments of A and B, and addresses."""
 
 
 def shared_bytes(c):
-    """Return what the stages of A and B take."""
+    """Return the shared memory of the stages of A and B."""
     return c.STAGES * (c.BM + c.BN) * c.BK * 2
 
 
@@ -21,7 +21,7 @@ def fits_shared_memory(p, c):
 
 
 def warps_have_enough_to_do(p, c):
-    """Keep the warps' tiles that reuse what they load, and whose sums fit the registers."""
+    """Keep the warps' tiles that reuse their loads, and whose sums fit the registers."""
     rows, columns = c.BM // c.WARPS_M, c.BN // c.WARPS_N
     return 32 <= rows <= 64 and 32 <= columns <= 128 and rows * columns // 32 <= MAX_ACCUMULATORS
 

@@ -1,4 +1,4 @@
-"""A matrix product in Triton, as its tutorial has it: blocks in an order that shares what the L2 cache holds."""
+"""A matrix product in Triton, from its tutorial: blocks in an order that reuses the L2 cache."""
 
 import triton
 import triton.language as tl
@@ -26,7 +26,7 @@ def matmul_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """Compute one block of c = a @ b; GROUP_M rows of blocks are walked together."""
+    """Compute one block of c = a @ b; GROUP_M rows of blocks are computed together."""
     program = tl.program_id(0)
     blocks_m, blocks_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     in_group = GROUP_M * blocks_n
@@ -63,7 +63,7 @@ def matmul_kernel(
         GROUP_M=[8],
         WARPS=[4, 8],
         STAGES=[3, 4, 5],
-        # At most 128 accumulators a thread: beyond, they spill out of its registers.
+        # At most 128 accumulators per thread; more would spill.
         where=lambda p, c: c.BLOCK_M * c.BLOCK_N <= 128 * 32 * c.WARPS,
     ),
     problems=[dict(M=4096, N=4096, K=4096)],
@@ -73,7 +73,7 @@ def matmul_kernel(
         c=tensor((p.M, p.N), "float16", output=True),
     ),
     reference=lambda a, b: a @ b,
-    # The sums have a deviation of 64, and float16 keeps eleven bits.
+    # The sums have a deviation of 64, and float16 has eleven significant bits.
     rtol=1e-2,
     atol=0.2,
     default=dict(BLOCK_M=64, BLOCK_N=64, BLOCK_K=32, GROUP_M=8, WARPS=4, STAGES=4),

@@ -1,4 +1,4 @@
-"""A softmax over the rows of a matrix in Triton: how a row is cut up, and on how many warps, is tuned. GPU only."""
+"""A softmax over the rows of a matrix in Triton, with tuned blocks, warps and stages. GPU only."""
 
 import torch
 import triton
@@ -8,12 +8,12 @@ from ktuned import kernel, space, tensor
 from ktuned_torch import Build
 
 PROGRAMS_PER_MULTIPROCESSOR = 8
-"""More rows than these are walked by the same programs, which load a row ahead while they compute."""
+"""Limit of programs; with more rows each computes several, and loads a row ahead meanwhile."""
 
 
 @triton.jit
 def softmax_kernel(x, y, rows, columns, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """Walk each row twice, a block at a time: the maximum and the sum (rescaled as the maximum grows), then y."""
+    """Read each row twice, block by block: for the maximum and the sum (rescaled as the maximum grows), then for y."""
     for row in range(tl.program_id(0), rows, tl.num_programs(0)):
         start = tl.cast(row, tl.int64) * columns
         highest = tl.full((BLOCK,), -1e30, tl.float32)
@@ -21,7 +21,7 @@ def softmax_kernel(x, y, rows, columns, BLOCK: tl.constexpr, STAGES: tl.constexp
         for first in tl.range(0, columns, BLOCK, num_stages=STAGES):
             offsets = first + tl.arange(0, BLOCK)
             values = tl.load(x + start + offsets, mask=offsets < columns, other=0.0).to(tl.float32)
-            # Finite (in float32: float16 has no such number), lest a lane beyond the row compute -inf + inf.
+            # Finite, so that lanes beyond the row do not compute -inf + inf; float16 has no such number.
             values = tl.where(offsets < columns, values, -1e30)
             higher = tl.maximum(highest, values)
             total = total * tl.exp(highest - higher) + tl.exp(values - higher)
@@ -47,7 +47,7 @@ def softmax(x, y, block, warps, stages):
         BLOCK=[512, 1024, 2048, 4096, 8192],
         WARPS=[1, 2, 4, 8, 16],
         STAGES=[1, 2, 3, 4],
-        # At most 64 elements a thread: beyond, they spill out of its registers.
+        # At most 64 elements per thread; more would spill.
         where=lambda p, c: c.BLOCK <= 64 * 32 * c.WARPS,
     ),
     problems=[dict(ROWS=8192, COLUMNS=4096, DTYPE="float16")],
@@ -56,7 +56,7 @@ def softmax(x, y, block, warps, stages):
         y=tensor((p.ROWS, p.COLUMNS), p.DTYPE, output=True),
     ),
     reference=lambda x, y: torch.softmax(x.float(), dim=-1),
-    # The results are near 1/COLUMNS, and float16 keeps eleven bits.
+    # The results are near 1/COLUMNS, and float16 has eleven significant bits.
     rtol=2e-3,
     atol=1e-6,
     default=dict(BLOCK=512, WARPS=1, STAGES=1),

@@ -31,7 +31,7 @@ def _title(kernel: str, problem: Problem, device: str) -> str:
 
 
 def progress(job: JobView) -> str:
-    """Return how far a job is: ``done/total``, or ``done`` when the space cannot be counted."""
+    """Return a job's progress: ``done/total``, or ``done`` if the space cannot be counted."""
     return f"{job.done}/{job.total}" if job.total is not None else str(job.done)
 
 
@@ -100,7 +100,7 @@ def _reloaded(news: Reloaded) -> list[str]:
 
 
 def error_line(path: str | None, line: int | None, message: str) -> str:
-    """Return a kernel file's error, with where it is unless the message begins with that already."""
+    """Return a kernel file's error, with its place unless the message starts with it."""
     where = f"{path}:{line}" if line else path or ""
     words = text.first_line(message, limit=500)
     return words if not where or words.startswith(where) else f"{where}: {words}"

@@ -1,4 +1,4 @@
-"""Showing a job's way while it goes: as events in JSON, as lines, or as a live view on a terminal."""
+"""Presenters of a tuning in progress: events as JSON, lines, or a live view on a terminal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 REFRESHES_PER_SECOND = 8
 MAX_BARS = 12
-"""Jobs shown at once: more would scroll a small terminal, and then nothing can be read."""
+"""Jobs shown at once: more would scroll a small terminal and become unreadable."""
 
 MAX_WAITING = 4
 BAR_COLUMNS = 24
 
 
 class Presenter(Protocol):
-    """Something that shows events as they come; a context, so that a terminal is left as it was."""
+    """Shows events as they arrive; a context, so that a terminal is restored."""
 
     def __enter__(self) -> Self: ...
 
@@ -33,12 +33,12 @@ class Presenter(Protocol):
     ) -> None: ...
 
     def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
-        """Show one event (``None`` after a catch-up), what stands after it, and what is new in it."""
+        """Show one event (``None`` after a catch-up), the view after it, and its news."""
         ...
 
 
 class _Printing:
-    """What only prints leaves nothing to clean up."""
+    """Base of presenters that only print, with nothing to clean up."""
 
     def __enter__(self) -> Self:
         return self
@@ -50,16 +50,16 @@ class _Printing:
 
 
 class JsonPresenter(_Printing):
-    """One event a line."""
+    """Prints one event per line, as JSON."""
 
     def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
-        """Print the event as it came."""
+        """Print the event unchanged."""
         if event is not None:
             output.emit_json(event)
 
 
 class LinePresenter(_Printing):
-    """One line for each piece of news; what workers do stays unsaid."""
+    """Prints one line for each piece of news; events of workers are left out."""
 
     def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
         """Print the news."""
@@ -70,14 +70,14 @@ class LinePresenter(_Printing):
 
 
 class LivePresenter:
-    """A bar for each running job at the foot of the terminal; above it, the news that no bar can show."""
+    """Draws a bar for each running job at the bottom of the terminal, below the news that bars cannot show."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._view = View()
-        # Values are shown as they are: no markup in a kernel's name, no guessing at colours.
+        # Values are shown verbatim: no markup in a kernel's name, no guessed colours.
         self._console = Console(markup=False, highlight=False, emoji=False)
         self._live = Live(
             get_renderable=self._render,
@@ -96,7 +96,7 @@ class LivePresenter:
         self._live.stop()
 
     def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
-        """Take the view that the next refresh draws, and print the news above it."""
+        """Set the view for the next refresh, and print the news above it."""
         self._view = view
         for piece in news:
             if not isinstance(piece, WorkerChanged | NewBest | JobBegan):
@@ -108,7 +108,7 @@ class LivePresenter:
 
 
 def board(view: View) -> Table:
-    """Return the picture of the jobs that have not ended: bars for those that run, names of those that wait."""
+    """Return the picture of the open jobs: bars for running ones, names of waiting ones."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -133,7 +133,7 @@ def board(view: View) -> Table:
 
 
 def choose(as_json: bool) -> Presenter:
-    """Return the presenter that suits stdout."""
+    """Return a suitable presenter for stdout."""
     if as_json:
         return JsonPresenter()
     return LivePresenter() if sys.stdout.isatty() else LinePresenter()

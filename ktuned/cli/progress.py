@@ -72,17 +72,17 @@ class JobView:
 
     @property
     def is_ended(self) -> bool:
-        """Whether no more events are to come."""
+        """True if no more events will come."""
         return self.state in ENDED
 
     @property
     def has_winner(self) -> bool:
-        """Whether the job reached what it was asked for."""
+        """True if the job has found a winner."""
         return self.state == JobState.DONE and self.best_us is not None
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster than the declared default the best is."""
+        """Speed-up of the best config over the declared default."""
         return ratio(self.default_us, self.best_us)
 
 
@@ -200,7 +200,7 @@ class View:
 
     @property
     def is_ended(self) -> bool:
-        """Whether every job has ended."""
+        """True if every job has ended."""
         return all(job.is_ended for job in self.jobs.values())
 
     @property
@@ -214,7 +214,7 @@ class View:
 
 
 def ratio(before_us: float | None, now_us: float | None) -> float | None:
-    """Return how many times faster ``now_us`` is, or ``None`` when either is not known."""
+    """Return the speed-up of ``now_us`` over ``before_us``, or ``None`` if either is unknown."""
     return before_us / now_us if before_us and now_us else None
 
 

@@ -1,4 +1,4 @@
-"""``ktuned watch``: see each save being tuned again, or check once that nothing got slower."""
+"""``ktuned watch``: shows the tuning after each save, or checks once that no kernel became slower."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
 DEFAULT_TOLERANCE = 0.03
-"""How much slower a winner may get: three times how well one is known (docs/kernel-files.md, presets)."""
+"""Share by which a winner may be slower: three times the precision of one (docs/kernel-files.md, presets)."""
 
 LOOKUPS_AT_ONCE = 500
 
@@ -28,26 +28,26 @@ def _read_share(context: click.Context, parameter: click.Parameter, word: str | 
     if word is None:
         return DEFAULT_TOLERANCE
     if not re.fullmatch(r"\d+(\.\d+)?%?", word):
-        raise click.BadParameter(f"{word!r} is no share; write 3% or 0.03")
+        raise click.BadParameter(f"{word!r} is not a share; write 3% or 0.03")
     return float(word.removesuffix("%")) / 100 if word.endswith("%") else float(word)
 
 
 @click.command()
 @click.argument("path", required=False)
-@click.option("--once", is_flag=True, help="Tune what is stale, compare, and exit: 1 if a winner got slower.")
+@click.option("--once", is_flag=True, help="Tune stale kernels, compare, and exit: 1 if a winner became slower.")
 @click.option(
     "--tolerance",
     metavar="SHARE",
     callback=_read_share,
-    help="With --once: how much slower a winner may get, as 3% or 0.03; 3% if not given.",
+    help="With --once: how much slower a winner may become, as 3% or 0.03; default 3%.",
 )
 @no_spawn_option
 @json_option
 def watch(path: str | None, once: bool, tolerance: float, no_spawn: bool, as_json: bool) -> int:
-    """Tune what each save changes, and show it.
+    """Tune the kernels that each save changes, and show them.
 
-    PATH is a kernel file or a directory, which is watched from then on. Without it, all that the daemon watches
-    is shown. On a terminal this is a screen with keys; elsewhere lines, with --json one event each.
+    PATH is a kernel file or a directory, which is watched from then on. Without it, everything that the daemon watches
+    is shown: on a terminal as a screen with keys, elsewhere as lines, with --json as one event per line.
     """
     root = None if path is None else as_path(path)
     if not no_spawn:
@@ -78,8 +78,8 @@ def watch(path: str | None, once: bool, tolerance: float, no_spawn: bool, as_jso
 
 
 def _check(client: Client, root: str | None, tolerance: float, as_json: bool) -> int:
-    """Tune what is stale below a path, or below all roots, and tell whether a winner got slower."""
-    # Before anything is inspected: what the daemon knows now are the winners that the new ones are held against.
+    """Tune stale kernels below a path, or below all roots, and check that no winner became slower."""
+    # Before any inspection: the present winners are the baseline of the comparison.
     before = [_before(client, answer) for answer in _winners(client, root)]
     roots = [root] if root is not None else [entry["path"] for entry in client.call("kernels")["roots"]]
     errors = []
@@ -103,7 +103,7 @@ def _check(client: Client, root: str | None, tolerance: float, as_json: bool) ->
 
 
 def _winners(client: Client, root: str | None) -> list[Mapping[str, Any]]:
-    """Return what the declared problems of the kernels at a path are answered with now."""
+    """Return the present answers for the declared problems of the kernels at a path."""
     kernels = client.call("kernels", **given(path=root))["kernels"]
     asked = [
         {"kernel": kernel["name"], "problem": problem, "tune": False}
@@ -117,7 +117,7 @@ def _winners(client: Client, root: str | None) -> list[Mapping[str, Any]]:
 
 
 def _before(client: Client, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a case's answer as it was before a job that works on it now, which may have published winners already."""
+    """Return a case's answer from before its running job, which may have published winners already."""
     if answer["status"] != "fresh":
         return answer
     kernel, problem = answer["kernel"], answer["problem"]
@@ -171,7 +171,7 @@ def _jobs_of(client: Client, project: str | None) -> list[Mapping[str, Any]]:
 
 
 def concerns(subject: Mapping[str, Any], project: str | None) -> bool:
-    """Tell whether an event or a job is the project's, or nobody's in particular."""
+    """Return whether an event or a job belongs to the project, or to no project in particular."""
     kernel = subject.get("kernel")
     return project is None or not kernel or str(kernel).startswith(f"{project}:")
 

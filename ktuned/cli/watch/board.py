@@ -54,17 +54,17 @@ class Row:
 
     @property
     def gain(self) -> float | None:
-        """How many times faster the kernel is than before."""
+        """Speed-up of the kernel over before."""
         return ratio(self.before_us, self.now_us)
 
     @property
     def is_open(self) -> bool:
-        """Whether its job has not ended."""
+        """True if its job has not ended."""
         return self.state in OPEN
 
     @property
     def failed(self) -> int:
-        """How many configs of its job ended without a figure."""
+        """Number of configs of its job that ended without a latency."""
         if self.job is None or self.state in SETTLED:
             return 0
         return sum(self.job.outcomes.get(outcome, 0) for outcome in FAILURES)
@@ -112,7 +112,7 @@ class Board:
 
     @property
     def paused_everything(self) -> bool:
-        """Whether all tuning is paused."""
+        """True if all tuning is paused."""
         return "" in self.paused
 
 
@@ -120,7 +120,7 @@ def know(board: Board, answers: Iterable[Mapping[str, Any]]) -> Board:
     """Return the board with these lookups' answers (the protocol's); what it knows of jobs stays."""
     for answer in answers:
         if not answer["device"] and _places(board, answer["kernel"], answer["problem"]):
-            # Nothing is measured here, and the row of what was compiled says more.
+            # Nothing is measured here, and the row of the compile job has more information.
             continue
         board, row = _adopt(board, Row(answer["kernel"], answer["problem"], answer["device"] or ""))
         if answer["status"] == "fresh":

@@ -1,4 +1,4 @@
-"""A terminal that is read key by key, and left as it was found: at the end, on an error, and while it is suspended."""
+"""Terminal input key by key; the terminal is restored at the end, on an error, and while suspended."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ESCAPE = 0x1B
 
 
 def decode(data: bytes) -> list[str]:
-    """Return the keys in what a terminal sent: characters as they are, arrows as ``up`` and ``down``, no others.
+    """Return the keys in a terminal's bytes: characters, and arrows as ``up`` and ``down``; others are dropped.
 
-    A sequence comes in one piece: terminals write it at once.
+    A sequence arrives in one piece, because terminals write it at once.
     """
     keys = []
     while data:
@@ -25,7 +25,7 @@ def decode(data: bytes) -> list[str]:
             if introducer not in (b"[", b"O"):
                 data = data[1:]
                 continue
-            # CSI and SS3 sequences end with their first byte from @ on (ECMA-48, 5.4).
+            # CSI and SS3 sequences end with their first byte from @ to ~ (ECMA-48, 5.4).
             length = next((index for index, byte in enumerate(rest) if 0x40 <= byte <= 0x7E), len(rest))
             keys.append(_ARROWS.get(rest[: length + 1], ""))
             data = rest[length + 1 :]
@@ -37,26 +37,26 @@ def decode(data: bytes) -> list[str]:
 
 
 class Keyboard:
-    """A terminal whose keys come as they are pressed and are not shown; Ctrl-C and Ctrl-Z work as ever."""
+    """Terminal in cbreak mode: keys arrive as they are pressed, without echo; Ctrl-C and Ctrl-Z work as usual."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._found: list[object] | None = None
 
     def take(self) -> None:
-        """Have keys come one by one."""
+        """Switch to cbreak mode."""
         if self._found is None:
             self._found = termios.tcgetattr(self.descriptor)
             tty.setcbreak(self.descriptor, termios.TCSANOW)
 
     def give_back(self) -> None:
-        """Leave the terminal as it was found."""
+        """Restore the terminal."""
         if self._found is not None:
             found, self._found = self._found, None
             termios.tcsetattr(self.descriptor, termios.TCSANOW, found)  # type: ignore[arg-type]
 
     def read(self) -> list[str]:
-        """Return the keys that were pressed; ``q`` when there is no terminal any more."""
+        """Return the pressed keys; ``q`` if the terminal is gone."""
         try:
             data = os.read(self.descriptor, READ_BYTES)
         except OSError:

@@ -1,4 +1,4 @@
-"""``ktuned watch`` on a terminal: draws the board as events come, and does what keys say."""
+"""``ktuned watch`` on a terminal: draws the board as events arrive, and acts on keys."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from ktuned_client import AsyncClient, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S
 
 DRAWING_S = 0.1
-"""The least time between two pictures: faster than this nobody reads."""
+"""Least time between two pictures; more would not be readable."""
 
 ESTIMATE_S = 2.0
-"""How often the daemon is asked how long jobs still take."""
+"""Interval of requests for the jobs' remaining time."""
 
 MAX_CASES = 500
 """Cases that are looked up when the screen opens; more than fit on any screen."""
 
 
 class LiveWatch:
-    """One sitting before the screen: what concerns ``project`` (all without one), below ``path`` if it is given."""
+    """One session of the live screen, for ``project`` (all projects without one), below ``path`` if given."""
 
     def __init__(
         self, client: AsyncClient, *, path: str | None, project: str | None, since: tuple[int, int] | None
@@ -52,7 +52,7 @@ class LiveWatch:
         self._keyboard = Keyboard(sys.stdin.fileno())
 
     async def run(self) -> None:
-        """Show what happens until somebody quits.
+        """Show the screen until the user quits.
 
         Raises:
             DaemonUnavailable: the daemon is gone.
@@ -73,7 +73,7 @@ class LiveWatch:
 
     @contextmanager
     def _on_screen(self) -> Iterator[None]:
-        """Have the terminal to ourselves, except while we are suspended; it is left as it was found."""
+        """Use the terminal, except while suspended; restore it at the end."""
         loop = asyncio.get_running_loop()
         handlers: Mapping[signal.Signals, Callable[[], None]] = {
             signal.SIGTSTP: self._suspend,
@@ -95,7 +95,7 @@ class LiveWatch:
                     loop.remove_signal_handler(number)
 
     def _suspend(self) -> None:
-        """Give the terminal back, stop as Ctrl-Z asks, and take the terminal again when we are continued."""
+        """Restore the terminal, stop for Ctrl-Z, and take the terminal again when continued."""
         self._live.stop()
         self._keyboard.give_back()
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -120,14 +120,14 @@ class LiveWatch:
             picture = render(self._board, title, time.time(), self._console.size.height)
             self._live.update(picture, refresh=True)
             await asyncio.sleep(DRAWING_S)
-            # Ages are told in seconds, so there is a new picture at least that often.
+            # Ages are shown in seconds, so there is a new picture every second.
             with suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._news.wait()
             self._news.clear()
 
     async def _ask(self) -> None:
-        """Learn how long jobs still take, while there are any."""
+        """Request the remaining time of open jobs, while there are any."""
         while True:
             await asyncio.sleep(ESTIMATE_S)
             open_jobs = [job.id for job in self._board.view.active]
@@ -137,7 +137,7 @@ class LiveWatch:
                 self._news.set()
 
     async def _catch_up(self) -> None:
-        """Learn how everything stands now."""
+        """Request the present state."""
         known = await self._client.call("kernels", **given(path=self._path))
         names = [kernel["name"] for kernel in known["kernels"]]
         cases = [(kernel["name"], problem) for kernel in known["kernels"] for problem in kernel["problems"]]
@@ -179,7 +179,7 @@ class LiveWatch:
             self._do(act(row))
 
     def _do(self, errand: Coroutine[Any, Any, str]) -> None:
-        """Do what a key says without keeping the screen waiting, and tell how it went."""
+        """Act on a key in the background, and show the result."""
 
         async def run() -> None:
             try:
@@ -197,7 +197,7 @@ class LiveWatch:
         wanted: dict[str, Any] = {"kernel": row.kernel, "problem": dict(row.problem)}
         if row.device:
             wanted["device"] = row.device
-        # Before all that others wait for: who presses a key looks at the screen.
+        # Above all jobs that other clients wait for, because the user is watching the screen.
         priority = min(MAX_PRIORITY, Priority.WAITED_FOR + 1)
         answer = await self._client.call("tune", deadline_s=TUNE_DEADLINE_S, priority=priority, **wanted)
         return f"job {answer['jobs'][0]['id']} tunes {row.kernel} now"
@@ -222,7 +222,7 @@ class LiveWatch:
 
 
 def fold_pauses(board: Board, status: Mapping[str, Any]) -> Board:
-    """Return the board with what a status says is paused."""
+    """Return the board with the pauses in a status."""
     now = frozenset(status.get("paused", ()))
     for device in board.paused - now:
         board = fold(board, {"type": "resumed", "device": device}, 0.0)
@@ -232,7 +232,7 @@ def fold_pauses(board: Board, status: Mapping[str, Any]) -> Board:
 
 
 def watch(path: str | None, project: str | None, since: tuple[int, int] | None) -> None:
-    """Show what happens until somebody quits; Ctrl-C raises ``KeyboardInterrupt``.
+    """Show the screen until the user quits; Ctrl-C raises ``KeyboardInterrupt``.
 
     Raises:
         DaemonUnavailable: the daemon is gone.

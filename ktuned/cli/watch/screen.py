@@ -1,4 +1,4 @@
-"""The picture that ``ktuned watch`` draws of its board. Pure: a board and a size in, something for rich out."""
+"""Picture of the board of ``ktuned watch``, as a rich renderable. No IO."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 KEYS = (("↑↓", "choose"), ("t", "tune now"), ("p", "pause or resume"), ("P", "all"), ("c", "cancel"), ("q", "quit"))
-"""Every key and what it does, as the foot of the screen tells it."""
+"""Keys and their actions, for the bottom line of the screen."""
 
 MAX_ERRORS = 4
-"""Errors of kernel files shown at once; who has more mends these first."""
+"""Limit of errors in kernel files that are shown at once."""
 
 _FRAME_LINES = 5
-"""Lines that are always there: the title, two rules, the keys, what the last key did."""
+"""Lines that are always there: title, two rules, keys, effect of the last key."""
 
 _STYLES = {
     "fresh": "green",
@@ -34,11 +34,11 @@ _STYLES = {
     "cancelled": "dim",
 }
 _SAME = 0.01
-"""A change that is smaller than this is none: so well are winners told apart (docs/kernel-files.md, presets)."""
+"""Changes below this are noise: the precision of a winner (docs/kernel-files.md, presets)."""
 
 
 def render(board: Board, title: str, now: float, height: int) -> Group:
-    """Return the picture of a board for a terminal of so many lines."""
+    """Return the picture of a board for a terminal of this height."""
     from rich.console import Group
     from rich.rule import Rule
     from rich.text import Text
@@ -65,7 +65,7 @@ def render(board: Board, title: str, now: float, height: int) -> Group:
 
 
 def _tables(rows: Sequence[Row], board: Board, now: float) -> list[RenderableType]:
-    """Return the rows as tables whose columns stand below each other; between them, at full width, the failures."""
+    """Return the rows as tables with aligned columns, and between them, at full width, the failures."""
     from rich.table import Table
     from rich.text import Text
 
@@ -111,7 +111,7 @@ def _notices(board: Board) -> list[str]:
 
 
 def _name(row: Row, board: Board) -> str:
-    """Return what tells a row from the others: its device only where that alone does."""
+    """Return a row's name, with its device only if rows differ in nothing else."""
     kernel = row.kernel.partition(":")[2] or row.kernel
     named = f"{kernel} {text.flat(row.problem)}" if row.problem else kernel
     return f"{named} on {row.device}" if on_many(board, row) else named
