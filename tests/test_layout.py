@@ -50,6 +50,14 @@ LIGHT = WORKER_MAY_IMPORT | {"__init__", "worker"}
 """Imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 
 LAZILY_IN_WORKERS = {"torch", "safetensors", "numpy", "pynvml"}
+BY_NAME_ALONE = {
+    "ktuned.search.guided",
+    "ktuned.search.candidates",
+    "ktuned.search.features",
+    "ktuned.search.gaussian_process",
+}
+"""Modules that need NumPy; an entry point imports them, and no other module does."""
+
 HEAVY = LAZILY_IN_WORKERS | {"tvm_ffi", "cuda", "cutlass", "triton"}
 """Packages that the daemon must never have imported."""
 
@@ -216,8 +224,20 @@ def test_workers_stay_light() -> None:
         for module in _of("ktuned", LIGHT)
         for top, found in _foreign(module)
         if top != "msgpack" and (top not in LAZILY_IN_WORKERS or found.is_eager)
+        if not (top == "numpy" and module in BY_NAME_ALONE)
     ]
     assert heavy == []
+
+
+def test_modules_that_need_numpy_are_imported_by_name() -> None:
+    """What imports NumPy is imported by nothing that a worker imports at its start."""
+    importers = [
+        found.where
+        for module in MODULES
+        for found in _imports(module)
+        if found.target in BY_NAME_ALONE and found.is_eager and module not in BY_NAME_ALONE
+    ]
+    assert importers == []
 
 
 def test_the_daemon_imports_nothing_heavy() -> None:

@@ -42,7 +42,7 @@ DEFAULT_TRIALS = 1000
 class Plan:
     """How a job goes about a space: which strategy, with which seed, how thoroughly, how far; or only to compile it."""
 
-    strategy: str = "random"
+    strategy: str = "auto"
     seed: int = 0
     preset: str = "default"
     trials: int = DEFAULT_TRIALS

@@ -1,10 +1,35 @@
 """Search strategies: ask for configs, feed back latencies.
 
-Others come from distributions that name a :class:`Strategy` under the entry-point group ``ktuned.strategies``.
+Others come from distributions that name a :class:`Strategy` under the entry-point group ``ktuned.strategies``. Those
+that need NumPy are imported by that name alone.
 """
 
+from ktuned.search.annealing import Annealing
+from ktuned.search.choice import AUTO, Budget, Choice, StrategyFault, choose
+from ktuned.search.domain import Domain, domain_of
 from ktuned.search.exhaustive import Exhaustive
+from ktuned.search.genetic import Genetic
+from ktuned.search.local import Local
+from ktuned.search.points import PointStrategy
 from ktuned.search.random import Random
 from ktuned.search.strategy import ENTRY_POINT_GROUP, PROBES_PER_ASK, Strategy, load
 
-__all__ = ["ENTRY_POINT_GROUP", "PROBES_PER_ASK", "Exhaustive", "Random", "Strategy", "load"]
+__all__ = [
+    "AUTO",
+    "ENTRY_POINT_GROUP",
+    "PROBES_PER_ASK",
+    "Annealing",
+    "Budget",
+    "Choice",
+    "Domain",
+    "Exhaustive",
+    "Genetic",
+    "Local",
+    "PointStrategy",
+    "Random",
+    "Strategy",
+    "StrategyFault",
+    "choose",
+    "domain_of",
+    "load",
+]

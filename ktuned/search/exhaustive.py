@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ktuned.model import Scalar
+from ktuned.search.domain import configs_in_order
 from ktuned.search.strategy import Walk
 
 
@@ -13,4 +14,4 @@ class Exhaustive(Walk):
 
     def candidates(self) -> Iterator[dict[str, Scalar] | None]:
         """Walk the space."""
-        return self.space.candidates()
+        return configs_in_order(self.space)

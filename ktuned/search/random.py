@@ -13,6 +13,8 @@ import random
 from collections.abc import Iterator
 
 from ktuned.model import Scalar
+from ktuned.search.chain import Code
+from ktuned.search.domain import Domain, domain_of, is_sparse
 from ktuned.search.strategy import Walk
 
 ROUNDS = 6
@@ -25,8 +27,8 @@ WINDOW = 4096
 class Random(Walk):
     """Tries configs in a seeded random order.
 
-    A callable's space can only be walked, so there the order is random within a sliding window of :data:`WINDOW`
-    configs.
+    Of a large product of axes under constraints, what they rule out is not looked at. A callable's space can only be
+    walked: there the order is random within a sliding window of :data:`WINDOW` configs.
     """
 
     def candidates(self) -> Iterator[dict[str, Scalar] | None]:
@@ -34,6 +36,8 @@ class Random(Walk):
         size = self.space.size
         if size is None:
             return self._shuffled()
+        if is_sparse(self.space):
+            return _drawn(domain_of(self.space), self.seed)
         return (self.space.at(index) for index in permutation(size, self.seed))
 
     def _shuffled(self) -> Iterator[dict[str, Scalar] | None]:
@@ -50,6 +54,23 @@ class Random(Walk):
                 yield _take(window, draw())
         while window:
             yield _take(window, draw())
+
+
+def _drawn(domain: Domain, seed: int) -> Iterator[dict[str, Scalar] | None]:
+    """Yield the points of a constrained space by permuted rank, or drawn one by one where they have none."""
+    if domain.is_exact:
+        for rank in permutation(domain.count, seed):
+            yield domain.config(domain.at(rank))
+        return
+    source = random.Random(seed)
+    known: set[Code] = set()
+    while True:
+        code = domain.sample(source)
+        if code is None or code in known:
+            yield None
+            continue
+        known.add(code)
+        yield domain.config(code)
 
 
 def permutation(size: int, seed: int) -> Iterator[int]:

@@ -1,10 +1,11 @@
-"""What a strategy implements, and how one is found by its name."""
+"""The interface of strategies, and how one is found by its name."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from time import monotonic
 
 from ktuned.model import Config, Outcome, Scalar, UsageError
 from ktuned.spec import BoundSpace
@@ -13,6 +14,10 @@ ENTRY_POINT_GROUP = "ktuned.strategies"
 
 PROBES_PER_ASK = 10_000
 """Candidates that one ``ask`` may look at: some 0.2 s, so that a ``where`` that rejects all never blocks a worker."""
+
+
+ASK_S = 0.5
+"""How long one ``ask`` may look at candidates that are slow to find."""
 
 
 class Strategy(ABC):
@@ -39,6 +44,11 @@ class Strategy(ABC):
     def finished(self) -> bool:
         """Whether ``ask`` will never return a config again."""
 
+    @property
+    def converged(self) -> bool:
+        """Whether a config that is more than 1 % faster than the best is unlikely to be found; never, by default."""
+        return False
+
 
 class Walk(Strategy):
     """A strategy that walks its candidates in an order fixed beforehand and learns nothing on the way."""
@@ -56,8 +66,9 @@ class Walk(Strategy):
     def ask(self, n: int) -> list[dict[str, Scalar]]:
         """Return the next valid configs among at most :data:`PROBES_PER_ASK` candidates."""
         configs: list[dict[str, Scalar]] = []
+        deadline = monotonic() + ASK_S
         for _ in range(PROBES_PER_ASK):
-            if len(configs) >= n or self._finished:
+            if len(configs) >= n or self._finished or monotonic() > deadline:
                 break
             try:
                 candidate = next(self._candidates)
@@ -88,7 +99,7 @@ def load(name: str, points: Sequence[EntryPoint] | None = None) -> type[Strategy
     """
     found = {point.name: point for point in (entry_points(group=ENTRY_POINT_GROUP) if points is None else points)}
     if name not in found:
-        installed = ", ".join(sorted(found)) or "none"
+        installed = ", ".join(sorted({*found, "auto"}))
         raise UsageError(f"there is no strategy {name!r} (installed: {installed})", hint="name one that is installed")
     try:
         strategy = found[name].load()

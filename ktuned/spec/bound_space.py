@@ -39,6 +39,21 @@ class BoundSpace(ABC):
         """How many configs there are before ``where``; ``None`` for a callable."""
 
     @property
+    def axes(self) -> Mapping[str, Sequence[Scalar]] | None:
+        """The axes whose product the space is, before ``where``; ``None`` for lists and callables."""
+        return None
+
+    @property
+    def where(self) -> tuple[Where, ...]:
+        """The constraints, as they were declared."""
+        return self._where
+
+    @property
+    def problem_view(self) -> Values:
+        """The problem as constraints see it."""
+        return self._p
+
+    @property
     def indexable(self) -> bool:
         """Whether :meth:`at` works: true exactly when the size is known."""
         return self.size is not None
@@ -75,7 +90,12 @@ class BoundSpace(ABC):
     def _p(self) -> Values:
         return Values(self.problem, "problem key")
 
-    def _accepts(self, config: Config) -> bool:
+    def accepts(self, config: Config) -> bool:
+        """Return whether ``where`` admits a config that the space holds.
+
+        Raises:
+            KernelFileError: ``where`` raised.
+        """
         if not self._where:
             return True
         view = Values(config, "knob")
@@ -97,19 +117,24 @@ class Indexed(BoundSpace):
         """How many candidates there are."""
         return self._candidates.size
 
+    @property
+    def axes(self) -> Mapping[str, Sequence[Scalar]] | None:
+        """The axes of a product."""
+        return self._candidates.axes if isinstance(self._candidates, Product) else None
+
     def at(self, index: int) -> dict[str, Scalar] | None:
         """Decode the candidate at ``index`` and ask ``where``."""
         if not 0 <= index < self._candidates.size:
             raise IndexError(f"index {index} is not below the space's size {self._candidates.size}")
         config = self._candidates.decode(index)
-        return config if self._accepts(config) else None
+        return config if self.accepts(config) else None
 
     def candidates(self) -> Iterator[dict[str, Scalar] | None]:
         """Decode one index after the other."""
         return map(self.at, range(self.size))
 
     def __contains__(self, config: object) -> bool:
-        return isinstance(config, Mapping) and self._candidates.holds(config) and self._accepts(config)
+        return isinstance(config, Mapping) and self._candidates.holds(config) and self.accepts(config)
 
 
 class Generated(BoundSpace):
@@ -147,7 +172,7 @@ class Generated(BoundSpace):
                 raise self._site.error(f"{what} repeats config {seen[text]}: {text}")
             if len(seen) < DUPLICATES_WATCHED:
                 seen[text] = position
-            yield plain if self._accepts(plain) else None
+            yield plain if self.accepts(plain) else None
 
     def __contains__(self, config: object) -> bool:
         if not isinstance(config, Mapping) or mapping_fault(config, "config"):
@@ -167,21 +192,21 @@ class Product:
     """The product of axes, decoded from an index by mixed radix."""
 
     def __init__(self, axes: Mapping[str, Sequence[Scalar]]) -> None:
-        self._axes = axes
+        self.axes = axes
         self.size = math.prod(len(values) for values in axes.values())
 
     def decode(self, index: int) -> dict[str, Scalar]:
         """Return the combination at ``index``."""
         digits: list[Scalar] = []
-        for values in reversed(list(self._axes.values())):
+        for values in reversed(list(self.axes.values())):
             index, digit = divmod(index, len(values))
             digits.append(values[digit])
-        return dict(zip(self._axes, reversed(digits), strict=True))
+        return dict(zip(self.axes, reversed(digits), strict=True))
 
     def holds(self, config: Mapping[Any, Any]) -> bool:
         """Tell whether a config is one of the combinations."""
-        return config.keys() == self._axes.keys() and all(
-            _is_among(config[knob], values) for knob, values in self._axes.items()
+        return config.keys() == self.axes.keys() and all(
+            _is_among(config[knob], values) for knob, values in self.axes.items()
         )
 
 

@@ -208,7 +208,7 @@ def kernel(
     specialize: str | Sequence[str] | None = None,
     setup: str | Sequence[str] | Callable[[Any], object] = (),
     name: str | None = None,
-    strategy: str = "random",
+    strategy: str = "auto",
     seed: int = 0,
     preset: str = "default",
     trials: int = DEFAULT_TRIALS,

@@ -118,7 +118,8 @@ class Inspector:
         self._exploration = Exploration(
             kernel, request["problem"], Plan(**request["plan"]), request["first"], request.get("last", ())
         )
-        return {"size": self._exploration.size}
+        opened = self._exploration
+        return {"size": opened.size, "strategy": opened.strategy, "notice": opened.notice}
 
     def ask(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
         """Tell the strategy what became of configs, and ask it for up to ``n`` more."""
@@ -177,7 +178,10 @@ class Exploration:
         # By their place in the order; what the strategy asks for of them is put aside until it has no more.
         self._put_off = {canonical(config): place for place, config in enumerate(last)}
         self._aside: list[dict[str, Any]] = []
-        self._strategy = search.load(plan.strategy)(space, plan.seed)
+        chosen = search.choose(plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.seconds))
+        self._strategy = chosen.strategy
+        self.strategy = chosen.name
+        self.notice = chosen.notice
 
     def tell(self, told: list[dict[str, Any]]) -> None:
         """Pass outcomes on to the strategy."""

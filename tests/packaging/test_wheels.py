@@ -101,7 +101,11 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
     assert _entry_points(wheels["ktuned"]) == {
         "console_scripts": {"ktuned": "ktuned.cli:main"},
         "ktuned.strategies": {
+            "annealing": "ktuned.search:Annealing",
             "exhaustive": "ktuned.search:Exhaustive",
+            "genetic": "ktuned.search:Genetic",
+            "guided": "ktuned.search.guided:Guided",
+            "local": "ktuned.search:Local",
             "random": "ktuned.search:Random",
         },
     }

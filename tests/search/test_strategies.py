@@ -192,7 +192,7 @@ def test_strategies_are_found_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("best", r"there is no strategy 'best' \(installed: broken, wrong\)"),
+        ("best", r"there is no strategy 'best' \(installed: auto, broken, wrong\)"),
         ("broken", "the strategy 'broken' cannot be imported: ModuleNotFoundError"),
         ("wrong", "'wrong' is not a subclass of ktuned.search.Strategy"),
     ],

@@ -217,6 +217,7 @@ def test_ask_comes_after_explore(root: Path) -> None:
         inspector.ask({"told": [], "n": 1}, reply)  # type: ignore[arg-type]
     for _ in range(2):
         wanted = {**request(root), "plan": IN_ORDER.to_wire(), "first": [{"n": 2}]}
-        assert inspector.explore(wanted, reply) == {"size": 2}  # type: ignore[arg-type]
+        opened = inspector.explore(wanted, reply)  # type: ignore[arg-type]
+        assert opened == {"size": 2, "strategy": "exhaustive", "notice": ""}
         answer = inspector.ask({"told": [], "n": 9}, reply)  # type: ignore[arg-type]
         assert [proposal["config"]["n"] for proposal in answer["proposals"]] == [2, 1]

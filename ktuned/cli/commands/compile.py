@@ -31,7 +31,7 @@ _MESSAGE_CHARS = 160
 )
 @click.option("--trials", type=click.IntRange(min=1), help="Compile at most this many configs.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Start no config after this time.")
-@click.option("--strategy", help="The order of the configs (random, exhaustive, …).")
+@click.option("--strategy", help="The order of the configs (auto, guided, exhaustive, random, …).")
 @click.option("--seed", type=int, help="The strategy's seed.")
 @no_spawn_option
 @json_option

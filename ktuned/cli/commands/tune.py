@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="How thoroughly to measure.")
 @click.option("--trials", type=click.IntRange(min=1), help="Try at most this many configs.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Start no trial after this time.")
-@click.option("--strategy", help="The search strategy (random, exhaustive, …).")
+@click.option("--strategy", help="The search strategy (auto, guided, exhaustive, random, …).")
 @click.option("--seed", type=int, help="The strategy's seed.")
 @device_option
 @priority_option

@@ -1,0 +1,59 @@
+"""Simulated annealing: a walk that accepts slower configs, ever less often.
+
+After Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing" (1983), on log latencies: a config that is
+10 % slower is as hard to accept at 10 µs as at 10 ms. The walk steps to one neighbour at a time; what is asked for
+meanwhile are other neighbours of where it stands.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ktuned.search.chain import Code
+from ktuned.search.points import PointStrategy
+
+FIRST = 10
+"""Random configs before the walk starts at the fastest of them."""
+
+HOT = 0.5
+"""Temperature at the start: a config that is 65 % slower is accepted in one of e cases."""
+
+COLD = 0.01
+"""Lowest temperature."""
+
+COOLING = 0.97
+"""Share of the temperature that each outcome leaves: it falls from hot to cold in 130."""
+
+RESTART_AFTER = 30
+"""Outcomes without an improvement after which the walk goes back to the fastest."""
+
+
+class Annealing(PointStrategy):
+    """Walks from neighbour to neighbour while it cools."""
+
+    _here: Code | None = None
+    _temperature = HOT
+    _best = math.inf
+    _since_best = 0
+
+    def choose(self) -> Code | None:
+        """Return a neighbour of the place where the walk stands, or a random config where all are known."""
+        if len(self.taken) < FIRST or self._here is None:
+            return self.unknown()
+        return self.step(self._here) or self.unknown()
+
+    def heard(self, code: Code) -> None:
+        """Go to the config, if it is faster, or if chance and temperature permit."""
+        if code not in self.logs:
+            return
+        log = self.logs[code]
+        self._since_best = 0 if log < self._best else self._since_best + 1
+        self._best = min(self._best, log)
+        if len(self.taken) < FIRST or self._here is None or self._since_best > RESTART_AFTER:
+            self._here = self.elite(1)[0]
+            self._since_best = 0
+            return
+        self._temperature = max(COLD, self._temperature * COOLING)
+        slower = log - self.logs[self._here]
+        if slower <= 0 or self.random.random() < math.exp(-slower / self._temperature):
+            self._here = code

@@ -1,0 +1,57 @@
+"""Keeps linear algebra to one thread while a strategy chooses.
+
+The matrices are small, and the other cores compile: threads would wait for each other. NumPy has no setting for it, so
+the library that is loaded is asked itself, as threadpoolctl does. Where it is not OpenBLAS nothing changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+
+PREFIXES = ("scipy_openblas", "openblas")
+SUFFIXES = ("64_", "", "_64")
+"""How NumPy's wheels and distributions' packages name OpenBLAS's functions."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run a block with one thread of linear algebra, then restore what was set."""
+    controls = _controls()
+    before = [get() for get, _ in controls]
+    for _, use in controls:
+        use(1)
+    try:
+        yield
+    finally:
+        for (_, use), number in zip(controls, before, strict=True):
+            use(number)
+
+
+@cache
+def _controls() -> tuple[tuple[Callable[[], int], Callable[[int], None]], ...]:
+    """Return how to read and set the threads of each OpenBLAS that this process has loaded."""
+    found = []
+    for path in _loaded():
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
+        for prefix in PREFIXES:
+            for suffix in SUFFIXES:
+                get = getattr(library, f"{prefix}_get_num_threads{suffix}", None)
+                use = getattr(library, f"{prefix}_set_num_threads{suffix}", None)
+                if get is not None and use is not None:
+                    found.append((get, use))
+    return tuple(found)
+
+
+def _loaded() -> set[str]:
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "openblas" in line}
+    except OSError:
+        return set()
+    return {path for path in paths if path.startswith("/")}

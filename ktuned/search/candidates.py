@@ -1,0 +1,98 @@
+"""The points among which a model chooses: a changing random share of the space, and the surroundings of the best.
+
+Imported only by strategies that need NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from random import Random
+from time import monotonic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ktuned.search.chain import Code
+from ktuned.search.domain import Domain
+from ktuned.search.features import Features, Floats
+
+ENUMERATED = 6_000
+"""A space of at most this many points is held whole: some 50 ms to list, and a megabyte."""
+
+POOL = 4_096
+"""Points of a larger space that are held, the oldest replaced by new ones."""
+
+REFRESHED = 64
+"""New points of a larger space for each choice: about a millisecond where drawing is cheap."""
+
+DRAWING_S = 0.02
+"""How long drawing may take for one choice: a space that is hard to draw from is explored step by step."""
+
+FIRST_DRAWING_S = 0.08
+"""How long the first drawing may take."""
+
+KNOWN_STEPS = 512
+"""Points whose neighbours are remembered; they are those of the best ones, which change slowly."""
+
+
+class Candidates:
+    """A pool of valid points with their features."""
+
+    def __init__(self, domain: Domain, features: Features, random: Random) -> None:
+        self._domain = domain
+        self._features = features
+        self._random = random
+        self._steps: dict[Code, list[Code]] = {}
+        self._codes: list[Code] = []
+        self.is_whole = domain.is_exact and domain.count <= ENUMERATED
+        if self.is_whole:
+            self._codes = [code for code in domain.points() if code is not None]
+        else:
+            self._refresh(POOL // 4, FIRST_DRAWING_S)
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @property
+    def codes(self) -> Sequence[Code]:
+        """All points of the pool; of a small space all there are."""
+        return self._codes
+
+    def pick(self, number: int, taken: Collection[Code], around: Sequence[Code]) -> tuple[list[Code], Floats]:
+        """Return some points of the pool and the neighbours of some others, none of them ``taken``, with features."""
+        if not self.is_whole:
+            self._refresh(REFRESHED, DRAWING_S)
+        chosen: dict[Code, None] = {}
+        for code in around:
+            chosen |= dict.fromkeys(self._neighbours(code))
+        places = self._sample(number)
+        chosen |= dict.fromkeys(self._codes[place] for place in places)
+        codes = [code for code in chosen if code not in taken]
+        return codes, self._features(self._array(codes))
+
+    def _sample(self, number: int) -> list[int]:
+        size = len(self._codes)
+        if number >= size:
+            return list(range(size))
+        return [int(self._random.random() * size) for _ in range(number)]
+
+    def _refresh(self, number: int, seconds: float) -> None:
+        deadline = monotonic() + seconds
+        fresh: list[Code] = []
+        while len(fresh) < number and monotonic() < deadline:
+            code = self._domain.sample(self._random)
+            if code is None:
+                break
+            fresh.append(code)
+        self._codes = (self._codes + fresh)[-POOL:]
+
+    def _neighbours(self, code: Code) -> list[Code]:
+        found = self._steps.get(code)
+        if found is None:
+            if len(self._steps) >= KNOWN_STEPS:
+                self._steps.clear()
+            found = self._steps[code] = list(self._domain.steps(code))
+        return found
+
+    def _array(self, codes: Sequence[Code]) -> NDArray[np.intp]:
+        return np.array(codes, dtype=np.intp).reshape(len(codes), len(self._domain.axes))

@@ -1,0 +1,194 @@
+"""Counts and picks the valid configs of a product of axes, without listing them.
+
+Knobs are bound one by one. After each, all that later constraints still need to know is the values of the bound knobs
+that they read: two prefixes with equal such values have the same completions, which are counted once. So independent
+groups of knobs multiply, as in ATF's chain of trees (Rasch et al., "Efficient Auto-Tuning of Parallel Programs with
+Interdependent Tuning Parameters via Auto-Tuning Framework", TACO 2021), and every valid config has a rank.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ktuned.model import Scalar
+from ktuned.search.conjuncts import Conjunct
+
+Code = tuple[int, ...]
+"""A config as the positions of its values on their axes."""
+
+MAX_CELLS = 120_000
+"""Values that one count may test: some 0.2 s and 15 MiB; a chain that needs more tests fewer conjuncts."""
+
+NODES_PER_PAUSE = 1_000
+"""Values that a walk tests between two pauses: about 1 ms."""
+
+
+class TooLarge(Exception):
+    """The count needs more than :data:`MAX_CELLS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A conjunct, by the axes that it reads."""
+
+    axes: tuple[int, ...]
+    conjunct: Conjunct
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One axis to bind: the checks that become decidable, and the bound axes that later checks still read."""
+
+    axis: int
+    checks: tuple[_Check, ...]
+    live: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Branches:
+    """The admissible values at one level, and how many completions they and those before them have."""
+
+    values: Sequence[int]
+    totals: Sequence[int]
+
+    @property
+    def total(self) -> int:
+        return self.totals[-1] if self.totals else 0
+
+
+class Chain:
+    """The configs of ``axes`` that satisfy ``conjuncts``, counted, each by its rank.
+
+    Raises:
+        TooLarge: counting would take too long; try with fewer conjuncts.
+    """
+
+    def __init__(self, axes: Sequence[Sequence[Scalar]], knobs: Sequence[str], conjuncts: Sequence[Conjunct]) -> None:
+        self._axes = axes
+        place = {knob: number for number, knob in enumerate(knobs)}
+        checks = [_Check(tuple(place[knob] for knob in found.knobs), found) for found in conjuncts]
+        self._levels = _levels(_order(axes, checks), checks)
+        self._memo: list[dict[tuple[int, ...], _Branches]] = [{} for _ in self._levels]
+        self._cells = 0
+        self.count = self._completions(0, [0] * len(axes))
+
+    def at(self, rank: int) -> Code:
+        """Return the config of a rank (0 ≤ rank < count); the order is the chain's own."""
+        if not 0 <= rank < self.count:
+            raise IndexError(f"rank {rank} is not below {self.count}")
+        bound = [0] * len(self._axes)
+        for number, level in enumerate(self._levels):
+            if self._is_free(level):
+                rest = self._completions(number + 1, bound)
+                bound[level.axis], rank = divmod(rank, rest)
+                continue
+            branches = self._branches(number, bound)
+            branch = bisect_right(branches.totals, rank)
+            bound[level.axis] = branches.values[branch]
+            if branch:
+                rank -= branches.totals[branch - 1]
+        return tuple(bound)
+
+    def _is_free(self, level: _Level) -> bool:
+        """Return whether a level's value neither is tested nor matters later."""
+        return not level.checks and level.axis not in level.live
+
+    def _completions(self, number: int, bound: list[int]) -> int:
+        if number == len(self._levels):
+            return 1
+        level = self._levels[number]
+        if self._is_free(level):
+            return len(self._axes[level.axis]) * self._completions(number + 1, bound)
+        return self._branches(number, bound).total
+
+    def _branches(self, number: int, bound: list[int]) -> _Branches:
+        level = self._levels[number]
+        reads = self._levels[number - 1].live if number else ()
+        key = tuple(bound[axis] for axis in reads)
+        found = self._memo[number].get(key)
+        if found is None:
+            found = self._memo[number][key] = self._count(number, level, bound)
+        return found
+
+    def _count(self, number: int, level: _Level, bound: list[int]) -> _Branches:
+        self._cells += len(self._axes[level.axis])
+        if self._cells > MAX_CELLS:
+            raise TooLarge
+        values: list[int] = []
+        counts: list[int] = []
+        for value in range(len(self._axes[level.axis])):
+            bound[level.axis] = value
+            if _passes(level.checks, self._axes, bound):
+                count = self._completions(number + 1, bound)
+                if count:
+                    values.append(value)
+                    counts.append(count)
+        return _Branches(values, list(accumulate(counts)))
+
+
+def walk(
+    axes: Sequence[Sequence[Scalar]], knobs: Sequence[str], conjuncts: Sequence[Conjunct]
+) -> Iterator[Code | None]:
+    """Yield the configs that satisfy ``conjuncts`` in the order of the axes, with ``None`` between as pauses."""
+    place = {knob: number for number, knob in enumerate(knobs)}
+    checks = [_Check(tuple(place[knob] for knob in found.knobs), found) for found in conjuncts]
+    levels = _levels(list(range(len(axes))), checks)
+    bound = [-1] * len(axes)
+    number = 0
+    nodes = 0
+    while number >= 0:
+        bound[number] += 1
+        nodes += 1
+        if nodes % NODES_PER_PAUSE == 0:
+            yield None
+        if bound[number] >= len(axes[number]):
+            bound[number] = -1
+            number -= 1
+        elif _passes(levels[number].checks, axes, bound):
+            if number + 1 == len(axes):
+                yield tuple(bound)
+            else:
+                number += 1
+
+
+def _passes(checks: Sequence[_Check], axes: Sequence[Sequence[Scalar]], bound: Sequence[int]) -> bool:
+    return all(check.conjunct.admits(*[axes[axis][bound[axis]] for axis in check.axes]) for check in checks)
+
+
+def _order(axes: Sequence[Sequence[Scalar]], checks: Sequence[_Check]) -> list[int]:
+    """Return in which order to bind axes: such that checks are soon decided and few values stay of interest."""
+    order: list[int] = []
+    rest = set(range(len(axes)))
+
+    def cost(axis: int) -> tuple[int, int, int]:
+        bound = {*order, axis}
+        opened = {
+            other for check in checks if axis in check.axes and not bound.issuperset(check.axes) for other in check.axes
+        }
+        decided = sum(axis in check.axes and bound.issuperset(check.axes) for check in checks)
+        joined = any(axis in check.axes and not bound.isdisjoint(set(check.axes) - {axis}) for check in checks)
+        return (-decided if joined or not order else 1, len(opened - bound), len(axes[axis]))
+
+    while rest:
+        axis = min(rest, key=lambda axis: (*cost(axis), axis))
+        order.append(axis)
+        rest.remove(axis)
+    return order
+
+
+def _levels(order: Sequence[int], checks: Sequence[_Check]) -> list[_Level]:
+    levels = []
+    for number, axis in enumerate(order):
+        bound = set(order[: number + 1])
+        ready = tuple(
+            check
+            for check in checks
+            if bound.issuperset(check.axes) and (axis in check.axes or (number == 0 and not check.axes))
+        )
+        open_checks = [check for check in checks if not bound.issuperset(check.axes)]
+        live = tuple(sorted({axis for check in open_checks for axis in check.axes} & bound))
+        levels.append(_Level(axis, ready, live))
+    return levels

@@ -1,0 +1,160 @@
+"""Chooses the strategy for a job: the one that was named, or for ``auto`` the one that suits space and budget.
+
+Every strategy is supervised here: whatever a third party's does wrong ends its job with one line that names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from ktuned.model import Config, KtunedError, Outcome, Scalar, UsageError, canonical
+from ktuned.search.strategy import Strategy, load
+from ktuned.spec import BoundSpace
+
+AUTO = "auto"
+
+COUNTED = 20_000
+"""A space of at most this many candidates is walked to see whether a budget covers it."""
+
+MAX_REMEMBERED = 1_000_000
+"""Configs by which repetitions are noticed: as many as a job may try, some 200 MiB at the very end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How far a job may go."""
+
+    trials: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A strategy at work, its name, and a remark for the user, if there is one."""
+
+    name: str
+    strategy: Strategy
+    notice: str = ""
+
+
+class StrategyFault(UsageError):
+    """A strategy broke its promises; names it."""
+
+    code = "strategy_fault"
+
+
+def choose(name: str, space: BoundSpace, seed: int, budget: Budget) -> Choice:
+    """Return the strategy called ``name`` for a space, supervised.
+
+    ``auto`` is exhaustive where the budget covers the space, else guided, or genetic where there is no NumPy.
+
+    Raises:
+        UsageError: there is no such strategy, or it cannot be imported.
+        StrategyFault: it cannot be started.
+        KernelFileError: the space's own code is at fault.
+    """
+    chosen, notice = name, ""
+    if name == AUTO:
+        chosen, notice = _suitable(space, budget)
+    return Choice(chosen, Supervised(chosen, load(chosen), space, seed), notice)
+
+
+def _suitable(space: BoundSpace, budget: Budget) -> tuple[str, str]:
+    if budget.seconds is None and _is_covered(space, budget.trials):
+        return "exhaustive", ""
+    if find_spec("numpy") is None:
+        return "genetic", "guided search needs NumPy, which this interpreter lacks: searching genetically instead"
+    return "guided", ""
+
+
+def _is_covered(space: BoundSpace, trials: int) -> bool:
+    """Return whether so many trials reach the end of a space."""
+    size = space.size
+    if size is not None and size <= trials:
+        return True
+    if size is None or size > COUNTED or not space.where:
+        return False
+    valid = 0
+    for config in space.candidates():
+        valid += config is not None
+        if valid > trials:
+            return False
+    return True
+
+
+class Supervised(Strategy):
+    """Passes on what a strategy proposes, once it was found to be new and valid."""
+
+    def __init__(self, name: str, kind: type[Strategy], space: BoundSpace, seed: int) -> None:
+        super().__init__(space, seed)
+        self._name = name
+        self._proposed: set[str] = set()
+        try:
+            self._strategy = kind(space, seed)
+        except KtunedError:
+            raise
+        except Exception as error:
+            raise self._raised("starts", error) from error
+
+    def ask(self, n: int) -> list[dict[str, Scalar]]:
+        """Return new valid configs.
+
+        Raises:
+            StrategyFault: the strategy raised, or proposed a config that is repeated or not in the space.
+        """
+        try:
+            configs = list(self._strategy.ask(n))
+        except KtunedError:
+            raise
+        except Exception as error:
+            raise self._raised("chooses", error) from error
+        if len(configs) > n:
+            raise self._fault(f"proposed {len(configs)} configs when it was asked for {n}")
+        for config in configs:
+            self._check(config)
+        return configs
+
+    def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
+        """Pass an outcome on.
+
+        Raises:
+            StrategyFault: the strategy raised.
+        """
+        try:
+            self._strategy.tell(config, outcome, latency_us)
+        except KtunedError:
+            raise
+        except Exception as error:
+            raise self._raised("takes note of an outcome", error) from error
+
+    @property
+    def finished(self) -> bool:
+        """Whether the strategy is."""
+        return self._strategy.finished
+
+    @property
+    def converged(self) -> bool:
+        """Whether the strategy is."""
+        return self._strategy.converged
+
+    def _check(self, config: Config) -> None:
+        try:
+            text = canonical(config)
+            # A callable's space would be walked for each question; what its strategies propose was yielded by it.
+            is_held = not self.space.indexable or config in self.space
+        except (TypeError, ValueError):
+            raise self._fault(f"proposed {config!r}, which is no config") from None
+        if not is_held:
+            raise self._fault(f"proposed a config that is not in the space: {text}")
+        if text in self._proposed:
+            raise self._fault(f"proposed a config twice: {text}")
+        if len(self._proposed) < MAX_REMEMBERED:
+            self._proposed.add(text)
+
+    def _raised(self, when: str, error: Exception) -> StrategyFault:
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        return self._fault(f"failed as it {when}: {words}")
+
+    def _fault(self, words: str) -> StrategyFault:
+        return StrategyFault(f"the strategy {self._name!r} {words}", hint='name another one, such as strategy="auto"')

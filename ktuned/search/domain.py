@@ -1,0 +1,329 @@
+"""The valid configs of a bound space as points: what strategies that learn sample, enumerate and step between.
+
+A point is a :data:`Code`: the position of each knob's value on its axis. Three kinds of space give one interface:
+
+========================  ==========================================================================================
+axes with ``where``       the constraints are split and chained; points are counted and drawn by rank
+a list                    its valid configs
+a callable                the first :data:`MAX_WALKED` that it yields
+========================  ==========================================================================================
+
+Nothing that grows with the space is held: lists are the kernel file's own, callables are cut.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from time import monotonic
+
+from ktuned.model import Config, Scalar
+from ktuned.search.chain import Chain, Code, TooLarge, walk
+from ktuned.search.conjuncts import Conjunct, split
+from ktuned.spec import BoundSpace
+
+MAX_WALKED = 20_000
+"""Configs of a callable's space that strategies learn about: some 100 ms, and 10 MiB."""
+
+WALKED_WHOLE = 200_000
+"""A space of at most this many candidates is simply walked: a second, in all."""
+
+PROBES_PER_SAMPLE = 50_000
+"""Points that one sample draws until ``where`` admits one: some 0.2 s where the constraints could not be split."""
+
+ESTIMATE_S = 0.1
+"""How long the share of valid points is estimated, unless :data:`ESTIMATE_HITS` were found before."""
+
+ESTIMATE_HITS = 100
+"""Valid points after which an estimate is good to some 10 %."""
+
+COUNTING_S = 0.6
+"""How long counting may go on before the rest of the conjuncts is left to sampling: a job starts within a second."""
+
+CHECKED_POINTS = 64
+"""Points on which the split constraints are compared with the declared ones."""
+
+MAX_STEPS = 24
+"""Other values of one knob among a point's neighbours: all of most axes, the near ones of a long one."""
+
+
+class Domain(ABC):
+    """The valid configs of one space. ``count`` is how many there are; an estimate where ``is_exact`` is false."""
+
+    knobs: tuple[str, ...]
+    axes: tuple[Sequence[Scalar], ...]
+    count: int
+    is_exact: bool
+
+    @abstractmethod
+    def holds(self, code: Code) -> bool:
+        """Return whether a point is valid."""
+
+    @abstractmethod
+    def sample(self, random: Random) -> Code | None:
+        """Draw one valid point uniformly; ``None`` if none was found within :data:`PROBES_PER_SAMPLE`."""
+
+    @abstractmethod
+    def at(self, rank: int) -> Code:
+        """Return one of the points below ``count``; only where the count is exact."""
+
+    @abstractmethod
+    def points(self) -> Iterator[Code | None]:
+        """Walk all valid points in the space's order, with ``None`` between as pauses."""
+
+    def config(self, code: Code) -> dict[str, Scalar]:
+        """Return the config at a point."""
+        return {knob: axis[position] for knob, axis, position in zip(self.knobs, self.axes, code, strict=True)}
+
+    def code(self, config: Config) -> Code | None:
+        """Return the point of a config, valid or not; ``None`` if some value is on no axis."""
+        if config.keys() != set(self.knobs):
+            return None
+        found = [_position(axis, config[knob]) for knob, axis in zip(self.knobs, self.axes, strict=True)]
+        placed = tuple(position for position in found if position is not None)
+        return placed if len(placed) == len(found) else None
+
+    def steps(self, code: Code) -> Iterator[Code]:
+        """Yield the valid points that differ from one in a single knob, whether or not that one is valid."""
+        for number, axis in enumerate(self.axes):
+            for position in _others(code[number], len(axis)):
+                point = (*code[:number], position, *code[number + 1 :])
+                if self.holds(point):
+                    yield point
+
+
+def domain_of(space: BoundSpace) -> Domain:
+    """Return the valid configs of a space as points.
+
+    Raises:
+        KernelFileError: the space's own code is at fault, or no config is valid.
+    """
+    if space.axes is None:
+        return ListedDomain(space)
+    conjuncts, is_split = conjuncts_of(space, tuple(space.axes))
+    if not is_split and (space.size or 0) <= MAX_WALKED:
+        return ListedDomain(space)
+    return ProductDomain(space, space.axes, conjuncts, is_split=is_split)
+
+
+def is_sparse(space: BoundSpace) -> bool:
+    """Return whether a space is too large to look at each candidate, and has constraints that can be split."""
+    if space.axes is None or not space.where or (space.size or 0) <= WALKED_WHOLE:
+        return False
+    return bool(conjuncts_of(space, tuple(space.axes))[0])
+
+
+def configs_in_order(space: BoundSpace) -> Iterator[dict[str, Scalar] | None]:
+    """Walk a space in its own order, with ``None`` as pauses; in a large one, what is ruled out early is skipped."""
+    if not is_sparse(space):
+        return space.candidates()
+    domain = domain_of(space)
+    return (None if code is None else domain.config(code) for code in domain.points())
+
+
+class ProductDomain(Domain):
+    """The points of axes under constraints.
+
+    Conjuncts that could be counted are in the chain; the ``late`` ones, and constraints that could not be split, are
+    asked about each point that the chain yields.
+    """
+
+    def __init__(
+        self,
+        space: BoundSpace,
+        axes: Mapping[str, Sequence[Scalar]],
+        conjuncts: Sequence[Conjunct],
+        *,
+        is_split: bool,
+    ) -> None:
+        self._space = space
+        self.knobs = tuple(axes)
+        self.axes = tuple(axes.values())
+        self._use(conjuncts, is_split=is_split)
+        is_agreed = self._agrees()
+        if self._chain.count == 0 and is_agreed:
+            raise space.nothing_valid()
+        if not is_agreed:
+            # The code did not mean what its syntax says: the declared constraints are asked about everything.
+            self._use([], is_split=False)
+        self.count = self._chain.count if self.is_exact else self._estimate()
+
+    def holds(self, code: Code) -> bool:
+        """Ask the split constraints, which are fast, then the declared ones, which have the last word."""
+        return self._admits(code, self._conjuncts) and self._space.accepts(self.config(code))
+
+    def sample(self, random: Random) -> Code | None:
+        """Draw points of the chain until the constraints that are not in it admit one."""
+        for _ in range(PROBES_PER_SAMPLE):
+            code = self._draw(random)
+            if self.is_exact or (self._admits(code, self._late) and self._space.accepts(self.config(code))):
+                return code
+        return None
+
+    def at(self, rank: int) -> Code:
+        """Return the point of a rank below ``count``; only where the count is exact."""
+        return self._chain.at(rank)
+
+    def points(self) -> Iterator[Code | None]:
+        """Walk depth first, cutting what a conjunct rules out."""
+        for code in walk(self.axes, self.knobs, [found.conjunct for found in self._conjuncts]):
+            yield code if code is not None and self._space.accepts(self.config(code)) else None
+
+    def _use(self, conjuncts: Sequence[Conjunct], *, is_split: bool) -> None:
+        place = {knob: number for number, knob in enumerate(self.knobs)}
+        self._conjuncts = [_Placed(found, tuple(place[knob] for knob in found.knobs)) for found in conjuncts]
+        self._chain, chained = _longest_chain(self.axes, self.knobs, conjuncts)
+        self._late = [found for found in self._conjuncts if found.conjunct not in chained]
+        self._is_plain = not chained
+        self.is_exact = is_split and not self._late
+
+    def _draw(self, random: Random) -> Code:
+        if self._is_plain:
+            return tuple([int(random.random() * len(axis)) for axis in self.axes])
+        return self._chain.at(int(random.random() * self._chain.count))
+
+    def _admits(self, code: Code, conjuncts: Sequence[_Placed]) -> bool:
+        return all(
+            found.conjunct.admits(*[self.axes[place][code[place]] for place in found.places]) for found in conjuncts
+        )
+
+    def _agrees(self) -> bool:
+        """Return whether the split constraints rule out no point that the declared ones admit.
+
+        Where they admit one that the declared ones rule out, those are asked about every point from then on.
+        """
+        random = Random(0)
+        if self.is_exact and self._chain.count:
+            drawn = [self._draw(random) for _ in range(CHECKED_POINTS)]
+            self.is_exact = all(self._space.accepts(self.config(code)) for code in drawn)
+        for _ in range(CHECKED_POINTS):
+            code = tuple([int(random.random() * len(axis)) for axis in self.axes])
+            if not self._admits(code, self._conjuncts) and self._space.accepts(self.config(code)):
+                return False
+        return True
+
+    def _estimate(self) -> int:
+        """Estimate the count by the share of the chain's points that the declared constraints admit."""
+        random = Random(0)
+        deadline = monotonic() + ESTIMATE_S
+        hits = drawn = 0
+        while hits < ESTIMATE_HITS and monotonic() < deadline:
+            drawn += 1
+            code = self._draw(random)
+            hits += self._admits(code, self._late) and self._space.accepts(self.config(code))
+        return max(1, self._chain.count * max(hits, 1) // max(drawn, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A conjunct, and the places of its knobs among the axes."""
+
+    conjunct: Conjunct
+    places: tuple[int, ...]
+
+
+class ListedDomain(Domain):
+    """The points of a list, or of what a callable yields first; the axes are the values that occur."""
+
+    def __init__(self, space: BoundSpace) -> None:
+        walked = islice(space.candidates(), None if space.indexable else MAX_WALKED)
+        configs = [config for config in walked if config is not None]
+        if not configs:
+            raise space.nothing_valid()
+        self.knobs = tuple(configs[0])
+        seen: list[dict[tuple[type, Scalar], Scalar]] = [
+            {(type(config[knob]), config[knob]): config[knob] for config in configs} for knob in self.knobs
+        ]
+        self.axes = tuple(_ordered(list(values.values())) for values in seen)
+        places = [{(type(value), value): place for place, value in enumerate(axis)} for axis in self.axes]
+        self.listed = [
+            tuple(place[type(config[knob]), config[knob]] for knob, place in zip(self.knobs, places, strict=True))
+            for config in configs
+        ]
+        self._held = frozenset(self.listed)
+        self.count = len(self.listed)
+        self.is_exact = space.indexable or self.count < MAX_WALKED
+
+    def holds(self, code: Code) -> bool:
+        """Return whether a point is listed."""
+        return code in self._held
+
+    def sample(self, random: Random) -> Code | None:
+        """Draw one."""
+        return self.listed[int(random.random() * self.count)]
+
+    def at(self, rank: int) -> Code:
+        """Return the point at a place of the list."""
+        return self.listed[rank]
+
+    def points(self) -> Iterator[Code | None]:
+        """Walk the list."""
+        return iter(self.listed)
+
+
+def conjuncts_of(space: BoundSpace, knobs: Sequence[str]) -> tuple[list[Conjunct], bool]:
+    """Return the conjuncts of a space's constraints, and whether none was left whole."""
+    found: list[Conjunct] = []
+    is_split = True
+    for where in space.where:
+        parts = split(where, knobs, space.problem_view)
+        is_split = is_split and parts is not None
+        found += parts or []
+    return found, is_split
+
+
+def _longest_chain(
+    axes: Sequence[Sequence[Scalar]], knobs: Sequence[str], conjuncts: Sequence[Conjunct]
+) -> tuple[Chain, list[Conjunct]]:
+    """Chain as many conjuncts as can be counted in time, those of few combinations first."""
+    sizes = {knob: len(axis) for knob, axis in zip(knobs, axes, strict=True)}
+
+    def combinations(conjunct: Conjunct) -> int:
+        product = 1
+        for knob in conjunct.knobs:
+            product *= sizes[knob]
+        return product
+
+    chained = sorted(conjuncts, key=combinations)
+    deadline = monotonic() + COUNTING_S
+    while chained:
+        try:
+            return Chain(axes, knobs, chained), chained
+        except TooLarge:
+            keep = len(chained) - 1 if monotonic() < deadline else 0
+            chained = chained[:keep]
+    return Chain(axes, knobs, []), []
+
+
+def _position(axis: Sequence[Scalar], value: Scalar) -> int | None:
+    if isinstance(axis, range):
+        return axis.index(value) if type(value) is int and value in axis else None
+    for place, other in enumerate(axis):
+        # 1, 1.0 and True are three values.
+        if type(other) is type(value) and other == value:
+            return place
+    return None
+
+
+def _ordered(values: list[Scalar]) -> list[Scalar]:
+    """Return numbers by size, so that neighbours on the axis are neighbours in value; others as they came."""
+    if all(isinstance(value, int | float) for value in values):
+        return sorted(values, key=lambda value: (float(value), str(type(value))))
+    return values
+
+
+def _others(position: int, length: int) -> Iterator[int]:
+    """Yield other positions of an axis: all of a short one, on a long one those at distances that double."""
+    if length - 1 <= MAX_STEPS:
+        yield from (other for other in range(length) if other != position)
+        return
+    distance = 1
+    while distance < length:
+        if position - distance >= 0:
+            yield position - distance
+        if position + distance < length:
+            yield position + distance
+        distance *= 2

@@ -1,0 +1,37 @@
+"""Genetic search: the fastest configs found so far breed the next ones.
+
+A steady-state algorithm (Syswerda, 1991) rather than generations, because outcomes come one by one: each choice is a
+child of two parents that won small tournaments among the best, with a mutation in the mean.
+"""
+
+from __future__ import annotations
+
+from ktuned.search.chain import Code
+from ktuned.search.points import PointStrategy
+
+POPULATION = 20
+"""The fastest configs that may become parents."""
+
+TOURNAMENT = 2
+"""Candidates for each parent: the fastest one is it."""
+
+FIRST = 16
+"""Random configs before the first child."""
+
+MUTATIONS = 1.0
+"""Knobs that are changed at random in each child, in the mean."""
+
+
+class Genetic(PointStrategy):
+    """Breeds configs; needs nothing but the standard library."""
+
+    def choose(self) -> Code | None:
+        """Return a child of two good configs, or a random one where that gives nothing new."""
+        if len(self.taken) < FIRST or len(self.logs) < 2:
+            return self.unknown()
+        population = self.elite(POPULATION)
+        return self.child(self._parent(population), self._parent(population), MUTATIONS) or self.unknown()
+
+    def _parent(self, population: list[Code]) -> Code:
+        """Return the winner of a tournament; the population is ordered, so that the first place is the fastest."""
+        return population[min(int(self.random.random() * len(population)) for _ in range(TOURNAMENT))]

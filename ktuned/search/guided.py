@@ -1,0 +1,211 @@
+"""Search that a model guides: a spread of first configs, then those that promise most, as a Gaussian process sees it.
+
+Each choice is among a random share of the space and all neighbours of the best configs, by expected improvement times
+the chance not to fail. How large an improvement is sought alternates: large ones leave a local optimum, small ones
+finish what was found. Where the model stops paying, every few choices go to a child of good configs, or to the
+unknown. Configs under way count with the value that the model expects of them, so that batches spread.
+
+Imported only by name: it needs NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ktuned.search.blas import one_thread
+from ktuned.search.candidates import Candidates
+from ktuned.search.chain import Code
+from ktuned.search.features import Features, Floats
+from ktuned.search.gaussian_process import GaussianProcess, Prediction
+from ktuned.search.points import PointStrategy
+from ktuned.spec import BoundSpace
+
+FIRST = 8
+"""Configs that are spread over the space before the model chooses."""
+
+SPREAD_AMONG = 3
+"""Each of the first configs is the farthest of so many drawn ones: more would visit nothing but corners."""
+
+PRIORS = {"main": -1.0, "power": -1.5, "pair": -2.0, "choice": -1.5}
+"""Logarithms of the usual weights by kind of feature: a whole axis is about one correlation length."""
+
+PRIOR_SPREAD = 1.2
+
+SPREADING = {"main": 1.0, "power": 0.3, "pair": 0.3, "choice": 0.5}
+"""How much a kind of feature counts for the spread of the first configs."""
+
+MODELLED = 180
+"""Measurements that the model takes at once, for its time grows with their cube: the best, and a share of the rest."""
+
+MODELLED_BEST = 110
+
+SAMPLED = 800
+"""Points of the pool that are compared for one choice."""
+
+BEST_EXPECTED = 20
+"""The fastest measurements among which the lowest expected one is."""
+
+AROUND = 5
+"""The best configs whose neighbours are compared too."""
+
+LEARNING_STEPS = ((60, 4), (130, 2), (MODELLED, 1))
+"""Steps of the model's climb for each choice, by how many measurements it has."""
+
+FIRST_LEARNING_STEPS = 25
+
+SOUGHT = (0.05, 0.02)
+"""Improvements of the log latency that are sought in turns."""
+
+FIRST_SOUGHT = 1.0
+"""Added to both at first: what the first few configs suggest is mostly a local optimum."""
+
+FADING = 20.0
+"""Configs after which a third of :data:`FIRST_SOUGHT` is left."""
+
+WELL_MODELLED = 1.5
+"""Logarithm of how many times slower than the best a config may be and be modelled as it is, with the faster half."""
+
+SLOW_SHARE = 0.3
+"""Latencies beyond that are compressed to this share: how slow the slow are need not be known well."""
+
+JUDGED = 80
+"""Failures, and as many successes, that the chance of failing is judged by: the latest."""
+
+STALLED = 12
+"""Choices without an improvement after which every :data:`STALLED_TURN`-th is not the model's."""
+
+STALLED_TURN = 4
+
+PARENTS = 20
+"""The best configs that may breed."""
+
+SLIGHT = 0.005
+"""What is no improvement."""
+
+
+class Guided(PointStrategy):
+    """Learns from every outcome; the seed decides the first configs and the random shares."""
+
+    def __init__(self, space: BoundSpace, seed: int) -> None:
+        super().__init__(space, seed)
+        self._features = Features(self.domain.axes)
+        self._candidates = Candidates(self.domain, self._features, self.random)
+        prior = np.array([PRIORS[kind] for kind in self._features.kinds])
+        plain = [place for place, kind in enumerate(self._features.kinds) if kind in ("main", "choice")]
+        self._model = GaussianProcess(prior, PRIOR_SPREAD, plain)
+        self._judge = GaussianProcess(prior, PRIOR_SPREAD, plain)
+        self._best = math.inf
+        self._since_best = 0
+        self._choices = 0
+        self._learnt_from = 0
+        self._judged_from = 0
+
+    def heard(self, code: Code) -> None:
+        """Count the outcomes since the last improvement."""
+        log = self.logs.get(code, math.inf)
+        self._since_best = 0 if log < self._best - SLIGHT else self._since_best + 1
+        self._best = min(self._best, log)
+
+    def choose(self) -> Code | None:
+        """Return the next config: one of a spread, the most promising one, or one that the model did not choose."""
+        with one_thread():
+            return self._next()
+
+    def _next(self) -> Code | None:
+        self._choices += 1
+        if len(self.taken) < FIRST:
+            return self._far_from_all()
+        if len(self.logs) < 3 or len(self._features) == 0:
+            return self.unknown()
+        if self._since_best > STALLED and self._choices % STALLED_TURN == 0:
+            code = self._bred() if self._choices % (2 * STALLED_TURN) else self.unknown()
+            if code is not None:
+                return code
+        return self._most_promising()
+
+    def _far_from_all(self) -> Code | None:
+        """Return the one of a few random points that is farthest from all that were chosen."""
+        drawn = [code for _ in range(SPREAD_AMONG) if (code := self.unknown()) is not None]
+        if not drawn or not self.taken:
+            return drawn[0] if drawn else None
+        scale = np.array([SPREADING[kind] for kind in self._features.kinds])
+        points = self._features(np.array(drawn)) * scale
+        others = self._features(np.array(sorted(self.taken))) * scale
+        distances = ((points[:, None] - others[None]) ** 2).sum(2).min(1)
+        return drawn[int(np.argmax(distances))]
+
+    def _bred(self) -> Code | None:
+        parents = self.elite(PARENTS)
+        return self.child(self.pick(parents), self.pick(parents), mutations=1.0)
+
+    def _most_promising(self) -> Code | None:
+        known, values, scale = self._modelled()
+        points = self._features(np.array(known))
+        if len(self.logs) + len(self.failed) != self._learnt_from:
+            self._learnt_from = len(self.logs) + len(self.failed)
+            steps = next((steps for size, steps in LEARNING_STEPS if len(known) <= size), 1)
+            self._model.learn(points, values, steps if self._model.steps else FIRST_LEARNING_STEPS)
+        self._model.condition(points, values)
+        if self.under_way:
+            expected = self._features(np.array(list(self.under_way)))
+            believed = self._model.predict(expected).mean
+            self._model.condition(np.vstack([points, expected]), np.append(values, believed))
+        codes, features = self._candidates.pick(SAMPLED, self.taken, self.elite(AROUND))
+        if not codes:
+            return self.unknown()
+        sought = self._sought() / scale
+        # The lowest expected value, not the lowest measured one, which noise may have made.
+        goal = float(self._model.predict(points[:BEST_EXPECTED]).mean.min()) - sought
+        promise = expected_improvement(self._model.predict(features), goal)
+        if self.failed:
+            promise = promise * self._chance_to_work(features)
+        return codes[int(np.argmax(promise))]
+
+    def _sought(self) -> float:
+        """Return the improvement of the log latency that this choice seeks."""
+        return SOUGHT[self._choices % 2] + FIRST_SOUGHT * math.exp(-len(self.taken) / FADING)
+
+    def _modelled(self) -> tuple[list[Code], Floats, float]:
+        """Return the points that the model learns from, their standardised values, and a unit's log latency."""
+        codes = self.elite(len(self.logs))
+        if len(codes) > MODELLED:
+            rest = codes[MODELLED_BEST:]
+            picked = [rest[int(self.random.random() * len(rest))] for _ in range(MODELLED - MODELLED_BEST)]
+            codes = codes[:MODELLED_BEST] + list(dict.fromkeys(picked))
+        slow = list(self.slow)[-MODELLED_BEST // 3 :]
+        logs = np.array([self.logs[code] for code in codes])
+        logs = np.append(logs, np.full(len(slow), logs.max()))
+        excess = logs - logs[0]
+        middle = max(float(np.median(excess)), WELL_MODELLED)
+        excess = np.where(excess > middle, middle + SLOW_SHARE * (excess - middle), excess)
+        scale = float(excess.std()) + 1e-9
+        return codes + slow, (excess - excess.mean()) / scale, scale
+
+    def _chance_to_work(self, features: Floats) -> Floats:
+        """Return the chance of each point not to fail: a second model regresses on what failed and what did not."""
+        failed = list(self.failed)[-JUDGED:]
+        worked = list(self.logs)[-JUDGED:]
+        share = len(worked) / (len(failed) + len(worked))
+        labels = np.append(np.full(len(failed), -share), np.full(len(worked), 1 - share)) * 2
+        points = self._features(np.array(failed + worked))
+        if len(self.failed) != self._judged_from:
+            self._judged_from = len(self.failed)
+            self._judge.learn(points, labels, 2 if self._judge.steps else FIRST_LEARNING_STEPS)
+        self._judge.condition(points, labels)
+        predicted = self._judge.predict(features)
+        margin = predicted.mean + 2 * share - 1
+        return np.asarray(np.clip(normal_below(margin / np.sqrt(predicted.variance + 0.05)), 0.02, 1))
+
+
+def normal_below(z: Floats) -> Floats:
+    """Return the normal distribution function, to 0.003: good enough to rank by, and without SciPy."""
+    return np.asarray(0.5 * (1 + np.sign(z) * np.sqrt(1 - np.exp(-2 / math.pi * z * z))))
+
+
+def expected_improvement(prediction: Prediction, goal: float) -> Floats:
+    """Return the expected amount by which each point falls below ``goal`` (Jones et al., 1998)."""
+    deviation = np.sqrt(prediction.variance)
+    z = (goal - prediction.mean) / deviation
+    return np.asarray(deviation * (z * normal_below(z) + np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)))

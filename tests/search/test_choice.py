@@ -1,0 +1,99 @@
+"""The choice of a strategy, and its supervision: a broken one ends its job with a line that names it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from ktuned import space
+from ktuned.model import Outcome, UsageError
+from ktuned.search import Budget, Random, StrategyFault, choose
+from ktuned.search.choice import Supervised
+
+AXES = space(A=range(10), B=range(10), where=lambda p, c: c.A <= c.B)
+
+
+@pytest.mark.parametrize(
+    ("declared", "budget", "expected"),
+    [
+        (AXES, Budget(55), "exhaustive"),
+        (AXES, Budget(54), "guided"),
+        (AXES, Budget(1000, seconds=5.0), "guided"),
+        (space([{"A": 1}, {"A": 2}]), Budget(2), "exhaustive"),
+        (space(lambda p: [{"A": 1}]), Budget(1000), "guided"),
+        (space(A=range(10**9)), Budget(1000), "guided"),
+    ],
+)
+def test_auto_is_exhaustive_where_the_budget_covers_the_space(declared: Any, budget: Budget, expected: str) -> None:
+    """The valid configs count, and a limit in time covers nothing for certain."""
+    chosen = choose("auto", declared.bind({}), 0, budget)
+    assert (chosen.name, chosen.notice) == (expected, "")
+    assert chosen.strategy.ask(1)
+
+
+def test_auto_works_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter without NumPy searches genetically, and says so."""
+    monkeypatch.setattr("ktuned.search.choice.find_spec", lambda name: None if name == "numpy" else find_spec(name))
+    chosen = choose("auto", AXES.bind({}), 0, Budget(10))
+    assert chosen.name == "genetic"
+    assert "NumPy" in chosen.notice
+
+
+def test_unknown_strategy_is_a_usage_error() -> None:
+    """The error lists the installed ones."""
+    with pytest.raises(
+        UsageError, match=r"there is no strategy 'best' \(installed: annealing, auto, exhaustive, genetic"
+    ):
+        choose("best", AXES.bind({}), 0, Budget(10))
+
+
+class Broken(Random):
+    answer: Any = ()
+
+    def ask(self, n: int) -> list[Any]:
+        return list(self.answer)
+
+
+class Raises(Random):
+    def ask(self, n: int) -> list[Any]:
+        raise ValueError("no\nidea")
+
+
+class RaisesOnTell(Random):
+    def tell(self, config: Any, outcome: Outcome, latency_us: float | None) -> None:
+        raise KeyError("A")
+
+
+class RaisesAtOnce(Random):
+    def __init__(self, space: Any, seed: int) -> None:
+        raise RuntimeError("no device")
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ([{"A": 5, "B": 2}], r'the strategy \'odd\' proposed a config that is not in the space: {"A":5,"B":2}'),
+        ([{"A": 1}], "not in the space"),
+        ([{"A": object()}], "which is no config"),
+        ([{"A": 1, "B": 2}] * 2, "proposed a config twice"),
+        ([{"A": 1, "B": 2}] * 4, "proposed 4 configs when it was asked for 2"),
+    ],
+)
+def test_invalid_proposal_names_the_strategy(answers: list[Any], words: str) -> None:
+    """A config that is repeated, not in the space, or one too many ends the search."""
+    kind = type("Odd", (Broken,), {"answer": answers})
+    with pytest.raises(StrategyFault, match=words):
+        Supervised("odd", kind, AXES.bind({}), 0).ask(2)
+
+
+def test_strategy_that_raises_is_named() -> None:
+    """Whatever it raises, whenever, becomes one line."""
+    bound = AXES.bind({})
+    with pytest.raises(StrategyFault, match=r"^the strategy 'odd' failed as it chooses: ValueError: no idea$"):
+        Supervised("odd", Raises, bound, 0).ask(1)
+    with pytest.raises(StrategyFault, match="failed as it takes note of an outcome: KeyError: 'A'"):
+        Supervised("odd", RaisesOnTell, bound, 0).tell({"A": 1, "B": 2}, Outcome.MEASURED, 1.0)
+    with pytest.raises(StrategyFault, match="failed as it starts: RuntimeError: no device"):
+        Supervised("odd", RaisesAtOnce, bound, 0)
