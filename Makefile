@@ -7,7 +7,7 @@ PROJECTS := . client plugins/cutedsl plugins/nvrtc plugins/torch plugins/triton 
 # torch for the CPU. PyPI's wheel for Linux brings 2.5 GiB of CUDA, and an NVRTC older than the pinned one.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Measured as wheels for CPython 3.11 on x86-64; to be measured again when constraints.txt changes by much.
-DOWNLOAD := 0.6 GiB (torch 180 MiB, CuTe DSL 90 MiB, Triton 180 MiB, NVRTC 50 MiB, 60 smaller packages)
+DOWNLOAD := 0.6 GiB (torch 180 MiB, Triton 180 MiB, CuTe DSL 90 MiB, NVRTC 50 MiB, 60 smaller packages)
 INSTALLED := 2.2 GiB
 
 .DEFAULT_GOAL := help

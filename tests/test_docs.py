@@ -11,7 +11,7 @@ import click
 import msgspec
 import pytest
 
-from ktuned import kernel
+from ktuned import kernel, model
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.program import COMMANDS, cli
 from ktuned.daemon import config
@@ -100,6 +100,17 @@ def test_arguments_of_kernel() -> None:
     parameters = inspect.signature(kernel).parameters.values()
     taken = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
     assert set(_names("docs/kernel-files.md", "## `@kernel(...)`")) == taken
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_sizes_of_the_development_environment(document: str) -> None:
+    """The sizes are those that ``make install`` announces."""
+    makefile = (ROOT / "Makefile").read_text()
+    text = (ROOT / document).read_text()
+    for name in ("DOWNLOAD", "INSTALLED"):
+        size = re.search(rf"^{name} := ([\d.]+ GiB)", makefile, re.MULTILINE)
+        assert size
+        assert size[1] in text
 
 
 def test_fills_and_deadlines() -> None:
@@ -223,6 +234,12 @@ def test_links_lead_somewhere(document: Path) -> None:
     """Every relative link of a document names a file that is there."""
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_the_glossary_names_types() -> None:
+    """Each type of the glossary is one that the model's face exports."""
+    types = [name for row in _table("docs/architecture.md", "## Glossary") for name in re.findall(r"`(\w+)`", row[1])]
+    assert [name for name in types if not hasattr(model, name)] == []
 
 
 PLACES = sorted(set(re.findall(r"`((?:\w+/)*\w+(?:/|\.py))`", (ROOT / "docs/architecture.md").read_text())))
