@@ -20,7 +20,6 @@ from ktuned.daemon.config import Settings
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.systemd import Handover, Notifier
 from ktuned.fleet import Fleet
-from ktuned.lookup import ask_for_short_slices
 from ktuned.model import KtunedError
 from ktuned.serve import bind_socket, inherit_socket, keep_reachable
 from ktuned.store import Store
@@ -53,7 +52,6 @@ def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
 
 async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) -> None:
     """Serve until SIGTERM, SIGINT or a ``shutdown`` request, or until it has been idle for long enough."""
-    ask_for_short_slices()
     descriptor = handover.descriptor
     socket_of = bind_socket(settings.socket) if descriptor is None else inherit_socket(descriptor)
     idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0

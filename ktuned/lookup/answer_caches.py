@@ -6,39 +6,27 @@ this daemon's memory, and through the generation table that of every client.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 from ktuned.lookup.generations import Generations
 from ktuned.lookup.shortcuts import Shortcuts
 from ktuned.model import Winner
 
 
-class Served(NamedTuple):
-    """An answer as it was worked out, and until when (``monotonic``) it is given again."""
-
-    reply: dict[str, Any]
-    until: float
-
-
 class AnswerCaches:
-    """``winners`` by kernel, ``answers`` by question, ``shortcuts`` by its bytes; ``generations`` are for clients."""
+    """``winners`` by kernel, ``shortcuts`` by the question's bytes; ``generations`` are for clients."""
 
     def __init__(self, generations: Generations) -> None:
         self.generations = generations
         self.shortcuts = Shortcuts()
         self.winners: dict[str, list[Winner]] = {}
-        self.answers: dict[tuple[Any, ...], Served] = {}
 
     def changed(self, kernel: str) -> None:
         """Forget what was answered: a kernel's winners, or what they stand on, have changed."""
         self.winners.pop(kernel, None)
-        self.answers.clear()
         self.shortcuts.clear()
         self.generations.bump(kernel)
 
     def changed_all(self) -> None:
         """Forget what was answered: any kernel may be another, or its answer."""
         self.winners.clear()
-        self.answers.clear()
         self.shortcuts.clear()
         self.generations.bump_all()

@@ -1,4 +1,4 @@
-"""Lookups: who asks what, answered at once from memory; what that sets off happens in the background."""
+"""Lookups, answered at once from memory; the tuning that they ask for is queued in the background."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
-from ktuned.lookup.answer_caches import AnswerCaches, Served
+from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.ladder import admits_plainly, answer
 from ktuned.lookup.pins import Pins
-from ktuned.lookup.shortcuts import HOLDS_S
-from ktuned.lookup.time_slices import ask_for_short_slices
 from ktuned.model import (
     Config,
     Device,
@@ -37,19 +35,19 @@ from ktuned.store import Artifacts, Store
 
 _log = structlog.get_logger()
 
-MAX_ERRANDS = 1_000
-"""Errands that may wait; beyond that an asked-for tuning is forgotten, and the next lookup asks again."""
+MAX_FOLLOW_UPS = 1_000
+"""Follow-ups that may wait; beyond that a requested tuning is dropped, and the next lookup requests it again."""
 
 LATELY_S = 60.0
 """For this long after a lookup the files of its kernel are surveyed more often than others."""
 
 MAX_REMEMBERED = 50_000
-"""Entries of each cache, some 500 bytes each; with more than these, all are forgotten, and worked out again."""
+"""Entries of each cache, some 500 bytes each; beyond these the cache is emptied and fills again."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Errand:
-    """What a lookup set off: the tuning of its key, or the question whether configs are valid for its problem."""
+class _FollowUp:
+    """Work that a lookup started: the tuning of its key, or checking whether configs are valid for its problem."""
 
     kernel: KernelInfo
     problem: Problem
@@ -58,7 +56,7 @@ class _Errand:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What makes two errands the same, as long as the kernel is what it is."""
+        """Identifies the follow-up, for the kernel as it is now."""
         return (
             self.kernel.name,
             self.kernel.digest,
@@ -74,7 +72,7 @@ Pinning = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class Lookups:
-    """Answers lookups; :meth:`run` does what they set off. ``shortcuts`` are its answers by their questions' bytes."""
+    """Answers lookups; :meth:`run` does their follow-ups. ``shortcuts`` are its answers by their questions' bytes."""
 
     def __init__(
         self,
@@ -102,10 +100,9 @@ class Lookups:
         self._winners = caches.winners
         self._admitted: dict[tuple[str, str, str], bool] = {}
         self._sent: set[tuple[str, ...]] = set()
-        self._memo = caches.answers
         self._answered = 0
         self._looked_up: dict[str, float] = {}
-        self._errands, self._arriving = anyio.create_memory_object_stream[_Errand](MAX_ERRANDS)
+        self._follow_ups, self._arriving = anyio.create_memory_object_stream[_FollowUp](MAX_FOLLOW_UPS)
 
     @property
     def answered(self) -> int:
@@ -119,12 +116,12 @@ class Lookups:
         return list(self._looked_up)
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Return how full the queue of ``errands`` is, and how much each of the ``caches`` holds."""
-        errands = self._errands.statistics()
+        """Return how full the queue of follow-ups (``errands``) is, and the sizes of the ``caches``."""
+        queue = self._follow_ups.statistics()
         return {
-            "errands": {"used": errands.current_buffer_used, "size": int(errands.max_buffer_size)},
+            "errands": {"used": queue.current_buffer_used, "size": int(queue.max_buffer_size)},
             "caches": {
-                "answers": len(self._memo),
+                "answers": self.shortcuts.held,
                 "shortcuts": len(self.shortcuts),
                 "winners": sum(map(len, self._winners.values())),
                 "admitted": len(self._admitted),
@@ -135,30 +132,19 @@ class Lookups:
         """Return the protocol's answer for one problem.
 
         Raises:
-            AmbiguousName: the short name is several kernels'.
-            UsageError: the problem is none of this kernel's.
+            AmbiguousName: several kernels have this short name.
+            UsageError: the kernel has no such problem.
         """
         self._answered += 1
-        # The types, because 1, 1.0 and True are equal keys and three problems.
-        key = (name, device, tune, *problem.items(), *map(type, problem.values()))
-        served = self._memo.get(key)
-        if served is None or monotonic() >= served.until:
-            if len(self._memo) >= MAX_REMEMBERED:
-                self._memo.clear()
-            reply = self._answer(name, problem, device, tune=tune)
-            if reply["status"] == Status.UNKNOWN:
-                # Not remembered: names that nobody knows can be made up without end, and be of any size.
-                return reply
-            served = self._memo[key] = Served(reply, monotonic() + HOLDS_S)
-        return served.reply
+        return self._answer(name, problem, device, tune=tune)
 
     def lookup_pinned(
         self, pin: str, name: str, problem: Problem, device: str | None, *, tune: bool
     ) -> dict[str, Any] | Pinning:
-        """As :meth:`lookup`, but with the answer that the pin holds, or with what writes the first one down.
+        """As :meth:`lookup`, but with the answer that the pin holds, or with a function that saves the first one.
 
         Raises:
-            UsageError: the problem is none of this kernel's, or the pin is no name.
+            UsageError: the kernel has no such problem, or the pin's name is not valid.
         """
         held = self.pins.find(pin, name, problem, device)
         if held is None:
@@ -170,7 +156,6 @@ class Lookups:
         return {**held, "generation": self.generations.of(held["kernel"])}
 
     def _answer(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> dict[str, Any]:
-        ask_for_short_slices()
         try:
             kernel = self._catalog.resolve(name)
         except NotFound:
@@ -178,31 +163,33 @@ class Lookups:
         self._looked_up[kernel.name] = monotonic()
         check_problem(kernel, problem)
         environment = self._catalog.environment(kernel)
-        seat: Device | None
+        measured_on: Device | None
         try:
-            seat = self._machine.device(environment, kernel.backend, device)
+            measured_on = self._machine.device(environment, kernel.backend, device)
         except KtunedError:
-            seat = None
-        model = seat.model if seat is not None else device
+            measured_on = None
+        model = measured_on.model if measured_on is not None else device
         fault = self._catalog.fault(kernel)
-        # A file that cannot be read is not what any winner was measured with.
-        ground = None if seat is None or fault else self._machine.context(kernel, environment, problem, seat)
+        # No winner was measured with a file that cannot be read.
+        context = (
+            None if measured_on is None or fault else self._machine.context(kernel, environment, problem, measured_on)
+        )
         found = answer(
             kernel,
             problem,
             model,
-            ground,
+            context,
             self._winners_of(kernel.name),
             lambda config: self._admits(kernel, problem, config),
         )
         if found.undecided:
-            self._send(_Errand(kernel, problem, seat, found.undecided))
-        # What was tried in vain for these very files would be so again: the answer says so instead.
-        failure = fault if ground is None else self._jobs.failure(ground, kernel.plan_digest)
-        if tune and found.wants_tuning and seat is not None and not failure:
-            self._send(_Errand(kernel, problem, seat))
-            # This lookup, and those that were given the last answer since.
-            self._jobs.ask(kernel.winner_key(problem, seat.model), 1 + self.shortcuts.repeats)
+            self._send(_FollowUp(kernel, problem, measured_on, found.undecided))
+        # A tuning that failed for these very files would fail again: the answer says so instead.
+        failure = fault if context is None else self._jobs.failure(context, kernel.plan_digest)
+        if tune and found.wants_tuning and measured_on is not None and not failure:
+            self._send(_FollowUp(kernel, problem, measured_on))
+            # This lookup, and those that got the last answer from its shortcut.
+            self._jobs.ask(kernel.winner_key(problem, measured_on.model), 1 + self.shortcuts.repeats)
         reply = self._reply(kernel, problem, model, found.status, found.winner, found.config)
         if found.status is not Status.FRESH:
             reply["message"] = failure
@@ -258,41 +245,41 @@ class Lookups:
             return plain
         return self._admitted.get((kernel.plan_digest, canonical(problem), canonical(config)))
 
-    def _send(self, errand: _Errand) -> None:
-        """Send an errand once for each state of the kernel, however many ask; again if it came to nothing."""
-        if errand.key in self._sent:
+    def _send(self, follow_up: _FollowUp) -> None:
+        """Queue a follow-up once for each state of the kernel; again if it failed."""
+        if follow_up.key in self._sent:
             return
         try:
-            self._errands.send_nowait(errand)
+            self._follow_ups.send_nowait(follow_up)
         except anyio.WouldBlock:
             return
         if len(self._sent) >= MAX_REMEMBERED:
             self._sent.clear()
-        self._sent.add(errand.key)
+        self._sent.add(follow_up.key)
 
     async def run(self) -> None:
-        """Do what lookups set off, one after the other, until cancelled."""
-        arriving: MemoryObjectReceiveStream[_Errand] = self._arriving
-        with self._errands, arriving:
-            async for errand in arriving:
+        """Do the follow-ups of lookups, one after the other, until cancelled."""
+        arriving: MemoryObjectReceiveStream[_FollowUp] = self._arriving
+        with self._follow_ups, arriving:
+            async for follow_up in arriving:
                 try:
-                    if errand.configs:
-                        await self._ask_whether_valid(errand)
-                    elif errand.device is not None:
+                    if follow_up.configs:
+                        await self._check_validity(follow_up)
+                    elif follow_up.device is not None:
                         await self._jobs.submit(
-                            errand.kernel.winner_key(errand.problem, errand.device.model),
-                            errand.problem,
+                            follow_up.kernel.winner_key(follow_up.problem, follow_up.device.model),
+                            follow_up.problem,
                             priority=Priority.ASKED,
                             reason="looked up",
-                            plan=errand.kernel.plan,
+                            plan=follow_up.kernel.plan,
                             any_plan=True,
                         )
                 except KtunedError as error:
-                    self._sent.discard(errand.key)
-                    _log.warning("lookup_errand_failed", kernel=errand.kernel.name, reason=error.message)
+                    self._sent.discard(follow_up.key)
+                    _log.warning("follow_up_failed", kernel=follow_up.kernel.name, reason=error.message)
 
-    async def _ask_whether_valid(self, errand: _Errand) -> None:
-        kernel = errand.kernel
+    async def _check_validity(self, follow_up: _FollowUp) -> None:
+        kernel = follow_up.kernel
         root = self._catalog.root_of(kernel.file)
         if root is None:
             return
@@ -302,19 +289,19 @@ class Lookups:
             "file": kernel.file,
             "kernel": kernel.kernel,
             "stamps": dict(kernel.stamps),
-            "problem": dict(errand.problem),
-            "configs": [dict(config) for config in errand.configs],
+            "problem": dict(follow_up.problem),
+            "configs": [dict(config) for config in follow_up.configs],
         }
         try:
             async with self._fleet.lend("inspect", self._catalog.environment(kernel)) as worker:
                 reply, _ = await worker.call(request, self._deadlines, first_phase="inspect")
         except WorkerError as error:
             if error.code == "source_changed":
-                self._sent.discard(errand.key)
+                self._sent.discard(follow_up.key)
             _log.info("validity_unknown", kernel=kernel.name, reason=error.message)
             return
         if len(self._admitted) >= MAX_REMEMBERED:
             self._admitted.clear()
-        for config, admitted in zip(errand.configs, reply["admitted"], strict=True):
-            self._admitted[kernel.plan_digest, canonical(errand.problem), canonical(config)] = admitted
+        for config, admitted in zip(follow_up.configs, reply["admitted"], strict=True):
+            self._admitted[kernel.plan_digest, canonical(follow_up.problem), canonical(config)] = admitted
         self.caches.changed(kernel.name)

@@ -1,7 +1,7 @@
-"""Answers by the bytes of their questions: what was asked in the same bytes a moment ago is not worked out again.
+"""Cache of encoded answers, by the bytes of their requests.
 
-Most lookups are a repetition, to the byte, of one before; only the id differs, which stands in front. So are the many
-that the processes of one job ask for when they start, all of them the same. No IO.
+Most lookups repeat an earlier one to the byte, except for the id, which stands in front; so do those of many processes
+of one application when they start. No IO.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from time import monotonic
 from typing import Final
 
 HOLDS_S: Final = 1.0
-"""How long an answer is given again without being worked out: a new winner ends it at once, an artifact that was
-removed or a backend that was installed after this long."""
+"""Lifetime of an answer: a new winner ends it at once, a removed artifact or an installed backend after this."""
 
 MAX_SHORTCUTS: Final = 4_096
 MAX_QUESTION_BYTES: Final = 16 * 1024
 MAX_ANSWER_BYTES: Final = 96 * 1024
-"""As much as 250 lookups at once take, a question being some 50 bytes, and an answer 300."""
+"""Room for 250 lookups at once: a question takes some 50 bytes, an answer 300."""
 
 MAX_BYTES: Final = 8 * 1024 * 1024
-"""What all that is kept may take together."""
+"""Limit for everything that is kept."""
 
 _LOOKUP: Final = b"\xa6lookup\x91"
 _LOOKUP_MANY: Final = b"\xablookup_many\x91\x81\xa7lookups"
 _REQUEST_OPENS: Final = b"\x94\x00"
 _RESPONSE_OPENS: Final = b"\x94\x01"
 _ID_ENDS: Final = {**dict.fromkeys(range(0x80), 3), 0xCC: 4, 0xCD: 5, 0xCE: 7}
-"""Where the id ends that begins at byte 2, by that byte (MessagePack's forms of an unsigned number up to 32 bits)."""
+"""End of the id that begins at byte 2, by that byte (MessagePack's unsigned numbers up to 32 bits)."""
 
 
 @dataclass(slots=True)
@@ -39,9 +38,9 @@ class _Kept:
 
 
 class Shortcuts:
-    """From a question's bytes to its answer's; ``taken`` counts those that were found here, ``lookups`` what they hold.
+    """From a request's bytes to its answer's; ``taken`` counts requests answered here, ``lookups`` the lookups in them.
 
-    ``repeats`` says how often the answer was given that :meth:`find` has just found too old, for whoever makes it anew.
+    ``repeats`` is how often :meth:`find` returned the answer that it has just found too old.
     """
 
     def __init__(self) -> None:
@@ -53,6 +52,11 @@ class Shortcuts:
 
     def __len__(self) -> int:
         return len(self._answers)
+
+    @property
+    def held(self) -> int:
+        """Lookups whose answers are kept."""
+        return sum(kept.lookups for kept in self._answers.values())
 
     def find(self, data: bytes) -> bytes | None:
         """Return the response to ``data``, if that is one request that was answered a moment ago."""
