@@ -26,6 +26,7 @@ COMMANDS = {
     "tune": "tune",
     "watch": "watch",
     "compile": "compile",
+    "run": "run",
     "lookup": "lookup",
     "status": "status",
     "jobs": "jobs",

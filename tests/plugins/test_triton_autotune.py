@@ -194,6 +194,31 @@ class TestACall:
         call(function, SIZE // 2)
         assert [request.problem["size"] for request, _ in tunings.asked] == [SIZE, SIZE // 2]
 
+    def test_a_winner_known_before_is_put_into_tritons_cache(
+        self, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So that a process's first call compiles nothing; an artifact that is gone is no error."""
+        installed: list[str] = []
+        monkeypatch.setattr(autotuner, "install", installed.append)
+        tunings.known = Best(text(256, 4), is_fresh=True, artifact="/artifact")
+        call(scale())
+        assert installed == ["/artifact"]
+        monkeypatch.undo()
+        monkeypatch.setattr(autotuner, "shared", lambda pin: tunings)
+        monkeypatch.setattr(jitted(kernels.scale), "run", lambda *args, **kwargs: launched.append(kwargs))
+        call(scale())
+        assert len(launched) == 2
+
+    def test_a_key_is_found_by_types_and_names(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
+        """Equal numbers of other types are other keys; an argument may be given by its name."""
+        function = scale()
+        x = torch.ones(SIZE)
+        function[grid](x, x, SIZE, 2.0)
+        function[grid](x, x, size=SIZE, factor=2.0)
+        function[grid](x, x, float(SIZE), 2.0)
+        function[grid](x.half(), x, SIZE, 2.0)
+        assert len(tunings.asked) == 3
+
     def test_threads_ask_once(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
         """Backward passes call from threads of their own."""
         function = scale()
@@ -353,6 +378,8 @@ class TestAdoption:
         assert (kernel.name, kernel.specialize) == (request_made.adopted.name, ("size", "dtypes"))
         configs = list(kernel.bound_space(problem))
         assert {canonical(config) for config in configs} == set(request_made.call.recipes)
+        # A lookup knows the key alone.
+        assert configs[0] in kernel.bound_space(dict(request_made.problem))
         inputs = kernel.input_specs(problem)
         assert {name: (entry.shape, entry.dtype) for name, entry in inputs.items()} == dict.fromkeys(
             ("x", "y"), ((SIZE,), "float32")
@@ -394,6 +421,10 @@ class TestAdoption:
             (job,) = tuning.jobs
             assert job["kernel"] == request_made.adopted.kernel
             assert job["state"] == "done" or "8 artifacts are ready for sm_90a" in job["message"], job
+            other = replace(request_made, problem={**request_made.problem, "size": 64})
+            tunings = Tunings(daemon.client)
+            assert (tunings.best(other) is None) == (job["state"] != "done")
+            assert [entry["id"] for entry in daemon.client.call("jobs")["jobs"]] == [job["id"]]
 
 
 class TestTunings:
@@ -404,12 +435,12 @@ class TestTunings:
         """Return a client whose daemon finds a winner after the second look."""
         hits = iter(["unknown", "unknown"])
 
-        def lookup(kernel: str, problem: Any) -> Any:
+        def call(method: str, **params: Any) -> Any:
+            assert (method, params["tune"]) == ("lookup", False)
             status = next(hits, "fresh")
-            config = {"BLOCK": 256} if status == "fresh" else None
-            return SimpleNamespace(config=config, status=status, artifact="/artifact")
+            return {"status": status, "config": {"BLOCK": 256} if status == "fresh" else None, "artifact": "/artifact"}
 
-        return SimpleNamespace(lookup=lookup)
+        return SimpleNamespace(call=call)
 
     def test_winners_are_handed_over_and_the_thread_ends(
         self, client: SimpleNamespace, monkeypatch: pytest.MonkeyPatch

@@ -157,8 +157,8 @@ class _Worker:
         self._current: Any = None
 
     def admits(self, p: Any, c: Any) -> bool:
-        """Return whether the application's pruning left a config."""
-        return canonical(dict(c)) in self._call(p).recipes
+        """Return whether the application's pruning left a config; without a call that is not known, and not asked."""
+        return CALL_KEY not in p or canonical(dict(c)) in self._call(p).recipes
 
     def inputs(self, p: Any) -> Mapping[str, Any]:
         """Declare the tensors of a call, each as a row of all its storage's elements."""

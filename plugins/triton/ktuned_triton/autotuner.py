@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from ktuned.model import canonical
 from ktuned_triton.adoption import FUNCTION_NAME, Adopted
+from ktuned_triton.artifact import install
 from ktuned_triton.call import Call, LeftAlone, evaluate, jitted, key_of, knobs
 from ktuned_triton.tunings import Request, shared
 
@@ -25,6 +26,9 @@ WithoutDaemon = Literal["triton", "first"]
 MODES: Final = ("background", "wait")
 UPGRADES: Final = ("once", "never", "always")
 WITHOUT_DAEMON: Final = ("triton", "first")
+
+_LAUNCH_ONLY = ("grid", "warmup")
+"""The arguments that every launch has besides the function's."""
 
 _log = logging.getLogger("ktuned.triton")
 
@@ -141,18 +145,31 @@ def autotuner_class() -> type[Any]:
             """Launch the best config known now."""
             if len(self.configs) <= 1 or self._reason is not None or kwargs.get("warmup"):
                 return super().run(*args, **kwargs)
-            problem = key_of(self, args, kwargs)
-            place = (tuple(problem.values()), _device(args, kwargs))
+            place = self._place(args, kwargs)
             known = self._known.get(place)
             if known is None:
                 try:
-                    known = self._begin(place, problem, args, kwargs)
+                    known = self._begin(place, key_of(self, args, kwargs), args, kwargs)
                 except LeftAlone as error:
                     self._leave_alone(str(error))
                     return super().run(*args, **kwargs)
             if known.is_tritons:
                 return super().run(*args, **kwargs)
             return self._launch(known, args, kwargs)
+
+        def _place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+            """Return what stands for a call's key on its device: as `key_of`, for each launch and so with less work."""
+            place: list[Any] = [_device(args, kwargs)]
+            names = self.arg_names
+            for name in self.keys:
+                index = names.index(name) if name in names else len(args)
+                value = args[index] if index < len(args) else kwargs.get(name)
+                # Equal numbers of other types are other keys.
+                place += (type(value), value)
+            place += [value.dtype for value in args if hasattr(value, "dtype")]
+            if len(kwargs) > len(_LAUNCH_ONLY):
+                place += [value.dtype for name, value in kwargs.items() if hasattr(value, "dtype") and name in names]
+            return tuple(place)
 
         def _begin(self, place: Any, problem: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
             with self._lock:
@@ -163,8 +180,9 @@ def autotuner_class() -> type[Any]:
                 call = evaluate(self, pruned, args, kwargs)
                 by_text = {canonical(knobs(config)): config for config in pruned}
                 known = Key(pruned[0], pruned[1:])
+                taken_over.add(f"{self.base_fn.__module__}.{self.base_fn.__qualname__}")
                 if not is_capturing():
-                    self._ask(known, Request(self._adopted(call, tuple(problem)), problem, call), by_text, place[1])
+                    self._ask(known, Request(self._adopted(call, tuple(problem)), problem, call), by_text, place[0])
                 self._known[place] = known
                 return known
 
@@ -178,6 +196,8 @@ def autotuner_class() -> type[Any]:
                 best = tunings.wait(request)
             if best is not None and (config := by_text.get(best.text)) is not None:
                 known.config, known.rest = config, [known.config, *known.rest]
+                if best.artifact is not None:
+                    _install(best.artifact)
             is_fresh = best is not None and best.is_fresh
             if self._options.upgrade == "never" or self._options.mode == "wait":
                 if not is_fresh and self._options.mode == "background":
@@ -273,6 +293,9 @@ def autotuner_class() -> type[Any]:
 left_alone: dict[str, str] = {}
 """Functions of this process that are left to Triton, with the reason."""
 
+taken_over: set[str] = set()
+"""Functions of this process whose configs come from the daemon."""
+
 
 def is_capturing() -> bool:
     """Return whether a CUDA graph is being captured on the current stream."""
@@ -296,15 +319,22 @@ def _device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     return 0
 
 
+def _install(artifact: str) -> None:
+    """Put a winner into Triton's cache, so that the call compiles nothing; without it, it compiles."""
+    try:
+        install(artifact)
+    except (OSError, ValueError, KeyError) as error:
+        _log.info("%s cannot be put into Triton's cache: %s", artifact, error)
+
+
 def _prepare(tuner: Any, request: Request, text: str, artifact: str | None, device: int) -> None:
     """Load a winner before a call launches it: from its artifact by way of Triton's cache, else compiled here."""
     import torch
 
-    from ktuned_triton.artifact import install
     from ktuned_triton.signature import call_arguments
 
     if artifact is not None:
-        install(artifact)
+        _install(artifact)
     build = request.call.build(text, FUNCTION_NAME)
     function = jitted(tuner)
     arguments = call_arguments(function, build, Path())

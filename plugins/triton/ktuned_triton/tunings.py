@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final, NamedTuple
 
 from ktuned.model import canonical
@@ -19,7 +18,13 @@ from ktuned_triton.adoption import CALL_KEY, Adopted, home, write_record
 from ktuned_triton.call import Call
 
 POLL_S: Final = 0.1
-"""Interval at which a winner is looked for while its tuning goes on; a lookup is answered from memory."""
+"""Interval at which a winner is looked for while its tuning goes on; the daemon answers from memory."""
+
+FIRST_LOOK_DEADLINE_S: Final = 0.1
+"""Limit of the lookup in a key's first call, which compiles a config anyway."""
+
+LOOK_DEADLINE_S: Final = 10.0
+"""Limit of a lookup in the background: a program in a tight loop lets other threads run only now and then."""
 
 HELLO_DEADLINE_S: Final = 1.0
 """A daemon that does not answer within this is none."""
@@ -56,21 +61,35 @@ class Tunings:
     The thread starts with the first request, and ends when nothing is waited for.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, pin: str | None = None) -> None:
         self._client = client
+        self._pin = pin
         self._requests: queue.SimpleQueue[tuple[Request, Upgrade | None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._has_daemon: bool | None = None
         self.asked: dict[str, str] = {}
+        """The state of each key: ``queued`` or ``tuned``."""
 
-    def best(self, request: Request) -> Best | None:
-        """Return the best config that the daemon knows now; ``None`` if it knows none, or there is no daemon."""
-        hit = self._client.lookup(request.adopted.kernel, request.problem)
-        if hit.config is None or hit.status not in ("fresh", "stale", "near"):
+    def best(self, request: Request, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> Best | None:
+        """Return the best config that the daemon knows now; ``None`` if it knows none, or there is no daemon.
+
+        It queues nothing: a lookup's own request would lack the call, without which the key cannot be tuned.
+        """
+        pin = {} if self._pin is None else {"pin": self._pin}
+        problem = dict(request.problem)
+        try:
+            answer = self._client.call(
+                "lookup", deadline_s=deadline_s, kernel=request.adopted.kernel, problem=problem, tune=False, **pin
+            )
+        except (DaemonUnavailable, DaemonError):
             return None
-        return Best(canonical(dict(hit.config)), hit.status == "fresh", hit.artifact)
+        if answer["status"] == "fresh":
+            self._note(request, "tuned")
+        if answer["config"] is None or answer["status"] not in ("fresh", "stale", "near"):
+            return None
+        return Best(canonical(answer["config"]), answer["status"] == "fresh", answer.get("artifact"))
 
     def has_daemon(self) -> bool:
         """Return whether a daemon runs; found out once."""
@@ -99,7 +118,7 @@ class Tunings:
                     pass
         except (DaemonUnavailable, DaemonError, OSError) as error:
             _log.warning("%s is not tuned: %s", request.adopted.kernel, error)
-        return self.best(request)
+        return self.best(request, LOOK_DEADLINE_S)
 
     def _tune(self, request: Request) -> Any:
         """Write what the daemon needs, and ask for the tuning."""
@@ -108,7 +127,7 @@ class Tunings:
         tuning = self._client.tune(path=file, problem=problem, python=sys.executable)
         for error in tuning.errors:
             _log.warning("%s is not tuned: %s", request.adopted.kernel, error.get("message", ""))
-        self.asked[f"{request.adopted.kernel} {canonical(dict(request.problem))}"] = "queued"
+        self._note(request, "queued")
         return tuning
 
     def _work(self) -> None:
@@ -134,7 +153,7 @@ class Tunings:
             _log.warning("%s is not tuned: %s", request.adopted.kernel, error)
 
     def _upgraded(self, request: Request, upgrade: Upgrade) -> bool:
-        best = self.best(request)
+        best = self.best(request, LOOK_DEADLINE_S)
         if best is None or not best.is_fresh:
             return False
         try:
@@ -142,11 +161,22 @@ class Tunings:
         except Exception as error:
             _log.warning("the winner of %s cannot be loaded: %s", request.adopted.kernel, error)
             return True
-        self.asked[f"{request.adopted.kernel} {canonical(dict(request.problem))}"] = "tuned"
         return is_last
 
+    def _note(self, request: Request, state: str) -> None:
+        self.asked[f"{request.adopted.module}.{request.adopted.qualname} {canonical(dict(request.problem))}"] = state
 
-@cache
+
+_shared: dict[str | None, Tunings] = {}
+
+
 def shared(pin: str | None) -> Tunings:
     """Return this process's connection to the daemon, one for each pin."""
-    return Tunings(Client(pin=pin))
+    if pin not in _shared:
+        _shared[pin] = Tunings(Client(), pin)
+    return _shared[pin]
+
+
+def all_asked() -> dict[str, str]:
+    """Return the state of each key that this process has asked for: ``tuned`` or ``queued``."""
+    return {key: state for tunings in list(_shared.values()) for key, state in tunings.asked.items()}

@@ -1,0 +1,124 @@
+"""``ktuned run``: an unmodified program gets the drop-ins, and ends with its own status and a summary."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.cli.commands.run import HOOK, summarise
+
+REPORT: dict[str, Any] = {"taken_over": ["p.f"], "left_alone": {}, "keys": {"p.f {}": "queued"}}
+
+
+def run_hooked(code: str, summary: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in an interpreter that ``ktuned run`` would have started."""
+    paths = os.pathsep.join([str(HOOK), *filter(None, sys.path)])
+    everything = {**os.environ, "PYTHONPATH": paths, "KTUNED_RUN_MODE": "wait", "KTUNED_RUN_SUMMARY": str(summary)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**everything, **environment}, capture_output=True, text=True, timeout=120
+    )
+
+
+class TestHook:
+    """What an interpreter does before its program."""
+
+    def test_tritons_decorator_is_the_drop_in(self, tmp_path: Path) -> None:
+        """By every name that Triton has for it; the hook's directory is no place that programs see."""
+        code = """if True:
+            import sys, triton, triton.runtime
+            from triton.runtime.autotuner import autotune
+            assert triton.autotune is triton.runtime.autotune is autotune
+            import triton.language as tl
+            configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
+            from tests.plugins.triton_app import kernels
+            function = triton.autotune(configs, key=["size"])(kernels.plain)
+            print(type(function).__name__, function._options.mode, [path for path in sys.path if "run_hook" in path])
+        """
+        done = run_hooked(code, tmp_path)
+        assert done.stdout.strip() == "KtunedAutotuner wait []", done.stderr
+
+    def test_a_program_without_triton_does_not_import_it(self, tmp_path: Path) -> None:
+        """Nor anything else that is large; and it reports nothing."""
+        done = run_hooked("import sys; print({'triton', 'torch'} & sys.modules.keys())", tmp_path)
+        assert (done.stdout.strip(), done.stderr) == ("set()", "")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_users_own_sitecustomize_is_imported(self, tmp_path: Path) -> None:
+        """It comes after ours on the path."""
+        (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.theirs = True")
+        paths = os.pathsep.join([str(HOOK), str(tmp_path), *filter(None, sys.path)])
+        done = run_hooked("print(theirs)", tmp_path, PYTHONPATH=paths)
+        assert (done.stdout.strip(), done.stderr) == ("True", "")
+
+    def test_what_became_of_functions_is_reported(self, tmp_path: Path) -> None:
+        """Without a daemon they are Triton's, here with a reason that does not need one."""
+        code = """if True:
+            import torch
+            from tests.plugins.triton_app import kernels
+            try:
+                kernels.hooked[(1,)](torch.ones(128))
+            except RuntimeError:
+                pass  # there is no driver
+        """
+        summary = tmp_path / "summary"
+        summary.mkdir()
+        done = run_hooked(code, summary)
+        (report,) = (json.loads(path.read_text()) for path in summary.iterdir())
+        reason = "it has a pre_hook or post_hook, which only its own process can run"
+        assert report["left_alone"] == {"tests.plugins.triton_app.kernels.hooked": reason}, done.stderr
+
+
+class TestSummary:
+    """What is printed at the end."""
+
+    def test_processes_are_added_up(self) -> None:
+        """A key that one of them saw tuned is tuned."""
+        other = {
+            "taken_over": ["p.g"],
+            "left_alone": {"p.h": "a reason"},
+            "keys": {"p.f {}": "tuned", "p.g {}": "queued"},
+        }
+        for reports in ([REPORT, other], [other, REPORT]):
+            assert summarise(reports) == [
+                "taken over: p.f, p.g",
+                "left to Triton: p.h: a reason",
+                "1 of 2 tuning keys are tuned, 1 are queued",
+                "queued: p.g {}",
+            ]
+
+    def test_nothing_is_a_line_too(self) -> None:
+        """It says why that may be."""
+        (line,) = summarise([])
+        assert "no autotuned function was called" in line
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
+)
+def test_the_status_is_the_programs(code: str, status: int, tmp_path: Path) -> None:
+    """Also when a signal ended it."""
+    environment = {**os.environ, "KTUNED_HOME": str(tmp_path / "home"), "KTUNED_SOCKET": str(tmp_path / "run" / "s")}
+    command = [sys.executable, "-m", "ktuned"]
+    try:
+        done = subprocess.run(
+            [*command, "run", sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == status, done.stderr
+        assert "started a daemon" in done.stderr
+    finally:
+        subprocess.run([*command, "stop"], env=environment, capture_output=True, timeout=60)
+
+
+def test_a_missing_program_is_one_line(tmp_path: Path) -> None:
+    """And starts nothing."""
+    environment = {**os.environ, "KTUNED_HOME": str(tmp_path / "home"), "KTUNED_SOCKET": str(tmp_path / "run" / "s")}
+    done = subprocess.run(
+        [sys.executable, "-m", "ktuned", "run", "no-such-program"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("ktuned: there is no program 'no-such-program'")
+    assert not (tmp_path / "home").exists()
