@@ -34,6 +34,7 @@ COMMANDS = {
     "pause": "pause",
     "resume": "pause",
     "results": "results",
+    "simulate": "simulate",
     "forget": "forget",
     "kernels": "kernels",
     "export": "share",

@@ -12,6 +12,8 @@ from ktuned.search.genetic import Genetic
 from ktuned.search.local import Local
 from ktuned.search.points import PointStrategy
 from ktuned.search.random import Random
+from ktuned.search.recorded import RecordedSpace, read_recorded, recorded
+from ktuned.search.simulation import Run, relative, simulate
 from ktuned.search.strategy import ENTRY_POINT_GROUP, PROBES_PER_ASK, Strategy, load
 
 __all__ = [
@@ -27,9 +29,15 @@ __all__ = [
     "Local",
     "PointStrategy",
     "Random",
+    "RecordedSpace",
+    "Run",
     "Strategy",
     "StrategyFault",
     "choose",
     "domain_of",
     "load",
+    "read_recorded",
+    "recorded",
+    "relative",
+    "simulate",
 ]

@@ -1,0 +1,137 @@
+"""``ktuned simulate``: strategies compared on a recorded space, with no device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ktuned.cli import output
+from ktuned.cli.exit_status import Exit
+from ktuned.cli.options import device_option, given, json_option, problem_option
+from ktuned.model import UsageError
+from ktuned.search import RecordedSpace, Run, read_recorded, recorded, relative
+from ktuned.search import simulate as run_once
+from ktuned_client import Client
+
+COUNTS = (10, 25, 50, 100, 200, 400, 800)
+"""Trials after which the table shows what was found."""
+
+DEFAULT_TRIALS = 200
+DEFAULT_SEEDS = 20
+
+ALL_TRIALS = 2_000
+"""Trials that are read of a kernel of the own store: as many as the daemon lists at once."""
+
+PLOT_WIDTH, PLOT_HEIGHT = 64, 12
+MARKS = "●○▲△■□◆◇"
+
+
+@click.command()
+@click.argument("space", metavar="SPACE")
+@click.option("--strategy", "strategies", multiple=True, help="A strategy; may be repeated. Default: auto and random.")
+@click.option("--trials", type=click.IntRange(1), default=DEFAULT_TRIALS, show_default=True, help="Configs to try.")
+@click.option(
+    "--seeds", type=click.IntRange(1), default=DEFAULT_SEEDS, show_default=True, help="Runs with seeds 0, 1, …."
+)
+@problem_option
+@device_option
+@json_option
+def simulate(
+    space: str,
+    strategies: tuple[str, ...],
+    trials: int,
+    seeds: int,
+    problem: dict[str, Any],
+    device: str | None,
+    as_json: bool,
+) -> int:
+    """Compare search strategies on a recorded space.
+
+    SPACE is a Kernel Tuner cache file, a T4 file (both may be compressed), or a kernel whose trials are in the store.
+    Failed configs count as trials.
+    """
+    found = read_recorded(Path(space)) if _is_file(space) else _from_store(space, problem, device)
+    runs = {
+        name: [run_once(found, name, seed, trials) for seed in range(seeds)]
+        for name in dict.fromkeys(strategies or ("auto", "random"))
+    }
+    if as_json:
+        plain = [run.to_plain() for several in runs.values() for run in several]
+        output.emit_json({"optimum": found.optimum, "runs": plain})
+        return Exit.DONE
+    failed = sum(value is None for value in found.objectives)
+    output.emit(f"{len(found.configs)} configs, {failed} of them fail; optimum {found.optimum:.4g}; {seeds} seeds")
+    output.emit()
+    _table(runs, found, trials)
+    output.emit()
+    for line in plot(runs, found.optimum, trials):
+        output.emit(line)
+    return Exit.DONE
+
+
+def _is_file(space: str) -> bool:
+    return Path(space).exists() or "/" in space or space.endswith((".json", ".gz"))
+
+
+def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> RecordedSpace:
+    """Read a kernel's trials as it is now, of the one problem and device that were tried, or that are named."""
+    wanted = given(kernel=kernel, problem=problem, device=device, current=True)
+    with Client() as client:
+        trials = client.call("results", limit=ALL_TRIALS, **wanted)["trials"]
+    keys = {(str(trial["problem"]), trial["device"]) for trial in trials}
+    if len(keys) > 1:
+        raise UsageError(
+            f"{kernel} was tuned for {len(keys)} problems and devices", hint="name them: -p KEY=VALUE, --device"
+        )
+    results = [(trial["config"], trial["latency_us"]) for trial in trials if trial["outcome"]]
+    return recorded(kernel, results)
+
+
+def _table(runs: dict[str, list[Run]], found: RecordedSpace, trials: int) -> None:
+    counts = sorted({*(count for count in COUNTS if count < trials), trials})
+    rows = []
+    for name, several in runs.items():
+        means = [relative(several, found.optimum, count) for count in counts]
+        chosen = several[0].chosen
+        label = name if chosen == name else f"{name} ({chosen})"
+        own = sum(run.mean_s for run in several) / len(several)
+        rows.append([label, *("" if value is None else f"{value:.3f}" for value in means), f"{own * 1e3:.1f} ms"])
+    columns = ["best ÷ optimum after", *map(str, counts), "own time"]
+    output.table(columns, rows, right=columns[1:])
+
+
+def plot(runs: dict[str, list[Run]], optimum: float, trials: int) -> list[str]:
+    """Return a plot of how far the mean best is above the optimum, in logarithmic steps, over the trials."""
+    columns = [max(1, round((column + 1) * trials / PLOT_WIDTH)) for column in range(PLOT_WIDTH)]
+    curves = {name: [relative(several, optimum, count) for count in columns] for name, several in runs.items()}
+    excess = [value - 1 for curve in curves.values() for value in curve if value is not None]
+    if not excess:
+        return ["nothing was found"]
+    top = max(0.01, min(10.0, max(excess)))
+    bottom = 0.001
+    grid = [[" "] * PLOT_WIDTH for _ in range(PLOT_HEIGHT)]
+    for mark, curve in zip(_marks(len(curves)), curves.values(), strict=True):
+        for column, value in enumerate(curve):
+            if value is not None:
+                grid[_row(value - 1, bottom, top)][column] = mark
+    lines = []
+    for row, cells in enumerate(grid):
+        level = top * (bottom / top) ** (row / (PLOT_HEIGHT - 1))
+        lines.append(f"{f'+{level:.1%}':>9} │{''.join(cells)}".rstrip())
+    lines.append(f"{'':>9} └{'─' * PLOT_WIDTH}")
+    lines.append(f"{'':>9}  1{f'{trials} trials':>{PLOT_WIDTH - 1}}")
+    lines.append("  ".join(f"{mark} {name}" for mark, name in zip(_marks(len(curves)), curves, strict=True)))
+    return lines
+
+
+def _row(excess: float, bottom: float, top: float) -> int:
+    bounded = min(top, max(bottom, excess))
+    return round(math.log(top / bounded) / math.log(top / bottom) * (PLOT_HEIGHT - 1))
+
+
+def _marks(number: int) -> Sequence[str]:
+    return [MARKS[place % len(MARKS)] for place in range(number)]

@@ -1,0 +1,115 @@
+"""Recorded spaces and their replay."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.model import UsageError
+from ktuned.search import read_recorded, relative, simulate
+
+SPACE = Path(__file__).parent / "tiles.json.gz"
+"""A synthetic space of 2,088 configs of a tiled kernel on an imagined GPU, 164 of which fail."""
+
+
+def cache(**rows: Any) -> dict[str, Any]:
+    """Return a Kernel Tuner cache of configs of one knob."""
+    return {
+        "tune_params_keys": ["A"],
+        "objective": "time",
+        "cache": {name: {"A": place, "time": time, "times": [1]} for place, (name, time) in enumerate(rows.items())},
+    }
+
+
+def t4(**rows: Any) -> dict[str, Any]:
+    """Return a T4 file of configs of one knob."""
+    return {
+        "schema_version": "1.0.0",
+        "results": [
+            {
+                "configuration": {"A": place},
+                "measurements": [{"name": "time", "value": time, "unit": "ms"}] if isinstance(time, float) else [],
+                "objectives": ["time"],
+                "invalidity": "correct" if isinstance(time, float) else time,
+            }
+            for place, time in enumerate(rows.values())
+        ],
+    }
+
+
+@pytest.mark.parametrize("make", [cache, t4])
+@pytest.mark.parametrize("packed", [False, True])
+def test_formats_mean_the_same(tmp_path: Path, make: Any, packed: bool) -> None:
+    """A cache file and a T4 file, compressed or not, give configs, objectives and failures."""
+    text = json.dumps(make(a=2.5, b="RuntimeFailedConfig", c=1.5)).encode()
+    path = tmp_path / "space.json"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    found = read_recorded(path)
+    assert found.configs == ({"A": 0}, {"A": 1}, {"A": 2})
+    assert found.objectives == (2.5, None, 1.5)
+    assert found.optimum == 1.5
+
+
+def test_cache_that_was_not_closed(tmp_path: Path) -> None:
+    """Kernel Tuner adds the last braces when it ends; a file of a run that was stopped is read too."""
+    whole = json.dumps(cache(a=2.5, b=1.0))
+    (tmp_path / "space.json").write_text(whole.removesuffix("}}") + ",\n")
+    assert read_recorded(tmp_path / "space.json").objectives == (2.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is not JSON"),
+        (b"[1]", "neither `cache` nor `results`"),
+        (b"\x1f\x8bxx", "not a whole gzip file"),
+        (json.dumps(cache(a="failed")).encode(), "no measured config"),
+        (b'{"cache": {"a": {}}, "tune_params_keys": ["A"]}', "lacks 'A'"),
+        (b'{"results": [{}]}', "malformed"),
+    ],
+    ids=["empty", "list", "torn gzip", "all failed", "no knob", "no configuration"],
+)
+def test_other_files_are_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    """A file that is no recorded space is one clear line."""
+    (tmp_path / "space.json").write_bytes(content)
+    with pytest.raises(UsageError, match=words):
+        read_recorded(tmp_path / "space.json")
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    """A path that does not exist is named with the system's words."""
+    with pytest.raises(UsageError, match=r"nothing\.json: No such file"):
+        read_recorded(tmp_path / "nothing.json")
+
+
+def test_runs_count_failures_and_never_rise() -> None:
+    """Each trial has its entry, failed ones too, and the best never gets worse."""
+    found = read_recorded(SPACE)
+    for name in ("random", "local", "guided"):
+        run = simulate(found, name, 0, 60)
+        assert len(run.best) == 60
+        known = [value for value in run.best if value is not None]
+        assert run.best[-len(known) :] == tuple(known)
+        assert known == sorted(known, reverse=True)
+        assert known[-1] >= found.optimum
+
+
+def test_space_that_ends_ends_the_run() -> None:
+    """More trials than configs try them all, and find the optimum."""
+    found = read_recorded(SPACE)
+    run = simulate(found, "auto", 0, 10_000)
+    assert (len(run.best), run.best[-1], run.chosen) == (len(found.configs), found.optimum, "exhaustive")
+
+
+def test_guided_needs_fewer_configs_than_chance() -> None:
+    """After 50 configs guided search is much nearer to the optimum than random search after 100."""
+    found = read_recorded(SPACE)
+    guided = relative([simulate(found, "guided", seed, 50) for seed in range(5)], found.optimum, 50)
+    chance = relative([simulate(found, "random", seed, 100) for seed in range(5)], found.optimum, 100)
+    assert guided is not None
+    assert chance is not None
+    assert guided - 1 < 0.6 * (chance - 1)
