@@ -24,7 +24,9 @@ CLEAN = (
     "client",
     "docs/images",
     "examples",
+    "ktuned/backends",
     "ktuned/cli",
+    "ktuned/model",
     "ktuned/testing",
     "ktuned/watch",
     "plugins/cutedsl",
@@ -44,7 +46,7 @@ WORDS = re.compile(
 )
 """Words that plain English does without. A method named ``tell`` is the term of optimisers, so calls are allowed."""
 
-TERMS = re.compile(r"\bask[ -]and[ -]tell\b|\bon the grounds? (that|of)\b", re.IGNORECASE)
+TERMS = re.compile(r"\bask[ -]and[ -]tell\b|`+tell`+|\bon the grounds? (that|of)\b", re.IGNORECASE)
 
 SENTENCE = re.compile(r"(?:^|[.!]\s+|^[-*#|>\s]+)((?:What|Who|Whose|Whether|Why)\b[^?.|]*)(?=[.|\n]|$)", re.MULTILINE)
 """A sentence or heading that names a thing by a clause; a question is none."""

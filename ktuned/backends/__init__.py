@@ -1,4 +1,4 @@
-"""The contract between ktuned and its backend plugins, and what plugins share.
+"""The contract between ktuned and its backend plugins, and code that plugins share.
 
 A plugin subclasses :class:`Backend` and names it under the entry-point group ``ktuned.backends``.
 """

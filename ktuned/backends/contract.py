@@ -1,8 +1,8 @@
 """The contract of a backend plugin.
 
 A plugin is a distribution of its own. It names a subclass of :class:`Backend` under the entry-point group
-``ktuned.backends``; the daemon reads that metadata only, and the class is imported in workers. What differs
-between backends lives in the subclass: which files an artifact holds, how they are made and loaded.
+``ktuned.backends``; the daemon reads that metadata only, and the class is imported in workers. The subclass
+holds everything that differs between backends: the files of an artifact, their making and loading.
 
 :func:`ktuned.testing.backends.check_backend` is the conformance suite that every plugin runs.
 """
@@ -30,14 +30,14 @@ Layout = tuple[str, tuple[int, ...], tuple[int, ...]]
 _INCLUDE_OPTIONS = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path=")
 
 Launch = Callable[[], None]
-"""Runs the kernel once, on the arguments it was bound to; on a GPU it may return before the kernel ends."""
+"""Runs the kernel once on its bound arguments; on a GPU it may return before the kernel ends."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """What a kernel function returns: how to compile and call one config, as plain values.
+    """Result of a kernel function: the recipe to compile and call one config, as plain values.
 
-    A plugin's ``Build`` is a frozen dataclass that derives from this. Its fields hold what MessagePack can
+    A plugin's ``Build`` is a frozen dataclass that derives from this. Its fields hold values that MessagePack can
     carry (scalars, strings, tuples, maps); ``args`` names tensors by their key in ``inputs`` and gives scalars.
     """
 
@@ -54,17 +54,17 @@ class Build:
 
     @property
     def include_dirs(self) -> tuple[str, ...]:
-        """The directories that ``flags``, where a Build has them, add to the search for includes, as written there."""
+        """The include directories in ``flags``, if a Build has them, as written there."""
         flags = [str(flag) for flag in getattr(self, "flags", ())]
         joined = [flag.removeprefix(option) for flag in flags for option in _INCLUDE_OPTIONS if flag.startswith(option)]
         apart = [name for option, name in pairwise(flags) if option in _INCLUDE_OPTIONS]
         return tuple(name for name in (*joined, *apart) if name)
 
     def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
-        """Return this Build with what it must say of its problem's tensors (by their names in ``inputs``).
+        """Return this Build with the properties of its problem's tensors (by their names in ``inputs``).
 
-        For a backend that compiles for the tensors' shapes or dtypes: what it keeps of them enters the artifact's
-        key. Most keep nothing, and share one artifact between problems.
+        For a backend that compiles for the tensors' shapes or dtypes: the recorded properties enter the artifact's
+        key. Most backends record none, and share one artifact between problems.
         """
         return self
 
@@ -87,10 +87,10 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One thing to compile: a config's ``Build`` and where its sources are.
+    """Unit of compiling: a config's ``Build`` and its sources.
 
     ``key`` is the artifact's key and the name of the directory to fill; ``sources`` are absolute paths.
-    ``kernel_file`` and ``kernel`` tell a backend whose Build holds a Python function where to find it.
+    ``kernel_file`` and ``kernel`` locate the Python function of a Build that holds one.
     """
 
     key: str
@@ -103,10 +103,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of one unit.
+    """Result of one unit.
 
-    ``outcome`` is ``None`` on success, else ``compile_error`` or ``unsupported``; ``message`` the compiler's own
-    words; ``facts`` what the backend wants kept with the artifact (registers, lowered names, …).
+    ``outcome`` is ``None`` on success, else ``compile_error`` or ``unsupported``; ``message`` is the compiler's;
+    ``facts`` are kept with the artifact (registers, lowered names, …).
     """
 
     key: str
@@ -117,7 +117,7 @@ class Compiled:
 
 
 class Absence(StrEnum):
-    """Why a backend has no device here."""
+    """Reason for the absence of devices."""
 
     NO_HARDWARE = "no_hardware"
     NO_DRIVER = "no_driver"
@@ -136,32 +136,32 @@ class Absent:
 
 
 class Kernel(ABC):
-    """A loaded artifact: something that can be bound to tensors and launched."""
+    """A loaded artifact, which can be bound to tensors and launched."""
 
     @abstractmethod
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
         """Return a call without arguments that launches the kernel on ``tensors`` (by their names in ``inputs``).
 
-        The tensors live on the kernel's device. Whatever can be prepared is prepared here, so that the
+        The tensors live on the kernel's device. All preparation happens here, so that the
         launch itself costs the host as little as possible.
 
         Raises:
-            KeyError: ``args`` names a tensor that ``inputs`` does not make.
+            KeyError: ``args`` names a tensor that ``inputs`` does not declare.
         """
 
 
 class Backend(ABC):
-    """What a plugin implements. Instances live in worker processes only and hold no state between calls.
+    """Base class of plugins. Instances live only in worker processes and hold no state between calls.
 
     Attributes:
         name: the backend's name, as kernel files write it.
-        group_size: how many units it gains from compiling at once; the pipeline hands it groups of up to so many.
-        default_target: what it compiles for where it has no device and nobody says for what; empty if it then cannot.
+        group_size: the number of units worth compiling together; the pipeline passes groups of up to this size.
+        default_target: the target without a device and without ``arch``; empty if there is none.
         api_version: the major version of this contract that the plugin was written for.
-        build: the plugin's :class:`Build`; backends of one family share it, and are called by its name and a suffix.
-        required_files: the files an artifact of this backend must hold, checked before save and after load.
+        build: the plugin's :class:`Build`; backends of one family share it, and are named by it and a suffix.
+        required_files: the files that an artifact of this backend must hold, checked before save and after load.
         decisive_files: those of them that, with the Build, decide all that runs: a measurement of one artifact then
-            holds for every other with the same bytes. None, where code from elsewhere runs, too (a Python function).
+            holds for every other with the same bytes. None if other code runs as well (a Python function).
     """
 
     name: ClassVar[str]
@@ -183,14 +183,14 @@ class Backend(ABC):
 
     @abstractmethod
     def devices(self) -> Sequence[Device] | Absent:
-        """Return what this backend can run on, here and now; absence is data, never an exception."""
+        """Return this backend's devices at this time; absence is data, never an exception."""
 
     @abstractmethod
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Compile a group of units, each into the directory ``into / unit.key`` (made by the caller, empty).
 
-        Yields one :class:`Compiled` per unit as it is ready. One bad unit never fails its group: what the
-        compiler refuses is a result, not an exception.
+        Yields one :class:`Compiled` per unit when it is ready. One bad unit never fails its group: a compile error
+        is a result, not an exception.
         """
 
     @abstractmethod
@@ -209,11 +209,11 @@ def compile_together(
     refusal: type[Exception],
     spent_s: float = 0.0,
 ) -> Iterator[Compiled]:
-    """Compile units as one, and yield one result for each; for backends that gain from that.
+    """Compile units together, and yield one result for each; for backends that gain from it.
 
-    ``compile`` makes the artifacts of all the units that it is given, and returns their facts by key. When it raises
-    ``refusal``, its halves are compiled apart, until the units at fault are alone with the compiler's words. Units
-    share the time of what was done for them together; ``spent_s`` is each one's share of what failed before.
+    ``compile`` makes the artifacts of all its units, and returns their facts by key. When it raises ``refusal``, the
+    halves are compiled separately, until each faulty unit has its own error. Units share the time of common work;
+    ``spent_s`` is each one's share of failed attempts.
     """
     started = time.perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""The CPU as a device: its model, the target that ``-march=native`` means on it, its flags, its time."""
+"""The CPU as a device: its model, its target for ``-march=native``, its flags, its time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPUINFO = Path("/proc/cpuinfo")
 STAT = Path("/proc/stat")
 
 TARGET_PREFIX = "native-"
-"""How the target of every CPU begins, and that of no other device."""
+"""Prefix of the targets of CPUs, and of no other device."""
 
 
 class CpuTicks(NamedTuple):
@@ -55,7 +55,7 @@ def read_ticks(path: Path = STAT) -> CpuTicks | None:
 
 
 def device() -> Device:
-    """Return ``cpu:0``; its model names the CPU and how many of them there are, for both decide which config wins."""
+    """Return ``cpu:0``; its model has the CPU's name and the number of cores, as both decide which config wins."""
     name, flags = _identity()
     cores = os.cpu_count() or 1
     return Device(
@@ -67,7 +67,7 @@ def device() -> Device:
 
 
 def target() -> str:
-    """Return the name of what ``-march=native`` compiles for here."""
+    """Return the name of the target of ``-march=native`` here."""
     return f"{TARGET_PREFIX}{_short_hash(' '.join(_identity()))}"
 
 

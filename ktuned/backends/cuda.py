@@ -1,8 +1,8 @@
-"""The NVIDIA GPUs that kernels can run on here, found without torch, without a context and without GPU memory.
+"""NVIDIA GPUs of this machine, found without torch, without a context and without GPU memory.
 
-Asks the driver itself (``libcuda.so.1``), so that the ordinals are those that every CUDA program of this process's
-environment sees, whatever ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` say. For the plugins whose kernels run
-on CUDA, which import it in workers; it imports the standard library alone.
+The driver itself (``libcuda.so.1``) lists them, so the ordinals are those of every CUDA program in this process's
+environment, for any ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. Plugins for CUDA import this module in workers;
+it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _DISPLAY_CLASS = "0x03"
 
 
 class DriverError(Exception):
-    """The driver is there and does not work; the message is its own word for why."""
+    """The driver is installed and does not work; the message is its own."""
 
 
 def cuda_devices() -> Sequence[Device] | Absent:
-    """Return the GPUs that this process may use as ``cuda:0``, ``cuda:1``, …, or why there are none.
+    """Return the GPUs that this process may use as ``cuda:0``, ``cuda:1``, …, or the reason for their absence.
 
-    A device's target is what its kernels are compiled for (see :func:`compute_target`); its fingerprint has the
+    A device's target is the architecture of its kernels (see :func:`compute_target`); its fingerprint has the
     driver's version, the same on devices that may share each other's winners.
     """
     try:
@@ -76,9 +76,9 @@ def gpu_uuids() -> dict[str, str]:
 
 
 def torch_cuda_devices() -> Sequence[Device] | Absent:
-    """Return what :func:`cuda_devices` does, or that this interpreter's torch cannot reach a GPU.
+    """Return the result of :func:`cuda_devices`, or an absence if this interpreter's torch cannot reach a GPU.
 
-    What a kernel is bound to are torch's tensors; torch is looked at, not imported.
+    Kernels are bound to torch's tensors; torch's metadata is read, without an import.
     """
     found = cuda_devices()
     if isinstance(found, Absent):
@@ -97,24 +97,24 @@ def torch_cuda_devices() -> Sequence[Device] | Absent:
 
 
 def has_gpu() -> bool:
-    """Tell whether this process may use at least one GPU."""
+    """Return whether this process may use at least one GPU."""
     return not isinstance(cuda_devices(), Absent)
 
 
 def compute_target(major: int, minor: int) -> str:
-    """Return what to compile for on a device of this compute capability: ``sm_80``, ``sm_90a``, ``sm_120a``.
+    """Return the target of a device of this compute capability: ``sm_80``, ``sm_90a``, ``sm_120a``.
 
-    With the suffix from 9.0 on, because the instructions that make those devices fast (wgmma, tcgen05) exist in the
-    architecture-specific feature set alone (CUDA C++ Programming Guide, *Feature Set Compiler Targets*).
+    With the suffix from 9.0 on, because the instructions that make those devices fast (wgmma, tcgen05) exist only in
+    the architecture-specific feature set (CUDA C++ Programming Guide, *Feature Set Compiler Targets*).
     """
     suffix = "a" if major >= _FIRST_ARCHITECTURE_SPECIFIC else ""
     return f"sm_{major}{minor}{suffix}"
 
 
 def runs_on(built_for: str, target: str) -> bool:
-    """Tell whether machine code for ``built_for`` (``sm_90``, ``sm_90a``) runs on a device whose target is ``target``.
+    """Return whether machine code for ``built_for`` (``sm_90``, ``sm_90a``) runs on a device of target ``target``.
 
-    Plain code runs on later minor versions of its major one; architecture-specific code (``a``) on its own alone,
+    Plain code runs on later minor versions of its major one; architecture-specific code (``a``) only on its own,
     family-specific code (``f``) like plain code (CUDA C++ Programming Guide, *Binary Compatibility*).
     """
     if built_for == target:
@@ -180,7 +180,7 @@ def _check(driver: ctypes.CDLL, code: int) -> None:
 
 
 def _has_nvidia_hardware() -> bool:
-    """Tell whether the PCI bus has an NVIDIA display controller, driver or not."""
+    """Return whether the PCI bus has an NVIDIA display controller, with or without a driver."""
     for device in Path("/sys/bus/pci/devices").glob("*"):
         try:
             vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()

@@ -1,4 +1,4 @@
-"""What a compiled kernel needs of a multiprocessor, read from the assembler's own report (``ptxas -v``)."""
+"""Resources of a compiled kernel, parsed from the assembler's report (``ptxas -v``)."""
 
 from __future__ import annotations
 

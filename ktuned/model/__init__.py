@@ -1,6 +1,6 @@
-"""Values that every part speaks of: identities, configs, devices, plans, trials, jobs, winners, errors.
+"""Values that every package shares: identities, configs, devices, plans, trials, jobs, winners, errors.
 
-Plain and frozen; the standard library alone, because workers import them under the project's interpreter.
+Plain and frozen, with only the standard library, because workers import them under the project's interpreter.
 """
 
 from ktuned.model.device import Device

@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One thing that a kernel can run on, as a backend found it.
+    """A CPU or GPU that kernels can run on, as a backend found it.
 
-    ``name`` is its seat on this machine (``cpu:0``), ``model`` what winners are kept for, ``target`` what
-    compilers must aim at, ``fingerprint`` the driver and whatever else can change a kernel's speed.
+    ``name`` is its place on this machine (``cpu:0``), ``model`` the key of winners, ``target`` the architecture for
+    compilers, ``fingerprint`` the driver and everything else that can change a kernel's speed.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Every error that ktuned raises on purpose.
 
-Each says what happened, to which thing, and (in ``hint``) what mends it. ``code`` is what travels in the
-protocol, so that programs need not read the sentence.
+Each message states the fault and the thing concerned, and ``hint`` the remedy. The protocol carries ``code``, so that
+programs need not read the message.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class KtunedError(Exception):
 
 
 class UsageError(KtunedError):
-    """The caller asked for something that cannot be meant: a bad argument, a bad field, a bad name."""
+    """The request is invalid: a bad argument, a bad field, a bad name."""
 
     code = "usage"
 
 
 class NotFound(KtunedError):
-    """The named kernel, job, trial, device or file is not known."""
+    """The named kernel, job, trial, device or file is unknown."""
 
     code = "not_found"
 
@@ -43,15 +43,15 @@ class AmbiguousName(KtunedError):
 
 
 class SettingsError(KtunedError):
-    """``config.toml`` or the environment says something that cannot be followed."""
+    """``config.toml`` or the environment has an error."""
 
     code = "settings"
 
 
 class KernelFileError(KtunedError):
-    """A kernel file says something wrong; the message starts with ``file:line``.
+    """A kernel file has an error; the message starts with ``file:line``.
 
-    ``path`` and ``line`` (1-based, 0 when unknown) tell where.
+    ``path`` and ``line`` (1-based, 0 if unknown) are its place.
     """
 
     code = "kernel_file"
@@ -81,23 +81,23 @@ class StoreError(KtunedError):
 
 
 class StoreDamaged(StoreError):
-    """What the store holds is broken; the next opening moves it aside."""
+    """The store is damaged; the next opening moves it aside."""
 
 
 class WorkerError(KtunedError):
-    """Base of what can befall a request to a worker process."""
+    """Base of failures of a request to a worker process."""
 
     code = "worker"
 
 
 class IllegalMove(KtunedError):
-    """A trial was told an event that its state does not allow; the trial is unchanged."""
+    """An event is illegal in a trial's state; the trial is unchanged."""
 
     code = "illegal_move"
 
 
 def listed(known: Iterable[str], *, near: str = "") -> str:
-    """Return ``(there are: …)``, with the known name that ``near`` was probably meant to be."""
+    """Return ``(there are: …)``, with the known name that is closest to ``near``."""
     import difflib
 
     names = list(known)

@@ -14,7 +14,7 @@ from ktuned.model.values import Problem
 
 
 class JobState(StrEnum):
-    """Where a job stands; the next daemon takes ``queued`` and ``running`` ones up, and lets ``paused`` ones wait."""
+    """State of a job; the next daemon continues ``queued`` and ``running`` ones, and keeps ``paused`` ones waiting."""
 
     QUEUED = "queued"
     PAUSED = "paused"
@@ -25,10 +25,10 @@ class JobState(StrEnum):
 
 
 class Priority(IntEnum):
-    """Which job goes first; the gaps leave room for finer steps.
+    """Levels of jobs, lowest first; the gaps leave room for finer steps.
 
-    Measuring again what a new driver or toolchain may have changed; sweeps; lookups; a save; somebody who named what
-    to tune; somebody who waits for it.
+    Measuring again after a change of driver or toolchain; sweeps; lookups; saves; tunings requested by name; tunings
+    that a client waits for.
     """
 
     VERIFY = 50
@@ -40,17 +40,17 @@ class Priority(IntEnum):
 
 
 MAX_PRIORITY = 999
-"""The highest that anybody may ask for: ranks are bounded, so that what has waited long enough passes them."""
+"""Highest priority of a request: levels are bounded, so that a job that has waited long enough passes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """The tuning of one kernel and one problem on one device model, or only its compiling for one target.
 
-    ``done`` counts configs whose outcome is known, ``total`` how many there will be (``None`` when the space
-    cannot be counted), ``outcomes`` them by outcome. ``default_us`` and ``reference_us`` are what the declared
-    default and the reference took. Times are Unix seconds. ``key_problem`` is ``None`` in jobs of older stores, which
-    kept the whole problem alone: it stands for itself.
+    ``done`` counts configs with an outcome, ``total`` all configs (``None`` if the space cannot be counted),
+    ``outcomes`` them by outcome. ``default_us`` and ``reference_us`` are the latencies of the declared default and the
+    reference. Times are Unix seconds. ``key_problem`` is ``None`` in jobs of older stores, which
+    kept only the whole problem.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Kernels as the daemon knows them, and the roots that they are found in."""
+"""Kernels as the daemon knows them, and the roots that contain them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ktuned.model.values import Config, Problem, Scalar
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A watched directory: its project's name, its interpreter, what its workers' environment adds, how it is watched.
+    """A watched directory: its project's name, its interpreter, its workers' environment variables, its watching.
 
-    ``polling`` is for file systems that tell of no changes made elsewhere (network file systems).
+    ``polling`` is for file systems that do not report changes made elsewhere (network file systems).
     """
 
     path: str
@@ -28,11 +28,11 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class KernelInfo:
-    """What the daemon knows of a kernel: all that its file says, less the code.
+    """A kernel's declaration without its code.
 
-    ``digest`` changes when old measurements stop being true; ``source_digest`` when old artifacts do;
-    ``plan_digest`` when there is more to explore. ``stamps`` maps each file it was read from (absolute
-    path) to the SHA-256 of its bytes, or to ``""`` for one that is missing.
+    ``digest`` changes when old measurements no longer hold; ``source_digest`` when old artifacts do not;
+    ``plan_digest`` when there may be more to explore. ``stamps`` maps each file that it depends on (absolute
+    path) to the SHA-256 of its bytes, or to ``""`` for a missing one.
     """
 
     project: str
@@ -59,12 +59,12 @@ class KernelInfo:
 
     @property
     def data_digest(self) -> str:
-        """What decides the inputs, the reference and the checks: with it, measurements of equal artifacts are equal."""
+        """Digest of inputs, reference and checks: if it is equal, measurements of equal artifacts are equal."""
         return str(self.extra.get("data_digest", self.digest))
 
     @property
     def parts(self) -> dict[str, str]:
-        """What ``digest`` is made of: short digests by labels that begin with ``source:`` or ``python:``."""
+        """Parts of ``digest``: short digests by labels that begin with ``source:`` or ``python:``."""
         groups = (("source", self.extra.get("files", {})), ("python", self.extra.get("definitions", {})))
         return {f"{group}:{label}": digest for group, found in groups for label, digest in found.items()}
 
@@ -83,7 +83,7 @@ class KernelInfo:
         return WinnerKey(self.name, self.key_problem(problem), DeviceModel(device))
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data that :meth:`from_wire` reads; what is nested in it is the kernel's own."""
+        """Return plain data that :meth:`from_wire` reads; nested values are shared with the kernel."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return values | {"plan": self.plan.to_wire()}
 

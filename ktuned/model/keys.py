@@ -1,7 +1,7 @@
-"""Identities: what kernels, problems, devices and winners are called, as types that a type checker tells apart.
+"""Identities: names and keys of kernels, problems, devices and winners, as distinct types for a type checker.
 
 A name is a string at run time, so that it costs nothing to carry, to compare and to send. It gets its type once, at
-the edge where it comes in: from a request, a row, a kernel file or a backend's report.
+the edge: from a request, a row, a kernel file or a backend's report.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple, NewType
 from ktuned.model.values import Scalar, canonical
 
 ProjectName = NewType("ProjectName", str)
-"""What a root's kernels are named for; unique among the roots."""
+"""Name of a root's project; unique among the roots."""
 
 KernelName = NewType("KernelName", str)
 """The full name of a kernel, ``project:kernel``; a short one exists only until a request has been resolved."""
@@ -29,17 +29,17 @@ DeviceModel = NewType("DeviceModel", str)
 """The model of a device, which winners are kept for: ``NVIDIA H100 80GB HBM3``."""
 
 Target = NewType("Target", str)
-"""What compilers aim at: ``sm_90a``."""
+"""The architecture that compilers aim at: ``sm_90a``."""
 
 
 class Objective(StrEnum):
-    """What a winner is the best at."""
+    """The figure that a winner minimises."""
 
     LATENCY = "latency"
 
 
 class Role(StrEnum):
-    """What a worker process is for; the fleet keeps each role's workers apart."""
+    """Purpose of a worker process; the fleet keeps the workers of each role separate."""
 
     INSPECT = "inspect"
     EXPLORE = "explore"
@@ -48,9 +48,9 @@ class Role(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a worker is doing; each phase has its deadline, and a failed trial names the one that it failed in.
+    """Phase of a worker's work; each has its deadline, and a failed trial names the phase of its failure.
 
-    ``build`` is a config's way from the strategy to the backend's instructions; it runs within ``inspect``'s deadline.
+    ``build`` calls the kernel function for a config; it runs within ``inspect``'s deadline.
     """
 
     SPAWN = "spawn"
@@ -65,10 +65,10 @@ class Phase(StrEnum):
 
 
 class WinnerKey(NamedTuple):
-    """What there is one winner for. Jobs, winners, lookups and pins that mean the same work have equal keys.
+    """Key of a winner. Jobs, winners, lookups and pins for the same work have equal keys.
 
-    A job that only compiles has its target in the place of the device model. It is a tuple because lookups hash keys
-    by the thousand, and tuples do that in C.
+    A compile-only job has its target in place of the device model. It is a tuple because lookups hash keys by the
+    thousand, and tuples do that in C.
     """
 
     kernel: KernelName
@@ -83,7 +83,7 @@ def full_name(project: str, kernel: str) -> KernelName:
 
 
 def project_of(kernel: KernelName) -> ProjectName:
-    """Return the project of a full name; a kernel's own name has no colon, a project's may have some."""
+    """Return the project of a full name; a kernel's short name has no colon, a project's may have some."""
     return ProjectName(kernel.rpartition(":")[0])
 
 

@@ -1,4 +1,4 @@
-"""A trial's life: every state, every event, every legal move, as one table without IO.
+"""Lifecycle of a trial: every state, every event, every legal move, in one table without IO.
 
 ::
 
@@ -10,7 +10,7 @@
                                └─ known (its twin was measured) ──▶ measured
 
 An event that the table does not allow changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose
-message tells the trial's whole story.
+message contains the trial's history.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ktuned.model.values import Outcome
 
 
 class State(StrEnum):
-    """Where a trial is before it has its outcome, and while a finalist is measured again."""
+    """State of a trial before it has its outcome, and while a finalist is measured again."""
 
     ASKED = "asked"
     COMPILING = "compiling"
@@ -32,7 +32,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What can happen to a trial."""
+    """Events of a trial."""
 
     KNOWN = "known"
     REFUSED = "refused"
@@ -109,7 +109,7 @@ MOVES: dict[Place, dict[Event, Place]] = {
     Outcome.MEASURED: {
         Event.CHOSEN: State.REFINING,
     },
-    # A finalist that was measured once keeps that figure when its second measuring is only stopped or disturbed.
+    # A finalist keeps its first latency if its second measurement is only stopped or disturbed.
     State.REFINING: {
         Event.TIMED: Outcome.MEASURED,
         Event.DISTURBED: Outcome.MEASURED,
@@ -140,11 +140,11 @@ TRIED_AGAIN: dict[Outcome, str] = {
     Outcome.CANCELLED: _NEXT_JOB,
     Outcome.INTERRUPTED: _NEXT_JOB,
 }
-"""When a config that ended so is tried again, as the end of a sentence."""
+"""Time of the next try of a config with this outcome, as the end of a sentence."""
 
 
 class Life:
-    """One trial's place in the table, and how it got there."""
+    """One trial's place in the table, and its events so far."""
 
     __slots__ = ("place", "story")
 
@@ -154,19 +154,19 @@ class Life:
 
     @property
     def outcome(self) -> Outcome | None:
-        """The outcome, or ``None`` while the trial is under way."""
+        """The outcome, or ``None`` while the trial is running."""
         return self.place if isinstance(self.place, Outcome) else None
 
     def tell(self, event: Event) -> Place:
-        """Make the move that ``event`` asks for and return the new place.
+        """Make the move of ``event`` and return the new place.
 
         Raises:
-            IllegalMove: the table has no such move; the trial stays where it was.
+            IllegalMove: the table has no such move; the trial is unchanged.
         """
         moves = MOVES.get(self.place, {})
         if event not in moves:
-            told = " → ".join(self.story) or "nothing"
-            raise IllegalMove(f"a trial that is {self.place} cannot be told {event} (it was told: {told})")
+            story = " → ".join(self.story) or "no events"
+            raise IllegalMove(f"a trial that is {self.place} does not admit {event} (its story: {story})")
         self.story.append(event)
         self.place = moves[event]
         return self.place

@@ -1,4 +1,4 @@
-"""How a job goes about a space: strategy, seed, preset, budgets."""
+"""Plans of jobs: strategy, seed, preset, budgets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """How thoroughly to measure.
+    """Thoroughness of measurements.
 
     ``warmup`` untimed runs; then batches until the 95 % confidence interval of the median is within 1 %, at least
     ``repetitions`` runs and at most ``timing_s`` seconds; the best ``finalists`` are measured again in
@@ -35,12 +35,12 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 DEFAULT_TRIALS = 1000
-"""Trials a job may try when nobody set a budget: enough for most spaces, an end for the endless ones."""
+"""Default limit of a job's trials: enough for most spaces, and an end for endless ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a job goes about a space: which strategy, with which seed, how thoroughly, how far; or only to compile it."""
+    """Plan of a job for a space: strategy, seed, preset, budgets; or only compiling."""
 
     strategy: str = "auto"
     seed: int = 0

@@ -1,4 +1,4 @@
-"""What has changed since a winner was measured: which file, which definition, which version. Decides; no IO."""
+"""Changes since a winner was measured: files, definitions, versions. No IO."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from ktuned.model.trial import Context
 
 SOURCE = "source"
-"""The group of a kernel's parts that are source files; the others are Python definitions or ``@kernel``'s arguments."""
+"""Group of a kernel's parts that are source files; the others are Python definitions or ``@kernel``'s arguments."""
 
 CAPTURED = "inputs:captured"
-"""The part that stands for a problem's captured inputs."""
+"""Part that stands for a problem's captured inputs."""
 
 _DEFINITION = re.compile(r"(?P<file>[^:<]+\.py):(?P<name>.+)", re.DOTALL)
 _MISSING = " includes "
@@ -21,11 +21,11 @@ _MISSING = " includes "
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference between two grounds.
+    """One difference between two contexts.
 
     ``kind`` is ``source``, ``definition``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones), ``toolchain``,
     ``driver``, ``measuring`` or ``unknown``; ``where`` a file relative to the kernel file's directory, or a tool;
-    ``name`` what in it. ``before`` and ``after`` are versions, or short digests; empty for what was not there.
+    ``name`` the part of it. ``before`` and ``after`` are versions, or short digests; empty if absent.
     """
 
     kind: str
@@ -47,9 +47,9 @@ def since(
     drivers: tuple[Mapping[str, str] | None, Mapping[str, str] | None],
     kernel_file: str,
 ) -> list[Change]:
-    """Return what makes ``then`` another ground than ``now``; each pair holds what the digests of both were made of.
+    """Return the differences between the contexts ``then`` and ``now``; each pair holds the parts of both digests.
 
-    ``None`` stands for what nobody kept: the change is told all the same, without its parts.
+    ``None`` stands for parts that were not kept: the change is then returned without them.
     """
     found: list[Change] = []
     if then.digest != now.digest:
@@ -104,7 +104,7 @@ def sentence(change: Mapping[str, Any]) -> str:
     kind, where, name, before, after = (change[key] for key in ("kind", "where", "name", "before", "after"))
     if kind in ("toolchain", "driver", "measuring"):
         what = f"{where} {name}".rstrip()
-        return f"{kind}: {what} was {before or 'not there'}, is {after or 'not there'}"
+        return f"{kind}: {what} was {before or 'absent'}, is {after or 'absent'}"
     if kind == "inputs":
         return "inputs were captured"
     if name.startswith("#include"):
@@ -112,5 +112,5 @@ def sentence(change: Mapping[str, Any]) -> str:
     verb = "changed" if before and after else "is new" if after else "is gone"
     what = f"{where}: `{name}`" if name else where
     if kind == "unknown":
-        return f"{where} or its captured inputs changed; which was not kept"
+        return f"{where} or its captured inputs changed; the parts were not recorded"
     return f"{what} {verb}"

@@ -1,4 +1,4 @@
-"""Trials and winners, and the context that a measurement holds for."""
+"""Trials and winners, and the context of a measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
 from ktuned.model.values import Config, Outcome, Problem
 
 MEASURING_VERSION = 1
-"""Raised whenever the way of measuring changes, so that figures of two ways are never compared."""
+"""Raised whenever the way of measuring changes, so that latencies of two ways are never compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What became of one config; times in the unit that their name ends in.
+    """Result of one config; times in the unit at the end of their name.
 
-    ``detail`` holds what an outcome keeps besides: ``phase``, ``signal``, ``stderr``, ``stdout``,
+    ``detail`` holds further facts of an outcome: ``phase``, ``signal``, ``stderr``, ``stdout``,
     ``max_error``, ``mismatched_ratio``, ``samples``, ``content`` (SHA-256 of the artifact's files).
     """
 
@@ -54,7 +54,7 @@ class TrialResult:
 class Trial:
     """One config tried on one problem on one device model, as the store keeps it.
 
-    ``outcome`` is ``None`` while it is under way; ``problem`` is the specialised one. ``updated`` is Unix time in s.
+    ``outcome`` is ``None`` while it is running; ``problem`` is the specialised one. ``updated`` is Unix time in s.
     """
 
     id: int
@@ -75,13 +75,13 @@ class Trial:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the protocol's trial map; its values are the trial's own, for a copy of each sample takes its time."""
+        """Return the protocol's trial map; its values are shared with the trial, as copies of samples take time."""
         return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """The best valid trial of a (kernel, problem, device model), with the ground it was measured on."""
+    """The best valid trial of a (kernel, problem, device model), with the context of its measurement."""
 
     context: Context
     trial: int

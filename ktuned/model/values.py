@@ -1,7 +1,7 @@
-"""The plain values that every part of ktuned speaks of: problems, configs, devices, trials, jobs, winners.
+"""Plain values: scalars, problems, configs, outcomes, statuses.
 
-All are frozen and hold only what MessagePack and JSON can carry, so that the same fields appear in the
-protocol, in ``--json`` and in exports. This module imports the standard library alone: workers import it.
+All are frozen and hold only values that MessagePack and JSON can carry, so that the same fields appear in the
+protocol, in ``--json`` and in exports. This module imports only the standard library, because workers import it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 Scalar = bool | int | float | str
-"""What a problem or a config may hold."""
+"""Value of a problem or a config."""
 
 Problem = Mapping[str, Scalar]
 Config = Mapping[str, Scalar]
@@ -24,7 +24,7 @@ def canonical(values: Mapping[str, Any]) -> str:
 
 
 class Outcome(StrEnum):
-    """How a trial ended; each trial has exactly one."""
+    """End of a trial; each trial has exactly one."""
 
     MEASURED = "measured"
     SLOWER = "slower"
@@ -41,11 +41,11 @@ class Outcome(StrEnum):
 
 
 RETRIED_BY_NEXT_JOB = frozenset({Outcome.CONTENDED, Outcome.CANCELLED, Outcome.INTERRUPTED})
-"""Outcomes that say nothing about the config: the next job that meets it tries again."""
+"""Outcomes that do not depend on the config: the next job tries it again."""
 
 
 class Status(StrEnum):
-    """What kind of answer a lookup got, best first."""
+    """Status of a lookup's answer, best first."""
 
     FRESH = "fresh"
     STALE = "stale"

@@ -1,8 +1,7 @@
 """The conformance suite for strategies: the promises of :class:`ktuned.search.Strategy`, checked on small spaces.
 
-A plugin's tests call :func:`check_strategy`; where that fails, the smaller functions that it is made of tell the
-promises apart. Each raises :class:`AssertionError` with one line that says which promise is broken; none needs
-pytest.
+A plugin's tests call :func:`check_strategy`; if that fails, the functions that it calls check one promise each. Each
+raises :class:`AssertionError` with one line that names the broken promise; none needs pytest.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from ktuned.search import Strategy
 from ktuned.spec import BoundSpace, space
 
 ASKS = 400
-"""Asks after which a strategy that was told every outcome must have come to the end of a space of some 40 configs."""
+"""Asks within which a strategy that knows every outcome must finish a space of some 40 configs."""
 
 SLOWEST_ASK_S = 2.0
-"""A worker that says nothing for longer than its deadline is killed; this leaves a slow machine room."""
+"""A silent worker is killed after its deadline; this leaves a margin for slow machines."""
 
 
 def check_strategy(kind: type[Strategy]) -> None:
     """Check everything that a strategy promises.
 
     Raises:
-        AssertionError: a promise is broken; the message says which.
+        AssertionError: a promise is broken; the message names it.
     """
     for name, bound in _spaces().items():
         check_proposals(kind, bound, name)
@@ -56,7 +55,7 @@ def check_proposals(kind: type[Strategy], bound: BoundSpace, name: str) -> None:
 
 
 def check_failures(kind: type[Strategy], bound: BoundSpace, name: str) -> None:
-    """Check that a strategy goes on where most or all configs fail, whatever the failure."""
+    """Check that a strategy continues if most or all configs fail, with any failure."""
     strategy = kind(bound, 2)
     failures = [outcome for outcome in Outcome if outcome is not Outcome.MEASURED]
     for number in range(ASKS):
@@ -82,7 +81,7 @@ def check_seeds(kind: type[Strategy], bound: BoundSpace) -> None:
 
 
 def check_silence(kind: type[Strategy], bound: BoundSpace) -> None:
-    """Check that a strategy that waits for outcomes says so with an empty answer, and goes on after them."""
+    """Check that a strategy that waits for outcomes returns an empty answer, and continues after them."""
     strategy = kind(bound, 3)
     waiting: list[dict[str, Scalar]] = []
     for _ in range(ASKS):
@@ -90,7 +89,7 @@ def check_silence(kind: type[Strategy], bound: BoundSpace) -> None:
         if not asked:
             break
         waiting += asked
-    _require(len(waiting) > 0, "proposes nothing before it was told an outcome: nothing would ever be tried")
+    _require(len(waiting) > 0, "proposes nothing before the first outcome: nothing would ever be tried")
     for config in reversed(waiting):
         strategy.tell(config, Outcome.MEASURED, _latency(config))
     _require(strategy.finished or bool(_asked(strategy, 1)), "proposes nothing more once all its outcomes are known")
@@ -102,7 +101,7 @@ def check_foreign_outcomes(kind: type[Strategy], bound: BoundSpace) -> None:
     for config in list(bound)[:5]:
         strategy.tell(config, Outcome.MEASURED, _latency(config))
     strategy.tell({"elsewhere": 1}, Outcome.MEASURED, 1.0)
-    _require(bool(_asked(strategy, 1)), "proposes nothing after it was told of configs that it did not propose")
+    _require(bool(_asked(strategy, 1)), "proposes nothing after outcomes of configs that it did not propose")
 
 
 def _spaces() -> dict[str, BoundSpace]:

@@ -40,13 +40,13 @@ def test_a_move_is_made_as_the_table_says_or_not_at_all(place: Place) -> None:
             life.tell(event)
         assert (life.place, life.story) == (place, before)
         assert caught.value.message == (
-            f"a trial that is {place} cannot be told {event} (it was told: compile_started → compile_done)"
+            f"a trial that is {place} does not admit {event} (its story: compile_started → compile_done)"
         )
 
 
 def test_a_trial_without_a_story_says_so() -> None:
     """The message reads well before anything has happened, too."""
-    with pytest.raises(IllegalMove, match=r"asked cannot be told timed \(it was told: nothing\)"):
+    with pytest.raises(IllegalMove, match=r"asked does not admit timed \(its story: no events\)"):
         Life().tell(Event.TIMED)
 
 

@@ -52,7 +52,7 @@ def test_versions_are_named() -> None:
         drivers=({"driver": "550"}, {"driver": "560", "clock": "fixed"}),
     ) == [
         "toolchain: compiler was 12, is 13",
-        "driver: clock was not there, is fixed",
+        "driver: clock was absent, is fixed",
         "driver: driver was 550, is 560",
         "measuring: ktuned way of measuring was 1, is 2",
     ]
@@ -62,7 +62,7 @@ def test_what_was_not_kept_is_told_all_the_same() -> None:
     """A change whose parts nobody remembers is still a change."""
     now = replace(THEN, digest="d2", toolchain="gcc2")
     assert told(now, parts=(None, {}), toolchains=(None, {"compiler": "13"})) == [
-        "tune_k.py or its captured inputs changed; which was not kept",
+        "tune_k.py or its captured inputs changed; the parts were not recorded",
         "toolchain: toolchain was gcc1, is gcc2",
     ]
     assert told(THEN) == []
