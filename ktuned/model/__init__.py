@@ -40,7 +40,16 @@ from ktuned.model.lifecycle import TRIED_AGAIN, Event, Life
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, Plan, Preset
 from ktuned.model.staleness import CAPTURED, Change, sentence, since
 from ktuned.model.trial import Context, Trial, TrialResult, Winner
-from ktuned.model.values import RETRIED_BY_NEXT_JOB, Config, Outcome, Problem, Scalar, Status, canonical
+from ktuned.model.values import (
+    RETRIED_BY_NEXT_JOB,
+    Config,
+    Outcome,
+    Problem,
+    Scalar,
+    Status,
+    canonical,
+    is_among,
+)
 
 __all__ = [
     "CAPTURED",
@@ -92,6 +101,7 @@ __all__ = [
     "WorkerError",
     "canonical",
     "full_name",
+    "is_among",
     "key_problem",
     "key_values",
     "listed",

@@ -7,7 +7,7 @@ protocol, in ``--json`` and in exports. This module imports only the standard li
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -21,6 +21,13 @@ Config = Mapping[str, Scalar]
 def canonical(values: Mapping[str, Any]) -> str:
     """Return the one text that identifies a flat map: JSON with sorted keys and no spaces."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def is_among(value: object, values: Sequence[Scalar]) -> bool:
+    """Membership that tells 1, 1.0 and True apart, as keys do."""
+    if isinstance(values, range):
+        return type(value) is int and value in values
+    return any(type(value) is type(other) and value == other for other in values)
 
 
 class Outcome(StrEnum):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ktuned.model import Config, KernelFileError, Problem, Scalar, canonical
+from ktuned.model import Config, KernelFileError, Problem, Scalar, canonical, is_among
 from ktuned.spec.values import Site, Values, mapping_fault
 
 MEMBERSHIP_BOUND = 100_000
@@ -206,7 +206,7 @@ class Product:
     def holds(self, config: Mapping[Any, Any]) -> bool:
         """Tell whether a config is one of the combinations."""
         return config.keys() == self.axes.keys() and all(
-            _is_among(config[knob], values) for knob, values in self.axes.items()
+            is_among(config[knob], values) for knob, values in self.axes.items()
         )
 
 
@@ -228,10 +228,3 @@ class Listing:
     @cached_property
     def _texts(self) -> frozenset[str]:
         return frozenset(map(canonical, self._configs))
-
-
-def _is_among(value: object, values: Sequence[Scalar]) -> bool:
-    """Membership that tells 1, 1.0 and True apart, as keys do."""
-    if isinstance(values, range):
-        return type(value) is int and value in values
-    return any(type(value) is type(other) and value == other for other in values)

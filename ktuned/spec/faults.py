@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ktuned.model import PRESETS, canonical, listed
-from ktuned.spec.spaces import Space
+from ktuned.model import PRESETS, canonical, is_among, listed
+from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
 from ktuned.spec.values import mapping_fault
 
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
@@ -85,7 +85,22 @@ def _default_fault(default: Any, space: Space) -> str:
         if knob not in (knobs or ()):
             return f"default has no knob {knob!r} to set {listed(knobs or (), near=knob)}"
     missing = [knob for knob in knobs or () if knob not in default]
-    return f"default must be a full config; it lacks {', '.join(missing)}" if missing else ""
+    if missing:
+        return f"default must be a full config; it lacks {', '.join(missing)}"
+    return "" if space.fault else _outside_fault(default, space)
+
+
+def _outside_fault(default: Mapping[str, Any], space: Space) -> str:
+    """Return why a declared space does not hold a default; a callable's configs are for the worker to walk."""
+    if isinstance(space, CartesianSpace):
+        for knob, values in space.axes.items():
+            if not is_among(default[knob], values):
+                return f"default is outside the space: {knob}={default[knob]!r} is not on the axis {knob}"
+    if isinstance(space, ListSpace):
+        wanted = canonical(default)
+        if all(canonical(config) != wanted for config in space.configs):
+            return f"default is outside the space: its list has no {wanted}"
+    return ""
 
 
 def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None) -> str:

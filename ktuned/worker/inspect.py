@@ -139,15 +139,20 @@ COUNTED_SPACE = 20_000
 
 
 def _check_spaces(kernel: Kernel) -> None:
-    """Find an empty or broken space when the file is saved, not when a job starts.
+    """Find an empty or broken space, or a default outside it, when the file is saved and not when a job starts.
 
     Raises:
-        KernelFileError: the space is empty for a declared problem, or its code fails.
+        KernelFileError: the space is empty for a declared problem or lacks the default, or its code fails.
     """
     for problem in kernel.problem_list():
         space = kernel.bound_space(problem)
         if space.size is None or space.size <= COUNTED_SPACE:
             next(iter(space))
+        if kernel.default is not None and kernel.default not in space:
+            raise kernel.site.error(
+                f"the default {canonical(kernel.default)} is not in the space for the problem {canonical(problem)}",
+                hint="give a default that `where` admits for every declared problem, or loosen `where`",
+            )
 
 
 def _admitted(space: BoundSpace, configs: Sequence[Config]) -> dict[str, Config]:

@@ -202,6 +202,29 @@ def test_an_empty_space_is_found_when_the_file_is_saved(root: Path, monkeypatch:
     assert "tune_it.py:5: it: " in item["errors"][0]["message"]
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        "space(n=[1, 2, 3], where=lambda p, c: c.n <= p.M)",
+        "space([dict(n=1), dict(n=3)], where=lambda p, c: c.n <= p.M)",
+        "space(lambda p: (dict(n=n) for n in range(p.M)))",
+    ],
+)
+def test_a_default_outside_the_space_is_an_error_of_the_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch, space: str
+) -> None:
+    """A default that is not in the space of every declared problem is found at the save, at the kernel's line."""
+    declared = "space(n=[1, 2, 3], where=lambda p, c: c.n <= p.M)"
+    text = KERNEL_FILE.replace(declared, space).replace("dict(M=2)]", "dict(M=9), dict(M=2)], default=dict(n=3)")
+    (root / "tune_it.py").write_text(text)
+    monkeypatch.setattr(Registry, "names", ["fake"])
+    (item,) = inspected(root, "tune_it.py")
+    assert item["kernels"] == []
+    (error,) = item["errors"]
+    assert error["message"].startswith(f"{root}/tune_it.py:5: it: ")
+    assert error["message"].endswith('the default {"n":3} is not in the space for the problem {"M":2}')
+
+
 def test_a_space_says_what_it_admits(root: Path) -> None:
     """``admits`` judges configs for another problem than the one they were tuned for."""
     inspector = Inspector(Registry([]))
