@@ -1,5 +1,6 @@
 """Comparison of the documents with the code: every table that repeats a fact."""
 
+import dataclasses
 import inspect
 import re
 from collections.abc import AsyncGenerator
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 from ktuned import kernel, model
+from ktuned.catalog import project_file
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.program import COMMANDS, cli
 from ktuned.daemon import config
@@ -129,6 +131,18 @@ def test_settings() -> None:
     assert (set(example), set(example["roots"][0])) == (set(names), set(root_names))
     assert sorted(_names("docs/settings.md", "## `config.toml`")) == sorted(names)
     assert _names("docs/settings.md", "## `[[roots]]`") == list(root_names)
+
+
+def test_project_settings() -> None:
+    """The example of ktuned.toml is valid and complete, and each setting has a row."""
+    (block,) = re.findall(
+        r"^```toml\n(.*?)^```$", (ROOT / "docs/kernel-files.md").read_text(), re.DOTALL | re.MULTILINE
+    )
+    project = project_file.parse_project(block.encode(), "ktuned.toml")
+    names = [field.name for field in dataclasses.fields(project) if field.name != "digest"]
+    assert all(getattr(project, name) for name in names)
+    assert all(dataclasses.astuple(project.defaults))
+    assert _names("docs/kernel-files.md", "## Projects") == names
 
 
 def test_defaults_of_settings() -> None:

@@ -12,18 +12,22 @@ from ktuned.catalog.inspection import (
     printable,
     walk,
 )
-from ktuned.catalog.roots import make_root
+from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
+from ktuned.catalog.roots import asked_again, known_roots, make_root, named, project_top
 from ktuned.catalog.trust import Trust, Untrusted
 
 __all__ = [
+    "PROJECT_FILE",
     "CapturedInputs",
     "Catalog",
     "Changes",
     "FileError",
     "Listing",
+    "Project",
     "Survey",
     "Trust",
     "Untrusted",
+    "asked_again",
     "check_extent",
     "check_problem",
     "environment_of",
@@ -31,7 +35,11 @@ __all__ = [
     "is_below",
     "is_kernel_file",
     "is_looked_into",
+    "known_roots",
     "make_root",
+    "named",
     "printable",
+    "project_top",
+    "read_project",
     "walk",
 ]

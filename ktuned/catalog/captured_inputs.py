@@ -22,6 +22,10 @@ class CapturedInputs:
         self._store = store
         self._held = {(held.kernel, held.problem): held for held in store.captured.all()}
 
+    def reload(self) -> None:
+        """Read from the store again which there are: a project has another name."""
+        self._held = {(held.kernel, held.problem): held for held in self._store.captured.all()}
+
     def digest(self, kernel: str, problem: str) -> str:
         """Return the digest of a problem's (canonical text) captured inputs; empty if there are none."""
         held = self._held.get((kernel, problem))

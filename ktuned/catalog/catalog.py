@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ktuned.catalog.dependencies import Dependents
+from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.fleet import Environment
-from ktuned.model import AmbiguousName, KernelInfo, KernelName, NotFound, Problem, Root, UsageError
+from ktuned.model import (
+    AmbiguousName,
+    KernelInfo,
+    KernelName,
+    NotFound,
+    Problem,
+    ProjectName,
+    Root,
+    UsageError,
+    full_name,
+)
+
+_OF_PROJECT = "project "
+"""Marks a project file as the owner of its own stamp."""
 
 _OF_FILE = "file "
 """Tells a kernel file from a kernel (whose names have no spaces) as the owner of stamps."""
@@ -65,9 +80,15 @@ class Changes:
 
 
 class Catalog:
-    """The kernels of all roots, by full name and by file."""
+    """The kernels of all roots, by full name and by file; ``aliases`` has the present names of renamed projects."""
 
-    def __init__(self, roots: Iterable[Root] = (), kernels: Iterable[KernelInfo] = ()) -> None:
+    def __init__(
+        self,
+        roots: Iterable[Root] = (),
+        kernels: Iterable[KernelInfo] = (),
+        aliases: Mapping[ProjectName, ProjectName] | None = None,
+    ) -> None:
+        self.aliases = dict(aliases or {})
         self._roots = {root.path: root for root in roots}
         self._root_listeners: list[Callable[[], None]] = []
         self._kernels = {kernel.name: kernel for kernel in kernels if self.root_of(kernel.file) is not None}
@@ -75,6 +96,8 @@ class Catalog:
         self._faults: dict[str, str] = {}
         self._inspected: set[str] = set()
         self._dependents = Dependents()
+        for root in self._roots.values():
+            self.note_project(root.path, root.project_digest)
         for kernel in self._kernels.values():
             self._dependents.put(kernel.name, kernel.file, kernel.stamps)
 
@@ -99,12 +122,37 @@ class Catalog:
 
     def add_root(self, root: Root) -> None:
         """Watch one more root, or the same one with another interpreter or name."""
+        before = self._roots.get(root.path)
         self._roots[root.path] = root
+        if before is None or before.project_digest != root.project_digest:
+            self.note_project(root.path, root.project_digest)
         self._roots_changed()
+
+    def note_project(self, path: str, digest: str, error: FileError | None = None) -> None:
+        """Note that a root's project file had such a digest when it was read, and what is wrong with it."""
+        file = os.path.join(path, PROJECT_FILE)
+        self._dependents.put(_OF_PROJECT + path, file, {file: digest})
+        self._errors.pop(file, None)
+        if error is not None:
+            self._errors[file] = (error,)
+
+    def rename(self, root: Root, name: str) -> Changes:
+        """Give the kernels of a root another project; return which names came and went."""
+        moved = [kernel for kernel in self._kernels.values() if self.root_of(kernel.file) == root]
+        moved = [kernel for kernel in moved if kernel.project != name]
+        for kernel in moved:
+            self._drop(kernel.name)
+        renamed = [replace(kernel, project=name) for kernel in moved]
+        for kernel in renamed:
+            self._kernels[kernel.name] = kernel
+            self._dependents.put(kernel.name, kernel.file, kernel.stamps)
+        return Changes(added=tuple(kernel.name for kernel in renamed), removed=tuple(kernel.name for kernel in moved))
 
     def remove_root(self, path: str) -> Changes:
         """Watch a root no longer; return what went with it. What lies below another root stays."""
         self._roots.pop(path, None)
+        self._dependents.drop(_OF_PROJECT + path)
+        self._errors.pop(os.path.join(path, PROJECT_FILE), None)
         gone = [name for name, kernel in self._kernels.items() if self.root_of(kernel.file) is None]
         for name in gone:
             self._drop(name)
@@ -134,7 +182,7 @@ class Catalog:
         return environment_of(root)
 
     def resolve(self, name: str) -> KernelInfo:
-        """Return the kernel of a full name, or of a short one that is unambiguous.
+        """Return the kernel of a full name, by its project's present or former name, or of an unambiguous short one.
 
         Raises:
             NotFound: there is none.
@@ -143,6 +191,10 @@ class Catalog:
         exact = self._kernels.get(KernelName(name))
         if exact is not None:
             return exact
+        project, _, short = name.rpartition(":")
+        present = self.aliases.get(ProjectName(project)) if project else None
+        if present is not None and (renamed := self._kernels.get(full_name(present, short))) is not None:
+            return renamed
         matches = [kernel for kernel in self.kernels if kernel.kernel == name]
         if len(matches) == 1:
             return matches[0]

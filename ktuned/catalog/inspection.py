@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -13,9 +13,11 @@ import anyio.to_thread
 import structlog
 
 from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, environment_of, is_below
+from ktuned.catalog.project_file import PROJECT_FILE, digest_of
+from ktuned.catalog.roots import asked_again, named
 from ktuned.catalog.trust import Trust, Untrusted
 from ktuned.fleet import KILLS_EXCUSED, Fleet, is_outside_kill
-from ktuned.model import KernelInfo, Root, StoreError, UsageError, WorkerError
+from ktuned.model import KernelInfo, Root, SettingsError, StoreError, UsageError, WorkerError
 from ktuned.store import Store
 
 _log = structlog.get_logger()
@@ -131,7 +133,11 @@ class Found:
 
 
 class Survey:
-    """Inspects kernel files, one root at a time; those that ``trust`` refuses are errors."""
+    """Inspects kernel files, one root at a time; those that ``trust`` refuses are errors.
+
+    A root whose project file changed is followed: ``probe`` looks at its environment first, and ``renamed`` is called
+    once what the store holds has another name.
+    """
 
     def __init__(
         self,
@@ -140,8 +146,13 @@ class Survey:
         store: Store,
         deadlines: Mapping[str, float],
         trust: Trust | None = None,
+        *,
+        probe: Callable[[Root], Awaitable[None]] | None = None,
+        renamed: Callable[[], None] = lambda: None,
     ) -> None:
         self.trust = trust or Trust()
+        self._probe = probe
+        self._renamed = renamed
         self._catalog = catalog
         self._fleet = fleet
         self._store = store
@@ -152,7 +163,7 @@ class Survey:
         """Inspect every kernel file of a root."""
         files = await anyio.to_thread.run_sync(find_kernel_files, root.path)
         owned = [file for file in files if self._catalog.root_of(file) == root]
-        gone = set(self._catalog.files_of(root)) - set(map(printable, owned))
+        gone = set(self._catalog.files_of(root)) - set(map(printable, owned)) - {_project_file(root)}
         return await self.files(root, owned, gone)
 
     async def files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Found:
@@ -160,8 +171,11 @@ class Survey:
 
         A file whose inspection hangs, crashes or raises is an error of that file; the others go on.
         """
-        wanted = sorted(set(files))
-        removed = list(map(printable, gone))
+        wanted, removed = sorted(set(files)), sorted(set(map(printable, gone)))
+        project = _project_file(root)
+        if project in wanted or project in removed:
+            rest = [file for file in wanted if file != project], [file for file in removed if file != project]
+            return await self._follow(root, *rest)
         async with self._lock:
             # In a thread: a thousand files take as long to look at as a thousand lookups.
             refused = await anyio.to_thread.run_sync(self._refusals, wanted)
@@ -179,6 +193,58 @@ class Survey:
         for error in changes.errors:
             _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
         return Found(changes, tuple(map(printable, wanted)))
+
+    async def adopt(self, root: Root) -> Changes:
+        """Watch a root as it is now; under another name, all that is known of its kernels follows.
+
+        Raises:
+            StoreError: it cannot be recorded; nothing has changed.
+        """
+        if self._probe is not None:
+            await self._probe(root)
+        renamed = await self._store.projects.name({root.path: root.name})
+        before = next((known for known in self._catalog.roots if known.path == root.path), None)
+        changes = Changes() if before is None else self._catalog.rename(before, root.name)
+        self._catalog.add_root(root)
+        self._catalog.aliases = self._store.projects.aliases()
+        if renamed or changes:
+            self._renamed()
+        return changes
+
+    async def _follow(self, root: Root, files: list[str], gone: list[str]) -> Found:
+        """Follow a project file that changed; one that is wrong changes nothing, and is an error of its own."""
+        file = _project_file(root)
+        others = {other.path: other.name for other in self._catalog.roots if other.path != root.path}
+        try:
+            again = await anyio.to_thread.run_sync(asked_again, root, None, self.trust)
+        except (SettingsError, Untrusted) as error:
+            digest = await anyio.to_thread.run_sync(digest_of, root.path)
+            wrong = FileError(file, 0, error.message, error.hint)
+            _log.warning("project_file_wrong", path=file, reason=error.message)
+            self._catalog.note_project(root.path, digest, wrong)
+            found = await self.files(root, files, gone)
+            return Found(replace(found.changes, errors=(*found.changes.errors, wrong)), found.files)
+        (again,) = named([again], {root.path: root.name}, others.values())
+        mended = (file,) if any(error.path == file for error in self._catalog.errors) else ()
+        if again == root:
+            self._catalog.add_root(again)
+            self._catalog.note_project(root.path, again.project_digest)
+            found = await self.files(again, files, gone)
+            return Found(replace(found.changes, mended=(*found.changes.mended, *mended)), found.files)
+        moved = await self.adopt(again)
+        self._catalog.note_project(root.path, again.project_digest)
+        _log.info("project_file_followed", path=file, name=again.name, python=again.python)
+        found = await self.root(again)
+        changes = found.changes
+        return Found(
+            replace(
+                changes,
+                added=tuple(dict.fromkeys((*moved.added, *changes.added))),
+                removed=(*moved.removed, *changes.removed),
+                mended=(*changes.mended, *mended),
+            ),
+            found.files,
+        )
 
     def _refusals(self, files: list[str]) -> dict[str, Inspection]:
         return {file: wrong for file in files if (wrong := self._refused(file))}
@@ -238,6 +304,10 @@ class Survey:
                 wrong = FileError(blamed, 0, f"{blamed}: {error.message}", error.hint)
                 done.append(Inspection(blamed, errors=(wrong,), stamps={blamed: ""}))
         return done
+
+
+def _project_file(root: Root) -> str:
+    return os.path.join(root.path, PROJECT_FILE)
 
 
 def printable(path: str) -> str:

@@ -1,20 +1,164 @@
-"""Roots: the watched directories, with the defaults of what is not said of them."""
+"""Roots: watched directories, each with its project's name, its interpreter and its environment.
+
+What was asked for explicitly (``config.toml``, ``--python``) comes first, then the project's ``ktuned.toml``, then the
+name of the installed distribution, then the directory's.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from email.parser import HeaderParser
 from pathlib import Path
 
-from ktuned.model import Root
+from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
+from ktuned.catalog.trust import Trust, Untrusted
+from ktuned.model import Asked, Root, SettingsError
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
-def make_root(path: str, *, name: str = "", python: str = "", env: Mapping[str, str] | None = None) -> Root:
-    """Return a root with its defaults: named for its directory, run by its own ``.venv`` or by our interpreter."""
+def make_root(
+    path: str,
+    *,
+    name: str = "",
+    python: str = "",
+    env: Mapping[str, str] | None = None,
+    polling: bool = False,
+    project: Project | None = None,
+    trust: Trust | None = None,
+) -> Root:
+    """Return a root with its defaults: its interpreter is its own ``.venv``'s, or else ours.
+
+    A ``project`` that is not given is read; one that cannot be followed is left out of account here.
+    """
+    real = os.path.realpath(path)
+    if project is None:
+        try:
+            project = read_project(real, trust)
+        except (SettingsError, Untrusted):
+            # The watcher reads it again, and shows the error.
+            project = Project()
     own = Path(path) / ".venv" / "bin" / "python"
-    chosen = Path(os.path.expanduser(python)) if python else own if own.exists() else Path(sys.executable)
+    wanted = python or project.python
+    chosen = Path(os.path.expanduser(wanted)) if wanted else own if own.exists() else Path(sys.executable)
     if not chosen.is_absolute():
         chosen = Path(path) / chosen
-    # Not resolved: the link in a virtual environment is what makes it one.
-    return Root(os.path.realpath(path), name or Path(path).name, str(chosen), dict(env or {}))
+    # The name is that of the path as it was given; the interpreter's link is what makes an environment virtual.
+    base = name or project.name or distribution_of(real) or Path(path).name or "root"
+    return Root(
+        real,
+        base,
+        str(chosen),
+        {**project.env, **(env or {})},
+        polling,
+        Asked(name, python, dict(env or {})),
+        project.digest,
+    )
+
+
+def asked_again(root: Root, project: Project | None = None, trust: Trust | None = None) -> Root:
+    """Return a root as it is made of what was asked for and of its project file as that is now.
+
+    Raises:
+        SettingsError: the project file cannot be followed.
+        Untrusted: others can write it.
+    """
+    return make_root(
+        root.path,
+        name=root.asked.name,
+        python=root.asked.python,
+        env=root.asked.env,
+        polling=root.polling,
+        project=read_project(root.path, trust) if project is None else project,
+    )
+
+
+def known_roots(roots: Iterable[Root], known: Mapping[str, str], trust: Trust) -> list[Root]:
+    """Return roots as they are to be watched by a daemon that starts, or that has read its settings again.
+
+    One whose project file cannot be followed keeps the name that ``known`` has for its path.
+    """
+    return named([_remade(root, known.get(root.path, ""), trust) for root in roots], known)
+
+
+def _remade(root: Root, known: str, trust: Trust) -> Root:
+    if not os.path.isdir(root.path):
+        return root
+    try:
+        return asked_again(root, None, trust)
+    except (SettingsError, Untrusted):
+        return asked_again(root, Project(name=known))
+
+
+def named(roots: Iterable[Root], known: Mapping[str, str], taken: Collection[str] = ()) -> list[Root]:
+    """Return roots with names that differ: of two that would share one, the later takes its directories' too.
+
+    ``known`` are the names that paths had before: a root keeps its own if that still fits. ``taken`` are names of
+    others. A name that was asked for explicitly is never changed.
+    """
+    roots = list(roots)
+    held = {*taken, *(root.name for root in roots if root.asked.name)}
+    chosen: dict[str, Root] = {}
+    # Those that keep their name come first, so that no other one takes it.
+    for root in sorted(roots, key=lambda root: not root.asked.name and known.get(root.path) != root.name):
+        if root.asked.name:
+            chosen[root.path] = root
+            continue
+        fitting = list(_candidates(root))
+        before = known.get(root.path, "")
+        free = [name for name in (before, *fitting) if name in fitting and name not in held]
+        name = free[0] if free else f"{fitting[-1]}-{len(held)}"
+        held.add(name)
+        chosen[root.path] = replace(root, name=name)
+    return [chosen[root.path] for root in roots]
+
+
+def _candidates(root: Root) -> Iterator[str]:
+    """Yield the names that a root may have: the plain one first, then those with ever more of its directories."""
+    parts = [part for part in Path(root.path).parts if part != "/"] or ["root"]
+    yield root.name
+    for length in range(1, len(parts) + 1):
+        name = "-".join(parts[-length:])
+        if root.name == parts[-1]:
+            yield name
+        else:
+            yield f"{root.name}-{name}"
+
+
+def project_top(directory: str, trust: Trust) -> str:
+    """Return the nearest directory at or above one that has a project file, or else the directory itself.
+
+    A file above that others can write says nothing: it may be anybody's.
+    """
+    for place in (Path(directory), *Path(directory).parents):
+        path = place / PROJECT_FILE
+        if path.is_file():
+            try:
+                trust.check_file(str(path))
+            except Untrusted:
+                if str(place) != directory:
+                    continue
+            return str(place)
+    return directory
+
+
+def distribution_of(path: str) -> str:
+    """Return the name of the distribution that installed a directory; ``""`` for code that is not installed."""
+    places = [place for place in (Path(path), *Path(path).parents) if place.name in _INSTALLED]
+    if not places or str(places[0]) == path:
+        return ""
+    site, relative = places[0], os.path.relpath(path, places[0]).encode()
+    for info in sorted(site.glob("*.dist-info")):
+        try:
+            record = (info / "RECORD").read_bytes()
+        except OSError:
+            continue
+        if record.startswith(relative + b"/") or b"\n" + relative + b"/" in record:
+            try:
+                return HeaderParser().parsestr((info / "METADATA").read_text(errors="replace")).get("Name", "")
+            except OSError:
+                return ""
+    return ""

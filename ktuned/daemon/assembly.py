@@ -13,17 +13,18 @@ from typing import Any
 
 import anyio
 
-from ktuned.catalog import CapturedInputs, Catalog, Changes, Survey, Trust
+from ktuned.catalog import CapturedInputs, Catalog, Changes, Survey, Trust, environment_of
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
 from ktuned.daemon.event_router import EventRouter, routes
 from ktuned.daemon.lifetime import Lifetime
 from ktuned.daemon.notices import Notices
-from ktuned.daemon.reload import CurrentSettings, Reload
+from ktuned.daemon.reload import CurrentSettings, Reload, watched_roots
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Machine, Probes
 from ktuned.fleet import Fleet
 from ktuned.lookup import AnswerCaches, Generations, Lookups
+from ktuned.model import Root
 from ktuned.scheduling import (
     HostObserver,
     IdlePolicy,
@@ -119,11 +120,8 @@ def assemble(
 
     # What is known: kernels, inputs, devices, artifacts.
     artifacts = Artifacts(settings.cache / "artifacts", settings.artifacts_bytes)
-    configured = {root.path for root in settings.roots}
-    roots = [*settings.roots, *(root for root in store.roots() if root.path not in configured)]
-    catalog = Catalog(roots, store.kernels())
+    catalog = Catalog(watched_roots(settings, store), store.kernels(), store.projects.aliases())
     trust = Trust(settings.trusted_directories)
-    survey = Survey(catalog, fleet, store, deadlines, trust)
     captured_inputs = CapturedInputs(store, settings.state / "captures")
     machine = Machine(
         fleet,
@@ -144,6 +142,15 @@ def assemble(
         events,
         routes(artifact_cleanup=artifact_cleanup, caches=caches, probes=probes, trial_count=trial_count),
     )
+
+    async def probe(root: Root) -> None:
+        await machine.probe(environment_of(root))
+
+    def project_renamed() -> None:
+        captured_inputs.reload()
+        caches.changed_all()
+
+    survey = Survey(catalog, fleet, store, deadlines, trust, probe=probe, renamed=project_renamed)
 
     # What tunes.
     idle_policy = IdlePolicy(settings.policy)
@@ -234,6 +241,7 @@ def assemble(
         machine=machine,
         preparation=preparation,
         store=store,
+        survey=survey,
         trust=trust,
     )
     methods = Methods(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Mapping
@@ -264,12 +263,11 @@ def _roots(file: File, path: Path) -> tuple[Root, ...]:
         directory = os.path.expanduser(entry.path)
         if not os.path.isabs(directory):
             raise SettingsError(f"{path}: the root {entry.path!r} is not absolute", hint="write its full path")
-        root = make_root(directory, name=entry.name, python=entry.python, env=entry.env)
-        root = dataclasses.replace(root, polling=entry.polling)
+        root = make_root(directory, name=entry.name, python=entry.python, env=entry.env, polling=entry.polling)
         for other in roots:
             if other.path == root.path:
                 raise SettingsError(f"{path}: the root {root.path} is there twice", hint="remove one of them")
-            if other.name == root.name:
+            if other.name == root.name and not (other.project_digest or root.project_digest):
                 raise SettingsError(
                     f"{path}: the roots {other.path} and {root.path} are both named {root.name!r}",
                     hint="give one of them another `name`",

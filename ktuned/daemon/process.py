@@ -18,6 +18,7 @@ from ktuned.daemon import state_directory
 from ktuned.daemon.assembly import Parts, assemble
 from ktuned.daemon.config import Settings
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
+from ktuned.daemon.reload import watched_roots
 from ktuned.daemon.systemd import Handover, Notifier
 from ktuned.fleet import Fleet
 from ktuned.model import KtunedError
@@ -74,6 +75,8 @@ async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) 
                 adopts=True,
             )
             async with fleet.running():
+                # Before anything is read by a kernel's name.
+                await store.projects.name({root.path: root.name for root in watched_roots(settings, store)})
                 parts = assemble(
                     settings, store, fleet, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s
                 )

@@ -9,14 +9,14 @@ import anyio
 import msgspec
 import structlog
 
-from ktuned.catalog import Catalog, Trust
+from ktuned.catalog import Catalog, Survey, Trust, known_roots
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
 from ktuned.daemon.lifetime import Lifetime
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
-from ktuned.model import KtunedError
+from ktuned.model import KtunedError, Root
 from ktuned.scheduling import IdlePolicy, Intake, Jobs, JobSettings, Preparation
 from ktuned.serve import Connection, Method, NoParams
 from ktuned.store import Artifacts, Store
@@ -69,6 +69,7 @@ class Reload:
         machine: Machine,
         preparation: Preparation,
         store: Store,
+        survey: Survey,
         trust: Trust,
     ) -> None:
         self._current = current
@@ -85,6 +86,7 @@ class Reload:
         self._machine = machine
         self._preparation = preparation
         self._store = store
+        self._survey = survey
         self._trust = trust
         self._lock = anyio.Lock()
 
@@ -139,10 +141,19 @@ class Reload:
 
     async def _follow_roots(self, settings: Settings) -> None:
         known = self._catalog.roots
-        for root in settings.roots:
-            self._catalog.add_root(root)
+        paths = {root.path for root in settings.roots}
+        configured = [root for root in watched_roots(settings, self._store) if root.path in paths]
+        for root in configured:
+            await self._intake.react(await self._survey.adopt(root), saved=False)
         kept = {root.path for root in (*settings.roots, *self._store.roots())}
         await self._intake.drop_roots([root for root in known if root.path not in kept])
         _log.info("config_reloaded", path=str(settings.config_path))
-        paths = {root.path for root in known}
-        await self._intake.look_around([root for root in settings.roots if root not in known and root.path in paths])
+        before = {root.path for root in known}
+        await self._intake.look_around([root for root in configured if root not in known and root.path in before])
+
+
+def watched_roots(settings: Settings, store: Store) -> list[Root]:
+    """Return what is to be watched: the roots of ``config.toml``, and those that requests have added."""
+    configured = {root.path for root in settings.roots}
+    roots = [*settings.roots, *(root for root in store.roots() if root.path not in configured)]
+    return known_roots(roots, store.projects.names(), Trust(settings.trusted_directories))

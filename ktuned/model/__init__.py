@@ -19,7 +19,7 @@ from ktuned.model.errors import (
     listed,
 )
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority
-from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.kernel import Asked, KernelInfo, Root
 from ktuned.model.keys import (
     DeviceModel,
     DeviceName,
@@ -59,6 +59,7 @@ __all__ = [
     "RETRIED_BY_NEXT_JOB",
     "TRIED_AGAIN",
     "AmbiguousName",
+    "Asked",
     "BackendError",
     "Change",
     "Config",

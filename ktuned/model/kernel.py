@@ -13,10 +13,20 @@ from ktuned.model.values import Config, Problem, Scalar
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked for explicitly of a root, by ``config.toml`` or a request; it comes before all else."""
+
+    name: str = ""
+    python: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Root:
     """A watched directory: its project's name, its interpreter, its workers' environment variables, its watching.
 
-    ``polling`` is for file systems that do not report changes made elsewhere (network file systems).
+    ``polling`` is for file systems that do not report changes made elsewhere (network file systems). ``asked`` is what
+    was asked for, and ``project_digest`` the SHA-256 of the ``ktuned.toml`` that the root was made with.
     """
 
     path: str
@@ -24,6 +34,18 @@ class Root:
     python: str
     env: Mapping[str, str] = field(default_factory=dict)
     polling: bool = False
+    asked: Asked = field(default=Asked(), compare=False)
+    project_digest: str = field(default="", compare=False)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the protocol's map."""
+        return {
+            "path": self.path,
+            "name": self.name,
+            "python": self.python,
+            "env": dict(self.env),
+            "polling": self.polling,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import anyio.to_thread
 import structlog
@@ -17,12 +16,16 @@ from ktuned.catalog import (
     Changes,
     FileError,
     Survey,
+    asked_again,
     check_extent,
     check_problem,
     environment_of,
     find_kernel_files,
     is_kernel_file,
     make_root,
+    named,
+    project_top,
+    read_project,
 )
 from ktuned.devices import Machine
 from ktuned.model import (
@@ -147,8 +150,10 @@ class Intake:
         self._survey.trust.check_directory(directory)
         is_new = self._catalog.root_of(place) is None
         if is_new:
+            directory = await anyio.to_thread.run_sync(project_top, directory, self._survey.trust)
+        if is_new:
             await anyio.to_thread.run_sync(check_extent, directory)
-        root = await self._root_for(place, python)
+        root = await self._root_for(place, directory, python)
         if os.path.isfile(place):
             found = await self._survey.files(root, [place])
         else:
@@ -171,29 +176,27 @@ class Intake:
             await self._renew(found.changes, saved=False)
         return jobs, errors
 
-    async def _root_for(self, place: str, python: str | None) -> Root:
+    async def _root_for(self, place: str, directory: str, python: str | None) -> Root:
+        """Return the root of a path, with the interpreter that was asked for; ``directory`` becomes one if need be.
+
+        Raises:
+            SettingsError: its project file cannot be followed.
+        """
         known = self._catalog.root_of(place)
         if known is not None and python in (None, known.python):
             return known
         if known is not None:
-            root = make_root(known.path, name=known.name, python=python or "", env=known.env)
-            root = replace(root, polling=known.polling)
+            asked = replace(known, asked=replace(known.asked, python=python or ""))
+            root = await anyio.to_thread.run_sync(asked_again, asked, None, self._survey.trust)
+            root = replace(known, python=root.python, asked=root.asked)
         else:
-            directory = place if os.path.isdir(place) else os.path.dirname(place)
-            root = make_root(directory, name=self._free_name(directory), python=python or "")
+            project = await anyio.to_thread.run_sync(read_project, directory, self._survey.trust)
+            root = make_root(directory, python=python or "", project=project)
+            taken = [other.name for other in self._catalog.roots]
+            (root,) = named([root], self._store.projects.names(), taken)
         await self._store.add_root(root)
-        self._catalog.add_root(root)
+        await self._survey.adopt(root)
         return root
-
-    def _free_name(self, directory: str) -> str:
-        """Return the directory's name, with as many of its parents' as it takes to be the only one."""
-        taken = {root.name for root in self._catalog.roots}
-        parts = [part for part in Path(directory).parts if part != "/"] or ["root"]
-        for length in range(1, len(parts) + 1):
-            name = "-".join(parts[-length:])
-            if name not in taken:
-                return name
-        return f"{'-'.join(parts)}-{len(taken)}"
 
     async def tune_kernel(self, kernel: KernelInfo, wish: Wish) -> list[Job]:
         """Tune one kernel, or only compile it, for the wished problem or for all that it declares.

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-import msgspec
-
 import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem
 from ktuned.devices import Machine
@@ -234,7 +232,7 @@ class Methods:
         return {
             "kernels": told,
             "errors": [error.to_wire() for error in errors],
-            "roots": [msgspec.to_builtins(root) for root in self._catalog.roots],
+            "roots": [root.to_wire() for root in self._catalog.roots],
         }
 
     def results(self, wanted: ResultsParams, connection: Connection) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from ktuned.store import (
 from ktuned.store.captures import Captured
 from ktuned.store.faults import database_fault
 from ktuned.store.pins import Pinned
+from ktuned.store.projects import Projects
 from ktuned.store.reader import Reader
 from ktuned.store.trial_writes import Recovered
 from ktuned.store.writer import Writer, WriterStatistics
@@ -74,6 +75,7 @@ class Store:
             raise database_fault(error, path) from error
         self.pinned = Pinned(self._reader, self._write)
         self.captured = Captured(self._reader, self._write)
+        self.projects = Projects(self._reader, self._write)
         self._identity = database_file.identity(path)
         self._writer = Writer(self._connection)
         self._writer.start()
@@ -136,7 +138,7 @@ class Store:
 
     def roots(self) -> list[Root]:
         """Return the watched roots, by path."""
-        return self._reader.values(rows.root, "SELECT path, name, python, env FROM roots ORDER BY path")
+        return self._reader.values(rows.root, "SELECT path, name, python, env, asked_python FROM roots ORDER BY path")
 
     async def save_kernels(self, infos: Sequence[KernelInfo], removed: Sequence[str] = ()) -> None:
         """Remember kernels as they were last inspected, and drop those whose full names are ``removed``."""
@@ -404,6 +406,6 @@ def _add_root(connection: sqlite3.Connection, root: Root) -> None:
             f"the name {root.name!r} of {root.path} is taken by {other[0]}", hint="give one of them another `name`"
         )
     connection.execute(
-        "INSERT OR REPLACE INTO roots (path, name, python, env) VALUES (?, ?, ?, ?)",
-        (root.path, root.name, root.python, json.dumps(dict(root.env))),
+        "INSERT OR REPLACE INTO roots (path, name, python, env, asked_python) VALUES (?, ?, ?, ?, ?)",
+        (root.path, root.name, root.python, json.dumps(dict(root.env)), root.asked.python),
     )

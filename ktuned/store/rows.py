@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import fields
 from typing import Any
 
-from ktuned.model import Context, Job, JobState, KernelInfo, Outcome, Plan, Root, Trial, Winner
+from ktuned.model import Asked, Context, Job, JobState, KernelInfo, Outcome, Plan, Root, Trial, Winner
 from ktuned.store.reader import Row
 
 CONTEXT_COLUMNS = (
@@ -71,9 +72,12 @@ def winner(row: Row) -> Winner:
 
 
 def root(row: Row) -> Root:
-    """Read a row ``path, name, python, env``."""
-    path, name, python, env = row
-    return Root(path, name, python, json.loads(env))
+    """Read a row ``path, name, python, env, asked_python``."""
+    path, name, python, env, asked = row
+    if asked is None:
+        # Of an older store: it did not keep whether somebody chose the interpreter, or it was found.
+        asked = "" if python in (f"{path}/.venv/bin/python", sys.executable) else python
+    return Root(path, name, python, json.loads(env), asked=Asked(python=asked))
 
 
 def kernel(row: Row) -> KernelInfo:

@@ -10,6 +10,8 @@
 
     pins   captures                     (answers that hold for good; real inputs that applications handed over)
 
+    projects ◀── aliases                (the name of each root's project, and the names that it had before)
+
     roots   kernels   probes            (what the last daemon knew, so that the next one answers at once)
 
     meanings   fingerprints             (what the digests in contexts were made of, to tell what has changed since)
@@ -96,6 +98,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
     ),
     ("ALTER TABLE jobs ADD COLUMN key_problem TEXT",),
+    (
+        "ALTER TABLE roots ADD COLUMN asked_python TEXT",
+        "CREATE TABLE projects (path TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE) WITHOUT ROWID",
+        "INSERT INTO projects (path, name) SELECT path, name FROM roots",
+        "CREATE TABLE aliases (alias TEXT PRIMARY KEY, path TEXT NOT NULL) WITHOUT ROWID",
+    ),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, check_problem, is_below
+from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.model.errors import AmbiguousName, NotFound, UsageError
 from ktuned.model.kernel import KernelInfo, Root
 from ktuned.model.plan import Plan
@@ -139,8 +140,9 @@ def test_dependents_by_file_and_directory(catalog: Catalog, tmp_path: Path, file
     """A file concerns the kernels that were read from it, a directory those that were read from below it."""
     header = tmp_path / "inc" / "x.h"
     catalog.apply([seen(files[0], kernel(files[0], stamps={str(header): "", str(files[0]): "00"}))])
-    for path in (header, header.parent, tmp_path, files[0]):
+    for path in (header, header.parent, files[0]):
         assert catalog.dependents([str(path)]) == {str(files[0])}
+    assert catalog.dependents([str(tmp_path)]) == {str(files[0]), str(tmp_path / PROJECT_FILE)}
     for path in (tmp_path / "in", tmp_path / "inc" / "x.hpp", files[1]):
         assert catalog.dependents([str(path)]) == set()
 

@@ -1,0 +1,147 @@
+"""``ktuned.toml``: what a project says of itself at its top, read, checked as a whole and frozen.
+
+A wrong file changes nothing: its error names the file and the setting, and the project stays as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ktuned.catalog.trust import Trust
+from ktuned.model import PRESETS, SettingsError, listed
+
+PROJECT_FILE: Final = "ktuned.toml"
+
+MAX_BYTES: Final = 64 * 1024
+"""A few lines of settings; more is another program's file."""
+
+_HINT: Final = "docs/kernel-files.md lists the settings of ktuned.toml"
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a kernel file that says nothing about it is tuned with. Checked now, and followed by a later version."""
+
+    preset: str | None = None
+    trials: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A project as its file describes it; an empty ``name`` or ``python`` leaves it to the usual rules.
+
+    ``digest`` is the SHA-256 of the file, or ``""`` where there is none.
+    """
+
+    name: str = ""
+    python: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    defaults: Defaults = Defaults()
+    digest: str = ""
+
+
+def read_project(directory: str, trust: Trust | None = None) -> Project:
+    """Return what the project file of a directory says; an empty project where there is none.
+
+    Raises:
+        SettingsError: it cannot be read or followed.
+        Untrusted: others can write it; it names an interpreter to run.
+    """
+    path = os.path.join(directory, PROJECT_FILE)
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise SettingsError(f"{path} is not a regular file", hint="put one in its place, or remove it")
+        with open(path, "rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return Project()
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="check its mode and its owner") from error
+    (trust or Trust()).check_file(path)
+    if len(content) > MAX_BYTES:
+        raise SettingsError(f"{path} has more than {MAX_BYTES} bytes", hint="keep to the settings of a project")
+    return parse_project(content, path)
+
+
+def digest_of(directory: str) -> str:
+    """Return the SHA-256 of a directory's project file, or ``""`` where none can be read."""
+    try:
+        with open(os.path.join(directory, PROJECT_FILE), "rb") as stream:
+            return hashlib.sha256(stream.read(MAX_BYTES + 1)).hexdigest()
+    except OSError:
+        return ""
+
+
+def parse_project(content: bytes, path: str) -> Project:
+    """Return the project that the bytes of a file describe; ``path`` is for messages. No IO.
+
+    Raises:
+        SettingsError: they cannot be followed; names the setting.
+    """
+    try:
+        table = tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingsError(
+            f"{path}: {error}", hint="docs/kernel-files.md lists the settings of ktuned.toml"
+        ) from error
+    try:
+        _check(table, _SETTINGS, "")
+        _check(table.get("defaults", {}), _DEFAULTS, "defaults.")
+    except ValueError as error:
+        raise SettingsError(f"{path}: {error}", hint=_HINT) from None
+    return Project(
+        name=table.get("name", ""),
+        python=table.get("python", ""),
+        env=table.get("env", {}),
+        defaults=Defaults(**table.get("defaults", {})),
+        digest=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def _check(table: Mapping[str, Any], rules: Mapping[str, tuple[Callable[[Any], bool], str]], place: str) -> None:
+    for name, value in table.items():
+        if name not in rules:
+            raise ValueError(f"there is no setting {place}{name} {listed(rules, near=name)}")
+        is_valid, expected = rules[name]
+        if not is_valid(value):
+            raise ValueError(f"{place}{name} takes {expected}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _is_environment(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _VARIABLE.fullmatch(name) and isinstance(text, str) and "\0" not in text for name, text in value.items()
+    )
+
+
+_SETTINGS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "name": (
+        lambda value: isinstance(value, str) and _NAME.fullmatch(value) is not None,
+        "a name in quotes, of up to 200 letters, digits, `_`, `.` and `-`",
+    ),
+    "python": (
+        lambda value: isinstance(value, str) and value.strip() != "" and "\0" not in value,
+        "the path of an interpreter in quotes",
+    ),
+    "env": (_is_environment, "a table of environment variables, with their values in quotes"),
+    "defaults": (lambda value: isinstance(value, dict), "a table"),
+}
+_DEFAULTS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
+    "preset": (lambda value: isinstance(value, str) and value in PRESETS, f"one of {', '.join(PRESETS)}"),
+    "trials": (lambda value: _is_number(value) and isinstance(value, int), "a whole number above 0"),
+    "seconds": (_is_number, "seconds above 0"),
+}

@@ -1,0 +1,105 @@
+"""A project file that is saved is followed: name, interpreter and environment, with all that was known before."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ktuned.catalog.project_file import PROJECT_FILE
+from ktuned.scheduling.intake import Wish
+from tests.assembled import ALL_ROUNDS, Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+
+async def saved(parts: Parts, text: str | None) -> None:
+    """Save the project file (or remove it), as the watcher would have it inspected."""
+    path = parts.project / PROJECT_FILE
+    (root,) = parts.catalog.roots
+    if text is None:
+        path.unlink()
+        found = await parts.survey.files(root, [], [str(path)])
+    else:
+        path.write_text(text)
+        found = await parts.survey.files(root, [str(path)])
+    await parts.intake.react(found.changes, saved=True)
+
+
+def status(parts: Parts, name: str) -> str:
+    """Look a kernel up."""
+    return str(parts.lookups.lookup(name, {"n": 64}, None, tune=False)["status"])
+
+
+async def test_a_new_name_takes_the_winners_along(parts: Parts) -> None:
+    """The kernel is known by both names, and fresh; its job is found, too."""
+    kernel = await parts.inspect(kernel_text())
+    await parts.store.projects.name({parts.root.path: "project"})
+    await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
+    await saved(parts, "name = 'gemms'")
+    assert [one.name for one in parts.catalog.kernels] == ["gemms:it"]
+    assert [status(parts, name) for name in ("gemms:it", "project:it", "it")] == ["fresh"] * 3
+    assert parts.catalog.resolve("project:it").name == "gemms:it"
+    assert {job.kernel for job in parts.store.jobs()} == {"gemms:it"}
+    (told,) = parts.told.of("reloaded")
+    assert (told["added"], told["removed"]) == (["gemms:it"], ["project:it"])
+    await saved(parts, None)
+    assert [status(parts, name) for name in ("gemms:it", "project:it")] == ["fresh"] * 2
+    assert parts.catalog.resolve("gemms:it").name == "project:it"
+    parts.kill_workers()
+
+
+async def test_a_waiting_job_goes_on_under_the_new_name(parts: Parts) -> None:
+    """Its old self is superseded, and a save asks for all that the kernel declares."""
+    kernel = await parts.inspect(kernel_text())
+    await parts.store.projects.name({parts.root.path: "project"})
+    await parts.intake.tune_kernel(kernel, Wish())
+    await saved(parts, "name = 'gemms'")
+    assert [(job.kernel, job.problem) for job in parts.jobs.live()] == [("gemms:it", {"n": 64})]
+    parts.kill_workers()
+
+
+async def test_interpreter_and_environment_are_followed(parts: Parts, tmp_path: Path) -> None:
+    """A file's kernels are inspected by the interpreter that the project names now."""
+    await parts.inspect(kernel_text())
+    python = parts.project / "python"
+    used = tmp_path / "used"
+    python.write_text(f'#!/bin/sh\ntouch {used}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    await saved(parts, "python = 'python'\nenv = {A = '1'}")
+    (root,) = parts.catalog.roots
+    assert (root.name, root.python, root.env) == ("project", str(python), {"A": "1"})
+    assert used.exists()
+    parts.kill_workers()
+
+
+async def test_a_wrong_file_changes_nothing(parts: Parts) -> None:
+    """It is listed as an error until it is mended or gone; the kernels stay."""
+    await parts.inspect(kernel_text())
+    await saved(parts, "name = 'gemms'")
+    for text in ("name = 1", "name = "):
+        await saved(parts, text)
+        (error,) = parts.catalog.errors
+        assert error.path == str(parts.project / PROJECT_FILE)
+        assert [one.name for one in parts.catalog.kernels] == ["gemms:it"]
+        assert parts.catalog.errors_below(parts.root.path) == [error]
+        (root,) = parts.catalog.roots
+        await parts.survey.root(root)
+        assert parts.catalog.errors == [error], "an inspection of the root leaves it"
+    await saved(parts, "name = 'gemms'\n")
+    assert parts.catalog.errors == []
+    assert parts.told.of("reloaded")[-1]["mended"] == [str(parts.project / PROJECT_FILE)]
+    parts.kill_workers()
+
+
+async def test_a_kernel_file_below_a_project_file_belongs_to_its_project(parts: Parts, tmp_path: Path) -> None:
+    """The root is the directory of the project file, and a wrong one is an error of the request."""
+    top = tmp_path / "top"
+    (top / "sub").mkdir(parents=True)
+    (top / PROJECT_FILE).write_text("name = 'gemms'")
+    (top / "sub" / "tune_it.py").write_text(kernel_text())
+    (job,), errors = await parts.intake.tune_path(str(top / "sub" / "tune_it.py"), None, Wish())
+    assert (job.kernel, errors) == ("gemms:it", [])
+    assert [root.path for root in parts.store.roots()] == [str(top)]
+    parts.kill_workers()

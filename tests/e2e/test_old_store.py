@@ -1,0 +1,128 @@
+"""A state directory of an earlier version opens as before: winners, pins, jobs, exports and settings."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import Daemon
+
+STATE = Path(__file__).parent.parent / "fixtures" / "old_store"
+WRITTEN_AT = "/tmp/ktuned-fixture"
+OUTCOMES = {
+    "fast": "measured",
+    "slow": "measured",
+    "compile_error": "compile_error",
+    "wrong": "mismatch",
+    "crashed": "crashed",
+    "raised": "launch_error",
+    "unsupported": "unsupported",
+}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """Run today's daemon on a copy of the old state, which finds its project where it was."""
+    daemon = Daemon(tmp_path)
+    for path in filter(Path.is_file, STATE.rglob("*")):
+        copy = tmp_path / path.relative_to(STATE).with_suffix("" if path.suffix == ".txt" else path.suffix)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".safetensors":
+            shutil.copy(path, copy)
+        else:
+            copy.write_text(path.read_text().replace(WRITTEN_AT, str(tmp_path)))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with closing(sqlite3.connect(daemon.home / "ktuned.sqlite")) as connection:
+        connection.executescript((daemon.home / "ktuned.sql").read_text())
+    with daemon:
+        yield daemon
+
+
+def lookup(daemon: Daemon, kernel: str, problem: dict[str, int], pin: str | None = None) -> dict[str, Any]:
+    """Look a kernel up, and ask for no tuning."""
+    answer: dict[str, Any] = daemon.client.call("lookup", kernel=kernel, problem=problem, pin=pin, tune=False)
+    return answer
+
+
+def test_winners_are_served_and_are_fresh(daemon: Daemon) -> None:
+    """Nothing that decided them has changed; sizes that do not enter the key make no difference."""
+    for kernel, problem, latency_us in (
+        ("fixture:scale", {"n": 64, "k": 1}, 52.0675),
+        ("scale", {"n": 64, "k": 2}, 52.0675),
+        ("added:copy", {"n": 64}, 51.841499999999996),
+    ):
+        answer = lookup(daemon, kernel, problem)
+        assert (answer["status"], answer["config"]["tag"]) == ("fresh", "fast")
+        assert answer["latency_us"] == latency_us
+
+
+def test_pins_hold(daemon: Daemon) -> None:
+    """They answer what they answered before, and no question besides."""
+    (pin,) = daemon.client.call("pins")["pins"]
+    assert (pin["pin"], pin["questions"]) == ("run-1", 4)
+    assert lookup(daemon, "scale", {"n": 128, "k": 7}, "run-1")["latency_us"] == 51.466
+    assert daemon.client.call("pins")["pins"] == [pin]
+
+
+def test_trials_and_jobs_are_known(daemon: Daemon) -> None:
+    """Each trial has its outcome; what waited waits, what ran runs again, what was paused stays so."""
+    found = daemon.client.call("results", kernel="scale", problem={"n": 64, "k": 1}, limit=100)["trials"]
+    assert {trial["config"]["tag"]: trial["outcome"] for trial in found} == OUTCOMES
+    jobs = {job["id"]: job for job in daemon.client.call("jobs")["jobs"]}
+    assert {number: job["state"] for number, job in jobs.items() if number in (1, 2, 3, 6)} == {
+        1: "done",
+        2: "done",
+        3: "done",
+        6: "paused",
+    }
+    assert {jobs[4]["state"], jobs[5]["state"]} <= {"queued", "running", "done"}
+    assert jobs[5]["problem"] == {"n": 256, "k": 3}
+
+
+def test_exports_are_the_same_and_come_in_again(daemon: Daemon) -> None:
+    """The documents equal those that the old daemon wrote, and an import of them finds nothing new."""
+    for path in sorted((STATE / "export").iterdir()):
+        document = json.loads(path.read_text())
+        kernel, device = document["kernel"], document["device"]
+        assert daemon.client.call("export", kernel=kernel, device=device)["document"] == document
+        told = daemon.client.call("import", document=document)["winners"]
+        assert {winner["reason"] for winner in told} == {"it is the same"}
+        assert daemon.client.call("forget", kernel=kernel)["trials"]
+        told = daemon.client.call("import", document=document)["winners"]
+        assert {(winner["taken"], winner["status"]) for winner in told} == {(True, "fresh")}
+
+
+def test_settings_and_captures_are_read(daemon: Daemon) -> None:
+    """Both roots are watched as before, and captured inputs can be given up."""
+    roots = {root["name"]: root for root in daemon.client.call("kernels")["roots"]}
+    assert roots.keys() == {"fixture", "added"}
+    assert {root["python"] for root in roots.values()} == {str(daemon.directory / "python")}
+    assert (roots["fixture"]["env"], roots["added"]["env"]) == ({"FAKE_VERSION": "1"}, {})
+    told = daemon.client.call("capture", kernel="added:copy", problem={"n": 32}, remove=True)
+    assert told["kernel"] == "added:copy"
+
+
+def test_a_project_that_gets_a_file_keeps_what_it_had(daemon: Daemon) -> None:
+    """Its new name is followed when the file is saved, and by the next daemon; the old one still serves."""
+    (daemon.directory / "added" / "ktuned.toml").write_text('name = "copies"\n')
+    daemon.until(lambda: lookup(daemon, "copies:copy", {"n": 64})["status"] == "fresh", "the new name")
+    (daemon.directory / "project" / "ktuned.toml").write_text('name = "ignored"\n')
+    for _ in range(2):
+        for kernel in ("copies:copy", "added:copy", "copy", "fixture:scale"):
+            problem = {"n": 64, "k": 1} if "scale" in kernel else {"n": 64}
+            assert lookup(daemon, kernel, problem)["status"] == "fresh"
+        for kernel in ("copies:copy", "added:copy"):
+            assert lookup(daemon, kernel, {"n": 64}, "run-1")["latency_us"] == 51.841499999999996
+        assert daemon.client.call("pins")["pins"][0]["questions"] == 6
+        daemon.kill()
+        daemon.start()
