@@ -19,7 +19,6 @@ from ktuned.daemon import assembly
 from ktuned.daemon.assembly import Replacements, assemble
 from ktuned.daemon.config import Settings, load_settings
 from ktuned.daemon.systemd import Notifier
-from ktuned.fleet.pool import Fleet
 from ktuned.model.kernel import KernelInfo, Root
 from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, key_problem
 from ktuned.model.trial import TrialResult
@@ -197,31 +196,25 @@ async def assembled(
         (directory / name).mkdir(exist_ok=True)
     settings = _settings(directory, policy)
     env = {**os.environ, "PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(directory / "gates")}
-    fleet = Fleet(
-        scratch=directory / "tmp",
-        cache=settings.cache,
-        base_env=env,
-        compile_slots=settings.compile_slots,
-        compile_cores=settings.compile_cores,
-        spawn_s=PATIENCE_S,
-        keeps_spares=False,
-    )
     told = Told()
-    replaced = Replacements(events=told, intervals=intervals, preparation_type=preparation_type, read=read)
-    async with store_type.open(directory / "k.sqlite") as store, fleet.running():
+    replaced = Replacements(
+        adopts=False, base_env=env, events=told, intervals=intervals, preparation_type=preparation_type, read=read
+    )
+    async with store_type.open(directory / "k.sqlite") as store:
         for key, report in _reports.items():
             await store.save_probe(key, report)
-        parts = Parts(directory, assemble(settings, store, fleet, Notifier(), replacements=replaced), told)
-        if not _reports:
-            await parts.machine.probe(parts.environment)
-            _reports.update(store.probes())
-        async with fleet.lend("inspect", parts.environment):
-            # One worker is up, and is nobody's leak.
-            pass
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(parts.lookups.run)
-            yield parts
-            tasks.cancel_scope.cancel()
+        parts = Parts(directory, assemble(settings, store, Notifier(), replacements=replaced), told)
+        async with parts.fleet.running():
+            if not _reports:
+                await parts.machine.probe(parts.environment)
+                _reports.update(store.probes())
+            async with parts.fleet.lend("inspect", parts.environment):
+                # One worker is up, and is nobody's leak.
+                pass
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(parts.lookups.run)
+                yield parts
+                tasks.cancel_scope.cancel()
         parts.lookups.generations.close()
 
 
@@ -231,10 +224,11 @@ def _settings(directory: Path, policy: str) -> Settings:
         found,
         cache=directory,
         roots=(Root(str(directory / "project"), "project", sys.executable),),
-        deadlines=merged({"inspect": 30.0, "first_launch": PATIENCE_S, "floor": PATIENCE_S}),
+        deadlines=merged({"spawn": PATIENCE_S, "inspect": 30.0, "first_launch": PATIENCE_S, "floor": PATIENCE_S}),
         compile_slots=2,
         slots_are_given=True,
         compile_cores=frozenset(),
         judges_contention=False,
+        keeps_spares=False,
         policy=policy,
     )

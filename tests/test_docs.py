@@ -17,7 +17,7 @@ from ktuned.catalog import project_file
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.program import COMMANDS, cli
 from ktuned.daemon import config
-from ktuned.daemon.assembly import assemble
+from ktuned.daemon.assembly import Replacements, assemble
 from ktuned.daemon.process import Daemon
 from ktuned.daemon.systemd import Notifier
 from ktuned.model.job import Job, JobState
@@ -62,7 +62,7 @@ def _words(cell: str) -> list[str]:
 async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
     """Run a daemon of the parts' store and workers in this process."""
     settings = config.load_settings(tmp_path / "home", tmp_path / "run" / "k.sock", environment={})
-    made = Daemon(assemble(settings, parts.store, parts.fleet, Notifier()))
+    made = Daemon(assemble(settings, parts.store, Notifier(), replacements=Replacements(adopts=False)))
     with bind_socket(settings.socket) as listening:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(made.run, listening, is_bound=False))

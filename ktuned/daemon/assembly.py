@@ -30,6 +30,7 @@ from ktuned.scheduling import (
     IdlePolicy,
     Intake,
     Intervals,
+    JobMachine,
     Jobs,
     Preparation,
     Reading,
@@ -55,8 +56,14 @@ from ktuned.watch import Watcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacements:
-    """Parts that a test brings itself; ``None`` leaves the daemon's own. ``read`` gives readings of the machine."""
+    """Parts that a test brings itself; ``None`` leaves the daemon's own.
 
+    ``read`` gives readings of the machine, ``base_env`` is the workers' environment; a fleet that ``adopts`` takes
+    every child of the process for its own.
+    """
+
+    adopts: bool = True
+    base_env: Mapping[str, str] | None = None
     events: Events | None = None
     intervals: Intervals | None = None
     preparation_type: type[Preparation] = Preparation
@@ -101,14 +108,13 @@ class Parts:
 def assemble(
     settings: Settings,
     store: Store,
-    fleet: Fleet,
     notifier: Notifier,
     *,
     watchdog_s: float = 0.0,
     idle_exit_s: float = 0.0,
     replacements: Replacements | None = None,
 ) -> Parts:
-    """Build a daemon's parts over a store and a fleet; nothing runs yet.
+    """Build a daemon's parts over a store; nothing runs yet.
 
     ``watchdog_s`` is how often the service manager expects a sign of life (0 for never), ``idle_exit_s`` after how much
     inactivity the daemon ends where the settings leave that open.
@@ -117,6 +123,22 @@ def assemble(
     current = CurrentSettings(settings, idle_exit_s)
     deadlines = current.deadlines
     stopping = anyio.Event()
+
+    # Who runs, and where.
+    idle_policy = IdlePolicy(settings.policy)
+    job_machine = JobMachine(pauses=store.pauses(), refuse=idle_policy.refuse)
+    fleet = Fleet(
+        scratch=settings.cache / "tmp",
+        cache=settings.cache,
+        base_env=dict(os.environ) if replaced.base_env is None else replaced.base_env,
+        compile_slots=settings.compile_slots,
+        compile_cores=settings.compile_cores,
+        spawn_s=settings.deadlines["spawn"],
+        memory_limits=(settings.bench_bytes, settings.compile_bytes),
+        keeps_spares=settings.keeps_spares,
+        adopts=replaced.adopts,
+        rank_of=job_machine.rank,
+    )
 
     # What is known: kernels, inputs, devices, artifacts.
     artifacts = Artifacts(settings.cache / "artifacts", settings.artifacts_bytes)
@@ -153,7 +175,6 @@ def assemble(
     survey = Survey(catalog, fleet, store, deadlines, trust, probe=probe, renamed=project_renamed)
 
     # What tunes.
-    idle_policy = IdlePolicy(settings.policy)
     observer = HostObserver(fleet=fleet, machine=machine, environments=probes.environments, deadlines=deadlines)
     preparation = replaced.preparation_type(
         current.job_settings,
@@ -165,6 +186,7 @@ def assemble(
         captured=captured_inputs.path,
     )
     jobs = Jobs(
+        job_machine,
         fleet=fleet,
         store=store,
         artifacts=artifacts,

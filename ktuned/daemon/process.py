@@ -20,7 +20,6 @@ from ktuned.daemon.config import Settings
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.reload import watched_roots
 from ktuned.daemon.systemd import Handover, Notifier
-from ktuned.fleet import Fleet
 from ktuned.model import KtunedError
 from ktuned.serve import bind_socket, inherit_socket, keep_reachable
 from ktuned.store import Store
@@ -63,23 +62,10 @@ async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) 
     ):
         settings = msgspec.structs.replace(settings, socket=listening.getsockname())
         async with Store.open(settings.state / _STORE_NAME) as store:
-            fleet = Fleet(
-                scratch=settings.cache / "tmp",
-                cache=settings.cache,
-                base_env=dict(os.environ),
-                compile_slots=settings.compile_slots,
-                compile_cores=settings.compile_cores,
-                spawn_s=settings.deadlines["spawn"],
-                memory_limits=(settings.bench_bytes, settings.compile_bytes),
-                keeps_spares=settings.keeps_spares,
-                adopts=True,
-            )
-            async with fleet.running():
-                # Before anything is read by a kernel's name.
-                await store.projects.name({root.path: root.name for root in watched_roots(settings, store)})
-                parts = assemble(
-                    settings, store, fleet, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s
-                )
+            # Before anything is read by a kernel's name.
+            await store.projects.name({root.path: root.name for root in watched_roots(settings, store)})
+            parts = assemble(settings, store, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s)
+            async with parts.fleet.running():
                 await Daemon(parts).run(listening, is_bound=descriptor is None)
 
 

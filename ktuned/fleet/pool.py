@@ -21,7 +21,7 @@ from ktuned.fleet import memory, orphans
 from ktuned.fleet.failures import WorkerDied, is_outside_kill
 from ktuned.fleet.guard import Guard
 from ktuned.fleet.health import Health
-from ktuned.fleet.priority_semaphore import Turns
+from ktuned.fleet.priority_semaphore import RankOf, Turns
 from ktuned.fleet.process import DAEMON_MARK, Environment, WorkerProcess, spawn
 from ktuned.fleet.quiet import QuietGate
 from ktuned.model import WorkerError
@@ -82,11 +82,12 @@ class Fleet:
         memory_limits: tuple[int, int] | None = None,
         keeps_spares: bool = True,
         adopts: bool = False,
+        rank_of: RankOf = lambda job: 0,
     ) -> None:
         self.gate = QuietGate()
         self.keeps_spares = keeps_spares
         self._adopts = adopts
-        self.compile_slots = Turns(compile_slots)
+        self.compile_slots = Turns(compile_slots, rank_of=rank_of)
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.scratch = scratch / self._id
         self._guard = Guard(f"{DAEMON_MARK}={self._id}", self.scratch)

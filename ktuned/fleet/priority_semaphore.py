@@ -37,14 +37,20 @@ class _Waiting:
     turn: anyio.Event = field(default_factory=anyio.Event)
 
 
+RankOf = Callable[[int], int]
+"""Returns the rank of a job now."""
+
+
 class Turns:
     """Lets ``total_tokens`` hold a turn at once; the next one goes to the highest rank, then to the first come.
 
     ``rank_of`` gives a job's level, and is asked at the moment of the choice: it may have changed since it waits.
     """
 
-    def __init__(self, total_tokens: int = 1, *, clock: Callable[[], float] = monotonic) -> None:
-        self.rank_of: Callable[[int], int] = lambda job: 0
+    def __init__(
+        self, total_tokens: int = 1, *, rank_of: RankOf = lambda job: 0, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._rank_of = rank_of
         self.borrowed_tokens = 0
         self._total = total_tokens
         self._clock = clock
@@ -110,4 +116,4 @@ class Turns:
             first.turn.set()
 
     def _order(self, waiting: _Waiting) -> tuple[int, int]:
-        return -aged(self.rank_of(waiting.job), self._clock() - waiting.since, TURN_AGE_S), waiting.number
+        return -aged(self._rank_of(waiting.job), self._clock() - waiting.since, TURN_AGE_S), waiting.number

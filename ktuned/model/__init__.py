@@ -7,6 +7,7 @@ from ktuned.model.device import Device
 from ktuned.model.errors import (
     AmbiguousName,
     BackendError,
+    IllegalMove,
     KernelFileError,
     KtunedError,
     NotFound,
@@ -68,6 +69,7 @@ __all__ = [
     "DeviceModel",
     "DeviceName",
     "Event",
+    "IllegalMove",
     "Job",
     "JobState",
     "KernelFileError",

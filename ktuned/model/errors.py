@@ -91,7 +91,7 @@ class WorkerError(KtunedError):
 
 
 class IllegalMove(KtunedError):
-    """An event is illegal in a trial's state; the trial is unchanged."""
+    """An event is illegal in the state of a trial or a job; it is unchanged."""
 
     code = "illegal_move"
 

@@ -4,6 +4,7 @@ from ktuned.scheduling.dispatcher import Intervals
 from ktuned.scheduling.host_observer import HostObserver
 from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake, Wish
+from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import JobSettings, Preparation, default_compile_slots
 from ktuned.scheduling.queue import EVERYTHING
@@ -16,6 +17,7 @@ __all__ = [
     "IdlePolicy",
     "Intake",
     "Intervals",
+    "JobMachine",
     "JobSettings",
     "Jobs",
     "Preparation",

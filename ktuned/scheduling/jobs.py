@@ -1,9 +1,10 @@
-"""All jobs: taken in, coalesced, run one at a time per device model, stopped when something better is to be done."""
+"""Jobs: what the rest of the daemon asks of them and may see of them, over the job machine and its dispatcher."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from time import time
 from typing import Any
@@ -13,22 +14,40 @@ import anyio
 from ktuned.fleet import Fleet, Lane
 from ktuned.model import (
     Context,
+    IllegalMove,
     Job,
     JobState,
     KtunedError,
     NotFound,
     Plan,
-    Priority,
     Problem,
     StoreError,
     WinnerKey,
 )
-from ktuned.scheduling.dispatcher import MAX_WAITING, Dispatcher, Intervals, Prepare
+from ktuned.scheduling.dispatcher import Dispatcher, Intervals, Prepare
 from ktuned.scheduling.idle_policy import IdlePolicy, Reading
-from ktuned.scheduling.queue import Arrival, extended
-from ktuned.scheduling.running_job import sentence
+from ktuned.scheduling.job_endings import sentence
+from ktuned.scheduling.job_events import (
+    Arrived,
+    Attended,
+    CancelAsked,
+    Event,
+    Inspected,
+    Joined,
+    Left,
+    PauseAsked,
+    PausesChanged,
+    Refused,
+    ResumeAsked,
+    TakenUp,
+)
+from ktuned.scheduling.job_machine import JobMachine
+from ktuned.scheduling.queue import Arrival
 from ktuned.store import Artifacts, Store
-from ktuned.tuning import Publish, publish_job
+from ktuned.tuning import Publish
+
+MAX_WAITING = 10_000
+"""Jobs that may wait; a client that asks for more problems than that has an error in its loop."""
 
 
 class Jobs:
@@ -39,47 +58,50 @@ class Jobs:
 
     def __init__(
         self,
+        machine: JobMachine,
         *,
         fleet: Fleet,
         store: Store,
         artifacts: Artifacts,
         prepare: Prepare,
         publish: Publish,
-        idle_policy: IdlePolicy | None = None,
+        idle_policy: IdlePolicy,
         read: Callable[[], Awaitable[Reading]] | None = None,
         intervals: Intervals | None = None,
     ) -> None:
+        self._machine = machine
+        self._queue = machine.queue
         self._store = store
         self._publish = publish
         self._dispatcher = Dispatcher(
+            machine,
             fleet=fleet,
             store=store,
             artifacts=artifacts,
             prepare=prepare,
             publish=publish,
-            idle_policy=idle_policy or IdlePolicy(),
+            idle_policy=idle_policy,
             read=read,
             intervals=intervals or Intervals(),
         )
-        self._queue = self._dispatcher.queue
-        self._running = self._dispatcher.running
+        # Between the store and the machine: a job that is in the one is not in the other while this is held.
         self._arriving = anyio.Lock()
 
     async def run(self) -> None:
         """Take up what the last daemon left, and work until cancelled."""
         async with self._arriving:
-            # One that is just being recorded is in the store already; who asks for it puts it into the queue, once.
-            self._dispatcher.take_up()
+            left = self._store.jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
+            await self._dispatcher.handle(TakenUp(left))
         await self._dispatcher.run()
 
     def review(self) -> None:
-        """Ask anew who should run: something that decides it has changed."""
+        """Have it decided again who should run: something that decides it has changed."""
         self._dispatcher.review()
 
     @property
     def stalled(self) -> str:
-        """Why nothing can be recorded, and so nothing is tuned; nothing if all is well."""
-        return self._dispatcher.stalled
+        """The reason why nothing can be recorded, and so nothing is tuned; empty if all is well."""
+        return self._machine.stalled
 
     async def submit(
         self,
@@ -98,60 +120,42 @@ class Jobs:
 
         One with a larger budget extends a job that waits; beside one that runs with less, or one that goes about it
         another way, a second job follows, which finds known what the first has measured. With ``any_plan`` it joins
-        whatever does the work. ``is_fixed`` keeps the priority as it is while somebody waits for the job.
+        whatever does the work. ``is_fixed`` keeps the priority as it is while clients wait for the job.
 
         Raises:
             StoreError: it cannot be recorded.
         """
+        wanted = None if any_plan else plan
         async with self._arriving:
-            joined = await self._join(key, priority, reason, None if any_plan else plan, is_fixed=is_fixed)
-            if joined is not None:
-                return Arrival(joined, is_new=False)
+            found = self._machine.find(key, wanted)
+            if found is not None:
+                await self._dispatcher.handle(Joined(found.id, priority, reason, wanted, is_fixed))
+                return Arrival(self.job(found.id) or found, is_new=False)
             if len(self._queue) >= MAX_WAITING:
                 raise StoreError(f"{MAX_WAITING} jobs wait already", hint="cancel some: `ktuned cancel KERNEL`")
             job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
-            self._queue.add(job, is_fixed=is_fixed)
-        publish_job(self._publish, "job_queued", job)
-        self.review()
+            await self._dispatcher.handle(Arrived(job, is_fixed))
         return Arrival(job, is_new=True)
 
-    async def _join(
-        self, wanted: WinnerKey, priority: int, reason: str, plan: Plan | None, *, is_fixed: bool
-    ) -> Job | None:
-        """Return the job that does the wanted work already, as it is now that one more wants it."""
-        running = self._running.get(wanted.device)
-        if running is not None and running.does(wanted, plan):
-            running.job = self._queue.want(running.job, priority, reason, is_fixed=is_fixed)
-            if running.stopped is JobState.PAUSED and priority >= Priority.REQUESTED:
-                running.stopped = JobState.QUEUED
-            return running.public
-        waiting = self._queue.find(wanted, plan)
-        if waiting is None:
-            return None
-        if waiting.state is JobState.PAUSED and priority >= Priority.REQUESTED:
-            # Who asks for it by name wants it now.
-            waiting = await self._resume_waiting(waiting.id)
-        waiting = self._queue.want(waiting, priority, reason, is_fixed=is_fixed)
-        larger = waiting.plan if plan is None else extended(waiting.plan, plan)
-        if larger is not None and larger != waiting.plan:
-            waiting = replace(waiting, plan=larger)
-            self._queue.change(waiting)
-            await self._store.update_job(waiting)
-        self.review()
-        return waiting
-
     def ask(self, wanted: WinnerKey, times: int = 1) -> None:
-        """Count lookups that a waiting job would serve: what is asked for more, and now, goes before its equals."""
+        """Count lookups that a waiting job would serve: the more and the later they are, the sooner it runs."""
         self._queue.ask(wanted, times)
 
-    def attend(self, whom: Hashable, jobs: Collection[int]) -> None:
-        """Note that somebody waits for jobs; they go first until he leaves."""
-        self._queue.attend(whom, jobs)
-        self.review()
+    def attend(self, waiter: Hashable, jobs: Collection[int]) -> None:
+        """Note that a client waits for jobs; they go first until it leaves."""
+        self._note(Attended(waiter, jobs))
 
-    def leave(self, whom: Hashable) -> None:
-        """Note that somebody waits no longer."""
-        self._queue.leave(whom)
+    def leave(self, waiter: Hashable) -> None:
+        """Note that a client waits no longer."""
+        self._note(Left(waiter))
+
+    def inspected(self, kernel: str) -> None:
+        """Note that the catalog knows a kernel's files as they are now; jobs that waited for that go on."""
+        self._note(Inspected(kernel))
+
+    def _note(self, event: Event) -> None:
+        """Give the machine an event that only changes who should run."""
+        self._machine.handle(event)
         self.review()
 
     async def fail(
@@ -160,47 +164,37 @@ class Jobs:
         """Record a job that cannot even wait for a device, because there is none; its key names none."""
         async with self._arriving:
             job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
-            return await self._dispatcher.end(job, JobState.FAILED, sentence(error))
+            self._machine.handle(TakenUp((job,)))
+            return await self._dispatcher.handle(Refused(job.id, sentence(error))) or job
 
-    async def cancel(self, job_id: int) -> Job:
-        """Stop a job, whatever it does; returns it as it ended.
+    async def cancel(self, job_id: int, reason: str = "cancelled") -> Job:
+        """Stop a job, whatever it does; returns it as it ends.
 
         Raises:
             NotFound: there is no such job, or it has ended.
         """
-        for running in self._running.values():
-            if running.job.id == job_id:
-                running.stop(JobState.CANCELLED, "cancelled")
-                return replace(running.public, state=JobState.CANCELLED)
+        if self._machine.running_job(job_id) is not None:
+            return await self._stop(CancelAsked(job_id, reason), JobState.CANCELLED)
         async with self._arriving:
-            waiting = self._queue.remove(job_id)
-            if waiting is not None:
-                return await self._dispatcher.end(waiting, JobState.CANCELLED, "cancelled")
-        raise self._no_live_job(job_id)
-
-    def _no_live_job(self, job_id: int) -> NotFound:
-        known = self._store.job(job_id)
-        if known is None:
-            return NotFound(f"there is no job {job_id}", hint="`ktuned jobs` lists them")
-        return NotFound(f"job {job_id} is {known.state} already")
+            return await self._stop(CancelAsked(job_id, reason), JobState.CANCELLED)
 
     async def pause(self, job_id: int) -> Job:
         """Let a job wait until it is resumed, in the next daemon's life too; what it measured stays known.
 
         Raises:
-            NotFound: there is no such job, or it has ended.
+            NotFound: there is no such job, or it has ended, or it is being cancelled.
             StoreError: it cannot be recorded.
         """
-        for running in self._running.values():
-            if running.job.id == job_id and running.stopped is not JobState.CANCELLED:
-                running.stop(JobState.PAUSED, "")
-                return replace(running.public, state=JobState.PAUSED)
-        if self._queue.get(job_id) is None:
-            raise self._no_live_job(job_id)
-        paused = self._queue.pause(job_id)
-        await self._store.update_job(paused)
-        publish_job(self._publish, "job_paused", paused)
-        return paused
+        return await self._stop(PauseAsked(job_id), JobState.PAUSED)
+
+    async def _stop(self, event: CancelAsked | PauseAsked, state: JobState) -> Job:
+        """Give the machine an event that stops a job; return the job as it will be when its pipeline has ended."""
+        job = self._live(event.job)
+        try:
+            closed = await self._dispatcher.handle(event)
+        except IllegalMove:
+            raise NotFound(f"job {event.job} is being cancelled") from None
+        return closed or replace(self._public(self._machine.job(event.job) or job), state=state)
 
     async def resume(self, job_id: int) -> Job:
         """Let a paused job run again; one that is not paused stays as it is.
@@ -209,22 +203,18 @@ class Jobs:
             NotFound: there is no such job, or it has ended.
             StoreError: it cannot be recorded.
         """
-        for running in self._running.values():
-            if running.job.id == job_id:
-                if running.stopped is JobState.PAUSED:
-                    running.stopped = JobState.QUEUED
-                return running.public
-        waiting = self._queue.get(job_id)
-        if waiting is None:
-            raise self._no_live_job(job_id)
-        return await self._resume_waiting(job_id) if waiting.state is JobState.PAUSED else waiting
+        job = self._live(job_id)
+        await self._dispatcher.handle(ResumeAsked(job_id))
+        return self._public(self._machine.job(job_id) or job)
 
-    async def _resume_waiting(self, job_id: int) -> Job:
-        resumed = self._queue.resume(job_id)
-        await self._store.update_job(resumed)
-        publish_job(self._publish, "job_queued", resumed)
-        self.review()
-        return resumed
+    def _live(self, job_id: int) -> Job:
+        job = self._machine.job(job_id)
+        if job is not None:
+            return job
+        known = self._store.job(job_id)
+        if known is None:
+            raise NotFound(f"there is no job {job_id}", hint="`ktuned jobs` lists them")
+        raise NotFound(f"job {job_id} is {known.state} already")
 
     async def pause_devices(self, devices: Collection[str], *, is_paused: bool) -> None:
         """Let nothing run on device models (``EVERYTHING``: on none) until that is taken back.
@@ -234,10 +224,9 @@ class Jobs:
         """
         pauses = self._queue.pauses | {*devices} if is_paused else self._queue.pauses - {*devices}
         await self._store.save_pauses(pauses)
-        self._queue.pauses = pauses
+        await self._dispatcher.handle(PausesChanged(pauses))
         for device in sorted(devices):
             self._publish("paused" if is_paused else "resumed", device=device, reason="asked for")
-        self.review()
 
     @property
     def pauses(self) -> set[str]:
@@ -246,53 +235,47 @@ class Jobs:
 
     async def supersede(self, kernel: str) -> list[int]:
         """Cancel what works on an older state of a kernel; return the ids of those jobs."""
-        message = "superseded by a newer state of its files"
         stopped = []
-        for running in self._running.values():
-            if running.job.kernel == kernel:
-                running.stop(JobState.CANCELLED, message)
-                stopped.append(running.job.id)
-        for job in [job for job in self._queue if job.kernel == kernel]:
-            async with self._arriving:
-                waiting = self._queue.remove(job.id)
-                if waiting is not None:
-                    await self._dispatcher.end(waiting, JobState.CANCELLED, message)
-                    stopped.append(job.id)
+        for job in [job for job in (*self._machine.running, *self._queue) if job.kernel == kernel]:
+            # One that ends by itself meanwhile needs no cancelling.
+            with suppress(NotFound):
+                stopped.append((await self.cancel(job.id, "superseded by a newer state of its files")).id)
         return stopped
 
-    def inspected(self, kernel: str) -> None:
-        """Note that the catalog knows a kernel's files as they are now; jobs that waited for that go on."""
-        self._dispatcher.inspections[kernel] += 1
-        self._queue.release(kernel)
-        self.review()
-
-    def failure(self, ground: Context, plan_digest: str) -> str:
-        """Return how the newest job on this very ground failed, all its configs tried; nothing if none did."""
-        return self._dispatcher.failed.message(ground, plan_digest)
+    def failure(self, context: Context, plan_digest: str) -> str:
+        """Return how the newest job in this very context failed, all its configs tried; nothing if none did."""
+        return self._machine.failures.message(context, plan_digest)
 
     def forget_failures(self, kernel: str | None = None) -> None:
         """Let lookups ask again for what failed, of one kernel or of all."""
-        self._dispatcher.failed.forget(kernel)
+        self._machine.failures.forget(kernel)
 
     def live(self) -> list[Job]:
         """Return what runs, then what waits in its order."""
-        return [running.public for running in self._running.values()] + list(self._queue)
+        return [self._public(job) for job in self._machine.running] + list(self._queue)
 
     def job(self, job_id: int) -> Job | None:
         """Return a job with its newest figures."""
-        return next((job for job in self.live() if job.id == job_id), None) or self._store.job(job_id)
+        live = self._machine.job(job_id)
+        return self._store.job(job_id) if live is None else self._public(live)
+
+    def _public(self, job: Job) -> Job:
+        task = self._dispatcher.pipelines.get(job.id)
+        return job if task is None else task.pipeline.progress.stamp(job)
 
     def describe(self, job: Job) -> dict[str, Any]:
         """Return the protocol's job map, with how the job stands now: ``priority waiters left_s waits_for``."""
         public = job.to_wire() | {"waiters": self._queue.waiters(job.id), "left_s": None, "waits_for": ""}
-        running = self._running.get(job.device)
-        if running is not None and running.job.id == job.id:
-            return public | {"priority": self._queue.level(job.id), "left_s": running.pipeline.progress.left_s}
+        running = self._machine.running_on(job.device)
+        if running is not None and running.id == job.id:
+            task = self._dispatcher.pipelines.get(job.id)
+            left_s = None if task is None else task.pipeline.progress.left_s
+            return public | {"priority": self._queue.level(job.id), "left_s": left_s}
         if self._queue.get(job.id) is None:
             return public
         obstacle = self._queue.obstacle(job)
         if not obstacle and running is not None:
-            obstacle = f"job {running.job.id} has the device"
+            obstacle = f"job {running.id} has the device"
         return public | {"priority": self._queue.level(job.id), "waits_for": obstacle or self.stalled}
 
     def obstacles(self) -> dict[str, int]:
@@ -306,7 +289,7 @@ class Jobs:
     def channels(self) -> dict[str, Mapping[str, int]]:
         """Return how full the running jobs' channels are."""
         return {
-            f"{name} (job {running.job.id})": figures
-            for running in self._running.values()
-            for name, figures in running.pipeline.statistics().items()
+            f"{name} (job {job})": figures
+            for job, task in self._dispatcher.pipelines.items()
+            for name, figures in task.pipeline.statistics().items()
         }

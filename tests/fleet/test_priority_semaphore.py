@@ -55,8 +55,7 @@ class Hall:
 def ranked(total: int = 1, rank_of: Callable[[int], int] = lambda job: job) -> tuple[Turns, Clock]:
     """Return turns whose ranks are the jobs' numbers, and their clock."""
     clock = Clock()
-    turns = Turns(total, clock=clock)
-    turns.rank_of = rank_of
+    turns = Turns(total, rank_of=rank_of, clock=clock)
     return turns, clock
 
 

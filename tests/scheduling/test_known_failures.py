@@ -11,8 +11,7 @@ import pytest
 from ktuned.model.job import JobState
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
-from ktuned.scheduling import known_failures as failed
-from ktuned.scheduling.known_failures import FailedGrounds
+from ktuned.scheduling.known_failures import KnownFailures
 
 GROUND = Context("project:it", '{"n":64}', "CPU", "digest", "toolchain", "driver")
 DECLARED = Plan(trials=10)
@@ -26,7 +25,7 @@ def work(ground: Context = GROUND, plan: Plan = DECLARED, plan_digest: str = "pl
 
 def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
     """Another digest, toolchain, driver or space may work; what worked once has not failed."""
-    grounds = FailedGrounds()
+    grounds = KnownFailures()
     grounds.note(work(), JobState.FAILED, "no")
     assert grounds.message(GROUND, "plan") == "no"
     assert grounds.message(GROUND, "larger plan") == ""
@@ -51,15 +50,14 @@ def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
 )
 def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None:
     """A smaller budget, another way or no device leaves configs that may work."""
-    grounds = FailedGrounds()
+    grounds = KnownFailures()
     grounds.note(job, JobState.FAILED, "no")
     assert bool(grounds.message(GROUND, "plan")) is counts
 
 
-def test_failures_are_forgotten_by_kernel_and_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
     """One kernel's, all, or the oldest when there are too many."""
-    monkeypatch.setattr(failed, "MAX_FAILED", 2)
-    grounds = FailedGrounds()
+    grounds = KnownFailures(limit=2)
     several = [replace(GROUND, kernel=f"project:{name}") for name in "abc"]
     for ground in several:
         grounds.note(work(ground), JobState.FAILED, "no")

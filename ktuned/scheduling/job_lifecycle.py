@@ -1,0 +1,154 @@
+"""A job's life: every state, every event, every legal move, as one table without IO.
+
+::
+
+    waiting ──▶ running ──▶ done, failed             paused ◀──▶ waiting      waiting, paused ──▶ cancelled
+       ▲          │  ├─ interrupted ──▶ waiting
+       │          ▼  ▼
+       ├────── yielding ⇄ pausing ──▶ paused         yielding, pausing ──▶ cancelling ──▶ cancelled
+
+A running job is stopped in two steps: it is asked to stop (yielding, pausing, cancelling), and then its pipeline ends.
+Of two reasons to stop, the stronger one decides where the job goes; resuming takes only a pause back. However the
+pipeline ends meanwhile, the job goes where the stop wanted it.
+
+An event that the table does not allow changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose
+message has the job's story.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from typing import Final
+
+from ktuned.model import IllegalMove, JobState
+
+STORY_LENGTH: Final = 20
+"""Events that are kept of a job's story: a job may be preempted without end, and the last moves explain an error."""
+
+
+class JobPlace(StrEnum):
+    """Where a job is; finer than its public state."""
+
+    WAITING = "waiting"
+    PAUSED = "paused"
+    RUNNING = "running"
+    YIELDING = "yielding"
+    PAUSING = "pausing"
+    CANCELLING = "cancelling"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LEFT = "left to the next daemon"
+
+
+class JobEvent(StrEnum):
+    """What can happen to a job; the last five are ends of its pipeline."""
+
+    STARTED = "started"
+    PREEMPTED = "preempted"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    STOPPED = "stopped"
+    DAEMON_STOPPED = "daemon stopped"
+
+
+_Moves = dict[JobEvent, JobPlace]
+
+
+def _ends(place: JobPlace) -> _Moves:
+    """Return the moves of a job that is asked to stop, and goes to ``place`` however its pipeline ends."""
+    ends = (JobEvent.SUCCEEDED, JobEvent.FAILED, JobEvent.INTERRUPTED, JobEvent.STOPPED)
+    return {**dict.fromkeys(ends, place), JobEvent.DAEMON_STOPPED: JobPlace.LEFT}
+
+
+MOVES: dict[JobPlace, _Moves] = {
+    JobPlace.WAITING: {
+        JobEvent.STARTED: JobPlace.RUNNING,
+        JobEvent.PAUSED: JobPlace.PAUSED,
+        JobEvent.RESUMED: JobPlace.WAITING,
+        JobEvent.CANCELLED: JobPlace.CANCELLED,
+        # There is no device that it could wait for.
+        JobEvent.REFUSED: JobPlace.FAILED,
+    },
+    JobPlace.PAUSED: {
+        JobEvent.PAUSED: JobPlace.PAUSED,
+        JobEvent.RESUMED: JobPlace.WAITING,
+        JobEvent.CANCELLED: JobPlace.CANCELLED,
+    },
+    JobPlace.RUNNING: {
+        JobEvent.PREEMPTED: JobPlace.YIELDING,
+        JobEvent.PAUSED: JobPlace.PAUSING,
+        JobEvent.RESUMED: JobPlace.RUNNING,
+        JobEvent.CANCELLED: JobPlace.CANCELLING,
+        JobEvent.SUCCEEDED: JobPlace.DONE,
+        JobEvent.FAILED: JobPlace.FAILED,
+        JobEvent.INTERRUPTED: JobPlace.WAITING,
+        JobEvent.DAEMON_STOPPED: JobPlace.LEFT,
+    },
+    JobPlace.YIELDING: {
+        JobEvent.PAUSED: JobPlace.PAUSING,
+        JobEvent.RESUMED: JobPlace.YIELDING,
+        JobEvent.CANCELLED: JobPlace.CANCELLING,
+        **_ends(JobPlace.WAITING),
+    },
+    JobPlace.PAUSING: {
+        JobEvent.PAUSED: JobPlace.PAUSING,
+        JobEvent.RESUMED: JobPlace.YIELDING,
+        JobEvent.CANCELLED: JobPlace.CANCELLING,
+        **_ends(JobPlace.PAUSED),
+    },
+    JobPlace.CANCELLING: {
+        JobEvent.RESUMED: JobPlace.CANCELLING,
+        JobEvent.CANCELLED: JobPlace.CANCELLING,
+        **_ends(JobPlace.CANCELLED),
+    },
+}
+
+STATES: dict[JobPlace, JobState] = {
+    JobPlace.WAITING: JobState.QUEUED,
+    JobPlace.PAUSED: JobState.PAUSED,
+    JobPlace.RUNNING: JobState.RUNNING,
+    JobPlace.YIELDING: JobState.RUNNING,
+    JobPlace.PAUSING: JobState.RUNNING,
+    JobPlace.CANCELLING: JobState.RUNNING,
+    JobPlace.DONE: JobState.DONE,
+    JobPlace.FAILED: JobState.FAILED,
+    JobPlace.CANCELLED: JobState.CANCELLED,
+    # The store says so, and the next daemon queues it.
+    JobPlace.LEFT: JobState.RUNNING,
+}
+"""A job's public state in each place."""
+
+STOPPING = frozenset({JobPlace.YIELDING, JobPlace.PAUSING, JobPlace.CANCELLING})
+"""Places of a job that is asked to stop, and whose pipeline has not ended yet."""
+
+
+class JobLife:
+    """One job's place in the table, and how it got there."""
+
+    __slots__ = ("job", "place", "story")
+
+    def __init__(self, job: int, place: JobPlace = JobPlace.WAITING) -> None:
+        self.job = job
+        self.place = place
+        self.story: deque[JobEvent] = deque(maxlen=STORY_LENGTH)
+
+    def move(self, event: JobEvent) -> JobPlace:
+        """Make the move of ``event`` and return the new place.
+
+        Raises:
+            IllegalMove: the table has no such move; the job stays where it was.
+        """
+        moves = MOVES.get(self.place, {})
+        if event not in moves:
+            story = " → ".join(self.story) or "nothing"
+            raise IllegalMove(f"job {self.job} is {self.place} and cannot be {event} (so far: {story})")
+        self.story.append(event)
+        self.place = moves[event]
+        return self.place

@@ -1,0 +1,420 @@
+"""The job machine: instructions for each event, every state with every event, and random sequences of events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ktuned.fleet.failures import KILLS_EXCUSED
+from ktuned.model.errors import IllegalMove
+from ktuned.model.job import Job, JobState, Priority
+from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, key_problem
+from ktuned.model.plan import Plan
+from ktuned.scheduling.job_events import (
+    Arrived,
+    Attended,
+    CancelAsked,
+    Close,
+    Ended,
+    Ending,
+    Event,
+    Inspected,
+    Instruction,
+    Joined,
+    Left,
+    PauseAsked,
+    PausesChanged,
+    Publish,
+    Record,
+    Refused,
+    ResumeAsked,
+    Reviewed,
+    Start,
+    Stop,
+    StoreMended,
+    TakenUp,
+)
+from ktuned.scheduling.job_machine import JobMachine
+from ktuned.scheduling.queue import EVERYTHING
+
+NOW = 5000.0
+
+
+def job(number: int = 1, **changes: Any) -> Job:
+    """Return a job that was just recorded."""
+    base = Job(number, "p:k", {"M": number}, "x", JobState.QUEUED, 200, "asked", Plan(), created=float(number))
+    return replace(base, **changes)
+
+
+def machine(*events: Event, **options: Any) -> JobMachine:
+    """Return a machine that has taken some events."""
+    made = JobMachine(clock=lambda: 1000.0, now=lambda: NOW, **options)
+    for event in events:
+        made.handle(event)
+    return made
+
+
+def summary(instructions: Sequence[Instruction]) -> list[str]:
+    """Return what instructions are about, in brief."""
+    return [
+        f"{type(one).__name__} {one.job if isinstance(one, Stop) else one.job.id}"
+        + (f" {one.type}" if isinstance(one, Publish) else "")
+        for one in instructions
+    ]
+
+
+def ended(made: JobMachine, ending: Ending, message: str = "", **options: Any) -> Ended:
+    """Return the end of the pipeline of the one job that runs."""
+    (running,) = made.running
+    return Ended(running, ending, message, **options)
+
+
+ARRIVED = Arrived(job())
+STARTED = (ARRIVED, Reviewed())
+
+PLACES: dict[str, tuple[Event, ...]] = {
+    "unknown": (),
+    "waiting": (ARRIVED,),
+    "paused": (ARRIVED, PauseAsked(1)),
+    "running": STARTED,
+    "yielding": (*STARTED, PausesChanged({"x"}), Reviewed(), PausesChanged(())),
+    "pausing": (*STARTED, PauseAsked(1)),
+    "cancelling": (*STARTED, CancelAsked(1)),
+}
+"""A way to each place of a live job."""
+
+ASKED: dict[str, Callable[[], Event]] = {
+    "join": lambda: Joined(1, Priority.ASKED, "looked up"),
+    "tune": lambda: Joined(1, Priority.REQUESTED, "asked for", Plan(trials=10**6)),
+    "refuse": lambda: Refused(1, "no device"),
+    "cancel": lambda: CancelAsked(1),
+    "pause": lambda: PauseAsked(1),
+    "resume": lambda: ResumeAsked(1),
+    "done": lambda: Ended(job(), Ending.DONE),
+    "failed": lambda: Ended(job(), Ending.FAILED, "no"),
+    "killed": lambda: Ended(job(), Ending.KILLED, "killed"),
+    "full": lambda: Ended(job(), Ending.NOT_RECORDED, "full"),
+    "changed": lambda: Ended(job(), Ending.SOURCE_CHANGED, "changed"),
+    "stopped": lambda: Ended(job(), Ending.STOPPED),
+    "daemon": lambda: Ended(job(), Ending.DAEMON_STOPPED),
+}
+_ENDS = ("done", "failed", "killed", "full", "changed", "stopped")
+_REQUEUED = ["Record 1", "Publish 1 job_queued"]
+_CLOSED = ["Close 1"]
+_PAUSED = ["Record 1", "Publish 1 job_paused"]
+
+EXPECTED: dict[str, dict[str, list[str]]] = {
+    "unknown": {},
+    "waiting": {
+        "join": [],
+        "tune": ["Record 1"],
+        "refuse": ["Close 1"],
+        "cancel": ["Close 1"],
+        "pause": _PAUSED,
+        "resume": [],
+    },
+    "paused": {"join": [], "tune": _REQUEUED, "cancel": ["Close 1"], "pause": _PAUSED, "resume": _REQUEUED},
+    "running": {
+        "join": [],
+        "tune": [],
+        "cancel": ["Stop 1"],
+        "pause": ["Stop 1"],
+        "resume": [],
+        "done": ["Close 1"],
+        "failed": ["Close 1"],
+        "killed": _REQUEUED,
+        "full": _REQUEUED,
+        "changed": _REQUEUED,
+        "daemon": [],
+    },
+    "yielding": {
+        "join": [],
+        "tune": [],
+        "cancel": ["Stop 1"],
+        "pause": ["Stop 1"],
+        "resume": [],
+        "daemon": [],
+        **dict.fromkeys(_ENDS, _REQUEUED),
+    },
+    "pausing": {
+        "join": [],
+        "tune": [],
+        "cancel": ["Stop 1"],
+        "pause": [],
+        "resume": [],
+        "daemon": [],
+        **dict.fromkeys(_ENDS, _PAUSED),
+    },
+    "cancelling": {
+        "join": [],
+        "tune": [],
+        "cancel": [],
+        "resume": [],
+        "daemon": [],
+        **dict.fromkeys(_ENDS, _CLOSED),
+    },
+}
+"""What each event instructs in each place; what is missing is illegal."""
+
+
+def seen(made: JobMachine) -> Any:
+    """Return all that can be seen of a machine."""
+    lives = {number: (life.place, tuple(life.story)) for number, life in made._lives.items()}
+    return lives, made.running, list(made.queue), made.stalled, dict(made._kills), dict(made._stop_reasons)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ASKED)
+def test_every_event_in_every_place(place: str, name: str) -> None:
+    """A legal event gives its instructions; an illegal one changes nothing and names the job."""
+    made = machine(*PLACES[place])
+    before = seen(made)
+    expected = EXPECTED[place].get(name)
+    if expected is not None:
+        assert summary(made.handle(ASKED[name]())) == expected
+        return
+    with pytest.raises(IllegalMove, match="job 1 is"):
+        made.handle(ASKED[name]())
+    assert seen(made) == before
+
+
+def test_a_job_lives_from_its_arrival_to_its_end() -> None:
+    """It is published, started with the time of now, and closed with its figures."""
+    made = machine()
+    assert made.handle(ARRIVED) == [Publish("job_queued", job())]
+    (start,) = made.handle(Reviewed())
+    assert start == Start(job(state=JobState.RUNNING, started=NOW))
+    assert made.handle(Reviewed()) == []
+    (close,) = made.handle(Ended(replace(made.running[0], best_us=3.0), Ending.DONE))
+    assert close == Close(job(state=JobState.DONE, started=NOW, finished=NOW, best_us=3.0))
+    assert (made.job(1), made.running, len(made.queue)) == (None, [], 0)
+
+
+def test_one_job_runs_per_device_and_the_best_makes_the_other_yield() -> None:
+    """A higher rank stops what runs; an equal one waits; another device is free."""
+    made = machine(Arrived(job(1)), Reviewed(), Arrived(job(2)), Arrived(job(3, device="y")))
+    assert summary(made.handle(Reviewed())) == ["Start 3"]
+    made.handle(Arrived(job(4, priority=300)))
+    assert summary(made.handle(Reviewed())) == ["Stop 1"]
+    assert made.handle(Reviewed()) == []
+    record, _ = made.handle(Ended(made.running[0], Ending.STOPPED))
+    assert isinstance(record, Record)
+    assert (record.job.message, record.is_vital) == ("made way for a more important job", False)
+    assert summary(made.handle(Reviewed())) == ["Start 4"]
+
+
+def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
+    """With the reason in its message; it starts again when that is over."""
+    refusals = {"why": ""}
+    made = machine(*STARTED, refuse=lambda one, level: refusals["why"])
+    refusals["why"] = "the machine is used"
+    assert summary(made.handle(Reviewed())) == ["Stop 1"]
+    made.handle(ended(made, Ending.STOPPED))
+    assert made.handle(Reviewed()) == []
+    (waiting,) = made.queue
+    assert waiting.message == "made way: the machine is used"
+    refusals["why"] = ""
+    made.handle(PausesChanged({EVERYTHING}))
+    assert made.handle(Reviewed()) == []
+    made.handle(PausesChanged(()))
+    assert summary(made.handle(Reviewed())) == ["Start 1"]
+
+
+def test_work_is_found_where_it_is_done() -> None:
+    """A running job serves who wants no more than it does; a larger budget needs one that waits; none is cancelled."""
+    key = WinnerKey(KernelName("p:k"), key_problem({"M": 1}), DeviceModel("x"))
+    made = machine(Arrived(job(1, plan=Plan(trials=10))), Reviewed())
+    assert made.find(key, Plan(trials=5)) == made.find(key, None) == made.running[0]
+    assert made.find(key, Plan(trials=50)) is None
+    made.handle(Arrived(job(2, problem={"M": 1}, plan=Plan(trials=50))))
+    found = made.find(key, Plan(trials=60))
+    assert found is not None
+    assert found.id == 2
+    (record,) = made.handle(Joined(2, 200, "asked", Plan(trials=60)))
+    assert isinstance(record, Record)
+    assert record.job.plan.trials == 60
+    made.handle(CancelAsked(1))
+    found = made.find(key, None)
+    assert found is not None
+    assert found.id == 2
+
+
+def test_joining_raises_what_runs() -> None:
+    """Priority and reason of a running job follow who wants it; a request by name takes back a pause."""
+    made = machine(*STARTED, PauseAsked(1), Joined(1, Priority.REQUESTED, "asked for"))
+    assert (made.running[0].priority, made.running[0].reason) == (Priority.REQUESTED, "asked for")
+    assert summary(made.handle(ended(made, Ending.STOPPED))) == _REQUEUED
+
+
+def test_a_full_store_stops_every_start() -> None:
+    """The job waits with the reason; nothing starts until the store is mended."""
+    made = machine(*STARTED, Arrived(job(2, device="y")))
+    made.handle(ended(made, Ending.NOT_RECORDED, "the disk is full"))
+    assert made.stalled == "the disk is full"
+    assert [one.message for one in made.queue] == ["the disk is full", ""]
+    assert made.handle(Reviewed()) == []
+    made.handle(StoreMended())
+    assert summary(made.handle(Reviewed())) == ["Start 1", "Start 2"]
+
+
+@pytest.mark.parametrize("gets_on", [True, False])
+def test_kills_from_outside_are_excused_while_the_job_gets_on(gets_on: bool) -> None:
+    """A job without progress that is killed again and again has failed."""
+    made = machine(ARRIVED)
+    for _ in range(KILLS_EXCUSED):
+        made.handle(Reviewed())
+        made.handle(ended(made, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
+        assert [one.message for one in made.queue] == ["taken up again: killed by SIGKILL"]
+    made.handle(Reviewed())
+    last = made.handle(ended(made, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
+    assert summary(last) == (_REQUEUED if gets_on else ["Close 1"])
+
+
+@pytest.mark.parametrize("is_inspected", [True, False])
+def test_a_changed_source_holds_its_job_until_it_is_inspected(is_inspected: bool) -> None:
+    """An inspection that came while the job ran counts, too."""
+    made = machine(*STARTED)
+    if is_inspected:
+        made.handle(Inspected("p:k"))
+    made.handle(ended(made, Ending.SOURCE_CHANGED, "changed"))
+    assert summary(made.handle(Reviewed())) == (["Start 1"] if is_inspected else [])
+    made.handle(Inspected("p:k"))
+    assert summary(made.handle(Reviewed())) == ([] if is_inspected else ["Start 1"])
+
+
+def test_what_the_last_daemon_left_is_taken_up_once() -> None:
+    """A job that was asked for meanwhile keeps what it has become."""
+    made = machine(Arrived(job(1)), Joined(1, 350, "asked for"))
+    made.handle(TakenUp([job(1), job(2, state=JobState.PAUSED), job(3, priority=100)]))
+    assert [(one.id, one.priority, one.state) for one in made.queue] == [
+        (1, 350, JobState.QUEUED),
+        (3, 100, JobState.QUEUED),
+        (2, 200, JobState.PAUSED),
+    ]
+
+
+def test_a_client_that_waits_lifts_its_job() -> None:
+    """The job makes the other yield, until the client leaves."""
+    made = machine(Arrived(job(1)), Reviewed(), Arrived(job(2)), Attended("me", [2]), Left("me"))
+    assert made.handle(Reviewed()) == []
+    made.handle(Attended("me", [2]))
+    assert summary(made.handle(Reviewed())) == ["Stop 1"]
+
+
+DEVICES = st.sampled_from(["x", "y"])
+IDS = st.integers(1, 12)
+
+
+class RandomEvents(RuleBasedStateMachine):
+    """Any events in any order, with instructions carried out as a dispatcher would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = machine()
+        self.count = 0
+        self.pipelines: dict[int, bool] = {}
+        self.closed: dict[int, Job] = {}
+        self.rows: dict[int, JobState] = {}
+
+    def give(self, event: Event) -> None:
+        before = seen(self.machine)
+        try:
+            instructions = self.machine.handle(event)
+        except IllegalMove:
+            assert seen(self.machine) == before
+            return
+        for one in instructions:
+            if isinstance(one, Start):
+                assert one.job.id not in self.pipelines
+                self.pipelines[one.job.id] = True
+                self.rows[one.job.id] = one.job.state
+            elif isinstance(one, Stop):
+                assert one.job in self.pipelines
+                self.pipelines[one.job] = False
+            elif isinstance(one, Record):
+                self.rows[one.job.id] = one.job.state
+            elif isinstance(one, Close):
+                assert one.job.id not in self.closed
+                self.closed[one.job.id] = one.job
+                self.rows[one.job.id] = one.job.state
+            else:
+                assert self.rows[one.job.id] is one.job.state, "published before it was recorded"
+
+    @rule(device=DEVICES, priority=st.sampled_from([50, 200, 300, 400]), is_fixed=st.booleans())
+    def arrive(self, device: str, priority: int, is_fixed: bool) -> None:
+        self.count += 1
+        self.rows[self.count] = JobState.QUEUED
+        self.give(Arrived(job(self.count, device=device, priority=priority), is_fixed))
+
+    @rule(number=IDS, priority=st.sampled_from([200, 350]), trials=st.sampled_from([None, 10**6]))
+    def join(self, number: int, priority: int, trials: int | None) -> None:
+        self.give(Joined(number, priority, "joined", None if trials is None else Plan(trials=trials)))
+
+    @rule(number=IDS, kind=st.sampled_from([CancelAsked, PauseAsked, ResumeAsked]))
+    def ask(self, number: int, kind: Callable[[int], Event]) -> None:
+        self.give(kind(number))
+
+    @rule(number=IDS)
+    def refuse(self, number: int) -> None:
+        self.give(Refused(number, "no device"))
+
+    @rule(devices=st.sets(st.sampled_from(["x", "y", EVERYTHING]), max_size=1))
+    def pause_devices(self, devices: set[str]) -> None:
+        self.give(PausesChanged(devices))
+
+    @rule(number=IDS, leaves=st.booleans())
+    def wait_for(self, number: int, leaves: bool) -> None:
+        self.give(Left(number) if leaves else Attended(number, [number]))
+
+    @rule()
+    def review(self) -> None:
+        self.give(Reviewed())
+
+    @rule()
+    def inspect(self) -> None:
+        self.give(Inspected("p:k"))
+
+    @rule()
+    def mend(self) -> None:
+        self.give(StoreMended())
+
+    @precondition(lambda self: self.pipelines)
+    @rule(data=st.data(), ending=st.sampled_from(Ending), gets_on=st.booleans())
+    def end(self, data: st.DataObject, ending: Ending, gets_on: bool) -> None:
+        number = data.draw(st.sampled_from(sorted(self.pipelines)))
+        running = self.machine.running_job(number)
+        assert running is not None
+        if ending is Ending.STOPPED and self.pipelines[number]:
+            # A pipeline is stopped only when that was instructed.
+            return
+        del self.pipelines[number]
+        self.give(Ended(running, ending, "why", gets_on))
+
+    @invariant()
+    def runs_what_it_started(self) -> None:
+        running = self.machine.running
+        assert {one.id for one in running} == self.pipelines.keys()
+        assert len({one.device for one in running}) == len(running)
+
+    @invariant()
+    def has_each_job_once(self) -> None:
+        live = [*(one.id for one in self.machine.running), *(one.id for one in self.machine.queue)]
+        assert len(live) == len(set(live))
+        assert set(live) == self.machine._lives.keys()
+        assert not set(live) & self.closed.keys()
+        assert self.machine.queue._standings.keys() == set(live)
+
+    @invariant()
+    def says_what_the_store_has(self) -> None:
+        live = [*self.machine.running, *self.machine.queue]
+        assert {one.id: one.state for one in live} == {one.id: self.rows[one.id] for one in live}
+
+
+TestRandomEvents = RandomEvents.TestCase
+TestRandomEvents.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
