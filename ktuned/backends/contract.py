@@ -128,7 +128,7 @@ class Absence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A backend that cannot run here: the reason, one line about it, and the command that mends it."""
+    """A backend that cannot run here: the reason, one line about it, and the command that fixes it."""
 
     reason: Absence
     message: str

@@ -34,7 +34,7 @@ class Sample(NamedTuple):
 
 
 class Gpu:
-    """One GPU, by the UUID that the driver gives it (``GPU-…``); as a context, it lets NVML go at its end.
+    """One GPU, by the UUID that the driver gives it (``GPU-…``); as a context manager, it shuts NVML down at its end.
 
     Raises:
         Unavailable: NVML does not start or does not know the GPU; also from every method.

@@ -1,4 +1,4 @@
-"""Which kernels exist: what was inspected, by root and file; what a new inspection changed. No IO."""
+"""Catalog of the known kernels, by root and file, and the changes that a new inspection makes. No IO."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _OF_PROJECT = "project "
 """Marks a project file as the owner of its own stamp."""
 
 _OF_FILE = "file "
-"""Tells a kernel file from a kernel (whose names have no spaces) as the owner of stamps."""
+"""Prefix of a kernel file as the owner of stamps; names of kernels have no spaces."""
 
 
 MAX_PROBLEM_SIZE = 4096
-"""The most characters of a problem's keys and values: it is part of many a key, and remembered by the thousand."""
+"""Most characters of a problem's keys and values: it is part of many keys, and thousands are kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileError:
-    """What is wrong with a kernel file: one line, and where."""
+    """An error in a kernel file: one line, and its place."""
 
     path: str
     line: int
@@ -51,7 +51,7 @@ class FileError:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a worker found in one kernel file; ``stamps`` are the files that had a part in it."""
+    """Result of inspecting one kernel file; ``stamps`` are the files that had a part in it."""
 
     file: str
     kernels: tuple[KernelInfo, ...] = ()
@@ -113,7 +113,7 @@ class Catalog:
 
     @property
     def errors(self) -> list[FileError]:
-        """What is wrong with kernel files now."""
+        """Errors in kernel files now."""
         return [error for file in sorted(self._errors) for error in self._errors[file]]
 
     def when_roots_change(self, listener: Callable[[], None]) -> None:
@@ -149,7 +149,7 @@ class Catalog:
         return Changes(added=tuple(kernel.name for kernel in renamed), removed=tuple(kernel.name for kernel in moved))
 
     def remove_root(self, path: str) -> Changes:
-        """Watch a root no longer; return what went with it. What lies below another root stays."""
+        """Stop watching a root; return the kernels removed with it. Files below another root stay."""
         self._roots.pop(path, None)
         self._dependents.drop(_OF_PROJECT + path)
         self._errors.pop(os.path.join(path, PROJECT_FILE), None)
@@ -171,7 +171,7 @@ class Catalog:
         return max(owners, key=lambda root: len(root.path), default=None)
 
     def environment(self, kernel: KernelInfo) -> Environment:
-        """Return whose interpreter runs a kernel's code.
+        """Return the environment that runs a kernel's code.
 
         Raises:
             NotFound: the kernel's file is below no watched root.
@@ -204,7 +204,7 @@ class Catalog:
         raise NotFound(f"there is no kernel {name!r}", hint="`ktuned kernels` lists them; `ktuned tune PATH` adds some")
 
     def fault(self, kernel: KernelInfo) -> str:
-        """Return what is wrong with a kernel's file, if that is why the file no longer declares it; else nothing."""
+        """Return the error in a kernel's file, if that is why the file no longer declares it; else nothing."""
         return self._faults.get(kernel.name, "")
 
     def below(self, path: str) -> list[KernelInfo]:
@@ -212,7 +212,7 @@ class Catalog:
         return [kernel for kernel in self.kernels if is_below(kernel.file, path)]
 
     def errors_below(self, path: str) -> list[FileError]:
-        """Return what is wrong with the kernel files at or below a path."""
+        """Return the errors in kernel files at or below a path."""
         return [error for file, errors in sorted(self._errors.items()) if is_below(file, path) for error in errors]
 
     def files_of(self, root: Root) -> list[str]:
@@ -233,18 +233,18 @@ class Catalog:
         return self._dependents.stamps(files)
 
     def has_inspected(self, file: str) -> bool:
-        """Tell whether a kernel file was inspected since the start."""
+        """Return whether a kernel file was inspected since the start."""
         return file in self._inspected
 
     def apply(self, inspections: Sequence[Inspection], removed_files: Iterable[str] = ()) -> Changes:
-        """Take in new inspections and the files that are gone; return what that changed.
+        """Take in new inspections and the files that are gone; return the changes.
 
         A file that can no longer be imported keeps its kernels as they were: their winners are still served.
         """
         added, changed, replanned, inspected = [], [], [], []
         errors: list[FileError] = []
         wrong = set(self._errors)
-        # What each file is known to declare now; its other kernels are free for other files to declare.
+        # The kernels that each file declares now; other files may declare the others.
         declared: dict[str, set[str]] = {file: set() for file in removed_files}
         for file in declared:
             self._forget(file)
@@ -303,7 +303,7 @@ class Catalog:
 
 
 def _is_held(kernel: KernelInfo, gone: Mapping[KernelName, KernelInfo]) -> bool:
-    """Tell whether a kernel's file still declares it, for all that is known."""
+    """Return whether a kernel's file still declares it, for all that is known."""
     return kernel.name not in gone and Path(kernel.file).exists()
 
 
@@ -316,7 +316,7 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
     """Check that a problem has the keys that the kernel's problems have, and values that a key can hold.
 
     Raises:
-        UsageError: it has not; says which it should have.
+        UsageError: it has others; the message says which it should have.
     """
     size = sum(len(key) + (len(value) if isinstance(value, str) else 8) for key, value in problem.items())
     if size > MAX_PROBLEM_SIZE:
@@ -341,7 +341,7 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
 
 
 def is_below(path: str, directory: str) -> bool:
-    """Tell whether a path is ``directory`` itself or lies below it."""
+    """Return whether a path is ``directory`` itself or lies below it."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 

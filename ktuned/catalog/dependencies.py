@@ -1,4 +1,4 @@
-"""Which kernel files depend on which files, kept up to date inspection by inspection. No IO."""
+"""Index of the files that kernel files depend on, updated by each inspection. No IO."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from posixpath import dirname
 
 
 class Dependents:
-    """An index of stamps: what each owner (a kernel, or a kernel file) depends on, the other way about.
+    """Inverted index of stamps: from files to the kernels and kernel files that depend on them.
 
     Looking a file up costs the same for a thousand kernel files as for ten; only a directory is searched for.
     """
@@ -53,7 +53,7 @@ class Dependents:
 
     @property
     def directories(self) -> set[str]:
-        """The directories that hold what is depended on, or would."""
+        """The directories that hold, or would hold, files that kernels depend on."""
         return set(self._directories)
 
     def stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:

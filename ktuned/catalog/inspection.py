@@ -1,4 +1,4 @@
-"""Finds kernel files and has a worker inspect them; puts what it finds into the catalog and the store."""
+"""Finds kernel files, has workers inspect them, and puts the results into the catalog and the store."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ MAX_DIRECTORIES = 50_000
 
 
 def is_kernel_file(name: str) -> bool:
-    """Tell whether a file is a kernel file by its name."""
+    """Return whether a file is a kernel file by its name."""
     base = os.path.basename(name)
     return base.startswith("tune_") and base.endswith(".py")
 
 
 def is_looked_into(name: str) -> bool:
-    """Tell whether a survey looks for kernel files in directories of this name."""
+    """Return whether a survey looks for kernel files in directories of this name."""
     return not name.startswith(".") and name not in SKIPPED_DIRECTORIES
 
 
@@ -85,7 +85,7 @@ def walk(top: str) -> Iterator[Listing]:
 
 
 def check_extent(top: str) -> None:
-    """Refuse a tree that nobody can mean to have watched: a whole disk, ``/proc``. Blocks as :func:`walk`.
+    """Refuse a tree that is too large to watch, such as a whole disk or ``/proc``. Blocks as :func:`walk`.
 
     Raises:
         UsageError: it has more than :data:`MAX_DIRECTORIES`.
@@ -126,7 +126,7 @@ def _is_found_elsewhere(path: str, top: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a survey saw, whether or not it changed anything."""
+    """The result of a survey, whether or not it changed anything."""
 
     changes: Changes
     files: tuple[str, ...]
@@ -250,13 +250,13 @@ class Survey:
         return {file: wrong for file in files if (wrong := self._refused(file))}
 
     def _refused(self, file: str) -> Inspection | None:
-        """Return what is wrong with a file that somebody else could have written; it is not run to find out more.
+        """Return the error for a file that another user could have written, which is not run.
 
-        Nor is one whose name is no text: it could be told to nobody, neither to workers nor to clients.
+        Nor is a file whose name is not UTF-8: it could be named neither to workers nor to clients.
         """
         name = printable(file)
         if name != file:
-            wrong = FileError(name, 0, f"{name}: the name is no UTF-8 text", "rename it")
+            wrong = FileError(name, 0, f"{name}: the name is not UTF-8", "rename it")
             return Inspection(name, errors=(wrong,), stamps={name: ""})
         try:
             self.trust.check_file(file)
@@ -297,7 +297,7 @@ class Survey:
                 if is_outside_kill(error) and kills < KILLS_EXCUSED:
                     kills += 1
                     continue
-                # The file that it was at is to blame; the next worker goes on behind it.
+                # The file that the worker was inspecting is to blame; the next worker continues after it.
                 if len(received) == len(rest):
                     break
                 blamed = rest[len(received)]

@@ -30,7 +30,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a kernel file that says nothing about it is tuned with. Checked now, and followed by a later version."""
+    """Defaults of the tuning of kernel files. Checked now, and followed by a later version."""
 
     preset: str | None = None
     trials: int | None = None

@@ -131,7 +131,7 @@ def _candidates(root: Root) -> Iterator[str]:
 def project_top(directory: str, trust: Trust) -> str:
     """Return the nearest directory at or above one that has a project file, or else the directory itself.
 
-    A file above that others can write says nothing: it may be anybody's.
+    A file above that others can write is ignored: it may be another user's.
     """
     for place in (Path(directory), *Path(directory).parents):
         path = place / PROJECT_FILE

@@ -1,7 +1,7 @@
-"""Whose code may run: what lies where only we and root can put it (docs/security.md).
+"""Trust in code: it may run only where this user and root alone can write (docs/security.md).
 
-A kernel file is imported, so whoever can write it, its directory, or a link on the way to it, is us. Every step of
-the way is looked at, the way that sshd looks at a key's file.
+A kernel file is imported, so a user who can write it, its directory, or a link in its path can run code as this user.
+Every step of the path is checked, as sshd checks a key's file.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import Final
 from ktuned.model import KtunedError
 
 MAX_LINKS: Final = 40
-"""As many links as the kernel follows on one way (path_resolution(7))."""
+"""Links that Linux follows in one path (path_resolution(7))."""
 
 
 class Untrusted(KtunedError):
-    """A path lies where somebody else could have put what is there."""
+    """Another user could have written a path."""
 
     code = "untrusted"
 
 
 class Trust:
-    """Judges paths; ``exceptions`` are directories that are taken as they are, with everything below them."""
+    """Judges paths; ``exceptions`` are directories that are trusted with everything below them."""
 
     def __init__(self, exceptions: Iterable[str] = ()) -> None:
         self.allow(exceptions)
 
     def allow(self, exceptions: Iterable[str]) -> None:
-        """Take these directories, and no others, as they are."""
+        """Trust these directories, and no others, without a check."""
         self._exceptions = frozenset(map(os.path.realpath, exceptions))
 
     def check_directory(self, path: str) -> None:
         """Check a directory whose kernel files are to be run.
 
         Raises:
-            Untrusted: somebody else can write it, or replace it.
+            Untrusted: another user can write it, or replace it.
         """
         self._check(path, {os.path.realpath(path)})
 
@@ -46,13 +46,13 @@ class Trust:
         """Check a file that is to be run, and its directory, from which it may import.
 
         Raises:
-            Untrusted: somebody else can write it, put modules beside it, or replace it.
+            Untrusted: another user can write it, put modules beside it, or replace it.
         """
         real = os.path.realpath(path)
         self._check(path, {real, os.path.dirname(real), os.path.dirname(os.path.abspath(path))})
 
     def _check(self, path: str, closed: set[str]) -> None:
-        """Look at every step of the way to ``path``; not even sticky directories may be open among ``closed``."""
+        """Check every step of ``path``; not even sticky directories may be open among ``closed``."""
         real = os.path.realpath(path)
         if any(str(place) in self._exceptions for place in (Path(real), *Path(real).parents)):
             return
@@ -68,7 +68,7 @@ class Trust:
 
 
 def _fault(found: os.stat_result, *, may_be_sticky: bool) -> tuple[str, str] | None:
-    """Return what is wrong with one step, and what mends it."""
+    """Return the fault of one step, and how to fix it."""
     us = os.geteuid()
     if found.st_uid not in (us, 0):
         return f"belongs to uid {found.st_uid}, neither to us ({us}) nor to root", "chown it"
@@ -76,7 +76,7 @@ def _fault(found: os.stat_result, *, may_be_sticky: bool) -> tuple[str, str] | N
         return None  # a link's own mode means nothing
     if may_be_sticky and found.st_mode & stat.S_ISVTX:
         return None  # only its owner can replace what is in there
-    # A group of the user's own number holds nobody else: so distributions set up theirs, with a umask of 002.
+    # A group with the user's own number has no other members: distributions with a umask of 002 set them up.
     is_private_group = found.st_gid == 0 or found.st_gid == os.getegid() == us
     if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not is_private_group):
         return f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o})", "chmod go-w {place}"

@@ -1,7 +1,7 @@
 """Caches of answers, and the one place where they are invalidated. No IO but the generation table's.
 
-Everything that a lookup found out and may give again lies here, so that a change of a kernel reaches all of it at once:
-this daemon's memory, and through the generation table that of every client.
+All results of lookups that are reused lie here, so that a change of a kernel reaches all of them at once: this
+daemon's memory, and through the generation table that of every client.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class AnswerCaches:
         self.winners: dict[str, list[Winner]] = {}
 
     def changed(self, kernel: str) -> None:
-        """Forget what was answered: a kernel's winners, or what they stand on, have changed."""
+        """Forget answers: a kernel's winners, or their context, have changed."""
         self.winners.pop(kernel, None)
         self.shortcuts.clear()
         self.generations.bump(kernel)
 
     def changed_all(self) -> None:
-        """Forget what was answered: any kernel may be another, or its answer."""
+        """Forget all answers: any kernel may have changed."""
         self.winners.clear()
         self.shortcuts.clear()
         self.generations.bump_all()

@@ -13,14 +13,14 @@ from ktuned_client import paths
 from ktuned_client.generations import COUNT_WORD, EPOCH_WORD, FIRST_SLOT, MAGIC, WORDS, slot_of
 
 TABLE_NAME: Final = "ktuned.generations"
-"""Beside the socket, in its private directory. It stays when the daemon goes: what was last known holds until the next
-one has started, which writes to the same file, because clients have it mapped."""
+"""Beside the socket, in its private directory. It stays when the daemon ends, because clients have it mapped: the last
+generations hold until the next daemon writes to the same file."""
 
 _log = structlog.get_logger()
 
 
 class Generations:
-    """Tells clients by the table at ``path`` what changed; ``path`` is ``None`` where there can be no file."""
+    """Announces changes to clients in the table at ``path``; ``path`` is ``None`` where there can be no file."""
 
     def __init__(self, directory: str, *, epoch: int) -> None:
         self.path: str | None = os.path.join(directory, TABLE_NAME)
@@ -41,11 +41,11 @@ class Generations:
         return self._words[slot_of(kernel)]
 
     def bump(self, kernel: str) -> None:
-        """Tell that what is answered for a kernel may have changed; to be called after it has."""
+        """Announce that the answers for a kernel may have changed; to be called after they have."""
         self._add(slot_of(kernel))
 
     def bump_all(self) -> None:
-        """Tell that any answer may have changed."""
+        """Announce that any answer may have changed."""
         for slot in range(FIRST_SLOT, WORDS):
             self._add(slot)
 
@@ -60,7 +60,7 @@ class Generations:
 
 
 def _map(path: str) -> mmap.mmap:
-    """Map the table that is there, or one that takes its place if it is none."""
+    """Map the existing table, or a new one in its place if it is not valid."""
     try:
         return _open(path)
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def _map(path: str) -> mmap.mmap:
     staged = f"{path}.{os.getpid()}"
     descriptor = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, paths.SOCKET_MODE)
     try:
-        # Room is taken now: to write to a hole of a full disk's file would kill the daemon, and to read it a client.
+        # Space is allocated now: on a full disk, a write to a sparse file would kill the daemon, and a read a client.
         os.posix_fallocate(descriptor, 0, 8 * WORDS)
         mapped = mmap.mmap(descriptor, 8 * WORDS)
         _begin(mapped)

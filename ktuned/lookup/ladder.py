@@ -1,4 +1,4 @@
-"""What a lookup is answered: the ladder ``fresh``, ``stale``, ``near``, ``default``, ``unknown``. Decides; no IO.
+"""The ladder of answers to a lookup: ``fresh``, ``stale``, ``near``, ``default``, ``unknown``. Decides; no IO.
 
 The nearest problem is the one with the same strings and bools and the least log distance over its numbers: the sum of
 abs(ln(a / b)) over all numeric keys, so that 1024 is as far from 512 as from 2048.
@@ -14,15 +14,15 @@ from typing import Any
 from ktuned.model import Config, Context, KernelInfo, Problem, Scalar, Status, Winner, canonical
 
 Admits = Callable[[Config], bool | None]
-"""Whether the kernel's space admits a config for the problem at hand; ``None`` when that is not known yet."""
+"""Returns whether the kernel's space admits a config for this problem; ``None`` when that is not known yet."""
 
 NEAR_CANDIDATES = 4
-"""How many of the nearest winners are considered: the validity of each may have to be asked of a worker."""
+"""Number of nearest winners that are considered: the validity of each may have to be asked of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is served, and what it should set off: a tuning, and questions about configs to a worker."""
+    """An answer, and the work it should start: a tuning, and questions about configs to a worker."""
 
     status: Status
     winner: Winner | None = None
@@ -31,7 +31,7 @@ class Answer:
 
     @property
     def wants_tuning(self) -> bool:
-        """Whether a better answer is to be had by tuning."""
+        """True if tuning would give a better answer."""
         return self.status in (Status.STALE, Status.NEAR, Status.DEFAULT)
 
 
@@ -39,19 +39,19 @@ def answer(
     kernel: KernelInfo,
     problem: Problem,
     device: str | None,
-    ground: Context | None,
+    context: Context | None,
     winners: Iterable[Winner],
     admits: Admits,
 ) -> Answer:
-    """Climb down the ladder for one problem on one device model.
+    """Return the best answer for one problem on one device model.
 
-    ``ground`` is what a measurement made now would stand on, ``None`` when the device is not here.
+    ``context`` is that of a measurement made now, ``None`` when the device is not here.
     """
     wanted = canonical(kernel.specialized(problem))
     on_device = [winner for winner in winners if winner.context.device == device]
     for winner in on_device:
         if winner.context.problem == wanted:
-            status = Status.FRESH if winner.context == ground else Status.STALE
+            status = Status.FRESH if winner.context == context else Status.STALE
             return Answer(status, winner, winner.config)
     undecided: list[Config] = []
     for winner in _nearest(kernel.specialized(problem), on_device):
@@ -73,7 +73,7 @@ def _nearest(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> Iterat
 
 
 def distance(left: Problem, right: Problem) -> float | None:
-    """Return how far two problems are apart, or ``None`` when no distance makes sense of them."""
+    """Return the distance of two problems, or ``None`` when they cannot be compared."""
     if set(left) != set(right):
         return None
     total = 0.0
@@ -88,7 +88,7 @@ def distance(left: Problem, right: Problem) -> float | None:
 
 
 def admits_plainly(kernel: KernelInfo, config: Config) -> bool | None:
-    """Tell whether a space admits a config, as far as that is known without running its code."""
+    """Return whether a space admits a config, as far as that is known without running its code."""
     space: Mapping[str, Any] = kernel.space
     if space["constrained"]:
         return None

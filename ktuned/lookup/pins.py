@@ -1,6 +1,6 @@
-"""Pins: who looks up under the same pin sees the same winners for good, whatever is tuned meanwhile.
+"""Pins: lookups under the same pin see the same winners for good, whatever is tuned meanwhile.
 
-The first lookup of a problem under a pin decides, and is told once that is on the disk.
+The first lookup of a problem under a pin decides; it is answered once its answer is on the disk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ktuned.model import NotFound, Problem, UsageError, canonical
 from ktuned.store import Store
 
 MAX_PINNED: Final = 100_000
-"""Answers that pins may hold altogether: a thousand runs of a hundred kernels."""
+"""Answers that all pins may hold together: a thousand runs of a hundred kernels."""
 
 MAX_PIN_BYTES: Final = 200
 
@@ -38,20 +38,22 @@ class Pins:
         self._changed = changed
 
     def find(self, pin: str, kernel: str, problem: Problem, device: str | None) -> dict[str, Any] | None:
-        """Return what a pin holds for a question, however its first asker named kernel and device.
+        """Return the answer that a pin holds, under any name of the kernel and device.
 
         Raises:
-            UsageError: the pin is no name.
+            UsageError: the pin's name is not valid.
         """
         if not pin or len(pin.encode()) > MAX_PIN_BYTES or not pin.isprintable():
-            raise UsageError(f"the pin {pin[:100]!r} is no name", hint="give a short text, for example the run's id")
+            raise UsageError(
+                f"the pin {pin[:100]!r} is not a valid name", hint="give a short text, for example the run's id"
+            )
         held = self._store.pinned.find(pin, _key(kernel, problem, device))
         return None if held is None else _as_answer(held)
 
     async def freeze(
         self, pin: str, kernel: str, problem: Problem, device: str | None, answer: dict[str, Any]
     ) -> dict[str, Any]:
-        """Hold ``answer`` for the question, and for the same one by full names; return what holds: the first one's.
+        """Hold ``answer`` for the question, and for the same one by full names; return the answer held, the first one.
 
         Raises:
             UsageError: there are too many.
@@ -66,7 +68,7 @@ class Pins:
         return [PinInfo(*row) for row in self._store.pinned.pins()]
 
     async def give_up(self, pin: str) -> int:
-        """Give up a pin, so that its next lookup decides again; return how many questions it held.
+        """Remove a pin, so that its next lookup decides again; return how many questions it held.
 
         Raises:
             NotFound: there is no such pin.

@@ -106,7 +106,7 @@ class Lookups:
 
     @property
     def answered(self) -> int:
-        """How many lookups were answered since the start."""
+        """Lookups answered since the start."""
         return self._answered + self.shortcuts.lookups
 
     def looked_up(self, within_s: float = LATELY_S) -> list[str]:

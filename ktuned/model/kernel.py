@@ -14,7 +14,7 @@ from ktuned.model.values import Config, Problem, Scalar
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked for explicitly of a root, by ``config.toml`` or a request; it comes before all else."""
+    """Explicit settings of a root, by ``config.toml`` or a request; they come before all others."""
 
     name: str = ""
     python: str = ""

@@ -24,7 +24,7 @@ def canonical(values: Mapping[str, Any]) -> str:
 
 
 def is_among(value: object, values: Sequence[Scalar]) -> bool:
-    """Membership that tells 1, 1.0 and True apart, as keys do."""
+    """Membership that distinguishes 1, 1.0 and True, as keys do."""
     if isinstance(values, range):
         return type(value) is int and value in values
     return any(type(value) is type(other) and value == other for other in values)

@@ -12,10 +12,10 @@ from ktuned.model import Config, KernelFileError, Problem, Scalar, canonical, is
 from ktuned.spec.values import Site, Values, mapping_fault
 
 MEMBERSHIP_BOUND = 100_000
-"""Configs of a callable that a membership test looks at: some 0.5 s of work for a simple generator."""
+"""Configs of a callable that a membership test reads: some 0.5 s of work for a simple generator."""
 
 DUPLICATES_WATCHED = 100_000
-"""Configs of a callable whose duplicates are found out: about 10 MiB, as much as a space may cost."""
+"""Configs of a callable that are checked for duplicates: about 10 MiB, as much as a space may take."""
 
 Where = Callable[[Any, Any], object]
 """A constraint ``(p, c)``: truthy for configs that may be tried."""
@@ -25,7 +25,7 @@ class BoundSpace(ABC):
     """The configs of a space for one problem, in a fixed order.
 
     Walking one raises :class:`~ktuned.model.errors.KernelFileError` when user code (``where``, a callable) raises or
-    yields what is no config, and when not one config is valid.
+    yields something that is not a config, and when no config is valid.
     """
 
     def __init__(self, problem: Problem, where: tuple[Where, ...], site: Site) -> None:
@@ -36,7 +36,7 @@ class BoundSpace(ABC):
     @property
     @abstractmethod
     def size(self) -> int | None:
-        """How many configs there are before ``where``; ``None`` for a callable."""
+        """Number of configs before ``where``; ``None`` for a callable."""
 
     @property
     def axes(self) -> Mapping[str, Sequence[Scalar]] | None:
@@ -55,7 +55,7 @@ class BoundSpace(ABC):
 
     @property
     def indexable(self) -> bool:
-        """Whether :meth:`at` works: true exactly when the size is known."""
+        """True if :meth:`at` works, which is when the size is known."""
         return self.size is not None
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Indexed(BoundSpace):
 
     @property
     def size(self) -> int:
-        """How many candidates there are."""
+        """Number of candidates."""
         return self._candidates.size
 
     @property
@@ -204,7 +204,7 @@ class Product:
         return dict(zip(self.axes, reversed(digits), strict=True))
 
     def holds(self, config: Mapping[Any, Any]) -> bool:
-        """Tell whether a config is one of the combinations."""
+        """Return whether a config is one of the combinations."""
         return config.keys() == self.axes.keys() and all(
             is_among(config[knob], values) for knob, values in self.axes.items()
         )
@@ -222,7 +222,7 @@ class Listing:
         return dict(self._configs[index])
 
     def holds(self, config: Mapping[Any, Any]) -> bool:
-        """Tell whether a config is in the list."""
+        """Return whether a config is in the list."""
         return not mapping_fault(config, "config") and canonical(config) in self._texts
 
     @cached_property

@@ -1,4 +1,4 @@
-"""C-family sources as what they mean: tokens without comments and white space, and the quoted includes they name.
+"""C-family sources as tokens without comments and white space, and the includes that they name.
 
 Follows the phases of translation of the C++ standard ([lex.phases]): continuations are folded (but not in raw
 strings), a comment is white space, a directive is a line. White space inside a stringised macro argument is
@@ -63,7 +63,7 @@ class Followed:
     """Sources with all that they include: the bytes of each file found, and the places where one was missed.
 
     ``contents`` is in the order of discovery. ``unresolved`` maps (including file, name) to nothing found;
-    ``absent`` are paths that were looked at in vain and would be used if they appeared; ``outside`` tells whether a
+    ``absent`` are paths that do not exist and would be used if they appeared; ``outside`` is true if a
     name in angle brackets was not found, which is the toolchain's then.
     """
 
@@ -161,7 +161,7 @@ def follow(sources: Iterable[Path], include_dirs: Sequence[Path] = ()) -> Follow
 
 
 def merged(searches: Sequence[Followed]) -> Followed:
-    """Return all that was found by any of several searches; missing is what was missed by each."""
+    """Return the union of several searches; a name is missing only if each of them missed it."""
     contents = {path: content for found in searches for path, content in found.contents.items()}
     missed = set.intersection(*(set(found.unresolved) for found in searches))
     return Followed(

@@ -1,4 +1,4 @@
-"""``@kernel``: a named tunable thing, as its file declares it."""
+"""``@kernel``: the declaration of a kernel in its file."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Kernel:
 
 @dataclass
 class Collector:
-    """What was declared while one kernel file was imported; ``path`` is that file."""
+    """Declarations collected while one kernel file is imported; ``path`` is that file."""
 
     path: Path
     kernels: list[Kernel] = field(default_factory=list)
@@ -227,7 +227,7 @@ def kernel(
     ``timing`` is how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
 
     Raises:
-        KernelFileError: something is wrong with the declaration. While a kernel file is loaded the error is kept
+        KernelFileError: the declaration has an error. While a kernel file is loaded the error is kept
             for its report instead, so that the file's other kernels go on.
     """
 

@@ -1,4 +1,4 @@
-"""What a kernel means, as three digests, and everything else that the daemon may know of it.
+"""Description of a kernel for the daemon, with three digests of its meaning.
 
 The digests are SHA-256 over labelled texts that comments and formatting do not change:
 
@@ -29,10 +29,10 @@ DIGEST_VERSION = 1
 
 
 def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
-    """Return all that the daemon may know of a kernel, right after its file was loaded.
+    """Return the description of a kernel, right after its file was loaded.
 
     ``extra`` holds ``knobs`` (their names; none for a callable's space), ``missing`` (quoted includes that are not
-    there), ``data_digest`` (over what decides data and checks alone) and, for telling what changed, ``files``,
+    there), ``data_digest`` (over what decides data and checks alone) and, to find what changed, ``files``,
     ``definitions`` and ``plan``: the short digests of each source file, each Python definition and each part of the
     plan by their labels.
 

@@ -1,4 +1,4 @@
-"""What is wrong with what ``@kernel`` was given: one line in words, or ``""``. No IO."""
+"""Checks of the arguments of ``@kernel``; each returns one line, or ``""`` if nothing is wrong. No IO."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
 from ktuned.spec.values import mapping_fault
 
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
-"""What a deadline may be declared for."""
+"""Phases that a deadline may be declared for."""
 
 TIMINGS = ("events", "graph")
-"""How a kernel may be timed on a GPU; on the CPU the host's clock is the only way."""
+"""Ways to time a kernel on a GPU; on the CPU the host's clock is the only one."""
 
 UNSET: Any = object()
-"""Marks an argument that was not given, where ``None`` says something."""
+"""Marks an argument that was not given, where ``None`` has a meaning."""
 
 MAX_PROBLEMS = 1000
 MAX_NAME_CHARS = 200
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 
 def unknown_fault(unknown: Mapping[str, object], known: Iterable[str]) -> str:
-    """Say that an argument is none that ``kernel`` knows."""
+    """Return the error for an argument that ``kernel`` does not have."""
     if not unknown:
         return ""
     name = next(iter(unknown))
@@ -36,11 +36,11 @@ def unknown_fault(unknown: Mapping[str, object], known: Iterable[str]) -> str:
 
 
 def check_fault(reference: object, check: object) -> str:
-    """Say why nobody can tell whether a result is right."""
+    """Return the error if results can be checked by nothing, or by too much."""
     if reference is None and check is UNSET:
-        return "nothing says what is right: give reference= or check=, or say check=None to measure without checking"
+        return "no check is declared: give reference= or check=, or check=None to measure without checking"
     if reference is not None and check is None:
-        return "check=None says that nothing is checked, but there is a reference: leave one of them out"
+        return "check=None turns checking off, but there is a reference: leave one of them out"
     if reference is not None and not callable(reference):
         return "reference is not callable; it takes the inputs by name and returns a dict of outputs"
     if check is not UNSET and check is not None and not callable(check):
@@ -49,7 +49,7 @@ def check_fault(reference: object, check: object) -> str:
 
 
 def fault_of(declared: Any) -> str:
-    """Say what is wrong with a ``Kernel``, any of whose values may be of a wrong type."""
+    """Return the error in a ``Kernel``, any of whose values may be of a wrong type."""
     if not isinstance(declared.name, str) or not _NAME.fullmatch(declared.name):
         return f"the name {declared.name!r} is not letters, digits, '_', '.' and '-'"
     if len(declared.name) > MAX_NAME_CHARS:
@@ -104,7 +104,7 @@ def _outside_fault(default: Mapping[str, Any], space: Space) -> str:
 
 
 def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None) -> str:
-    """Say what is wrong with a list of problems."""
+    """Return the error in a list of problems."""
     if len(problems) > MAX_PROBLEMS:
         return f"problems names more than {MAX_PROBLEMS}; each is a job of its own, and lookups ask for others"
     seen: dict[str, int] = {}
@@ -153,5 +153,5 @@ def _plan_fault(plan: Any) -> str:
 
 
 def _is_number(value: object) -> bool:
-    # Without an end is no deadline and no tolerance, and JSON cannot carry it.
+    # An infinite deadline or tolerance is none, and JSON cannot carry it.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf

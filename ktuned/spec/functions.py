@@ -47,7 +47,7 @@ def name_of(function: Callable[..., Any] | str) -> str:
         found = attrgetter(qualname)(sys.modules[module_name])
     except (KeyError, AttributeError):
         found = None
-    # A method of a class is made anew each time that it is looked up, but stays equal.
+    # A method of a class is a new object at each look-up, but equal to the last.
     if found is not function and found != function:
         raise ValueError(f"{qualname} in {module_name} is not the function that was given; {_REMEDY}")
     return qualname if is_kernel_module(module_name) or module_name == "__main__" else f"{module_name}:{qualname}"

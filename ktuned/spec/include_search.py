@@ -1,4 +1,4 @@
-"""Where a kernel's Builds have includes looked for: the directories that flags of its configs name.
+"""Include directories of a kernel: those that the flags of its configs' Builds name.
 
 Another config may have another list of them, and find another file by the same name. So many configs are asked that
 each value of each knob is among them, and all of a small space; what only two knobs together would add is not seen.
@@ -39,7 +39,7 @@ def include_searches(kernel: Kernel) -> list[tuple[Path, ...]]:
         try:
             flagged = kernel.build(problem, config).include_dirs
         except (KtunedError, TypeError):
-            # What is wrong with this config is told when it is tried.
+            # The config's error is reported when it is tried.
             continue
         found[tuple(lexical(kernel.source_paths[0].parent / name) for name in flagged)] = None
     return list(found) or [()]
@@ -73,7 +73,7 @@ def _telling(kernel: Kernel, problem: Problem) -> Iterator[Config]:
             if config is not None and (_adds(config, seen) or is_small):
                 yield config
     except KtunedError:
-        # As what is wrong with a config: it is told when the space is explored.
+        # As with the error of a config, it is reported when the space is explored.
         return
 
 
@@ -86,7 +86,7 @@ def _one_by_one(space: CartesianSpace, base: Config | None) -> Iterator[Config]:
 
 
 def _adds(config: Config, seen: dict[str, set[tuple[type, Scalar]]]) -> bool:
-    """Tell whether a config has a value that no other had, and note that it was seen."""
+    """Return whether a config has a value that no other had, and note that it was seen."""
     is_new = False
     for knob, value in config.items():
         known = seen.setdefault(knob, set())

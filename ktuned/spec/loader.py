@@ -43,9 +43,9 @@ _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What one kernel file declares, and what is wrong with it.
+    """The kernels that one kernel file declares, and its errors.
 
-    ``files`` are the project's files that had a part in it, also when it failed: a change of one may mend it.
+    ``files`` are the project's files that had a part in it, also when it failed: a change of one may fix it.
     """
 
     path: Path
@@ -81,7 +81,7 @@ def forget_modules(root: Path) -> None:
 
 
 def is_local(path: Path, root: Path) -> bool:
-    """Tell whether a file is the project's own: below ``root`` and not installed there."""
+    """Return whether a file is the project's own: below ``root`` and not installed there."""
     if not path.is_relative_to(root) or path.is_relative_to(OUR_PACKAGE) or FOREIGN_DIRECTORIES & set(path.parts):
         return False
     prefix = Path(sys.prefix)
@@ -90,7 +90,7 @@ def is_local(path: Path, root: Path) -> bool:
 
 
 def is_ours(module_name: str) -> bool:
-    """Tell whether a module is ktuned's or an installed plugin's, which are not the project's, also below its root."""
+    """Return whether a module is of ktuned or an installed plugin: never the project's, even below its root."""
     return module_name.partition(".")[0] in _our_packages()
 
 
@@ -110,7 +110,7 @@ def kernel_module(path: Path) -> ModuleType:
 
 
 def is_kernel_module(name: str) -> bool:
-    """Tell whether a module's name is one that a kernel file gets when it is loaded."""
+    """Return whether a module's name is one that a kernel file gets when it is loaded."""
     return _KERNEL_MODULE.match(name) is not None
 
 
@@ -123,7 +123,7 @@ def module_file(module: ModuleType) -> Path | None:
 def _execute(path: Path) -> None:
     if path.exists() and not path.is_file():
         # A pipe would be waited at, and a device has no end.
-        raise KernelFileError(f"{path} is no regular file", path=str(path), hint="put a Python file in its place")
+        raise KernelFileError(f"{path} is not a regular file", path=str(path), hint="put a Python file in its place")
     code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
     name = _module_name(path)
     module = ModuleType(name)

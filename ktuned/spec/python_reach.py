@@ -1,4 +1,4 @@
-"""What Python code means: the syntax of what it reaches inside the project, and the plain values that it captured.
+"""Meaning of Python code: the syntax of all that it reaches inside the project, and the plain values it captured.
 
 Starting from a function or a value, :class:`Reach` follows module-level names, closures, defaults and imports
 through the project's own files. Each thing reached becomes one *part*: a label, and a text that comments,
@@ -33,8 +33,8 @@ class Reach:
     """Collects the parts that some Python values reach.
 
     ``parts`` maps a label (``file:name``, relative to ``home``) to its meaning; ``files`` are the project's files
-    that were read for it. ``is_declaration`` tells what declares kernels (the decorator, the class), which is not
-    part of what a function means.
+    that were read for it. ``is_declaration`` recognises declarations of kernels (the decorator, the class), which are
+    not part of a function's meaning.
     """
 
     def __init__(self, home: Path, root: Path, is_declaration: Callable[[object], bool]) -> None:
@@ -76,7 +76,7 @@ class Reach:
                 self._add_instance(label, value)
 
     def add_imports(self, path: Path, namespace: Mapping[str, Any]) -> None:
-        """Take note of every file of the project that the one at ``path`` imports, directly or not."""
+        """Record every file of the project that the one at ``path`` imports, directly or not."""
         queue = [self._source(path, namespace)]
         seen = {path}
         while queue:
@@ -99,7 +99,7 @@ class Reach:
         source = self._source(path, function.__globals__)
         node = source.find(code)
         if node is None:
-            # The file is newer than the code that was loaded from it: what it is now is inspected next.
+            # The file is newer than the code that was loaded from it: its new content is inspected next.
             self.parts[label] = code_text(code)
             return
         dropped = [item for item in getattr(node, "decorator_list", ()) if self._declares(source, item)]
@@ -197,7 +197,7 @@ class Reach:
         if value is not _ABSENT and (speaks_for_itself or not statements):
             self.add(label, value)
             return
-        # Another name on the same import line is no change of this one.
+        # Another name on the same import line does not change this one.
         imports = [statement for statement in statements if isinstance(statement, ast.Import | ast.ImportFrom)]
         others = [statement for statement in statements if statement not in imports]
         targets = [".".join(target) for node in imports for target in imported_names(node, source.package, name)]
@@ -258,7 +258,7 @@ class Reach:
 
 
 def imported_names(node: ast.Import | ast.ImportFrom, package: str, only: str = "") -> list[tuple[str, str]]:
-    """Return what an import statement takes, as (full module name, name in it or ``""``).
+    """Return the names that an import statement takes, as (full module name, name in it or ``""``).
 
     With ``only``, just what is bound to that name.
     """
@@ -274,7 +274,7 @@ def imported_names(node: ast.Import | ast.ImportFrom, package: str, only: str = 
 
 
 def is_plain(value: object) -> bool:
-    """Tell whether a value is data all through, so that its text is its meaning."""
+    """Return whether a value is data all through, so that its text is its meaning."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | range | enum.Enum):
         return True
     if isinstance(value, dict):
@@ -294,6 +294,6 @@ def plain_text(value: Any) -> str:
 
 
 def code_text(code: CodeType) -> str:
-    """Return what a code object without a source does, less its line numbers."""
+    """Return the instructions of a code object without a source, less its line numbers."""
     constants = [code_text(item) if isinstance(item, CodeType) else repr(item) for item in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {constants}"

@@ -1,4 +1,4 @@
-"""A Python file as syntax: what a node means, which names it takes from outside, where a code object stands."""
+"""A Python file as syntax: the meaning of a node, the names it takes from outside, the place of a code object."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-# `kind` tells u"" from "", `ctx` repeats the node's place, `type_comment` is a comment.
+# `kind` distinguishes u"" from "", `ctx` repeats the node's place, `type_comment` is a comment.
 _MEANINGLESS_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 
 
 class Syntax:
-    """A file's syntax, with what is asked of it again and again worked out once."""
+    """A file's syntax, with cached queries."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
@@ -96,7 +96,7 @@ def parse(path: Path, content: bytes) -> Syntax:
 def meaning(node: ast.AST, dropped: Collection[ast.AST] = ()) -> str:
     """Return a node's syntax as text without locations, docstrings and the ``dropped`` nodes.
 
-    Empty fields are left out, so that what newer Pythons add to the grammar changes no text.
+    Empty fields are left out, so that additions to the grammar in newer Pythons change no text.
     """
     if isinstance(node, ast.Constant):
         return f"{type(node.value).__name__} {node.value!r}"
@@ -231,7 +231,7 @@ def _start(node: FunctionNode) -> tuple[str, int]:
 
 
 def _encloses(node: FunctionNode, code: CodeType) -> bool:
-    """Tell whether all of a code object's instructions were compiled from inside a node."""
+    """Return whether all of a code object's instructions were compiled from inside a node."""
     start, end = _span(node)
     for line, end_line, column, end_column in code.co_positions():
         # Instructions of the interpreter's own have no place, or one without width.

@@ -32,7 +32,7 @@ LARGEST_PLAIN_SIZE = 2**63 - 1
 class Space(ABC):
     """A declared space, not yet bound to a problem.
 
-    ``fault`` says what is wrong with the declaration, or is empty: the error is raised by the kernel that takes the
+    ``fault`` is the error in the declaration, or empty: the error is raised by the kernel that takes the
     space, or by :meth:`bind`, so that it can name the kernel and the file.
     """
 
@@ -42,12 +42,12 @@ class Space(ABC):
     @property
     @abstractmethod
     def knobs(self) -> tuple[str, ...] | None:
-        """The names of the knobs, in order; ``None`` when only a callable knows."""
+        """The names of the knobs, in order; ``None`` for a callable."""
 
     @property
     @abstractmethod
     def size(self) -> int | None:
-        """How many configs there are before ``where``; ``None`` for a callable."""
+        """Number of configs before ``where``; ``None`` for a callable."""
 
     def bind(self, problem: Problem, site: Site = NOWHERE) -> BoundSpace:
         """Return the space for one problem; ``site`` is what errors name.
@@ -60,7 +60,7 @@ class Space(ABC):
         return self._bind(problem, site)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return what can be known of the space without user code, as plain data.
+        """Return the facts about the space that need no user code, as plain data.
 
         ``kind`` (``cartesian``, ``list``, ``callable``), ``size`` (``None`` beyond 63 bits too), ``constrained``;
         ``axes`` and ``configs`` are ``None`` unless they are of that kind and small (:data:`MAX_PLAIN_VALUES`).
@@ -158,8 +158,8 @@ def space(
     """Declare a space: axes (``BM=[32, 64]``), a list of configs, or a callable ``p -> configs``.
 
     ``where`` holds one or several constraints ``(p, c)``; a config is valid when all are truthy. Values are bools,
-    ints, floats and strings; an axis is a list, a tuple or a range. Nothing is enumerated here, and what is wrong
-    with the declaration is raised by the kernel that takes it.
+    ints, floats and strings; an axis is a list, a tuple or a range. Nothing is enumerated here, and an error in
+    the declaration is raised by the kernel that takes it.
     """
     constraints: tuple[Any, ...] = tuple(where) if isinstance(where, list | tuple) else (where,)
     fault = "" if all(map(callable, constraints)) else "where takes a callable (p, c), or a list of them"

@@ -107,7 +107,7 @@ def tensor(
     ``seed``, one is derived from the tensor's name and problem.
 
     Raises:
-        UsageError: something is not what it must be.
+        UsageError: an argument is not valid.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     for size in sizes:

@@ -1,4 +1,4 @@
-"""Problems and configs as user code sees them, what they may hold, and where a declaration stands."""
+"""Problems and configs as user code sees them, checks of their content, and the place of a declaration."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from ktuned.model import KernelFileError, KtunedError, Scalar, listed
 
 MAX_MESSAGE_CHARS = 500
-"""User code's own words are cut here: errors are one line that a terminal can show."""
+"""Length at which messages of user code are cut: errors are one line that a terminal can show."""
 
 _INTEGERS = range(-(2**63), 2**64)
-"""What MessagePack can carry."""
+"""Values that MessagePack can carry."""
 
 
 class UnknownKey(AttributeError, KeyError):
@@ -67,7 +67,7 @@ class Values(Mapping[str, Scalar]):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a kernel is declared, so that every error about it can say so."""
+    """Place where a kernel is declared, for errors about it."""
 
     path: str = ""
     line: int = 0
@@ -81,7 +81,7 @@ class Site:
         return KernelFileError(text, path=self.path, line=line, hint=hint)
 
     def failure(self, what: str, error: BaseException) -> KernelFileError:
-        """Return the error for user code that raised: ``what`` it was, and its own last line in the kernel file."""
+        """Return the error for user code that raised: ``what`` raised, and its last line in the kernel file."""
         lines = [
             line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == self.path
         ]
@@ -97,7 +97,7 @@ def one_line(error: BaseException | str) -> str:
 
 
 def key_fault(key: object) -> str:
-    """Say what is wrong with the name of a knob or a problem key, or ``""``."""
+    """Return the error in the name of a knob or a problem key, or ``""``."""
     if not isinstance(key, str) or not key.isidentifier() or key.startswith("_"):
         return f"{key!r} is not a name (a Python identifier without a leading underscore)"
     if hasattr(Mapping, key):
@@ -106,7 +106,7 @@ def key_fault(key: object) -> str:
 
 
 def scalar_fault(value: object) -> str:
-    """Say what is wrong with the value of a knob or a problem key, or ``""``.
+    """Return the error in the value of a knob or a problem key, or ``""``.
 
     Only exact ``bool``, ``int``, ``float`` and ``str`` travel unchanged through JSON and MessagePack.
     """
@@ -120,7 +120,7 @@ def scalar_fault(value: object) -> str:
 
 
 def mapping_fault(values: object, what: str) -> str:
-    """Say what is wrong with one whole problem or config, or ``""``."""
+    """Return the error in one whole problem or config, or ``""``."""
     if not isinstance(values, Mapping):
         return f"{what} is of type {type(values).__name__}, not a dict"
     if not values:

@@ -46,7 +46,7 @@ def primary_code(error: Exception) -> int:
 
 
 def is_damage(error: sqlite3.Error | UnicodeDecodeError) -> bool:
-    """Tell whether the database's content is broken, as opposed to what surrounds it.
+    """Return whether the database's content is broken, as opposed to what surrounds it.
 
     SQLITE_ERROR is a statement that does not fit the schema, and ours fit the one that we made. A text that is no UTF-8
     and a message that quotes one are found by Python, which has no codes.
@@ -58,7 +58,7 @@ def is_damage(error: sqlite3.Error | UnicodeDecodeError) -> bool:
 
 
 def is_undecodable(error: sqlite3.Error) -> bool:
-    """Tell whether Python, not SQLite, refused a text."""
+    """Return whether Python, not SQLite, refused a text."""
     return str(error).startswith("Could not decode to UTF-8")
 
 
