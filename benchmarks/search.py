@@ -86,7 +86,7 @@ def _others(readme: Path) -> dict[str, list[float]]:
         return {}
     row = re.compile(r"^\|\s*(\w+)\s*" + r"\|\s*([\d.]+)\s*" * len(COUNTS) + r"\|$", re.MULTILINE)
     rows = row.findall(readme.read_text())
-    return {name: [float(value) - 1 for value in values] for name, *values in rows if not name.isdigit()}
+    return {name: [float(value) - 1 for value in values] for name, *values in rows if name != "strategy"}
 
 
 if __name__ == "__main__":

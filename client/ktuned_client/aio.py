@@ -173,7 +173,7 @@ class AsyncClient:
         """Request a tuning, and return the iterator of its events, which ends with the last of its jobs.
 
         Give ``kernel`` or ``path`` (a kernel file or a directory). ``options``: ``problem``, ``device``, ``preset``,
-        ``trials``, ``seconds``, ``strategy``, ``seed``, ``python``, ``priority``; ``None`` leaves one out.
+        ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``; ``None`` leaves one out.
 
         Raises:
             DaemonError: the daemon refused it.

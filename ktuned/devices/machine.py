@@ -24,6 +24,7 @@ from ktuned.model import (
     NotFound,
     Problem,
     StoreError,
+    UsageError,
     WorkerError,
     canonical,
 )
@@ -108,6 +109,7 @@ class Machine:
                     answer, _ = await worker.call({"op": "probe"}, self._deadlines, first_phase="inspect")
                 report["backends"] = answer["backends"]
                 report["version"] = answer["version"]
+                report["strategies"] = answer["strategies"]
                 report["nvml"] = answer["nvml"]
                 self._probed.add(key)
             except WorkerError as error:
@@ -121,6 +123,23 @@ class Machine:
                 except StoreError as error:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report
+
+    async def check_strategy(self, environment: Environment, name: str) -> None:
+        """Refuse a strategy that an environment does not have; where it could not be asked, its worker will say so.
+
+        Raises:
+            UsageError: it is not installed there.
+        """
+        report = await self.probe(environment)
+        if name not in report.get("strategies", [name]):
+            # Perhaps it has been installed since.
+            report = await self.probe(environment, again=True)
+        names = report.get("strategies", [name])
+        if name not in names:
+            raise UsageError(
+                f"there is no strategy {name!r} in {environment.python} (installed: {', '.join(names)})",
+                hint="name one that is installed",
+            )
 
     def expect_measuring(self, environment: Environment, backend: str) -> None:
         """Have a worker that measures start beside an environment's first probe: both take seconds.

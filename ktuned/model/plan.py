@@ -38,9 +38,13 @@ DEFAULT_TRIALS = 1000
 """Default limit of a job's trials: enough for most spaces, and an end for endless ones."""
 
 
+UNTIL = ("budget", "converged")
+"""When a job ends: with its budget, or before, once more than 1 % of improvement is unlikely."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Plan of a job for a space: strategy, seed, preset, budgets; or only compiling."""
+    """Plan of a job for a space: strategy, seed, preset, budgets; or only compiling. ``until`` is in :data:`UNTIL`."""
 
     strategy: str = "auto"
     seed: int = 0
@@ -50,6 +54,7 @@ class Plan:
     early_stop: float = 3.0
     deadlines: Mapping[str, float] = field(default_factory=dict)
     compile_only: bool = False
+    until: str = "budget"
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data; ``Plan(**data)`` rebuilds it."""

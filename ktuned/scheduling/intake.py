@@ -31,6 +31,7 @@ from ktuned.devices import Machine
 from ktuned.model import (
     MAX_PRIORITY,
     PRESETS,
+    UNTIL,
     BackendError,
     Job,
     KernelInfo,
@@ -61,6 +62,7 @@ class Wish:
     trials: int | None = None
     seconds: float | None = None
     strategy: str | None = None
+    until: str | None = None
     seed: int | None = None
     priority: int = Priority.REQUESTED
     is_fixed: bool = False
@@ -80,11 +82,13 @@ class Wish:
             raise UsageError(f"priority is {self.priority}", hint=f"give 0 to {MAX_PRIORITY}")
         if self.preset is not None and self.preset not in PRESETS:
             raise UsageError(f"there is no preset {self.preset!r}", hint=f"there are {', '.join(PRESETS)}")
+        if self.until is not None and self.until not in UNTIL:
+            raise UsageError(f"until is {self.until!r}", hint=f"give {' or '.join(UNTIL)}")
         if self.trials is not None and self.trials < 1:
             raise UsageError(f"trials is {self.trials}", hint="give at least 1")
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
-        names = ("preset", "trials", "seconds", "strategy", "seed")
+        names = ("preset", "trials", "seconds", "strategy", "until", "seed")
         wished = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return replace(declared, **wished, compile_only=self.compile_only)
 
@@ -214,6 +218,7 @@ class Intake:
         if not wish.compile_only:
             self._machine.expect_measuring(environment, kernel.backend)
         await self._machine.probe(environment)
+        await self._machine.check_strategy(environment, plan.strategy)
         if not self._machine.devices(environment, kernel.backend):
             # Perhaps what was missing has been installed since.
             await self._machine.probe(environment, again=True)

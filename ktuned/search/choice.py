@@ -17,6 +17,9 @@ AUTO = "auto"
 COUNTED = 20_000
 """A space of at most this many candidates is walked to see whether a budget covers it."""
 
+WHOLE = 40
+"""A space of at most this many configs is tried whole even where a job ends once it has converged."""
+
 MAX_REMEMBERED = 1_000_000
 """Configs by which repetitions are noticed: as many as a job may try, some 200 MiB at the very end."""
 
@@ -27,6 +30,7 @@ class Budget:
 
     trials: int
     seconds: float | None = None
+    until_converged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ def choose(name: str, space: BoundSpace, seed: int, budget: Budget) -> Choice:
 
 
 def _suitable(space: BoundSpace, budget: Budget) -> tuple[str, str]:
-    if budget.seconds is None and _is_covered(space, budget.trials):
+    whole = min(budget.trials, WHOLE) if budget.until_converged else budget.trials
+    if budget.seconds is None and _is_covered(space, whole):
         return "exhaustive", ""
     if find_spec("numpy") is None:
         return "genetic", "guided search needs NumPy, which this interpreter lacks: searching genetically instead"

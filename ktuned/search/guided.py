@@ -81,6 +81,14 @@ STALLED_TURN = 4
 PARENTS = 20
 """The best configs that may breed."""
 
+CONVERGED_AFTER = 30
+"""Measurements before a search may have converged; half as many must have brought no improvement."""
+
+QUIET_FOR = 8
+"""Choices in a row for which no config had more than :data:`LITTLE_CHANCE` to be more than 1 % faster."""
+
+LITTLE_CHANCE = 0.1
+
 SLIGHT = 0.005
 """What is no improvement."""
 
@@ -101,6 +109,7 @@ class Guided(PointStrategy):
         self._choices = 0
         self._learnt_from = 0
         self._judged_from = 0
+        self._quiet = 0
 
     def heard(self, code: Code) -> None:
         """Count the outcomes since the last improvement."""
@@ -112,6 +121,13 @@ class Guided(PointStrategy):
         """Return the next config: one of a spread, the most promising one, or one that the model did not choose."""
         with one_thread():
             return self._next()
+
+    @property
+    def converged(self) -> bool:
+        """Whether the model has long seen no config that is likely to be more than 1 % faster, and none was found."""
+        return (
+            len(self.logs) >= CONVERGED_AFTER and self._since_best >= CONVERGED_AFTER // 2 and self._quiet >= QUIET_FOR
+        )
 
     def _next(self) -> Code | None:
         self._choices += 1
@@ -157,10 +173,14 @@ class Guided(PointStrategy):
             return self.unknown()
         sought = self._sought() / scale
         # The lowest expected value, not the lowest measured one, which noise may have made.
-        goal = float(self._model.predict(points[:BEST_EXPECTED]).mean.min()) - sought
-        promise = expected_improvement(self._model.predict(features), goal)
+        lowest = float(self._model.predict(points[:BEST_EXPECTED]).mean.min())
+        predicted = self._model.predict(features)
+        promise = expected_improvement(predicted, lowest - sought)
+        chance = normal_below((lowest - 0.01 / scale - predicted.mean) / np.sqrt(predicted.variance))
         if self.failed:
-            promise = promise * self._chance_to_work(features)
+            works = self._chance_to_work(features)
+            promise, chance = promise * works, chance * works
+        self._quiet = self._quiet + 1 if float(chance.max()) < LITTLE_CHANCE else 0
         return codes[int(np.argmax(promise))]
 
     def _sought(self) -> float:

@@ -91,6 +91,11 @@ class Walk(Strategy):
         return self._finished
 
 
+def installed() -> list[str]:
+    """Return the names of the installed strategies, with ``auto``, which chooses among them."""
+    return sorted({"auto", *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
+
+
 def load(name: str, points: Sequence[EntryPoint] | None = None) -> type[Strategy]:
     """Import the strategy called ``name`` (``points`` replaces the installed entry points).
 

@@ -47,6 +47,7 @@ class TuneParams(JobParams, frozen=True):
 
     device: str | None = None
     preset: str | None = None
+    until: str | None = None
     priority: int | None = None
     stale_only: bool = False
 

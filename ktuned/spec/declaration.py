@@ -215,6 +215,7 @@ def kernel(
     seconds: float | None = None,
     early_stop: float = 3.0,
     deadlines: Mapping[str, float] | None = None,
+    until: str = "budget",
     timing: str = "events",
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
@@ -255,7 +256,7 @@ def kernel(
             specialize=None if specialize is None else _as_tuple(specialize),
             setup=setup if callable(setup) else _as_tuple(setup),
             timing=timing,
-            plan=Plan(strategy, seed, preset, trials, seconds, early_stop, dict(deadlines or {})),
+            plan=Plan(strategy, seed, preset, trials, seconds, early_stop, dict(deadlines or {}), until=until),
         )
         fault = (
             unknown_fault(unknown, kernel.__kwdefaults__ or ()) or check_fault(reference, check) or fault_of(declared)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ktuned.model import PRESETS, canonical, is_among, listed
+from ktuned.model import PRESETS, UNTIL, canonical, is_among, listed
 from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
 from ktuned.spec.values import mapping_fault
 
@@ -132,6 +132,8 @@ def _number_fault(declared: Any) -> str:
 
 
 def _plan_fault(plan: Any) -> str:
+    if plan.until not in UNTIL:
+        return f"until={plan.until!r} is none of {', '.join(map(repr, UNTIL))}"
     if not isinstance(plan.strategy, str):
         return f"strategy={plan.strategy!r} is not a name"
     if plan.preset not in PRESETS:

@@ -18,6 +18,7 @@ from ktuned.model import Event, JobState, TrialResult
 from ktuned.store import Artifacts
 from ktuned.tuning.attempt import Attempt, Progress, Work
 from ktuned.tuning.compile_stage import Compiling
+from ktuned.tuning.exploration import Explorer
 from ktuned.tuning.job_events import Publish
 
 _log = structlog.get_logger()
@@ -84,11 +85,11 @@ class Precompiling:
             request = self.work.explore_request([] if default is None else [default])
             opened, _ = await explorer.call(request, deadlines, first_phase="inspect")
             size = opened["size"]
+            exploring = Explorer(explorer, opened["strategy"], deadlines)
             self.progress.total = plan.trials if size is None else min(size, plan.trials)
             asked = 0
             while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
-                request = {"op": "ask", "told": [], "n": min(ASK_AT_ONCE, plan.trials - asked)}
-                answer, _ = await explorer.call(request, deadlines, first_phase="inspect")
+                answer = await exploring.ask([], min(ASK_AT_ONCE, plan.trials - asked))
                 asked += len(answer["proposals"])
                 for proposal in answer["proposals"]:
                     await self._admit(proposal, channel)

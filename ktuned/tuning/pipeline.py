@@ -14,11 +14,12 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from ktuned.fleet import Fleet, Lane, WorkerProcess
+from ktuned.fleet import Fleet, Lane
 from ktuned.model import RETRIED_BY_NEXT_JOB, Event, JobState, Outcome, StoreError, Trial, TrialResult, WorkerError
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.attempt import Attempt, Progress, Work
 from ktuned.tuning.compile_stage import Compiling
+from ktuned.tuning.exploration import Explorer, SearchSummary
 from ktuned.tuning.final_round import Deciding
 from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
 from ktuned.tuning.measure_stage import Measuring
@@ -40,6 +41,7 @@ class Pipeline:
     ) -> None:
         self.work = work
         self.progress = Progress(budget_s=work.job.plan.seconds)
+        self.summary = SearchSummary()
         self._fleet = fleet
         self._lanes = lanes
         self._store = store
@@ -67,7 +69,7 @@ class Pipeline:
         """How the job ends that ran to its end, and what is said of it."""
         if self.progress.best_us is None:
             return JobState.FAILED, f"no config could be measured{self._first_failure}"
-        return JobState.DONE, ""
+        return JobState.DONE, self.summary.words(self.progress.done, self.progress.best_us)
 
     async def run(self) -> None:
         """Try configs until the space or the budget is exhausted, then let the finalists decide.
@@ -118,14 +120,20 @@ class Pipeline:
             request = self.work.explore_request(order.first, order.last)
             opened, _ = await explorer.call(request, deadlines, first_phase="inspect")
             size = opened["size"]
+            self.summary.size, self.summary.strategy = size, opened["strategy"]
+            self.summary.notice = opened["notice"]
+            exploring = Explorer(explorer, opened["strategy"], deadlines)
             self.progress.total = plan.trials if size is None else min(size, plan.trials)
             asked = 0
             fruitful = monotonic()
             while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
-                answer = await self._ask_some(explorer, min(ASK_AT_ONCE, plan.trials - asked))
+                answer = await self._ask_some(exploring, min(ASK_AT_ONCE, plan.trials - asked))
                 asked += len(answer["proposals"])
                 await self._admit(answer["proposals"], channel)
                 if answer["finished"]:
+                    break
+                if plan.until == "converged" and answer["converged"]:
+                    self.summary.converged = True
                     break
                 if answer["proposals"] or self._under_way:
                     fruitful = monotonic()
@@ -139,11 +147,10 @@ class Pipeline:
                     await self._news.wait()
             self.progress.total = asked
 
-    async def _ask_some(self, explorer: WorkerProcess, n: int) -> dict[str, Any]:
+    async def _ask_some(self, explorer: Explorer, n: int) -> dict[str, Any]:
         told, self._told = self._told, []
         self._news = anyio.Event()
-        answer, _ = await explorer.call({"op": "ask", "told": told, "n": n}, self.work.deadlines, first_phase="inspect")
-        return answer
+        return await explorer.ask(told, n)
 
     async def _admit(self, proposals: list[dict[str, Any]], channel: MemoryObjectSendStream[Attempt]) -> None:
         """Start what is new; what the store knows already needs neither compiler nor lane."""
@@ -274,6 +281,7 @@ class Pipeline:
         if outcome is not Outcome.MEASURED and trial.message and not self._first_failure:
             self._first_failure = f"; {outcome}: {trial.message.splitlines()[0]}"
         self.progress.count(outcome, trial.latency_us, is_default=config == self.work.kernel.default)
+        self.summary.note(self.progress.done, self.progress.best_us)
         self._told.append({"config": dict(config), "outcome": outcome.value, "latency_us": trial.latency_us})
         self._news.set()
         publish_trial(self._publish, self.work, self.progress, trial)

@@ -183,7 +183,9 @@ class Exploration:
         # By their place in the order; what the strategy asks for of them is put aside until it has no more.
         self._put_off = {canonical(config): place for place, config in enumerate(last)}
         self._aside: list[dict[str, Any]] = []
-        chosen = search.choose(plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.seconds))
+        chosen = search.choose(
+            plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.seconds, plan.until == "converged")
+        )
         self._strategy = chosen.strategy
         self.strategy = chosen.name
         self.notice = chosen.notice
@@ -207,7 +209,11 @@ class Exploration:
             configs += self._aside[:room]
             del self._aside[:room]
         finished = not self._first and not self._aside and self._strategy.finished
-        return {"proposals": [self._propose(config) for config in configs], "finished": finished}
+        return {
+            "proposals": [self._propose(config) for config in configs],
+            "finished": finished,
+            "converged": self._strategy.converged,
+        }
 
     def _propose(self, config: Config) -> dict[str, Any]:
         proposal: dict[str, Any] = {"config": dict(config), "build": None, "outcome": None, "message": ""}

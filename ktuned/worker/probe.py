@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from ktuned import search
 from ktuned.backends import Absent, Registry, nvml
 from ktuned.model import BackendError
 
@@ -19,6 +20,7 @@ def probe(registry: Registry) -> dict[str, Any]:
     has_gpu = any(device["name"].startswith("cuda:") for report in backends.values() for device in report["devices"])
     return {
         "version": sys.version.split()[0],
+        "strategies": search.installed(),
         "backends": backends,
         "nvml": nvml.absence() if has_gpu else "",
     }

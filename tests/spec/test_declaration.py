@@ -89,6 +89,7 @@ def test_full_declaration(project: Project) -> None:
         seconds="2.5",
         early_stop="2",
         deadlines="dict(timing=4)",
+        until='"converged"',
     )
     assert (kernel.name, kernel.file.name, kernel.backend) == ("other", "tune_it.py", "fake")
     assert kernel.source_paths == (project.root / "gemm.cu",)
@@ -103,6 +104,7 @@ def test_full_declaration(project: Project) -> None:
         "compile_only": False,
         "early_stop": 2,
         "deadlines": {"timing": 4},
+        "until": "converged",
     }
 
 

@@ -22,7 +22,7 @@ from ktuned.cli.options import (
 )
 from ktuned.cli.present import choose
 from ktuned.cli.progress import ENDED, FAILURES, JobView, View, begin, fold
-from ktuned.model import PRESETS
+from ktuned.model import PRESETS, UNTIL
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 @click.option("--trials", type=click.IntRange(min=1), help="Try at most this many configs.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Start no trial after this time.")
 @click.option("--strategy", help="The search strategy (auto, guided, exhaustive, random, …).")
+@click.option("--until", type=click.Choice(UNTIL), help="Stop with the budget, or when little is left to find.")
 @click.option("--seed", type=int, help="The strategy's seed.")
 @device_option
 @priority_option
@@ -50,6 +51,7 @@ def tune(
     trials: int | None,
     seconds: float | None,
     strategy: str | None,
+    until: str | None,
     seed: int | None,
     device: str | None,
     priority: int | None,
@@ -64,7 +66,7 @@ def tune(
     """
     kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
     plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
-    plan |= given(strategy=strategy, seed=seed, priority=priority)
+    plan |= given(strategy=strategy, until=until, seed=seed, priority=priority)
     if not no_spawn:
         announce(spawn.ensure())
     with Client() as client, client.tune(kernel, path=path, **plan) as tuning:

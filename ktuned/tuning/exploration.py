@@ -1,0 +1,75 @@
+"""The pipeline's side of an exploration: asks a worker's strategy for configs, and sums up the search.
+
+A strategy that hangs or crashes takes its worker with it; the error names the strategy, since the phase does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ktuned.fleet import DeadlineExpired, WorkerDied, WorkerProcess
+from ktuned.model import WorkerError
+
+SHOWN_AFTER = (10, 25, 50, 100, 250, 500, 1000)
+"""Trials after which the summary says what the best was."""
+
+
+@dataclass
+class SearchSummary:
+    """How a job searched: by which strategy, how much of the space, and how the best came down."""
+
+    strategy: str = ""
+    notice: str = ""
+    size: int | None = None
+    converged: bool = False
+    best_after: list[tuple[int, float]] = field(default_factory=list)
+
+    def note(self, done: int, best_us: float | None) -> None:
+        """Take note of the best after some trials."""
+        if best_us is not None and done in SHOWN_AFTER:
+            self.best_after.append((done, best_us))
+
+    def words(self, tried: int, best_us: float | None) -> str:
+        """Return the summary in one line; nothing where the whole space was simply tried."""
+        if not self.strategy or (self.strategy == "exhaustive" and tried == self.size):
+            return ""
+        share = "" if not self.size else f" of {self.size:,} configs ({_percent(tried / self.size)})"
+        words = f"{self.strategy} tried {tried:,}{share or ' configs'}"
+        if self.converged:
+            words += ", until an improvement of more than 1 % was unlikely"
+        steps = [f"{value:.4g} µs after {done}" for done, value in self.best_after if done < tried]
+        if steps and best_us is not None:
+            words += f"; best {', '.join(steps)}, {best_us:.4g} µs at the end"
+        return f"{words}; {self.notice}" if self.notice else words
+
+
+class Explorer:
+    """A worker with one job's space open."""
+
+    def __init__(self, worker: WorkerProcess, strategy: str, deadlines: Mapping[str, float]) -> None:
+        self._worker = worker
+        self._strategy = strategy
+        self._deadlines = deadlines
+
+    async def ask(self, told: Sequence[Mapping[str, Any]], n: int) -> dict[str, Any]:
+        """Report outcomes, and ask for up to ``n`` configs.
+
+        Raises:
+            WorkerError: the strategy broke its promises, hung or crashed; names it.
+        """
+        try:
+            answer, _ = await self._worker.call(
+                {"op": "ask", "told": list(told), "n": n}, self._deadlines, first_phase="inspect"
+            )
+        except (DeadlineExpired, WorkerDied) as error:
+            raise WorkerError(
+                f"while the strategy {self._strategy!r} chose configs: {error.message}",
+                hint='name another strategy, such as strategy="auto"',
+            ) from error
+        return answer
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"

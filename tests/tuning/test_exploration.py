@@ -1,0 +1,57 @@
+"""The summary of a search, and errors that name the strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ktuned.fleet import DeadlineExpired
+from ktuned.fleet.failures import Output
+from ktuned.model import WorkerError
+from ktuned.tuning.exploration import Explorer, SearchSummary
+
+
+def test_summary_says_how_the_best_came_down() -> None:
+    """The strategy, the share of the space, and the best after some trials."""
+    summary = SearchSummary(strategy="guided", size=4362)
+    for done, best in ((9, None), (10, 1300.0), (25, 900.0), (40, 800.0), (50, 710.5)):
+        summary.note(done, best)
+    assert summary.words(60, 700.25) == (
+        "guided tried 60 of 4,362 configs (1.4 %); best 1300 µs after 10, 900 µs after 25, 710.5 µs after 50, "
+        "700.2 µs at the end"
+    )
+
+
+@pytest.mark.parametrize(
+    ("summary", "expected"),
+    [
+        (SearchSummary(), ""),
+        (SearchSummary(strategy="exhaustive", size=8), ""),
+        (SearchSummary(strategy="exhaustive", size=16), "exhaustive tried 8 of 16 configs (50 %)"),
+        (SearchSummary(strategy="random"), "random tried 8 configs"),
+        (
+            SearchSummary(strategy="guided", size=10**6, converged=True),
+            "guided tried 8 of 1,000,000 configs (0.0008 %), until an improvement of more than 1 % was unlikely",
+        ),
+        (SearchSummary(strategy="genetic", size=9, notice="no NumPy"), "genetic tried 8 of 9 configs (89 %); no NumPy"),
+    ],
+)
+def test_summary_is_short(summary: SearchSummary, expected: str) -> None:
+    """Nothing is said where the whole space was tried; a space that cannot be counted has no share."""
+    assert summary.words(8, 5.0) == expected
+
+
+class Hung:
+    async def call(self, *arguments: Any, **options: Any) -> Any:
+        raise DeadlineExpired("inspect", 2.0, Output())
+
+
+@pytest.mark.anyio
+async def test_strategy_that_hangs_is_named() -> None:
+    """The phase alone would not say what took so long."""
+    explorer = Explorer(Hung(), "slowpoke", {})  # type: ignore[arg-type]
+    with pytest.raises(
+        WorkerError, match=r"^while the strategy 'slowpoke' chose configs: inspect was not over after 2 s"
+    ):
+        await explorer.ask([], 1)
