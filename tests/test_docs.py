@@ -21,6 +21,7 @@ from ktuned.daemon.assembly import Replacements, assemble
 from ktuned.daemon.process import Daemon
 from ktuned.daemon.systemd import Notifier
 from ktuned.model.job import Job, JobState
+from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Trial
 from ktuned.model.values import Outcome, Status
@@ -218,8 +219,8 @@ async def test_status(daemon: Daemon) -> None:
     assert sorted(told) == sorted(daemon.parts.methods["status"].answer(NoParams(), connection))
 
 
-JOB = Job(1, "p:k", {}, "x", JobState.QUEUED, 100, "asked", Plan(), created=0.0)
-TRIAL = Trial(1, 1, "p:k", {}, "x", {}, None, None, None, 0.0, 0.0, "", None, "d", 0.0)
+JOB = Job(1, KernelName("p:k"), {}, DeviceModel("x"), JobState.QUEUED, 100, "asked", Plan(), created=0.0)
+TRIAL = Trial(1, 1, KernelName("p:k"), {}, DeviceModel("x"), {}, None, None, None, 0.0, 0.0, "", None, "d", 0.0)
 
 
 @pytest.mark.parametrize(("name", "value"), [("job", JOB), ("trial", TRIAL)])

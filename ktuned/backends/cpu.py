@@ -9,7 +9,7 @@ import platform
 from pathlib import Path
 from typing import NamedTuple
 
-from ktuned.model import Device
+from ktuned.model import Device, DeviceModel, DeviceName, Target
 
 CPUINFO = Path("/proc/cpuinfo")
 STAT = Path("/proc/stat")
@@ -59,9 +59,9 @@ def device() -> Device:
     name, flags = _identity()
     cores = os.cpu_count() or 1
     return Device(
-        "cpu:0",
-        f"{name} ({cores} core{'s' if cores > 1 else ''})",
-        target(),
+        DeviceName("cpu:0"),
+        DeviceModel(f"{name} ({cores} core{'s' if cores > 1 else ''})"),
+        Target(target()),
         {"arch": platform.machine(), "cpu_flags": _short_hash(flags)},
     )
 

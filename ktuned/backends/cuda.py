@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ktuned.backends import nvml
 from ktuned.backends.contract import Absence, Absent
-from ktuned.model import Device
+from ktuned.model import Device, DeviceModel, DeviceName, Target
 
 DRIVER_HINT = "install NVIDIA's driver (in a container: start it with --gpus all); nvidia-smi must work"
 
@@ -144,9 +144,9 @@ def _device(driver: ctypes.CDLL, index: int) -> Device:
     _check(driver, driver.cuDeviceGetName(name, _NAME_BYTES, handle))
     major, minor = (_attribute(driver, handle, attribute) for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
     return Device(
-        f"cuda:{index}",
-        name.value.decode(),
-        compute_target(major, minor),
+        DeviceName(f"cuda:{index}"),
+        DeviceModel(name.value.decode()),
+        Target(compute_target(major, minor)),
         {"driver": nvml.driver_version() or _cuda_version(driver)},
     )
 

@@ -142,7 +142,7 @@ class Catalog:
         moved = [kernel for kernel in moved if kernel.project != name]
         for kernel in moved:
             self._drop(kernel.name)
-        renamed = [replace(kernel, project=name) for kernel in moved]
+        renamed = [replace(kernel, project=ProjectName(name)) for kernel in moved]
         for kernel in renamed:
             self._kernels[kernel.name] = kernel
             self._dependents.put(kernel.name, kernel.file, kernel.stamps)

@@ -20,10 +20,14 @@ from ktuned.model import (
     BackendError,
     Context,
     Device,
+    DeviceModel,
+    DeviceName,
     KernelInfo,
+    KeyProblem,
     NotFound,
     Problem,
     StoreError,
+    Target,
     UsageError,
     WorkerError,
     canonical,
@@ -54,7 +58,9 @@ class Aim:
     @property
     def model(self) -> Device:
         """The device that stands for all of them; where there is none, one that has the target for its model."""
-        return self.devices[0] if self.devices else Device("", self.target, self.target)
+        return (
+            self.devices[0] if self.devices else Device(DeviceName(""), DeviceModel(self.target), Target(self.target))
+        )
 
 
 def _fingerprints(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -250,7 +256,7 @@ class Machine:
         specialized = canonical(kernel.specialized(problem))
         return Context(
             kernel=kernel.name,
-            problem=specialized,
+            problem=KeyProblem(specialized),
             device=device.model,
             digest=self.digest(kernel, specialized),
             toolchain=fingerprint_digest(self._said(environment, kernel.backend).get("fingerprint", {})),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ktuned.model.keys import DeviceModel, DeviceName, Target
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -15,9 +17,9 @@ class Device:
     compilers, ``fingerprint`` the driver and everything else that can change a kernel's speed.
     """
 
-    name: str
-    model: str
-    target: str
+    name: DeviceName
+    model: DeviceModel
+    target: Target
     fingerprint: Mapping[str, str] = field(default_factory=dict)
 
     @property

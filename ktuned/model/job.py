@@ -54,9 +54,9 @@ class Job:
     """
 
     id: int
-    kernel: str
+    kernel: KernelName
     problem: Problem
-    device: str
+    device: DeviceModel
     state: JobState
     priority: int
     reason: str
@@ -78,7 +78,7 @@ class Job:
     def key(self) -> WinnerKey:
         """The key of the winner that the job looks for; jobs with equal keys do the same work."""
         problem = key_problem(self.problem) if self.key_problem is None else self.key_problem
-        return WinnerKey(KernelName(self.kernel), problem, DeviceModel(self.device))
+        return WinnerKey(self.kernel, problem, self.device)
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's job map."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, full_name, key_problem
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName, WinnerKey, full_name, key_problem
 from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Problem, Scalar
 
@@ -57,7 +57,7 @@ class KernelInfo:
     path) to the SHA-256 of its bytes, or to ``""`` for a missing one.
     """
 
-    project: str
+    project: ProjectName
     kernel: str
     file: str
     line: int

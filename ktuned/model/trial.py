@@ -18,9 +18,9 @@ MEASURING_VERSION = 1
 class Context:
     """Everything besides the config that a measurement depends on."""
 
-    kernel: str
-    problem: str
-    device: str
+    kernel: KernelName
+    problem: KeyProblem
+    device: DeviceModel
     digest: str
     toolchain: str
     device_fingerprint: str
@@ -29,7 +29,7 @@ class Context:
     @property
     def key(self) -> WinnerKey:
         """The key of the winner that a measurement in this context competes for."""
-        return WinnerKey(KernelName(self.kernel), KeyProblem(self.problem), DeviceModel(self.device))
+        return WinnerKey(self.kernel, self.problem, self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Trial:
 
     id: int
     job: int
-    kernel: str
+    kernel: KernelName
     problem: Problem
-    device: str
+    device: DeviceModel
     config: Config
     outcome: Outcome | None
     latency_us: float | None

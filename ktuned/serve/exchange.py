@@ -11,7 +11,18 @@ import anyio.to_thread
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.lookup import admits_plainly
-from ktuned.model import Context, KernelInfo, KtunedError, NotFound, Status, UsageError, Winner, canonical
+from ktuned.model import (
+    Context,
+    DeviceModel,
+    KernelInfo,
+    KeyProblem,
+    KtunedError,
+    NotFound,
+    Status,
+    UsageError,
+    Winner,
+    canonical,
+)
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Method
 from ktuned.serve.params import ExportParams, ImportParams
@@ -114,8 +125,8 @@ class Sharing:
         offer = Offer(
             Context(
                 kernel.name,
-                canonical(problem),
-                device,
+                KeyProblem(canonical(problem)),
+                DeviceModel(device),
                 winner["digest"],
                 winner["toolchain"],
                 winner["device_fingerprint"],

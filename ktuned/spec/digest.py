@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.ipc import stamps
-from ktuned.model import KernelInfo
+from ktuned.model import KernelInfo, ProjectName
 from ktuned.spec import c_tokens
 from ktuned.spec.declaration import Kernel
 from ktuned.spec.declaration import kernel as declare
@@ -53,7 +53,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     source_digest = _digest(texts if kernel.sources else function.parts)
     read = {kernel.file, *sources.contents, *sources.absent, *function.files, *measured.files, *plan.files}
     return KernelInfo(
-        project=project,
+        project=ProjectName(project),
         kernel=kernel.name,
         file=str(kernel.file),
         line=kernel.site.line,

@@ -11,7 +11,20 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ktuned.model import Config, Context, Job, JobState, Outcome, Plan, Priority, Problem, TrialResult, Winner
+from ktuned.model import (
+    Config,
+    Context,
+    DeviceModel,
+    Job,
+    JobState,
+    KernelName,
+    Outcome,
+    Plan,
+    Priority,
+    Problem,
+    TrialResult,
+    Winner,
+)
 from ktuned.store import job_writes, rows, trial_writes
 from ktuned.store.faults import database_fault
 from ktuned.store.reader import Reader
@@ -87,7 +100,17 @@ def _reader(path: Path) -> Iterator[Reader]:
 
 def adopt(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequence[Offer], now: float) -> int:
     """Make each offer the winner of its problem, as the measured trial of a job that is done; return the job's id."""
-    job = Job(0, kernel, {}, device, JobState.DONE, Priority.BACKGROUND, "imported", Plan(), created=now)
+    job = Job(
+        0,
+        KernelName(kernel),
+        {},
+        DeviceModel(device),
+        JobState.DONE,
+        Priority.BACKGROUND,
+        "imported",
+        Plan(),
+        created=now,
+    )
     number = job_writes.create(connection, job)
     done = len(offers)
     ended = replace(

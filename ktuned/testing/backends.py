@@ -20,7 +20,7 @@ import msgpack
 
 from ktuned.backends import API_VERSION, Absent, Backend, Build, Compiled, Unit
 from ktuned.ipc import manifest
-from ktuned.model import Device, Outcome
+from ktuned.model import Device, DeviceModel, DeviceName, Outcome, Target
 
 LOAD_DEADLINE_S = 120.0
 """Deadline of a new process that imports the backend, loads, launches and verifies: torch alone takes seconds."""
@@ -196,7 +196,13 @@ def check_load(backend: Backend, example: BackendExample, device: Device, artifa
 
 def check_load_without_device(backend: Backend, example: BackendExample, target: str, artifact: Path) -> None:
     """Check, in a new process, that the good unit loads, or that a BackendError reports the missing device."""
-    _load_in_new_process(backend, example, Device("absent:0", "absent", target), artifact, is_there=False)
+    _load_in_new_process(
+        backend,
+        example,
+        Device(DeviceName("absent:0"), DeviceModel("absent"), Target(target)),
+        artifact,
+        is_there=False,
+    )
 
 
 def _load_in_new_process(

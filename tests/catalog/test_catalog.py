@@ -10,6 +10,7 @@ from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, chec
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.model.errors import AmbiguousName, NotFound, UsageError
 from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
 
@@ -17,7 +18,21 @@ from ktuned.model.values import Problem
 def kernel(file: Path | str, name: str = "gemm", project: str = "p", **changes: Any) -> KernelInfo:
     """Return a kernel that a file declares."""
     base = KernelInfo(
-        project, name, str(file), 3, "fake", "d1", "s1", "p1", (), {str(file): "00"}, (), None, None, {}, Plan()
+        ProjectName(project),
+        name,
+        str(file),
+        3,
+        "fake",
+        "d1",
+        "s1",
+        "p1",
+        (),
+        {str(file): "00"},
+        (),
+        None,
+        None,
+        {},
+        Plan(),
     )
     return replace(base, **changes)
 

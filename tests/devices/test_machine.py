@@ -10,6 +10,7 @@ from ktuned.devices.machine import Machine, fingerprint_digest
 from ktuned.fleet import pool
 from ktuned.fleet.process import Environment
 from ktuned.model.errors import BackendError, NotFound
+from ktuned.model.keys import DeviceModel
 from tests.assembled import Parts, kernel_text
 from tests.fleet.playing import until
 
@@ -163,7 +164,7 @@ async def test_ground_has_every_part(parts: Parts) -> None:
         parts.machine.context(replace(kernel, digest="d2"), parts.environment, {"n": 64}, device),
         parts.machine.context(kernel, newer, {"n": 64}, device),
         parts.machine.context(kernel, parts.environment, {"n": 65}, device),
-        parts.machine.context(kernel, parts.environment, {"n": 64}, replace(device, model="other")),
+        parts.machine.context(kernel, parts.environment, {"n": 64}, replace(device, model=DeviceModel("other"))),
         parts.machine.context(kernel, parts.environment, {"n": 64}, replace(device, fingerprint={"driver": "2"})),
     ]
     assert len({ground, *grounds}) == 1 + len(grounds)

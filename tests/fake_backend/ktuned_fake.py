@@ -25,6 +25,7 @@ from ktuned.backends.contract import Absence, Absent, Backend, Compiled, Kernel,
 from ktuned.backends.contract import Build as AnyBuild
 from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
 
 
@@ -134,7 +135,7 @@ class Fake(Backend):
         names = [f"cpu:{index}" for index in range(int(said))] if said.isdigit() else said.split()
         if not names:
             return Absent(Absence.NO_HARDWARE, "there is no fake device", "set FAKE_DEVICES=1")
-        return [Device(name, "Fake CPU", "fake", {"driver": "1"}) for name in names]
+        return [Device(DeviceName(name), DeviceModel("Fake CPU"), Target("fake"), {"driver": "1"}) for name in names]
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Write each Build down; count the compiles in ``FAKE_LOG``."""

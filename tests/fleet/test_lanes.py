@@ -16,12 +16,13 @@ from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import Environment
 from ktuned.ipc import manifest
 from ktuned.model.device import Device
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground, until
 
 pytestmark = pytest.mark.anyio
 
-CPU = Device("cpu:0", "a CPU", "here")
+CPU = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("here"))
 CRASH = "import os\nos._exit(3)"
 
 

@@ -15,12 +15,13 @@ from ktuned.fleet.lanes import Bench, Lane
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import Environment, WorkerProcess
 from ktuned.model.device import Device
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground, until
 
 pytestmark = pytest.mark.anyio
 
-GPU = Device("cuda:0", "a GPU", "sm_90")
+GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
 
 TORCH = """\
 import os, pathlib, signal

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ktuned.lookup.ladder import NEAR_CANDIDATES, admits_plainly, answer, distance
 from ktuned.model.kernel import KernelInfo
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, Winner
 from ktuned.model.values import Config, Problem, Status, canonical
@@ -26,14 +27,14 @@ def info(**changes: Any) -> KernelInfo:
     """Return a kernel that takes ``M`` and ``dtype``."""
     plain = {"axes": {"B": [1, 2, 4]}, "configs": None, "constrained": False, "size": 3}
     kernel = KernelInfo(
-        "p", "k", "/p/tune_k.py", 1, "fake", "d", "s", "pl", (), {}, (HERE,), DEFAULT, None, plain, Plan()
+        ProjectName("p"), "k", "/p/tune_k.py", 1, "fake", "d", "s", "pl", (), {}, (HERE,), DEFAULT, None, plain, Plan()
     )
     return replace(kernel, **changes)
 
 
 def ground(problem: Problem = HERE, device: str = DEVICE) -> Context:
     """Return what is measured on now."""
-    return Context("p:k", canonical(problem), device, "d", "gcc", "driver")
+    return Context(KernelName("p:k"), KeyProblem(canonical(problem)), DeviceModel(device), "d", "gcc", "driver")
 
 
 def winner(problem: Problem = HERE, config: Config | None = None, **ground_changes: Any) -> Winner:

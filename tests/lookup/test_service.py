@@ -11,7 +11,7 @@ from ktuned.catalog.catalog import Inspection
 from ktuned.model.errors import AmbiguousName, StoreError, UsageError
 from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo, Root
-from ktuned.model.keys import WinnerKey
+from ktuned.model.keys import ProjectName, WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
 from ktuned.store.database import Store
@@ -98,7 +98,7 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     with pytest.raises(UsageError, match="names m"):
         ask(parts, {"m": 1})
     parts.catalog.add_root(Root("/q", "q", "python"))
-    twin = replace(kernel, project="q", file="/q/tune_it.py")
+    twin = replace(kernel, project=ProjectName("q"), file="/q/tune_it.py")
     parts.catalog.apply([Inspection(twin.file, (twin,))])
     parts.lookups.caches.changed(twin.name)
     with pytest.raises(AmbiguousName):

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
 from ktuned.model.staleness import CAPTURED, sentence, since
 from ktuned.model.trial import Context
 
-THEN = Context("p:k", "{}", "cpu", "d1", "gcc1", "linux1")
+THEN = Context(KernelName("p:k"), KeyProblem("{}"), DeviceModel("cpu"), "d1", "gcc1", "linux1")
 NOTHING: tuple[Any, Any] = ({}, {})
 
 

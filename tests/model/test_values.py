@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ktuned.model.device import Device
 from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.kernel import KernelInfo
+from ktuned.model.keys import DeviceModel, DeviceName, KernelName, KeyProblem, Target
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import MEASURING_VERSION, Context, Trial
 from ktuned.model.values import RETRIED_BY_NEXT_JOB, Outcome, Problem, canonical
@@ -21,7 +22,7 @@ SCALARS = (
     st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 )
 MAPS = st.dictionaries(st.text(min_size=1, max_size=6), SCALARS, max_size=6)
-CONTEXT = Context("p:k", "{}", "model", "digest", "toolchain", "driver")
+CONTEXT = Context(KernelName("p:k"), KeyProblem("{}"), DeviceModel("model"), "digest", "toolchain", "driver")
 
 
 def info(**changes: Any) -> KernelInfo:
@@ -66,9 +67,9 @@ def test_canonical_text_tells_types_apart(left: object, right: object) -> None:
 
 def test_a_device_crosses_the_wire() -> None:
     """A device arrives equal, and knows its kind by its seat's name."""
-    device = Device("cuda:1", "H200", "sm_90a", {"driver": "570.1"})
+    device = Device(DeviceName("cuda:1"), DeviceModel("H200"), Target("sm_90a"), {"driver": "570.1"})
     assert Device.from_wire(over_the_wire(device.to_wire())) == device
-    assert (device.kind, Device("cpu:0", "m", "t").kind) == ("cuda", "cpu")
+    assert (device.kind, Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t")).kind) == ("cuda", "cpu")
 
 
 @pytest.mark.parametrize("changes", [{}, {"default": None, "specialize": None}, {"problems": (), "sources": ()}])
@@ -103,8 +104,35 @@ def test_every_part_of_the_ground_counts(field: str) -> None:
 
 def test_trials_and_jobs_have_the_protocols_fields() -> None:
     """The maps that travel hold at least what the protocol promises, and MessagePack can carry them."""
-    trial = Trial(1, 2, "p:k", {"M": 1}, "m", {"B": 2}, Outcome.HUNG, None, None, 0.5, 1.5, "no", None, "d", 10.0)
-    job = Job(1, "p:k", {"M": 1}, "m", JobState.RUNNING, Priority.ASKED, "asked", Plan(), 5.0, outcomes={"hung": 1})
+    trial = Trial(
+        1,
+        2,
+        KernelName("p:k"),
+        {"M": 1},
+        DeviceModel("m"),
+        {"B": 2},
+        Outcome.HUNG,
+        None,
+        None,
+        0.5,
+        1.5,
+        "no",
+        None,
+        "d",
+        10.0,
+    )
+    job = Job(
+        1,
+        KernelName("p:k"),
+        {"M": 1},
+        DeviceModel("m"),
+        JobState.RUNNING,
+        Priority.ASKED,
+        "asked",
+        Plan(),
+        5.0,
+        outcomes={"hung": 1},
+    )
     promised = {
         "trial": "id job kernel problem device config outcome latency_us spread_us compile_s lane_s message artifact",
         "job": "id kernel problem device state priority reason done total best_us outcomes",

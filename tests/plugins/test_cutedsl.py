@@ -18,6 +18,7 @@ from ktuned.backends.registry import Registry
 from ktuned.ipc.manifest import file_digest
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError, Unsupported
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
 from ktuned.spec.declaration import Kernel
 from ktuned.spec.loader import forget_modules, load_file
@@ -27,7 +28,7 @@ from ktuned_cutedsl.compiler import CUBIN_FILE, LIBRARY_FILE
 from tests.plugins.cutedsl_scale import EXAMPLE, FILE, LAYOUTS, SIZE, build
 
 TUNE_RMSNORM = Path(__file__).parent.parent.parent / "examples/cutedsl_rmsnorm/tune_rmsnorm.py"
-H200 = Device("cuda:0", "NVIDIA H200", "sm_90a")
+H200 = Device(DeviceName("cuda:0"), DeviceModel("NVIDIA H200"), Target("sm_90a"))
 
 CompileOne = Callable[..., tuple[Compiled, Path]]
 
@@ -266,7 +267,7 @@ def test_another_architectures_artifact_is_unsupported(tmp_path: Path) -> None:
     """Architecture-specific code runs on its own alone."""
     unit = EXAMPLE.unit("key", EXAMPLE.good, "sm_90a")
     with pytest.raises(Unsupported, match="sm_90a, and cuda:0 is sm_100a"):
-        CuteDsl().load(tmp_path, unit, replace(H200, target="sm_100a"))
+        CuteDsl().load(tmp_path, unit, replace(H200, target=Target("sm_100a")))
 
 
 def test_a_missing_runtime_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

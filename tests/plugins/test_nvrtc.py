@@ -17,6 +17,7 @@ from ktuned.backends.registry import Registry
 from ktuned.ipc.manifest import file_digest
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError, Unsupported
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned_nvrtc import Build, Nvrtc, headers, precompiled, program
@@ -511,7 +512,10 @@ def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch, compile_one: 
         raise program.NoNvrtc("NVRTC cannot be loaded: no libnvrtc")
 
     monkeypatch.setattr(program, "version", missing)
-    monkeypatch.setattr("ktuned_nvrtc.backend.torch_cuda_devices", lambda: (Device("cuda:0", "H200", TARGET),))
+    monkeypatch.setattr(
+        "ktuned_nvrtc.backend.torch_cuda_devices",
+        lambda: (Device(DeviceName("cuda:0"), DeviceModel("H200"), Target(TARGET)),),
+    )
     with pytest.raises(BackendError, match="no libnvrtc") as caught:
         compile_one()
     assert "pip install" in caught.value.hint
@@ -532,4 +536,4 @@ def test_another_architectures_artifact_is_unsupported(compile_one: Compile) -> 
     _, artifact = compile_one()
     unit = Unit("unit", entry(2), (SOURCE,), SOURCE, "scale", "sm_100a")
     with pytest.raises(Unsupported, match=r"compiled for sm_90a, and cuda:0 is sm_100a"):
-        Nvrtc().load(artifact, unit, Device("cuda:0", "NVIDIA B200", "sm_100a"))
+        Nvrtc().load(artifact, unit, Device(DeviceName("cuda:0"), DeviceModel("NVIDIA B200"), Target("sm_100a")))

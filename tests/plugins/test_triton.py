@@ -18,6 +18,7 @@ import triton.language as tl
 
 from ktuned.backends import Absent, Compiled, Registry, Unit
 from ktuned.model import BackendError, Device, Outcome, Unsupported
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.spec.declaration import Kernel
 from ktuned.spec.digest import describe
 from ktuned.spec.loader import load_file
@@ -30,7 +31,7 @@ from tests.plugins import triton_scale
 from tests.plugins.triton_scale import EXAMPLE, FILE, SIZE, build
 
 TUNE_MATMUL = Path(__file__).parent.parent.parent / "examples/triton_matmul/tune_matmul.py"
-H100 = Device("cuda:0", "NVIDIA H100", "sm_90a")
+H100 = Device(DeviceName("cuda:0"), DeviceModel("NVIDIA H100"), Target("sm_90a"))
 HALVES = dict.fromkeys(("a", "b", "c"), "float16")
 
 CompileOne = Callable[..., tuple[Compiled, Path]]
@@ -218,7 +219,7 @@ class TestArtifact:
         """Architecture-specific code runs on its own alone."""
         _, artifact = compile_one(build())
         with pytest.raises(Unsupported, match="sm_90a, and cuda:0 is sm_100a"):
-            load(artifact, replace(H100, target="sm_100a"))
+            load(artifact, replace(H100, target=Target("sm_100a")))
 
     def test_without_a_driver_loading_says_so(self, compile_one: CompileOne) -> None:
         """As a failure of the machine, not of the config."""

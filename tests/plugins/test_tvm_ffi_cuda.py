@@ -15,6 +15,7 @@ from ktuned.backends.registry import Registry
 from ktuned.ipc.manifest import file_digest
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError, Unsupported
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned.worker.inspect import Inspector
@@ -105,7 +106,11 @@ def test_another_target_than_a_gpus_is_unsupported(compile_group: CompileGroup, 
         (result,) = TvmFfiCuda().compile([unit], tmp_path)
         assert result.outcome is Outcome.UNSUPPORTED
     with pytest.raises(Unsupported, match="sm_80"):
-        TvmFfiCuda().load(tmp_path, EXAMPLE.unit("key", shift(1), "sm_80"), Device("cuda:0", "GPU", "sm_90a"))
+        TvmFfiCuda().load(
+            tmp_path,
+            EXAMPLE.unit("key", shift(1), "sm_80"),
+            Device(DeviceName("cuda:0"), DeviceModel("GPU"), Target("sm_90a")),
+        )
 
 
 @pytest.mark.parametrize(("names", "backend"), [(["a.cc"], "tvm_ffi"), (["a.cc", "b.cu"], "tvm_ffi_cuda")])

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import pytest
 
 from ktuned.model.job import Job, JobState, Priority
+from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import Plan
 from ktuned.scheduling.idle_policy import BUSY_READINGS, POLICIES, REST_READINGS, IdlePolicy, Reading
 
-JOB = Job(1, "p:k", {}, "x", JobState.QUEUED, Priority.SAVED, "saved", Plan(), created=0.0)
+JOB = Job(1, KernelName("p:k"), {}, DeviceModel("x"), JobState.QUEUED, Priority.SAVED, "saved", Plan(), created=0.0)
 CALM = Reading(others=0.01, pressure=0.0)
 BUSY = Reading(others=0.6, pressure=0.4)
 

@@ -48,7 +48,17 @@ NOW = 5000.0
 
 def job(number: int = 1, **changes: Any) -> Job:
     """Return a job that was just recorded."""
-    base = Job(number, "p:k", {"M": number}, "x", JobState.QUEUED, 200, "asked", Plan(), created=float(number))
+    base = Job(
+        number,
+        KernelName("p:k"),
+        {"M": number},
+        DeviceModel("x"),
+        JobState.QUEUED,
+        200,
+        "asked",
+        Plan(),
+        created=float(number),
+    )
     return replace(base, **changes)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from ktuned.model.job import JobState
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
 from ktuned.scheduling.known_failures import KnownFailures
 
-GROUND = Context("project:it", '{"n":64}', "CPU", "digest", "toolchain", "driver")
+GROUND = Context(KernelName("project:it"), KeyProblem('{"n":64}'), DeviceModel("CPU"), "digest", "toolchain", "driver")
 DECLARED = Plan(trials=10)
 
 
@@ -58,7 +59,7 @@ def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None
 def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
     """One kernel's, all, or the oldest when there are too many."""
     grounds = KnownFailures(limit=2)
-    several = [replace(GROUND, kernel=f"project:{name}") for name in "abc"]
+    several = [replace(GROUND, kernel=KernelName(f"project:{name}")) for name in "abc"]
     for ground in several:
         grounds.note(work(ground), JobState.FAILED, "no")
     told = [grounds.message(ground, "plan") for ground in several]

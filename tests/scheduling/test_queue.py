@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ktuned.model.job import Job, JobState
-from ktuned.model.keys import key_problem
+from ktuned.model.keys import DeviceModel, KernelName, key_problem
 from ktuned.model.plan import Plan
 from ktuned.scheduling.queue import EVERYTHING, JobQueue, extended
 from ktuned.scheduling.ranks import AGE_S, HALF_LIFE_S, TURN_S
@@ -20,7 +20,17 @@ PRIORITIES = st.sampled_from([100, 200, 300, 400])
 
 def job(number: int, **changes: Any) -> Job:
     """Return a waiting job."""
-    base = Job(number, "p:k", {"M": number}, "x", JobState.QUEUED, 200, "asked", Plan(), created=float(number))
+    base = Job(
+        number,
+        KernelName("p:k"),
+        {"M": number},
+        DeviceModel("x"),
+        JobState.QUEUED,
+        200,
+        "asked",
+        Plan(),
+        created=float(number),
+    )
     return replace(base, **changes)
 
 

@@ -2,16 +2,22 @@
 
 from ktuned.model.job import Job, Priority
 from ktuned.model.kernel import KernelInfo
-from ktuned.model.keys import KernelName
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, TrialResult
 from ktuned.model.values import Outcome, Problem, canonical
 from ktuned.store.database import Store
 
 PROBLEM: Problem = {"M": 64, "dtype": "float32"}
-CONTEXT = Context("proj:gemm", canonical(PROBLEM), "cpu-x", "d1", "gcc-12", "linux-6")
-NEW_GROUND = Context("proj:gemm", canonical(PROBLEM), "cpu-x", "d2", "gcc-12", "linux-6")
-OTHER_KERNEL = Context("proj:add", canonical(PROBLEM), "cpu-x", "d1", "gcc-12", "linux-6")
+CONTEXT = Context(
+    KernelName("proj:gemm"), KeyProblem(canonical(PROBLEM)), DeviceModel("cpu-x"), "d1", "gcc-12", "linux-6"
+)
+NEW_GROUND = Context(
+    KernelName("proj:gemm"), KeyProblem(canonical(PROBLEM)), DeviceModel("cpu-x"), "d2", "gcc-12", "linux-6"
+)
+OTHER_KERNEL = Context(
+    KernelName("proj:add"), KeyProblem(canonical(PROBLEM)), DeviceModel("cpu-x"), "d1", "gcc-12", "linux-6"
+)
 
 
 def measured(latency_us: float) -> TrialResult:
@@ -46,7 +52,7 @@ async def tried(store: Store, job: Job, config: int, result: TrialResult, contex
 def kernel_info(kernel: str = "gemm") -> KernelInfo:
     """Return what an inspection says of a kernel."""
     return KernelInfo(
-        project="proj",
+        project=ProjectName("proj"),
         kernel=kernel,
         file="/p/tune_gemm.py",
         line=7,

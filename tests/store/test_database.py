@@ -13,6 +13,7 @@ import pytest
 from ktuned.model.errors import NotFound, StoreError, UsageError
 from ktuned.model.job import JobState
 from ktuned.model.kernel import Root
+from ktuned.model.keys import DeviceModel, KeyProblem
 from ktuned.model.trial import Context, TrialResult, Winner
 from ktuned.model.values import RETRIED_BY_NEXT_JOB, Outcome, canonical
 from ktuned.store.database import Store
@@ -154,7 +155,7 @@ async def test_a_config_is_known_whatever_the_order_of_its_knobs(store: Store) -
         replace(CONTEXT, digest="other"),
         replace(CONTEXT, toolchain="other"),
         replace(CONTEXT, device_fingerprint="other"),
-        replace(CONTEXT, device="other"),
+        replace(CONTEXT, device=DeviceModel("other")),
         replace(CONTEXT, measuring_version=0),
     ]
     for ground in grounds:
@@ -282,7 +283,12 @@ async def test_finalists_decide(store: Store) -> None:
 async def test_seats_are_apart(store: Store) -> None:
     """Each (kernel, problem, device) has its own winner."""
     job = await new_job(store)
-    contexts = [CONTEXT, OTHER_KERNEL, replace(CONTEXT, device="gpu-y"), replace(CONTEXT, problem='{"M":1}')]
+    contexts = [
+        CONTEXT,
+        OTHER_KERNEL,
+        replace(CONTEXT, device=DeviceModel("gpu-y")),
+        replace(CONTEXT, problem=KeyProblem('{"M":1}')),
+    ]
     for latency_us, context in enumerate(contexts, start=1):
         number = await store.begin_trial(
             context, {"M": 1} if context.problem == '{"M":1}' else PROBLEM, job.id, {"BM": 1}

@@ -17,7 +17,7 @@ from tests.store.samples import CONTEXT, PROBLEM, failed, kernel_info, measured,
 
 pytestmark = pytest.mark.anyio
 
-RENAMED = replace(CONTEXT, kernel="other:gemm")
+RENAMED = replace(CONTEXT, kernel=KernelName("other:gemm"))
 
 
 async def named(store: Store, **names: str) -> None:
@@ -73,7 +73,7 @@ async def test_names_that_begin_alike_are_other_projects(store: Store) -> None:
     job = await new_job(store)
     others = ["proj:x:gemm", "project:gemm", "pro:gemm", "proj-2:gemm"]
     for kernel in others:
-        await tried(store, job, 8, measured(5.0), replace(CONTEXT, kernel=kernel))
+        await tried(store, job, 8, measured(5.0), replace(CONTEXT, kernel=KernelName(kernel)))
     await named(store, p="other")
     assert sorted(winner.context.kernel for winner in store.winners()) == sorted(others)
 
@@ -110,7 +110,7 @@ async def test_names_move_on_in_one_step(store: Store) -> None:
     await named(store, a="one", b="two")
     job = await new_job(store)
     for kernel in ("one:gemm", "two:gemm"):
-        await tried(store, job, len(kernel), measured(5.0), replace(CONTEXT, kernel=kernel))
+        await tried(store, job, len(kernel), measured(5.0), replace(CONTEXT, kernel=KernelName(kernel)))
     first, second = store.winners()
     await named(store, a="two", b="three")
     assert {one.context.kernel: one.trial for one in store.winners()} == {

@@ -9,6 +9,7 @@ from ktuned import backends
 from ktuned.backends.contract import Absence, Absent, Compiled, Launch, Unit
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
 from ktuned.testing.backends import BackendExample
 
@@ -49,7 +50,7 @@ class Copying(backends.Backend):
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return one."""
-        return (Device("cpu:0", "any", "any"),)
+        return (Device(DeviceName("cpu:0"), DeviceModel("any"), Target("any")),)
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Refuse the empty text, copy all others."""

@@ -12,6 +12,7 @@ from ktuned.model.device import Device
 from ktuned.model.errors import IllegalMove
 from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo
+from ktuned.model.keys import DeviceModel, DeviceName, KernelName, KeyProblem, ProjectName, Target
 from ktuned.model.lifecycle import Event
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Context
@@ -19,17 +20,31 @@ from ktuned.model.values import Outcome
 from ktuned.tuning.attempt import Attempt, Progress, Work
 
 KERNEL = KernelInfo(
-    "p", "k", "/p/tune_k.py", 1, "fake", "d", "s", "pl", ("/p/k.c",), {"/p/k.c": "1"}, (), None, ("M",), {}, Plan()
+    ProjectName("p"),
+    "k",
+    "/p/tune_k.py",
+    1,
+    "fake",
+    "d",
+    "s",
+    "pl",
+    ("/p/k.c",),
+    {"/p/k.c": "1"},
+    (),
+    None,
+    ("M",),
+    {},
+    Plan(),
 )
-JOB = Job(1, "p:k", {"M": 1, "N": 2}, "x", JobState.RUNNING, 200, "asked", Plan(), created=0.0)
+JOB = Job(1, KernelName("p:k"), {"M": 1, "N": 2}, DeviceModel("x"), JobState.RUNNING, 200, "asked", Plan(), created=0.0)
 WORK = Work(
     JOB,
     KERNEL,
     "/p",
     JOB.problem,
-    (Device("cpu:0", "x", "native"),),
+    (Device(DeviceName("cpu:0"), DeviceModel("x"), Target("native")),),
     "native",
-    Context("p:k", '{"M":1}', "x", "d", "gcc", "driver"),
+    Context(KernelName("p:k"), KeyProblem('{"M":1}'), DeviceModel("x"), "d", "gcc", "driver"),
     Environment("python", "/p"),
     PRESETS["fast"],
     {},

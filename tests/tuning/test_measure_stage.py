@@ -15,6 +15,7 @@ from ktuned.fleet.failures import Output, WorkerDied
 from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.model.device import Device
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.lifecycle import Event
 from ktuned.model.values import Outcome
 from ktuned.scheduling.intake import Wish
@@ -39,7 +40,7 @@ class PlayedLane:
     """A lane whose openings and answers are listed; the last of each goes on for ever."""
 
     def __init__(self, name: str, answers: Sequence[Any], openings: Sequence[Exception | None] = (None,)) -> None:
-        self.device = Device(name, "x", "native")
+        self.device = Device(DeviceName(name), DeviceModel("x"), Target("native"))
         self.health = Health()
         self.opened = self.asked = 0
         self._answers, self._openings = list(answers), list(openings)

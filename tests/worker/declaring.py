@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 from ktuned import kernel, space, tensor
 from ktuned.backends.contract import Build as AnyBuild
 from ktuned.model.device import Device
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.spec.declaration import Kernel, KernelFunction
 
-CPU = Device("cpu:0", "a CPU", "here")
+CPU = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("here"))
 N = 16
 
 

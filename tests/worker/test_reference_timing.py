@@ -10,6 +10,7 @@ import pytest
 
 from ktuned.backends.registry import Registry
 from ktuned.model.device import Device
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.plan import PRESETS
 from ktuned.worker import bench
 from ktuned.worker.bench import Bench
@@ -58,7 +59,9 @@ def timed(
     """Return what a worker answers that is asked for the reference's time."""
     monkeypatch.setattr(bench, "CpuWatch", lambda: Watch(contended))
     worker = Bench(Registry([]))
-    vars(worker).update(_device=Device("cpu:0", "m", "t"), _data=Data(reference), _timer=HostTimer())
+    vars(worker).update(
+        _device=Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t")), _data=Data(reference), _timer=HostTimer()
+    )
     request = {"preset": dataclasses.asdict(PRESETS["fast"]), "judge_contention": judged}
     return worker.time_reference(request, cast("Reply", Phases()))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.backends import Absent, Unit, cuda_devices
-from ktuned.model import BackendError, Device
+from ktuned.model import BackendError, Device, DeviceModel, DeviceName, Target
 from ktuned_triton.artifact import load
 from ktuned_triton.build import Build
 from ktuned_triton.compiler import compile_unit, prepare
@@ -32,7 +32,7 @@ def run(build: Build, kernel_file: Path, tensors: Mapping[str, Any]) -> None:
     name = f"{device.type}:{device.index or 0}"
     if name not in devices:
         raise BackendError(f"a Triton kernel cannot run on {name}")
-    found_device = devices[name]
+    found_device = devices[DeviceName(name)]
     _loaded(json.dumps(build.to_plain()), kernel_file, name, found_device.model, found_device.target).bind(tensors)()
 
 
@@ -42,4 +42,4 @@ def _loaded(build: str, kernel_file: Path, device: str, model: str, target: str)
     unit = Unit("reference", Build.from_plain(json.loads(build)), (), kernel_file, "reference", target)
     with tempfile.TemporaryDirectory(prefix="ktuned-triton-") as directory:
         compile_unit(unit, Path(directory))
-        return load(directory, Device(device, model, target))
+        return load(directory, Device(DeviceName(device), DeviceModel(model), Target(target)))

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from ktuned.backends.contract import Backend, Compiled, Kernel, Launch, Unit
 from ktuned.backends.contract import Build as AnyBuild
 from ktuned.model.device import Device
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
 
 
@@ -59,7 +60,7 @@ class Cc(Backend):
 
     def devices(self) -> Sequence[Device]:
         """Return the CPU."""
-        return [Device("cpu:0", "Some CPU", "native", {})]
+        return [Device(DeviceName("cpu:0"), DeviceModel("Some CPU"), Target("native"), {})]
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Compile each unit, and count it in ``CC_LOG``."""
