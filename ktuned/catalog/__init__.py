@@ -3,6 +3,7 @@
 from ktuned.catalog.captured_inputs import CapturedInputs
 from ktuned.catalog.catalog import Catalog, Changes, FileError, check_problem, environment_of, is_below
 from ktuned.catalog.inspection import (
+    MAX_DIRECTORIES,
     Listing,
     Survey,
     check_extent,
@@ -17,6 +18,7 @@ from ktuned.catalog.roots import asked_again, known_roots, make_root, named, pro
 from ktuned.catalog.trust import Trust, Untrusted
 
 __all__ = [
+    "MAX_DIRECTORIES",
     "PROJECT_FILE",
     "CapturedInputs",
     "Catalog",

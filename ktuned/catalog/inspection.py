@@ -84,16 +84,14 @@ def walk(top: str) -> Iterator[Listing]:
         places += reversed(below)
 
 
-def check_extent(top: str) -> None:
+def check_extent(top: str, limit: int = MAX_DIRECTORIES) -> None:
     """Refuse a tree that is too large to watch, such as a whole disk or ``/proc``. Blocks as :func:`walk`.
 
     Raises:
-        UsageError: it has more than :data:`MAX_DIRECTORIES`.
+        UsageError: it has more directories than ``limit``.
     """
-    if next(islice(walk(top), MAX_DIRECTORIES, None), None) is not None:
-        raise UsageError(
-            f"{top} has more than {MAX_DIRECTORIES:,} directories", hint="give the one that holds your kernels"
-        )
+    if next(islice(walk(top), limit, None), None) is not None:
+        raise UsageError(f"{top} has more than {limit:,} directories", hint="give the one that holds your kernels")
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:

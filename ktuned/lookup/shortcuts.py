@@ -6,6 +6,7 @@ of one application when they start. No IO.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Final
@@ -43,7 +44,16 @@ class Shortcuts:
     ``repeats`` is how often :meth:`find` returned the answer that it has just found too old.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        max_questions: int = MAX_SHORTCUTS,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._max_questions = max_questions
+        self._max_bytes = max_bytes
+        self._clock = clock
         self.taken = 0
         self.lookups = 0
         self.repeats = 0
@@ -67,7 +77,7 @@ class Shortcuts:
         self.repeats = 0
         if kept is None or not data.startswith(_REQUEST_OPENS):
             return None
-        if monotonic() >= kept.until:
+        if self._clock() >= kept.until:
             self.repeats, kept.given = kept.given, 0
             return None
         self.taken += 1
@@ -88,9 +98,9 @@ class Shortcuts:
         before = self._answers.pop(question, None)
         if before is not None:
             self._bytes -= len(question) + len(before.answer)
-        if len(self._answers) >= MAX_SHORTCUTS or self._bytes + size > MAX_BYTES:
+        if len(self._answers) >= self._max_questions or self._bytes + size > self._max_bytes:
             self.clear()
-        self._answers[question] = _Kept(monotonic() + HOLDS_S, answer, lookups)
+        self._answers[question] = _Kept(self._clock() + HOLDS_S, answer, lookups)
         self._bytes += size
 
     def clear(self) -> None:

@@ -12,6 +12,7 @@ import anyio.to_thread
 import structlog
 
 from ktuned.catalog import (
+    MAX_DIRECTORIES,
     Catalog,
     Changes,
     FileError,
@@ -109,6 +110,7 @@ class Intake:
         store: Store,
         jobs: Jobs,
         publish: Publish,
+        max_directories: int = MAX_DIRECTORIES,
     ) -> None:
         self._catalog = catalog
         self._survey = survey
@@ -116,6 +118,7 @@ class Intake:
         self._store = store
         self._jobs = jobs
         self._publish = publish
+        self._max_directories = max_directories
         self._put_off: dict[str, bool] = {}
         self._refusal = ""
         self._is_refused = anyio.Event()
@@ -156,7 +159,7 @@ class Intake:
         if is_new:
             directory = await anyio.to_thread.run_sync(project_top, directory, self._survey.trust)
         if is_new:
-            await anyio.to_thread.run_sync(check_extent, directory)
+            await anyio.to_thread.run_sync(check_extent, directory, self._max_directories)
         root = await self._root_for(place, directory, python)
         if os.path.isfile(place):
             found = await self._survey.files(root, [place])

@@ -28,14 +28,16 @@ MAX_VALUES = 64
 """Values of one knob that are asked for: one with more is a size, which names no directory."""
 
 
-def include_searches(kernel: Kernel) -> list[tuple[Path, ...]]:
+def include_searches(kernel: Kernel, limit: int = MAX_BUILDS) -> list[tuple[Path, ...]]:
     """Return each list of directories that some Build has searched, in its order; one that names none is empty.
+
+    At most ``limit`` Builds are asked for.
 
     Raises:
         KernelFileError: ``problems`` is at fault.
     """
     found: dict[tuple[Path, ...], None] = {}
-    for problem, config in islice(_cases(kernel), MAX_BUILDS):
+    for problem, config in islice(_cases(kernel), limit):
         try:
             flagged = kernel.build(problem, config).include_dirs
         except (KtunedError, TypeError):

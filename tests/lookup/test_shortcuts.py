@@ -1,7 +1,5 @@
 """Answers by the bytes of their questions: only for whole lookups, only when they were answered, only for a while."""
 
-from time import monotonic
-
 import pytest
 
 from ktuned.lookup import shortcuts
@@ -77,12 +75,12 @@ def test_other_bytes_are_not_taken_for_the_question(data: bytes) -> None:
     assert known.find(data) is None
 
 
-def test_what_changed_and_what_is_old_is_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changed_and_what_is_old_is_worked_out_again() -> None:
     """``clear`` ends every answer at once, and time each one by itself."""
-    known = Shortcuts()
+    now = 0.0
+    known = Shortcuts(clock=lambda: now)
     known.keep(question(), response())
-    later = monotonic() + shortcuts.HOLDS_S
-    monkeypatch.setattr(shortcuts, "monotonic", lambda: later)
+    now += shortcuts.HOLDS_S
     assert known.find(question()) is None
     known.keep(question(), response())
     assert known.find(question()) is not None
@@ -90,10 +88,9 @@ def test_what_changed_and_what_is_old_is_worked_out_again(monkeypatch: pytest.Mo
     assert known.find(question()) is None
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_bounded() -> None:
     """Neither many questions nor large ones fill the memory."""
-    monkeypatch.setattr(shortcuts, "MAX_SHORTCUTS", 3)
-    known = Shortcuts()
+    known = Shortcuts(max_questions=3)
     for number in range(10):
         asked = wire.encode_request(1, "lookup", {"kernel": "p:k", "problem": {"M": number}})
         known.keep(asked, response())
@@ -104,10 +101,9 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert known.find(large) is None
 
 
-def test_all_that_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_is_kept_is_bounded_in_bytes() -> None:
     """What is too much together goes; the same question again takes the room of its last answer."""
-    monkeypatch.setattr(shortcuts, "MAX_BYTES", 3 * (len(question()) + len(response())))
-    known = Shortcuts()
+    known = Shortcuts(max_bytes=3 * (len(question()) + len(response())))
     for _ in range(10):
         known.keep(question(), response())
     assert known.find(question()) is not None
@@ -116,11 +112,10 @@ def test_all_that_is_kept_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -
         assert len(known) <= 3
 
 
-def test_old_answer_tells_how_often_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_answer_tells_how_often_it_was_given() -> None:
     """Whoever works an answer out anew learns how many asked meanwhile, once; another question has its own count."""
-    now = monotonic()
-    monkeypatch.setattr(shortcuts, "monotonic", lambda: now)
-    known = Shortcuts()
+    now = 0.0
+    known = Shortcuts(clock=lambda: now)
     known.keep(question(), response())
     for _ in range(3):
         assert known.find(question()) is not None

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from ktuned.catalog import inspection as survey
 from ktuned.model.errors import NotFound, UsageError
 from ktuned.model.job import Job, Priority
 from ktuned.model.plan import Plan
-from ktuned.scheduling.intake import Wish
+from ktuned.scheduling.intake import Intake, Wish
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=9.0)
@@ -39,6 +38,19 @@ def test_a_wish_that_cannot_be_followed_names_its_field(wish: Wish, words: str) 
     with pytest.raises(UsageError, match=words) as refused:
         wish.plan(DECLARED)
     assert refused.value.hint
+
+
+def limited(parts: Parts, directories: int) -> Intake:
+    """Return an intake that takes no root with more directories."""
+    return Intake(
+        catalog=parts.catalog,
+        survey=parts.survey,
+        machine=parts.machine,
+        store=parts.store,
+        jobs=parts.jobs,
+        publish=parts.daemon.router.publish,
+        max_directories=directories,
+    )
 
 
 @pytest.mark.anyio
@@ -85,18 +97,16 @@ class TestTunePath:
                 await parts.intake.tune_path(str(parts.project / name), None, Wish())
         parts.kill_workers()
 
-    async def test_a_whole_disk_is_refused(self, parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_whole_disk_is_refused(self, parts: Parts, tmp_path: Path) -> None:
         """A tree with more directories than a project has is not watched, nor that of a kernel file that lies in it."""
         (tmp_path / "disk" / "a" / "b").mkdir(parents=True)
         path = tmp_path / "disk" / "tune_it.py"
         path.write_text(kernel_text())
-        monkeypatch.setattr(survey, "MAX_DIRECTORIES", 2)
         for place in (path, path.parent):
             with pytest.raises(UsageError, match="more than 2 directories"):
-                await parts.intake.tune_path(str(place), None, Wish())
+                await limited(parts, 2).tune_path(str(place), None, Wish())
         assert (parts.store.roots(), parts.new_roots) == ([], 0)
-        monkeypatch.setattr(survey, "MAX_DIRECTORIES", 3)
-        assert len((await parts.intake.tune_path(str(path), None, Wish()))[0]) == 1
+        assert len((await limited(parts, 3).tune_path(str(path), None, Wish()))[0]) == 1
         parts.kill_workers()
 
     async def test_roots_of_one_name_are_told_apart(self, parts: Parts, tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.spec import include_search as searching
-from ktuned.spec.include_search import include_searches
+from ktuned.spec.include_search import MAX_BUILDS, include_searches
 from tests.spec.conftest import Project
 
 FLAGGED = """
@@ -21,13 +20,13 @@ def one(p, c):
 """
 
 
-def searched(project: Project, space: str, body: str, **more: str) -> set[tuple[str, ...]]:
+def searched(project: Project, space: str, body: str, limit: int = MAX_BUILDS, **more: str) -> set[tuple[str, ...]]:
     """Declare a kernel and return the lists of directories, relative to its file."""
     told = "".join(f", {name}={value}" for name, value in more.items())
     project.write("tune_it.py", FLAGGED.format(space=space, body=body, more=told))
     project.write("one.cc", "int f();\n")
     (kernel,) = project.load().kernels
-    return {tuple(place.name for place in places) for places in include_searches(kernel)}
+    return {tuple(place.name for place in places) for places in include_searches(kernel, limit)}
 
 
 @pytest.mark.parametrize(
@@ -51,12 +50,11 @@ def test_small_space_is_asked_as_a_whole(project: Project) -> None:
     assert searched(project, "BM=[1, 2, 3], BN=[1, 2]", body) == {(), ("a",)}
 
 
-def test_faults_and_bounds_end_the_asking_only(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_and_bounds_end_the_asking_only(project: Project) -> None:
     """A constraint that raises, or more configs than are asked, leaves what the others say."""
     space = "BM=[1, 2, 3], where=lambda p, c: 1 // (c.BM - 2) or True"
     assert searched(project, space, "return Flagged((f'-Ib{c.BM}',))", default="dict(BM=3)") == {("b3",), ("b1",)}
-    monkeypatch.setattr(searching, "MAX_BUILDS", 2)
-    assert searched(project, "BM=range(1, 60)", "return Flagged((f'-Ib{c.BM}',))") == {("b1",)}
+    assert searched(project, "BM=range(1, 60)", "return Flagged((f'-Ib{c.BM}',))", limit=2) == {("b1",)}
 
 
 def test_each_search_finds_its_own_file(project: Project) -> None:
