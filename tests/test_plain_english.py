@@ -30,6 +30,7 @@ CLEAN = (
     "ktuned/lookup",
     "ktuned/model",
     "ktuned/spec",
+    "ktuned/store",
     "ktuned/testing",
     "ktuned/watch",
     "plugins/cutedsl",

@@ -24,7 +24,7 @@ from ktuned.store.faults import file_fault
 _log = structlog.get_logger()
 
 TOUCH_EVERY_S = 60.0
-"""How fine "recently served" is: a lookup's answer must not cost a write to the disk each time."""
+"""Resolution of "recently served": a lookup's answer must not cost a write to the disk each time."""
 
 _STAGING = ".staging"
 _PROBE_BYTES = 256 * 1024
@@ -32,7 +32,7 @@ _PROBE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Sealed:
-    """One artifact as the collection sees it."""
+    """One artifact, as :meth:`Artifacts.collect` sees it."""
 
     key: str
     size: int
@@ -57,7 +57,7 @@ class Artifacts:
         return self._size
 
     def clean_staging(self) -> None:
-        """Remove what compiles of an earlier daemon left half done.
+        """Remove unfinished artifacts of an earlier daemon.
 
         Raises:
             StoreError: the directory cannot be made or written.
@@ -127,21 +127,21 @@ class Artifacts:
             return None
 
     def content(self, key: str) -> str:
-        """Return what an artifact's bytes come to (:attr:`Manifest.content`), or nothing where that cannot be told."""
+        """Return the digest of an artifact's content (:attr:`Manifest.content`), or nothing if it cannot be read."""
         try:
             return manifest.read(self.place(key)).content
         except DamagedArtifact:
             return ""
 
     def facts(self, key: str) -> Mapping[str, Any]:
-        """Return what the backend said of an artifact when it made it; nothing where that cannot be read."""
+        """Return the facts that the backend recorded of an artifact; nothing if they cannot be read."""
         try:
             return manifest.read(self.place(key)).facts
         except DamagedArtifact:
             return {}
 
     def discard(self, key: str) -> None:
-        """Remove an artifact, at once for whoever looks; harmless when it is gone.
+        """Remove an artifact, atomically for readers; harmless when it is gone.
 
         Raises:
             StoreError: it cannot be removed.
@@ -209,7 +209,7 @@ class Artifacts:
         return path
 
     def _remove(self, key: str) -> None:
-        """Rename an artifact away first, so that nobody finds half of it."""
+        """Rename an artifact away first, so that no reader finds half of it."""
         with tempfile.TemporaryDirectory(dir=self._staging(), ignore_cleanup_errors=True) as away:
             try:
                 self.place(key).rename(Path(away, key))
@@ -226,7 +226,7 @@ class Artifacts:
         return surplus, size - sum(surplus.values())
 
     def _surplus(self, keep: frozenset[str], cap_bytes: int) -> tuple[dict[str, int], int]:
-        """Return what is to go, in its order, and the bytes that all artifacts take now."""
+        """Return the artifacts to remove, in order, and the bytes that all artifacts take now."""
         entries = sorted(self._sealed(), key=lambda entry: (entry.key in keep, entry.served))
         size = left = sum(entry.size for entry in entries)
         surplus: dict[str, int] = {}

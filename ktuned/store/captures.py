@@ -1,4 +1,4 @@
-"""Which captured inputs there are: for each kernel and problem the digest of a file of tensors."""
+"""Table of captured inputs: for each kernel and problem the digest of a file of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: every trial a row, written by one thread and told after its commit, read at once from the event loop."""
+"""The store: a row for every trial, written by one thread, published after its commit, read from the event loop."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _NEWEST_JOBS = "ORDER BY id DESC LIMIT ?"
 
 
 class Store:
-    """What ktuned remembers, open from :meth:`open` to :meth:`close` (or the end of ``async with``).
+    """The store, open from :meth:`open` to :meth:`close` (or the end of ``async with``).
 
     ``async`` methods write and return once the disk has it; the others read, in microseconds by an index, from the
     thread of the event loop. Each raises :class:`~ktuned.model.StoreError` when the disk or the database fails; the
@@ -154,11 +154,11 @@ class Store:
         await self._write(save)
 
     def meaning(self, kernel: str, digest: str) -> dict[str, str] | None:
-        """Return the parts that a kernel's digest was made of, by their labels; ``None`` if nobody kept them."""
+        """Return the parts that a kernel's digest was made of, by their labels; ``None`` if they were not kept."""
         return digest_parts.of(self._reader, kernel, digest)
 
     def versions(self, fingerprint: str) -> dict[str, str] | None:
-        """Return the versions and flags that a fingerprint's digest stands for; ``None`` if nobody kept them."""
+        """Return the versions and flags that a fingerprint's digest stands for; ``None`` if they were not kept."""
         return digest_parts.versions(self._reader, fingerprint)
 
     async def save_versions(self, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
@@ -269,9 +269,9 @@ class Store:
         """Store a trial's result; return the winner if that made or changed it.
 
         A measured trial wins when it is faster than the present winner of its (kernel, problem, device), or that one
-        stands on another ground. The winner measured again keeps its seat, with its new figure; one that ends as
-        anything else hands it to the best measured trial of its context, which is returned. With none left there is
-        no winner any more, and ``None`` is returned: :meth:`winner` tells it from "unchanged".
+        was measured in another context. An incumbent that is measured again stays the winner, with its new figure; one
+        with any other outcome is replaced by the best measured trial of its context, which is returned. With none left
+        there is no winner any more, and ``None`` is returned: :meth:`winner` distinguishes it from "unchanged".
 
         Raises:
             NotFound: there is no such trial.
@@ -293,7 +293,7 @@ class Store:
     async def forget(self, kernel: str, outcome: Outcome | None = None) -> int:
         """Delete a kernel's ended trials, of one outcome or all with its ended jobs; return how many trials.
 
-        A winner among them is followed by the best that stays on its ground, if any does.
+        A winner among them is followed by the best that stays in its context, if any does.
         """
         now = time.time()
         return await self._write(lambda connection: trial_writes.forget(connection, kernel, outcome, now))
@@ -316,15 +316,15 @@ class Store:
         return trial_queries.best(self._reader, context, limit, rounds)
 
     def twin(self, content: str) -> Trial | None:
-        """Return the newest measured trial of this very content (the detail ``content``), on whatever ground."""
+        """Return the newest measured trial of this content (the detail ``content``), in any context."""
         return trial_queries.twin(self._reader, content)
 
-    def past(self, context: Context, grounds: int, limit: int) -> list[Trial]:
-        """Return how the latest ``grounds`` of a context's kernel, problem and device ended, its own before the others.
+    def past(self, context: Context, contexts: int, limit: int) -> list[Trial]:
+        """Return ended trials of the latest ``contexts`` of a context's kernel, problem and device, its own first.
 
-        Of each ground the measured trials come first, the fastest of them at once.
+        Of each context the measured trials come first, in order of latency.
         """
-        return trial_queries.past(self._reader, context, grounds, limit)
+        return trial_queries.past(self._reader, context, contexts, limit)
 
     def trials(
         self,
@@ -379,19 +379,19 @@ class Store:
 
     @property
     def damaged(self) -> str:
-        """Which rows were left out because they cannot be read; ``""`` if none was."""
+        """Notice of rows left out because they cannot be read; ``""`` if none was."""
         return self._reader.damaged
 
     @property
     def lost(self) -> str:
-        """Why nothing is stored any more: the file that is open is not the one at the path; ``""`` while it is."""
+        """Notice that nothing is stored any more, because the file at the path is another one; else ``""``."""
         if database_file.identity(self.path) == self._identity:
             return ""
         return f"the store {self.path} was removed or replaced while it was in use"
 
     async def _write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         if lost := self.lost:
-            # SQLite would go on in a file without a name, which is gone with the last who has it open.
+            # SQLite would go on in a file without a name, which vanishes when it is closed.
             raise StoreError(lost, hint="restart ktuned: it makes a new one, or put it back first")
         try:
             return await self._writer.write(operation)

@@ -1,4 +1,4 @@
-"""Opens the database: checks whose it is, brings it up to date, and moves a damaged one aside.
+"""Opening of the database: checks whose it is, migrates it, and moves a damaged one aside.
 
 Opening never scans the rows, so that a million trials open like none. A crash cannot tear a database in WAL mode,
 hence an unclean end asks for no check. Damage is noticed when SQLite meets it: while opening (the file is moved aside
@@ -20,10 +20,10 @@ from ktuned.store.faults import database_fault, file_fault, is_damage
 from ktuned.store.schema import check_ours, migrate
 
 WRITER_PATIENCE_S = 5.0
-"""How long the writer waits for another process (a backup, a curious ``sqlite3``) to let go of the database."""
+"""Time that the writer waits for another process (a backup, an interactive ``sqlite3``) to release the database."""
 
 READER_PATIENCE_S = 0.1
-"""How long a reader, who holds up the event loop, waits for a lock; in WAL mode readers hardly ever meet one."""
+"""Time that a reader, which blocks the event loop, waits for a lock; in WAL mode readers hardly ever meet one."""
 
 
 class _Damaged(Exception):
@@ -62,7 +62,7 @@ def open_for_reading(path: Path, *, vfs: str | None) -> sqlite3.Connection:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return what tells the file at a path from another that may take its place; ``None`` if none is there."""
+    """Return the identity of the file at a path, to notice when another replaces it; ``None`` if none is there."""
     try:
         found = os.stat(path)
     except OSError:
@@ -129,7 +129,7 @@ def _set_up(connection: sqlite3.Connection, path: Path) -> None:
             f"the store {path} is on a file system without the shared memory and locks that SQLite's WAL needs",
             hint="set KTUNED_HOME to a directory on a local disk",
         )
-    # What was told must outlive a power cut; NORMAL would lose the last commits.
+    # Published results must survive a power cut; NORMAL would lose the last commits.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
 

@@ -1,4 +1,4 @@
-"""What digests were made of: the parts of a kernel's, the versions of a fingerprint's."""
+"""Contents of digests: the parts of a kernel's, the versions of a fingerprint's."""
 
 from __future__ import annotations
 

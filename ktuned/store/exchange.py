@@ -1,6 +1,6 @@
-"""Sharing winners: which there are to export, and which of those that come from elsewhere take a seat.
+"""Exchange of winners: those to export, and the rule by which imported ones replace ours.
 
-The merge rule is plain code without IO; what goes with it is one read by a connection of its own, and one write.
+The merge rule is plain code without IO; beside it are one read by a connection of its own, and one write.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ktuned.store.reader import Reader
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A winner from elsewhere: its ground, its figure, and when it was decided (Unix seconds)."""
+    """A winner from elsewhere: its context, its figure, and when it was decided (Unix seconds)."""
 
     context: Context
     problem: Problem
@@ -44,17 +44,17 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an offer takes the seat, and why, as words for a person."""
+    """Decision about an offer, with the reason in words."""
 
     takes: bool
     reason: str
 
 
 def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Verdict:
-    """Decide about one offer; ``ours`` holds its seat now, ``today`` is what a measurement made here would stand on.
+    """Decide about one offer; ``ours`` is the incumbent, ``today`` the context of a measurement made here now.
 
-    What stands on today's ground beats what does not. On one ground the faster figure wins, and ours where they are
-    equal. Where neither stands on today's ground, figures cannot be compared, and the later decision wins.
+    A winner of today's context beats one of another. In one context the faster figure wins, and ours where they are
+    equal. Where neither is of today's context, figures cannot be compared, and the later decision wins.
     """
     if ours is None:
         return Verdict(True, "there was none")

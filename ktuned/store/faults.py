@@ -1,4 +1,4 @@
-"""What a failing disk or database means for the user: one line that says what happened and how to mend it."""
+"""Errors of a failing disk or database, in one line each: what happened, and how to fix it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def is_undecodable(error: sqlite3.Error) -> bool:
 
 
 def database_fault(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> StoreError:
-    """Return what to tell the user of an SQLite error."""
+    """Return the error that the user sees for an SQLite error."""
     code = sqlite3.SQLITE_CORRUPT if is_damage(error) else primary_code(error)
     what, hint = _DATABASE_FAULTS.get(code, ("refused", ""))
     kind = StoreDamaged if is_damage(error) else StoreError
@@ -71,6 +71,6 @@ def database_fault(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> Sto
 
 
 def file_fault(error: OSError, doing: str) -> StoreError:
-    """Return what to tell the user of an OS error that befell ``doing`` (``"artifact 12ab cannot be sealed"``)."""
+    """Return the error that the user sees for an OS error in ``doing`` (``"artifact 12ab cannot be sealed"``)."""
     what, hint = _FILE_FAULTS.get(error.errno or 0, (error.strerror or str(error), ""))
     return StoreError(f"{doing}: {what}", hint=hint)

@@ -1,4 +1,4 @@
-"""What pins hold: the answer to each question that was asked under a pin, for good."""
+"""Table of pins: the answer to each question that was asked under a pin, for good."""
 
 from __future__ import annotations
 

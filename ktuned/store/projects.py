@@ -69,7 +69,7 @@ def _name(connection: sqlite3.Connection, names: Mapping[str, str]) -> dict[Proj
 def _in_order(renamed: Mapping[str, str], before: Mapping[str, str]) -> Iterable[str]:
     """Yield the paths to rename, so that a name is free before another project takes it.
 
-    Projects that swap their names are left out: nothing could tell their rows apart in between.
+    Projects that swap their names are left out: in between their rows could not be distinguished.
     """
     left = dict(renamed)
     while left:

@@ -1,6 +1,6 @@
-"""Reads rows and makes values of them; a row that makes none is left out, and told.
+"""Reads rows and decodes them into values; a row that cannot be decoded is left out, and reported.
 
-SQLite checks its pages' structure, not their bytes: a bit that flipped in a text is found by nobody but who reads it.
+SQLite checks its pages' structure, not their bytes: a flipped bit in a text is noticed only by its reader.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Reader:
 
     @property
     def damaged(self) -> str:
-        """What was left out so far, and what becomes of it."""
+        """Notice of the rows left out so far."""
         if not self._left_out:
             return ""
         counts = sorted(Counter(kind for kind, _ in self._left_out).items())
         what = ", ".join(f"{count} × {kind}" for kind, count in counts)
-        return f"rows of the store {self._path} are damaged and left out ({what}); what they held is made anew"
+        return f"rows of the store {self._path} are damaged and left out ({what}); their content is measured again"
 
     def rows(self, sql: str, *values: Any) -> list[Row]:
         """Return the rows that a SELECT finds.
@@ -65,7 +65,7 @@ class Reader:
         return self._decodable(sql, values)
 
     def values(self, decode: Callable[[Row], T], sql: str, *values: Any) -> list[T]:
-        """Return what ``decode`` makes of each row that a SELECT finds; its name is what the user is told is damaged.
+        """Return the decoded rows of a SELECT; the name of ``decode`` names damaged ones in the notice.
 
         Raises:
             StoreError: the disk or the database fails.
@@ -87,7 +87,7 @@ class Reader:
         return next(iter(self.values(decode, sql, *values)), None)
 
     def fault(self, error: sqlite3.Error | UnicodeDecodeError) -> StoreError:
-        """Return what to tell the user; the next opening looks for the damage, if that is what it is."""
+        """Return the error that the user sees; after damage, the next opening checks the whole database."""
         if is_damage(error):
             database_file.mark_suspect(self._path)
         return database_fault(error, self._path)

@@ -1,4 +1,4 @@
-"""How the values of :mod:`ktuned.model` lie in rows: column lists for SELECT, and what turns a row into a value."""
+"""Rows of the values of :mod:`ktuned.model`: column lists for SELECT, and functions that decode a row."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def job(row: Row) -> Job:
 
 def winner(row: Row) -> Winner:
     """Read a row of :data:`SELECT_WINNERS`."""
-    *ground, trial_id, config, latency_us, spread_us, artifact, decided = row
-    context = Context(*ground)
+    *context_values, trial_id, config, latency_us, spread_us, artifact, decided = row
+    context = Context(*context_values)
     return Winner(
         context, trial_id, json.loads(context.problem), json.loads(config), latency_us, spread_us, artifact, decided
     )
@@ -75,7 +75,7 @@ def root(row: Row) -> Root:
     """Read a row ``path, name, python, env, asked_python``."""
     path, name, python, env, asked = row
     if asked is None:
-        # Of an older store: it did not keep whether somebody chose the interpreter, or it was found.
+        # Of an older store, which did not keep whether the interpreter was chosen or found.
         asked = "" if python in (f"{path}/.venv/bin/python", sys.executable) else python
     return Root(path, name, python, json.loads(env), asked=Asked(python=asked))
 

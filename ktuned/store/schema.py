@@ -2,19 +2,19 @@
 
 ::
 
-    jobs ◀── trials ──▶ contexts        (trials: one row per config tried on a ground)
+    jobs ◀── trials ──▶ contexts        (trials: one row per config tried in a context)
                 ▲
              winners                    (derived: which trial is served for a kernel, problem, device)
 
-    pauses                              (devices on which nothing runs until somebody resumes it)
+    pauses                              (devices on which nothing runs until they are resumed)
 
     pins   captures                     (answers that hold for good; real inputs that applications handed over)
 
     projects ◀── aliases                (the name of each root's project, and the names that it had before)
 
-    roots   kernels   probes            (what the last daemon knew, so that the next one answers at once)
+    roots   kernels   probes            (the last daemon's knowledge, so that the next one answers at once)
 
-    meanings   fingerprints             (what the digests in contexts were made of, to tell what has changed since)
+    meanings   fingerprints             (contents of the digests in contexts, to find what has changed since)
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from ktuned.store.reader import Reader
 
 Order = Literal["newest", "fastest"]
 
-_ON_GROUND = f"{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)"
+_IN_CONTEXT = f"{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)"
 # SQLite refuses the whole SELECT for one text that is no JSON.
 _ROUNDS = "iif(json_valid(trials.detail), json_extract(trials.detail, '$.rounds'), NULL)"
 
@@ -23,7 +23,7 @@ def by_id(reader: Reader, number: int) -> Trial | None:
 
 def of_config(reader: Reader, context: Context, config: Config) -> Trial | None:
     """Return what is known of a config on this very context."""
-    select = f"{_ON_GROUND} AND trials.config = ?"
+    select = f"{_IN_CONTEXT} AND trials.config = ?"
     return reader.value(rows.trial, select, *rows.context_values(context), canonical(config))
 
 
@@ -32,7 +32,7 @@ def best(reader: Reader, context: Context, limit: int, rounds: int) -> list[Tria
     as_finalist = f"AND {_ROUNDS} >= {rounds:d}" if rounds else ""
     return reader.values(
         rows.trial,
-        f"{_ON_GROUND} AND trials.outcome = ? {as_finalist} ORDER BY trials.latency_us, trials.id LIMIT ?",
+        f"{_IN_CONTEXT} AND trials.outcome = ? {as_finalist} ORDER BY trials.latency_us, trials.id LIMIT ?",
         *rows.context_values(context),
         Outcome.MEASURED,
         limit,
@@ -40,20 +40,20 @@ def best(reader: Reader, context: Context, limit: int, rounds: int) -> list[Tria
 
 
 def twin(reader: Reader, content: str) -> Trial | None:
-    """Return the newest measured trial of this very content, on whatever ground."""
+    """Return the newest measured trial of this content, in any context."""
     return reader.value(
         rows.trial,
-        # The outcome is written out, or SQLite could not tell that the index of measured ones serves.
+        # The outcome is written out, or SQLite would not use the index of measured trials.
         f"""{rows.SELECT_TRIALS} WHERE trials.content = ? AND trials.outcome = 'measured'
         ORDER BY trials.id DESC LIMIT 1""",
         content,
     )
 
 
-def past(reader: Reader, context: Context, grounds: int, limit: int) -> list[Trial]:
-    """Return how the latest grounds of a seat ended, the context's own before the others, of each the fastest first.
+def past(reader: Reader, context: Context, contexts: int, limit: int) -> list[Trial]:
+    """Return ended trials of the latest contexts of a key, the context's own first, of each the fastest first.
 
-    Of its own only what was measured: what failed here needs no prediction, and costs nothing wherever it comes.
+    Of its own context only measured ones: a failure here needs no prediction, and costs nothing at any rank.
     """
     return reader.values(
         rows.trial,
@@ -65,7 +65,7 @@ def past(reader: Reader, context: Context, grounds: int, limit: int) -> list[Tri
         context.kernel,
         context.problem,
         context.device,
-        grounds,
+        contexts,
         *rows.context_values(context),
         *rows.context_values(context),
         limit,

@@ -15,7 +15,7 @@ from ktuned.store.verdict import Standing, Verdict, judge
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a daemon that died left behind: trials that were under way, jobs that were running."""
+    """Leftovers of a daemon that died: trials that were under way, jobs that were running."""
 
     trials: int
     jobs: int
@@ -91,16 +91,16 @@ def finish(connection: sqlite3.Connection, trial_id: int, result: TrialResult, n
             trial_id,
         ),
     )
-    ground, seated = _ground_and_seat_of(connection, trial_id)
-    told = Standing(trial_id, ground, result.latency_us if is_measured else None)
-    match judge(told, seated):
+    context, incumbent = _context_and_incumbent_of(connection, trial_id)
+    measured = Standing(trial_id, context, result.latency_us if is_measured else None)
+    match judge(measured, incumbent):
         case Verdict.KEEP:
             return None
         case Verdict.TAKE:
-            return _seat(connection, trial_id, now)
+            return _make_winner(connection, trial_id, now)
         case Verdict.VACATE:
             connection.execute("DELETE FROM winners WHERE trial_id = ?", (trial_id,))
-            return _elect(connection, ground, now)
+            return _elect(connection, context, now)
 
 
 def decide(connection: sqlite3.Connection, trial_id: int, now: float) -> Winner:
@@ -116,13 +116,13 @@ def decide(connection: sqlite3.Connection, trial_id: int, now: float) -> Winner:
     (outcome,) = row
     if outcome != Outcome.MEASURED:
         raise UsageError(f"trial {trial_id} cannot be the winner: it is {outcome or 'under way'}, not measured")
-    return _seat(connection, trial_id, now)
+    return _make_winner(connection, trial_id, now)
 
 
 def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> int:
     """Delete a kernel's ended trials (of one outcome, or all) and what hangs on them; return how many trials.
 
-    A winner that goes is followed by the best that stays on its ground. Trials under way and open jobs stay.
+    A winner that goes is followed by the best that stays in its context. Trials under way and open jobs stay.
     """
     doomed = "context_id IN (SELECT id FROM contexts WHERE kernel = ?) AND outcome IS NOT NULL"
     values: tuple[str, ...] = (kernel,)
@@ -134,8 +134,8 @@ def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None,
     ).fetchall()
     connection.execute(f"DELETE FROM winners WHERE trial_id IN (SELECT id FROM trials WHERE {doomed})", values)
     deleted = connection.execute(f"DELETE FROM trials WHERE {doomed}", values).rowcount
-    for (ground,) in bereft:
-        _elect(connection, ground, now)
+    for (context,) in bereft:
+        _elect(connection, context, now)
     connection.execute(
         """DELETE FROM contexts WHERE kernel = ?
         AND NOT EXISTS (SELECT 1 FROM trials WHERE context_id = contexts.id)""",
@@ -150,38 +150,38 @@ def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None,
     return deleted
 
 
-def _ground_and_seat_of(connection: sqlite3.Connection, trial_id: int) -> tuple[int, Standing | None]:
-    """Return a trial's ground, and who sits on the seat that it competes for.
+def _context_and_incumbent_of(connection: sqlite3.Connection, trial_id: int) -> tuple[int, Standing | None]:
+    """Return a trial's context (its row), and the incumbent of its key.
 
     Raises:
         NotFound: there is no such trial.
     """
     row = connection.execute(
-        """SELECT trials.context_id, seated.id, seated.context_id, seated.latency_us
+        """SELECT trials.context_id, incumbent.id, incumbent.context_id, incumbent.latency_us
         FROM trials JOIN contexts ON contexts.id = trials.context_id
         LEFT JOIN winners ON (winners.kernel, winners.problem, winners.device)
             = (contexts.kernel, contexts.problem, contexts.device)
-        LEFT JOIN trials AS seated ON seated.id = winners.trial_id
+        LEFT JOIN trials AS incumbent ON incumbent.id = winners.trial_id
         WHERE trials.id = ?""",
         (trial_id,),
     ).fetchone()
     if row is None:
         raise NotFound(f"there is no trial {trial_id}")
-    ground, *seated = row
-    return ground, None if seated[0] is None else Standing(*seated)
+    context, *incumbent = row
+    return context, None if incumbent[0] is None else Standing(*incumbent)
 
 
-def _elect(connection: sqlite3.Connection, ground: int, now: float) -> Winner | None:
-    """Seat the fastest measured trial of a ground whose config can be read, if there is one."""
+def _elect(connection: sqlite3.Connection, context: int, now: float) -> Winner | None:
+    """Make the fastest measured trial of a context whose config can be read the winner, if there is one."""
     row = connection.execute(
         """SELECT id FROM trials WHERE context_id = ? AND outcome = ? AND json_valid(config)
         ORDER BY latency_us, id LIMIT 1""",
-        (ground, Outcome.MEASURED),
+        (context, Outcome.MEASURED),
     ).fetchone()
-    return _seat(connection, row[0], now) if row else None
+    return _make_winner(connection, row[0], now) if row else None
 
 
-def _seat(connection: sqlite3.Connection, trial_id: int, now: float) -> Winner:
+def _make_winner(connection: sqlite3.Connection, trial_id: int, now: float) -> Winner:
     connection.execute(
         """INSERT INTO winners (kernel, problem, device, trial_id, decided)
         SELECT kernel, problem, device, trials.id, ? FROM trials JOIN contexts ON contexts.id = trials.context_id

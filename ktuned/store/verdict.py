@@ -1,4 +1,7 @@
-"""Whether a trial's new result changes who the winner is: the rule alone, without IO."""
+"""The rule by which a trial's new result changes the winner. Decides; no IO.
+
+It stands by itself so that its every case is tested without a database.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,32 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A trial as the rule sees it: its row, its ground (the context's row) and its figure, ``None`` if not measured."""
+    """A trial as the rule sees it: its row, its context's row, and its figure, ``None`` if not measured."""
 
     trial: int
-    ground: int
+    context: int
     latency_us: float | None
 
 
 class Verdict(Enum):
-    """What happens to the winner's seat."""
+    """The effect of a result on the winner of its key."""
 
     KEEP = auto()
     TAKE = auto()
     VACATE = auto()
 
 
-def judge(told: Standing, seated: Standing | None) -> Verdict:
-    """Decide about the seat of one (kernel, problem, device) after ``told`` got a result.
+def judge(result: Standing, incumbent: Standing | None) -> Verdict:
+    """Decide about the winner of one key after a trial's result.
 
-    Figures of two grounds are never compared: what is measured on today's ground replaces yesterday's winner. A
-    winner that is measured again keeps its seat with the new figure, for the trials that look faster now were
-    measured in a noisier hour; whoever beats the new figure from then on takes the seat.
+    Figures of two contexts are never compared: a measurement in today's context replaces yesterday's winner. An
+    incumbent that is measured again stays the winner with its new figure, because trials that look faster now were
+    measured in a noisier hour; a trial that beats the new figure from then on becomes the winner.
     """
-    if told.latency_us is None:
-        return Verdict.VACATE if seated and seated.trial == told.trial else Verdict.KEEP
-    if seated is None or seated.latency_us is None or seated.trial == told.trial or seated.ground != told.ground:
+    if result.latency_us is None:
+        return Verdict.VACATE if incumbent and incumbent.trial == result.trial else Verdict.KEEP
+    if incumbent is None or incumbent.latency_us is None or incumbent.trial == result.trial:
         return Verdict.TAKE
-    return Verdict.TAKE if told.latency_us < seated.latency_us else Verdict.KEEP
+    if incumbent.context != result.context:
+        return Verdict.TAKE
+    return Verdict.TAKE if result.latency_us < incumbent.latency_us else Verdict.KEEP

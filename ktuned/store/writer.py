@@ -1,4 +1,4 @@
-"""The one thread that writes: whatever waits is committed as one group, and told only after the commit.
+"""The one thread that writes: waiting writes are committed as one group, and published after the commit.
 
 A commit waits for the disk, and one wait serves a whole group. Within its group each write has a savepoint, so that
 one that fails fails alone; if the group itself fails (SQLite undoes all of it when the disk fills up), each write is
@@ -23,7 +23,7 @@ from ktuned.model import StoreError
 T = TypeVar("T")
 
 MAX_PENDING_WRITES = 1024
-"""Writes that may wait for the disk; beyond it, :meth:`Writer.write` waits, and so does whoever produces more."""
+"""Writes that may wait for the disk; beyond it, :meth:`Writer.write` waits, and with it the producer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Writer:
         self._is_open = True
         self._writes = 0
         self._groups = 0
-        # A process that ends without closing loses nothing that was told, and must not wait for this thread.
+        # A process that ends without closing loses nothing that was published, and must not wait for this thread.
         self._thread = threading.Thread(target=self._run, name="ktuned-store", daemon=True)
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class Writer:
     async def write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         """Run ``operation`` on the connection, within a transaction; return its result once that is on the disk.
 
-        Cancelled while it waits, the write is dropped; cancelled later, it is committed all the same.
+        Cancelled while it waits, the write is dropped; cancelled later, it is committed nevertheless.
 
         Raises:
             StoreError: the store is closed.
@@ -153,7 +153,7 @@ class Writer:
 
 
 def _tell(write: _Write, result: Any, failure: Exception | None) -> None:
-    """Have the loop of whoever waits settle its future; one whose loop has ended waits no more."""
+    """Settle a future on its own event loop, unless that has ended."""
     with suppress(RuntimeError):
         write.future.get_loop().call_soon_threadsafe(_settle, write.future, result, failure)
 

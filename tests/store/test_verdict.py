@@ -23,7 +23,7 @@ def rule(told: Standing, seated: Standing | None) -> Verdict:
     assert told.latency_us is not None
     is_beaten = (
         seated is None
-        or seated.ground != told.ground
+        or seated.context != told.context
         or seated.latency_us is None
         or told.latency_us < seated.latency_us
     )
