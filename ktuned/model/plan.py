@@ -39,7 +39,7 @@ DEFAULT_TRIALS = 1000
 
 
 UNTIL = ("budget", "converged")
-"""When a job ends: with its budget, or before, once more than 1 % of improvement is unlikely."""
+"""Ends of a job: its budget, or the point before at which more than 1 % of improvement is unlikely."""
 
 
 @dataclass(frozen=True, slots=True)

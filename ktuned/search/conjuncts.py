@@ -18,6 +18,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from ktuned.model import Scalar
+from ktuned.spec import Conditional
 
 MAX_CONJUNCTS = 200
 """Conjuncts of one constraint: assignments are inlined, so that a long function could grow without end."""
@@ -49,6 +50,8 @@ def split(where: Callable[[Any, Any], object], knobs: Collection[str], p: object
 
     Their conjunction follows from the constraint. It is equivalent to it as long as no conjunct raises.
     """
+    if isinstance(where, Conditional):
+        return _conditional(where, knobs, p)
     if not isinstance(where, FunctionType) or where.__defaults__ or where.__kwdefaults__:
         return None
     code = where.__code__
@@ -63,6 +66,24 @@ def split(where: Callable[[Any, Any], object], knobs: Collection[str], p: object
         return [_compiled(where, condition, parameters, knobs, p) for condition in conditions]
     except (_Unsplittable, SyntaxError, ValueError, RecursionError):
         return None
+
+
+def _conditional(where: Conditional, knobs: Collection[str], p: object) -> list[Conjunct] | None:
+    """Return the one conjunct that a knob with a condition is subject to."""
+    conditions = split(where.when, knobs, p)
+    if conditions is None:
+        return None
+    read = list(dict.fromkeys([where.knob, *(knob for condition in conditions for knob in condition.knobs)]))
+    places = [[read.index(knob) for knob in condition.knobs] for condition in conditions]
+
+    def test(*values: Scalar) -> bool:
+        exists = all(
+            condition.test(*[values[place] for place in found])
+            for condition, found in zip(conditions, places, strict=True)
+        )
+        return exists or values[0] == where.first
+
+    return [Conjunct(tuple(read), test)]
 
 
 class _Unsplittable(Exception):

@@ -1,7 +1,7 @@
 """Kernel files: the declarations they make, the spaces and tensors they describe, and their digests."""
 
 from ktuned.spec import declaration, functions
-from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace
+from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
 from ktuned.spec.c_tokens import follow
 from ktuned.spec.declaration import Kernel, kernel
 from ktuned.spec.digest import describe
@@ -12,6 +12,7 @@ from ktuned.spec.tensors import TensorSpec, materialise, poison, tensor
 __all__ = [
     "MEMBERSHIP_BOUND",
     "BoundSpace",
+    "Conditional",
     "Kernel",
     "TensorSpec",
     "declaration",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +20,19 @@ DUPLICATES_WATCHED = 100_000
 
 Where = Callable[[Any, Any], object]
 """A constraint ``(p, c)``: truthy for configs that may be tried."""
+
+
+@dataclass(frozen=True)
+class Conditional:
+    """A constraint on a knob that exists only where ``when`` holds: elsewhere it keeps its first value."""
+
+    knob: str
+    first: Scalar
+    when: Where
+
+    def __call__(self, p: Any, c: Any) -> bool:
+        """Return whether the knob exists, or has its first value."""
+        return bool(self.when(p, c)) or c[self.knob] == self.first
 
 
 class BoundSpace(ABC):
@@ -89,6 +103,10 @@ class BoundSpace(ABC):
     @cached_property
     def _p(self) -> Values:
         return Values(self.problem, "problem key")
+
+    def view(self, config: Config) -> Values:
+        """Return a config as constraints see it."""
+        return Values(config, "knob")
 
     def accepts(self, config: Config) -> bool:
         """Return whether ``where`` admits a config that the space holds.

@@ -60,6 +60,7 @@ class Kernel:
     setup: tuple[str, ...] | Callable[[Mapping[str, Any]], object]
     timing: str
     plan: Plan
+    prior: Callable[..., Any] | None = None
 
     def __call__(self, p: Any, c: Any) -> Build:
         """Call the kernel function as it is."""
@@ -216,6 +217,7 @@ def kernel(
     early_stop: float = 3.0,
     deadlines: Mapping[str, float] | None = None,
     until: str = "budget",
+    prior: Callable[..., Any] | None = None,
     timing: str = "events",
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
@@ -257,6 +259,7 @@ def kernel(
             setup=setup if callable(setup) else _as_tuple(setup),
             timing=timing,
             plan=Plan(strategy, seed, preset, trials, seconds, early_stop, dict(deadlines or {}), until=until),
+            prior=prior,
         )
         fault = (
             unknown_fault(unknown, kernel.__kwdefaults__ or ()) or check_fault(reference, check) or fault_of(declared)

@@ -64,6 +64,8 @@ def fault_of(declared: Any) -> str:
         return f"sources must be strings, not {declared.sources!r}"
     if declared.specialize is not None and any(not isinstance(key, str) for key in declared.specialize):
         return f"specialize must name problem keys, not {declared.specialize!r}"
+    if declared.prior is not None and not callable(declared.prior):
+        return f"prior is of type {type(declared.prior).__name__}, not a callable (p, c) -> score or p -> configs"
     if isinstance(declared.setup, tuple) and any(not isinstance(item, str) for item in declared.setup):
         return f"setup must name tensors or be a callable, not {declared.setup!r}"
     return (

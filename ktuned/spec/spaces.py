@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from ktuned.model import Config, Problem, Scalar, canonical, listed
-from ktuned.spec.bound_space import BoundSpace, Generated, Indexed, Listing, Product, Where
+from ktuned.spec.bound_space import BoundSpace, Conditional, Generated, Indexed, Listing, Product, Where
 from ktuned.spec.values import Site, key_fault, mapping_fault, scalar_fault
 
 __all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space", "Where", "space"]
@@ -153,6 +153,7 @@ def space(
     /,
     *,
     where: Where | Sequence[Where] = (),
+    when: Mapping[str, Where] | Sequence[Scalar] = (),
     **axes: Sequence[Scalar],
 ) -> Space:
     """Declare a space: axes (``BM=[32, 64]``), a list of configs, or a callable ``p -> configs``.
@@ -160,9 +161,19 @@ def space(
     ``where`` holds one or several constraints ``(p, c)``; a config is valid when all are truthy. Values are bools,
     ints, floats and strings; an axis is a list, a tuple or a range. Nothing is enumerated here, and an error in
     the declaration is raised by the kernel that takes it.
+
+    ``when={"STAGES": lambda p, c: c.ASYNC}`` says that a knob exists only where a condition holds: elsewhere it keeps
+    its first value, so that no two configs differ in nothing but a knob that does not matter.
     """
+    if when and not isinstance(when, Mapping):
+        # An axis may have that name.
+        axes["when"], when = when, {}
     constraints: tuple[Any, ...] = tuple(where) if isinstance(where, list | tuple) else (where,)
     fault = "" if all(map(callable, constraints)) else "where takes a callable (p, c), or a list of them"
+    conditions: Mapping[str, Any] = when or {}  # type: ignore[assignment]
+    fault = fault or _when_fault(conditions, axes)
+    if configs is None and not fault:
+        constraints += tuple(Conditional(knob, axes[knob][0], holds) for knob, holds in conditions.items())
     if configs is None:
         return CartesianSpace(constraints, fault or _axes_fault(axes), dict(axes))
     if axes:
@@ -174,6 +185,17 @@ def space(
         return ListSpace(constraints, fault, ())
     fault = fault or _configs_fault(configs)
     return ListSpace(constraints, fault, tuple(configs))
+
+
+def _when_fault(conditions: Mapping[str, Any], axes: Mapping[str, Sequence[Scalar]]) -> str:
+    for knob, holds in conditions.items():
+        if knob not in axes:
+            return f"when names {knob!r}, which is no axis {listed(axes, near=str(knob))}"
+        if not callable(holds):
+            return f"when: the condition of {knob} is of type {type(holds).__name__}, not a callable (p, c)"
+        if fault := _axis_fault(axes[knob]):
+            return f"the axis {knob}: {fault}"
+    return ""
 
 
 def _axes_fault(axes: Mapping[str, Sequence[Scalar]]) -> str:

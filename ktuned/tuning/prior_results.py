@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ktuned.model import Config, Context, Event, Outcome, Trial, TrialResult, canonical
+from ktuned.model import Config, Context, Event, Outcome, Problem, Trial, TrialResult, Winner, canonical
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.attempt import Attempt, Work
 
@@ -14,6 +16,9 @@ RECENT_GROUNDS = 4
 
 MAX_PREDICTED = 4_000
 """Earlier results that are read for one job: some 10 ms, and half a megabyte on the way to the worker."""
+
+MAX_NEAR = 6
+"""Winners of other problems and devices that are tried first: a fraction of any budget."""
 
 _OWN_FIGURES = ("build", "facts", "content", "open_s")
 
@@ -35,21 +40,57 @@ class Past:
     latency_us: float | None
 
 
-def order(seated: Config | None, default: Config | None, past: Sequence[Past]) -> Order:
+def order(seated: Config | None, default: Config | None, past: Sequence[Past], near: Sequence[Config] = ()) -> Order:
     """Return the most promising order, by results of earlier grounds (``past``, the newest first). No IO.
 
     The winner comes first, so that who looks up is soon served a fresh one that is no slower; then the default, which
     speed-ups are told against; then what was measured, the fastest of the newest ground first. What was hopelessly
-    slow comes after the unknown, and what failed last of all.
+    slow comes after the unknown, and what failed last of all. Where nothing was measured yet, ``near`` follows the
+    default: the winners of near problems and of other devices.
     """
     known: dict[str, Past] = {}
     for entry in past:
         known.setdefault(canonical(entry.config), entry)
     first = {canonical(config): config for config in (seated, default) if config is not None}
-    first |= {text: entry.config for text, entry in known.items() if entry.outcome is Outcome.MEASURED}
+    measured = {text: entry.config for text, entry in known.items() if entry.outcome is Outcome.MEASURED}
+    first |= measured or {canonical(config): config for config in near}
     failed = [(text, entry) for text, entry in known.items() if text not in first]
     failed.sort(key=lambda pair: pair[1].outcome is not Outcome.SLOWER)
     return Order(tuple(first.values()), tuple(entry.config for _, entry in failed))
+
+
+def nearest(context: Context, winners: Sequence[Winner]) -> list[Config]:
+    """Return the winners' configs for other problems and devices, those of the most similar ones first. No IO.
+
+    The distance of two sizes is the logarithm of their ratio. Any other difference counts as a factor of 16, another
+    device as one of 2: how sizes change a kernel's best config is mostly alike on all of them.
+    """
+    wanted = json.loads(context.problem)
+    found = [
+        (_distance(wanted, winner.problem) + (0.0 if winner.context.device == context.device else 1.0), winner.config)
+        for winner in winners
+        if winner.context.key != context.key
+    ]
+    found.sort(key=lambda pair: pair[0])
+    distinct = {canonical(config): config for _, config in found}
+    return list(distinct.values())[:MAX_NEAR]
+
+
+def _distance(one: Problem, other: Problem) -> float:
+    total = 0.0
+    for name in one.keys() | other.keys():
+        value, another = one.get(name), other.get(name)
+        if value == another:
+            continue
+        if _is_size(value) and _is_size(another):
+            total += abs(math.log2(float(value) / float(another)))  # type: ignore[arg-type]
+        else:
+            total += 4.0
+    return total
+
+
+def _is_size(value: object) -> bool:
+    return type(value) in (int, float) and float(value) > 0  # type: ignore[arg-type]
 
 
 def chosen(measured: Sequence[Trial]) -> Trial | None:
@@ -80,7 +121,8 @@ class Experience:
         seated = self._store.winner(context.key)
         past = self._store.past(context, RECENT_GROUNDS, MAX_PREDICTED)
         found = [Past(trial.config, trial.outcome, trial.latency_us) for trial in past if trial.outcome is not None]
-        return order(None if seated is None else seated.config, self._work.kernel.default, found)
+        near = nearest(context, self._store.winners(context.kernel))
+        return order(None if seated is None else seated.config, self._work.kernel.default, found, near)
 
     def carried(self, attempt: Attempt) -> TrialResult | None:
         """Return the result of a compiled attempt whose twin was measured: equal bytes, called alike, on equal data."""

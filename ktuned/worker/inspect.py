@@ -23,6 +23,7 @@ from ktuned.model import (
     canonical,
 )
 from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace, describe, forget_modules, load_file
+from ktuned.worker.prior import promising
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -177,7 +178,7 @@ class Exploration:
         self.size = space.size
         if space.size is not None and space.size <= COUNTED_SPACE:
             self.size = sum(1 for _ in space)
-        admitted = _admitted(space, first)
+        admitted = _admitted(space, [*first, *promising(kernel, problem, space)])
         self._first = list(admitted.values())
         self._given = set(admitted)
         # By their place in the order; what the strategy asks for of them is put aside until it has no more.

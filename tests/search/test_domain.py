@@ -153,3 +153,13 @@ def test_constraint_that_raises_is_an_error() -> None:
     bound = space(a=TEN, b=TEN, where=lambda p, c: c.a % (c.b - 5) == 0).bind({})
     with pytest.raises(KernelFileError, match="ZeroDivisionError"):
         list(domain_of(bound).points())
+
+
+def test_knob_with_a_condition_keeps_its_first_value_elsewhere() -> None:
+    """Where it does not exist no two configs differ in it alone, and the space is still counted exactly."""
+    declared = space(ASYNC=[False, True], STAGES=[2, 3, 4], BM=TEN, when={"STAGES": lambda p, c: c.ASYNC})
+    domain = domain_of(declared.bind({}))
+    configs = [domain.config(code) for code in domain.points() if code is not None]
+    assert domain.is_exact
+    assert domain.count == len(configs) == 10 * (3 + 1)
+    assert {config["STAGES"] for config in configs if not config["ASYNC"]} == {2}

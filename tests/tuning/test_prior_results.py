@@ -29,6 +29,13 @@ def test_order() -> None:
     assert order(None, None, []).first == ()
 
 
+def test_near_winners_come_where_nothing_was_measured() -> None:
+    """A first tuning begins with what won for similar problems; later ones know better."""
+    near = [{"n": 8}, {"n": 7}]
+    assert [config["n"] for config in order(None, {"n": 7}, [past(1, Outcome.HUNG)], near).first] == [7, 8]
+    assert [config["n"] for config in order(None, {"n": 7}, [past(1)], near).first] == [7, 1]
+
+
 def test_what_must_come_first_is_not_left_for_last() -> None:
     """The winner and the default are tried first even where they failed before."""
     found = order({"n": 1}, {"n": 2}, [past(1, Outcome.MISMATCH), past(2, Outcome.SLOWER)])

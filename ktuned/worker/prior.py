@@ -1,0 +1,53 @@
+"""Configs that a kernel file's ``prior`` names as promising.
+
+Two forms: ``prior(p)`` yields configs, the best first, as a compiler's own cost model may (TileLang's carver); or
+``prior(p, c)`` scores a config, higher being better, and the best of a sample come first. A prior orders, and excludes
+nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from itertools import islice
+from random import Random
+
+from ktuned.model import Config, Problem
+from ktuned.search import domain_of
+from ktuned.spec import BoundSpace, Kernel
+
+MAX_NAMED = 32
+"""Configs of ``prior(p)`` that are tried first: a model of the author's is right early or never."""
+
+SCORED = 400
+"""Configs that ``prior(p, c)`` is asked about: some milliseconds of an author's arithmetic."""
+
+BEST_SCORED = 12
+"""The best of them, which are tried first."""
+
+
+def promising(kernel: Kernel, problem: Problem, space: BoundSpace) -> list[Config]:
+    """Return the configs that a kernel's prior would have tried first, the best first.
+
+    Raises:
+        KernelFileError: the prior raised, or returned something that is neither configs nor a score.
+    """
+    prior = kernel.prior
+    if prior is None:
+        return []
+    try:
+        if len(inspect.signature(prior).parameters) == 1:
+            return [dict(config) for config in islice(prior(space.problem_view), MAX_NAMED)]
+        scored = [(float(prior(space.problem_view, space.view(config))), config) for config in _sample(space)]
+    except Exception as error:
+        raise kernel.site.failure("prior", error) from error
+    scored.sort(key=lambda pair: -pair[0])
+    return [config for _, config in scored[:BEST_SCORED]]
+
+
+def _sample(space: BoundSpace) -> list[Config]:
+    domain = domain_of(space)
+    if domain.is_exact and domain.count <= SCORED:
+        return [domain.config(code) for code in domain.points() if code is not None]
+    random = Random(0)
+    drawn = {code for _ in range(SCORED) if (code := domain.sample(random)) is not None}
+    return [domain.config(code) for code in sorted(drawn)]
