@@ -29,6 +29,7 @@ CLEAN = (
     "ktuned/cli",
     "ktuned/lookup",
     "ktuned/model",
+    "ktuned/serve",
     "ktuned/spec",
     "ktuned/store",
     "ktuned/testing",

@@ -11,7 +11,7 @@ from ktuned.serve.traffic import Traffic
 
 
 class TrialCount:
-    """How many trials have ended since the start."""
+    """Trials that have ended since the start."""
 
     def __init__(self) -> None:
         self.ended = 0

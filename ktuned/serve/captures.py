@@ -35,7 +35,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Captures:
-    """Takes captured inputs in; ``changed`` is called with a kernel whose context is another now.
+    """Accepts captured inputs; ``changed`` is called with a kernel whose context has changed.
 
     Its jobs that are under way measure in the old context, and are superseded.
     """
@@ -86,7 +86,7 @@ class Captures:
 
 
 def _checked_size(path: Path, digest: str) -> int:
-    """Return the size of a file that is what its name promises.
+    """Return the size of a file whose content matches its name.
 
     Raises:
         UsageError: it is not there, not ours, too large, or something else.

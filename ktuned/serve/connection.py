@@ -1,4 +1,4 @@
-"""One peer of the daemon's socket: bytes to messages, answers to bytes, and no more of either than it reads.
+"""One peer of the daemon's socket: bytes to messages, answers to bytes, each within its limits.
 
 A bare asyncio protocol, because a lookup must not cost a task switch: what needs no waiting is answered from within
 ``buffer_updated``. A connection that breaks a limit is closed; one that does not read what it asked for is not read
@@ -18,7 +18,7 @@ from ktuned_client import paths, wire
 
 
 class Host(Protocol):
-    """What a connection needs of the server that it belongs to."""
+    """Interface of a connection to its server."""
 
     limits: Limits
     shortcuts: Shortcuts | None
@@ -61,7 +61,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the peer reads: neither gone, nor behind by more than its write buffer."""
+        """True if the peer reads: neither gone, nor behind by more than its write buffer."""
         return self._transport is not None and not self._is_paused
 
     def send(self, data: bytes) -> None:

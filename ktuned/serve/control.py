@@ -32,7 +32,7 @@ class Control:
         return await self._set(wanted, self._jobs.pause, is_paused=True)
 
     async def resume(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
-        """Take a pause back. What was paused by itself stays paused: a job is not resumed with its device."""
+        """Undo a pause. A job that was paused by itself stays paused: it is not resumed with its device."""
         return await self._set(wanted, self._jobs.resume, is_paused=False)
 
     async def _set(
@@ -55,11 +55,11 @@ class Control:
         return {"jobs": [self._jobs.describe(job) for job in changed], "paused": sorted(self._jobs.pauses)}
 
     def _models_of(self, wanted: str) -> set[str]:
-        """Return the models of a device that is named by its seat (``cuda:1``) or by one of them."""
+        """Return the models of a device, given its name (``cuda:1``) or one of them."""
         seats = self._machine.seats()
         if any(wanted in models for models in seats.values()) or wanted in self._jobs.pauses:
             return {wanted}
         if wanted not in seats:
-            known = ", ".join(f"{seat} ({', '.join(sorted(models))})" for seat, models in sorted(seats.items()))
+            known = ", ".join(f"{lane} ({', '.join(sorted(models))})" for lane, models in sorted(seats.items()))
             raise NotFound(f"there is no device {wanted!r}", hint=f"known are: {known or 'none'}")
         return seats[wanted]

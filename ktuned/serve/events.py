@@ -1,9 +1,9 @@
-"""What the daemon publishes, and who still has to hear what. No IO.
+"""The stream of events, and each subscriber's place in it. No IO.
 
 Events are numbered from 1 within an epoch, which is a daemon's life. A bounded ring keeps the latest. Each
-subscriber has a place in the ring and is given what follows while its sink takes it; one that falls off the
-ring's end, because it reads too slowly or comes from another epoch, is told ``fresh: true`` instead and goes on
-from now. So a slow subscriber costs its place, and never memory or anybody's time.
+subscriber has a place in the ring and is sent the following events while its sink takes them; one that falls off the
+ring's end, because it reads too slowly or comes from another epoch, is sent ``fresh: true`` instead and continues
+from now. So a slow subscriber loses its place, and never costs memory or delays others.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ktuned.model import UsageError
 from ktuned_client.wire import encode_notification
 
 RING_EVENTS: Final = 4096
-"""How many events are kept: what a job of default size publishes, several times over."""
+"""Events that are kept: several times as many as a job of default size publishes."""
 
 RING_BYTES: Final = 4 * 1024 * 1024
-"""How much they may take: a trial's event is some 500 bytes, one with a compiler's complaint some KiB."""
+"""Bytes that they may take: a trial's event is some 500 bytes, one with a compiler's message some KiB."""
 
 _BATCH_BYTES: Final = 64 * 1024
-"""How much is handed to a sink before it is asked again whether it takes more."""
+"""Bytes that are handed to a sink before it is asked again whether it takes more."""
 
 
 class Sink(Protocol):
-    """Where a subscriber's events go. The sink calls the hooks; it never queues without bound.
+    """Destination of a subscriber's events. The sink calls the hooks; its queue is bounded.
 
     ``on_writable`` is called whenever the sink takes bytes again (and may be called at any other time),
     ``on_closed`` once, when it never will.
@@ -38,7 +38,7 @@ class Sink(Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the sink takes bytes now."""
+        """True if the sink takes bytes now."""
 
     def send(self, data: bytes) -> None:
         """Take an encoded message, or several."""
@@ -84,7 +84,7 @@ class Events:
         self._subscriptions: dict[int, _Subscription] = {}
 
     def publish(self, type: str, *, kernel: str | None = None, job: int | None = None, **fields: Any) -> dict[str, Any]:  # noqa: A002 - the protocol's word
-        """Number an event, give it to everyone who wants it and takes it, and return its map.
+        """Number an event, send it to every subscriber that wants and takes it, and return its map.
 
         ``kernel`` is the full name; ``fields`` hold what MessagePack can carry.
         """

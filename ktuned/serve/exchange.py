@@ -34,7 +34,7 @@ MAX_IMPORTED: Final = 200
 
 
 class Sharing:
-    """Gives winners away and takes others in; ``publish`` tells of those that took a seat."""
+    """Exports winners and imports others; ``publish`` announces those that became winners here."""
 
     def __init__(
         self,
@@ -96,20 +96,20 @@ class Sharing:
                 f"{document['kernel']} is not known here", hint="`ktuned kernels PATH` with its project's path adds it"
             ) from error
         taken: list[Offer] = []
-        told = []
+        entries = []
         for winner in document["winners"]:
             verdict, offer = self._judged(kernel, document["device"], winner)
-            told.append({"problem": winner["problem"], "config": winner["config"], **verdict})
+            entries.append({"problem": winner["problem"], "config": winner["config"], **verdict})
             if offer is not None:
                 taken.append(offer)
         if taken and not wanted.dry_run:
-            await self._seat(kernel, taken)
-        return {"kernel": kernel.name, "device": document["device"], "winners": told}
+            await self._adopt(kernel, taken)
+        return {"kernel": kernel.name, "device": document["device"], "winners": entries}
 
     def _judged(
         self, kernel: KernelInfo, device: str, winner: Mapping[str, Any]
     ) -> tuple[dict[str, Any], Offer | None]:
-        """Return what becomes of one winner, as the protocol tells it, and the winner if it takes the seat."""
+        """Return the decision about one winner, in the protocol's form, and the offer if it becomes the winner."""
         problem, config = winner["problem"], winner["config"]
         refused = {"taken": False, "status": None}
         if kernel.specialize is not None:
@@ -151,12 +151,12 @@ class Sharing:
         """Return what a measurement made here now would stand on; ``None`` where the device is not here."""
         try:
             environment = self._catalog.environment(kernel)
-            seat = self._machine.device(environment, kernel.backend, model)
+            found = self._machine.device(environment, kernel.backend, model)
         except KtunedError:
             return None
-        return self._machine.context(kernel, environment, problem, seat)
+        return self._machine.context(kernel, environment, problem, found)
 
-    async def _seat(self, kernel: KernelInfo, offers: list[Offer]) -> None:
+    async def _adopt(self, kernel: KernelInfo, offers: list[Offer]) -> None:
         device = offers[0].context.device
         job = await self._store.adopt(kernel.name, device, offers)
         for offer in offers:

@@ -1,4 +1,4 @@
-"""Why a kernel's winners are served as they are: what has changed since each was measured."""
+"""Explanation of a kernel's stale winners: the changes since each was measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ktuned.store import Store
 
 
 class Why:
-    """Compares winners' grounds with what a measurement made now would stand on."""
+    """Compares winners' contexts with that of a measurement made now."""
 
     def __init__(self, catalog: Catalog, machine: Machine, store: Store) -> None:
         self._catalog = catalog

@@ -1,4 +1,7 @@
-"""What peers of the daemon's socket may do, with the reason beside each limit."""
+"""Limits of peers of the daemon's socket, with the reason beside each.
+
+They stand by themselves because the server and its connections share them, and docs/protocol.md lists them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ WRITE_BUFFER_BYTES: Final = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one connection may do, and how many there may be."""
+    """Limits of one connection, and of their number."""
 
     connections: int = MAX_CONNECTIONS
     pending: int = MAX_PENDING

@@ -16,7 +16,7 @@ from ktuned.model import KtunedError
 from ktuned_client import paths
 
 LOOK_S: Final = 2.0
-"""How often a daemon looks whether its socket's file is still there."""
+"""Time between two checks that the socket's file is still there."""
 
 _log = structlog.get_logger()
 
@@ -55,10 +55,10 @@ def bind_socket(path: str) -> Iterator[socket.socket]:
 
 
 async def keep_reachable(path: str, listen: Callable[[socket.socket], Awaitable[None]]) -> None:
-    """Bind ``path`` anew whenever its file is gone, and have it listened at; runs until cancelled.
+    """Bind ``path`` again whenever its file is gone, and have it served; runs until cancelled.
 
-    Who cleans a directory, as systemd does ``/tmp``, takes files that are as old as a daemon's socket. Without its file
-    nobody could reach the daemon, who holds its state, so that no other could start either.
+    Cleaners such as systemd's of ``/tmp`` remove files as old as a daemon's socket. Without the file no
+    client could reach the daemon, which holds the lock on its state, so that no other daemon could start either.
     """
     while True:
         await anyio.sleep(LOOK_S)
@@ -72,7 +72,7 @@ async def keep_reachable(path: str, listen: Callable[[socket.socket], Awaitable[
             _log.error("socket_lost", socket=path, reason=str(error))
             continue
         await listen(listening)
-        _log.warning("socket_bound_anew", socket=path)
+        _log.warning("socket_bound_again", socket=path)
 
 
 @contextlib.contextmanager
@@ -127,7 +127,7 @@ def _held_lock(path: str) -> Iterator[None]:
 
 
 def _listen(path: str) -> socket.socket:
-    # Nobody else may hold the lock, so whatever socket is there was left behind.
+    # No other process holds the lock, so an existing socket was left behind.
     with contextlib.suppress(FileNotFoundError):
         paths.check_socket(path)
         os.unlink(path)

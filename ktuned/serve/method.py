@@ -1,4 +1,4 @@
-"""What a method of the protocol is to the server: the params that it takes, and what answers them."""
+"""A method of the protocol as the server sees it: the type of its params, and its handler."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ class Method(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """What a method returns that must wait this time, though it mostly need not: the rest of it."""
+    """Returned by a method that has to wait this time, though it mostly need not: the rest of it."""
 
     rest: Callable[[], Awaitable[Any]]

@@ -36,14 +36,14 @@ from ktuned.store import Store
 from ktuned_client.wire import PROTOCOL_VERSION
 
 CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
-"""What a client may rely on besides the protocol's version."""
+"""Features that a client may rely on besides the protocol's version."""
 
 MAX_ROWS = 2_000
 """Trials or jobs in one answer, which must stay below the limit of a message."""
 
 
 class Methods:
-    """What the server calls; ``status`` and ``stop`` are the daemon's to say and do."""
+    """Handlers of the protocol's methods; ``status`` and ``stop`` are the daemon's."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Methods:
         return await self._take_in(wanted, wish)
 
     async def compile(self, wanted: CompileParams, connection: Connection) -> dict[str, Any]:
-        """Ask for a space's artifacts alone; each config is told by the event ``config_compiled``."""
+        """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
         if wanted.arch is not None and not wanted.arch.strip():
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
         wish = replace(
@@ -169,7 +169,7 @@ class Methods:
         return await self._take_in(wanted, wish)
 
     async def _take_in(self, wanted: JobParams, wish: Wish) -> dict[str, Any]:
-        """Make jobs of a wish, and tell the place since which their events come."""
+        """Create jobs for a wish; the answer has the place in the event stream from which their events come."""
         place = {"epoch": self._events.epoch, "seq": self._events.seq}
         errors: list[FileError] = []
         if wanted.path is not None:
@@ -178,8 +178,8 @@ class Methods:
             jobs = await self._intake.tune_kernel(self._catalog.resolve(wanted.kernel), wish)
         else:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
-        told = [self._jobs.describe(job) for job in jobs]
-        return {"jobs": told, "errors": [error.to_wire() for error in errors], **place}
+        entries = [self._jobs.describe(job) for job in jobs]
+        return {"jobs": entries, "errors": [error.to_wire() for error in errors], **place}
 
     async def cancel(self, wanted: CancelParams, connection: Connection) -> dict[str, Any]:
         """Cancel one job, or all of a kernel."""
@@ -226,11 +226,11 @@ class Methods:
             kernels, errors = self._catalog.below(place), self._catalog.errors_below(place)
         if wanted.kernel is not None:
             kernels, errors = [self._catalog.resolve(wanted.kernel)], []
-        told = [{"name": kernel.name, **kernel.to_wire()} for kernel in kernels]
+        entries = [{"name": kernel.name, **kernel.to_wire()} for kernel in kernels]
         if wanted.why:
-            told = [{**entry, "why": self._explain(kernel)} for entry, kernel in zip(told, kernels, strict=True)]
+            entries = [{**entry, "why": self._explain(kernel)} for entry, kernel in zip(entries, kernels, strict=True)]
         return {
-            "kernels": told,
+            "kernels": entries,
             "errors": [error.to_wire() for error in errors],
             "roots": [root.to_wire() for root in self._catalog.roots],
         }
@@ -282,7 +282,7 @@ class Methods:
     def _model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""
         here = self._machine.devices(self._catalog.environment(kernel), kernel.backend)
-        return next((seat.model for seat in here if seat.name == device), device)
+        return next((found.model for found in here if found.name == device), device)
 
     async def forget(self, wanted: ForgetParams, connection: Connection) -> dict[str, Any]:
         """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""
@@ -295,7 +295,7 @@ class Methods:
         return {"kernel": name, "trials": forgotten}
 
     def subscribe(self, wanted: SubscribeParams, connection: Connection) -> dict[str, Any]:
-        """Have events sent to this connection; whoever names jobs waits for them, until it unsubscribes or closes."""
+        """Send events to this connection; one that names jobs waits for them, until it unsubscribes or closes."""
         self._jobs.leave(connection)
         if wanted.jobs is not None:
             self._jobs.attend(connection, wanted.jobs)

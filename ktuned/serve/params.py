@@ -1,4 +1,4 @@
-"""What each method of the protocol takes (docs/protocol.md): its params, as they are read from the wire."""
+"""Params of each method of the protocol (docs/protocol.md), as they are read from the wire."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ktuned.model import JobState, Outcome, Scalar
 
 
 class NoParams(msgspec.Struct, frozen=True):
-    """What a method takes that takes nothing; what is sent all the same is passed over."""
+    """Params of a method that takes none; fields that are sent are ignored."""
 
 
 class LookupParams(msgspec.Struct, frozen=True):
-    """``lookup``: which kernel, which problem, on which device; ``tune`` whether to ask for a better answer."""
+    """``lookup``: a kernel, a problem and a device; ``tune`` requests a better answer."""
 
     kernel: str
     problem: dict[str, Scalar]
@@ -30,7 +30,7 @@ class LookupManyParams(msgspec.Struct, frozen=True):
 
 
 class JobParams(msgspec.Struct, frozen=True):
-    """What makes jobs takes: a kernel by name, or all at or below a path; the rest overrides the kernel file."""
+    """Params of methods that create jobs: a kernel by name, or all at or below a path; the rest overrides the plan."""
 
     kernel: str | None = None
     path: str | None = None
@@ -43,7 +43,7 @@ class JobParams(msgspec.Struct, frozen=True):
 
 
 class TuneParams(JobParams, frozen=True):
-    """``tune``: on which device, how thoroughly and how soon."""
+    """``tune``: also the device, the thoroughness and the priority."""
 
     device: str | None = None
     preset: str | None = None
@@ -76,7 +76,7 @@ class JobsParams(msgspec.Struct, frozen=True):
 
 
 class KernelsParams(msgspec.Struct, frozen=True):
-    """``kernels``: one kernel, or those below a path; all without either. ``why`` tells what made winners stale."""
+    """``kernels``: one kernel, or those below a path; all without either. ``why`` adds what made winners stale."""
 
     kernel: str | None = None
     path: str | None = None
@@ -84,7 +84,7 @@ class KernelsParams(msgspec.Struct, frozen=True):
 
 
 class ResultsParams(msgspec.Struct, frozen=True):
-    """``results``: a kernel's trials, or one trial with its whole story."""
+    """``results``: a kernel's trials, or one trial with all its details."""
 
     kernel: str | None = None
     problem: dict[str, Scalar] | None = None
@@ -105,7 +105,7 @@ class ForgetParams(msgspec.Struct, frozen=True):
 
 
 class SubscribeParams(msgspec.Struct, frozen=True):
-    """``subscribe``: from where on, and which events."""
+    """``subscribe``: the start, and filters of events."""
 
     since: list[int] | None = None
     kernels: list[str] | None = None
@@ -114,7 +114,7 @@ class SubscribeParams(msgspec.Struct, frozen=True):
 
 
 class PauseParams(msgspec.Struct, frozen=True):
-    """``pause`` and ``resume``: at most one of them; without any, everything is meant."""
+    """``pause`` and ``resume``: at most one of these; none means everything."""
 
     job: int | None = None
     kernel: str | None = None
@@ -122,13 +122,13 @@ class PauseParams(msgspec.Struct, frozen=True):
 
 
 class UnpinParams(msgspec.Struct, frozen=True):
-    """``unpin``: the pin to give up."""
+    """``unpin``: the pin to remove."""
 
     pin: str
 
 
 class CaptureParams(msgspec.Struct, frozen=True):
-    """``capture``: where to write a problem's tensors; with ``digest``, which they are; ``remove`` forgets them."""
+    """``capture``: the problem whose tensors to write; with ``digest``, those written; ``remove`` forgets them."""
 
     kernel: str
     problem: dict[str, Scalar]
@@ -137,7 +137,7 @@ class CaptureParams(msgspec.Struct, frozen=True):
 
 
 class ExportParams(msgspec.Struct, frozen=True):
-    """``export``: the document of one kernel on one device model, or without both, which there are."""
+    """``export``: the document of one kernel on one device model, or without both the list of them."""
 
     kernel: str | None = None
     device: str | None = None
@@ -151,7 +151,7 @@ class ImportParams(msgspec.Struct, frozen=True):
 
 
 class CollectParams(msgspec.Struct, frozen=True):
-    """``gc``: whether only to tell what would go, and the GiB to come down to (the cap, if not given)."""
+    """``gc``: ``dry_run`` lists what would be removed; the size to reach in GiB (by default the cap)."""
 
     dry_run: bool = False
     keep_gib: float | None = None

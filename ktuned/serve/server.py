@@ -1,4 +1,4 @@
-"""The daemon's end of the socket: admits connections, calls the methods that they ask for, and sets limits to it all.
+"""The daemon's end of the socket: admits connections, calls the requested methods, and enforces limits.
 
 A plain method is answered at once; those that wait are tasks of the server's task group.
 """
@@ -26,13 +26,13 @@ from ktuned.serve.traffic import Traffic
 from ktuned_client import wire
 
 READ_BYTES: Final = 64 * 1024
-"""How much is read from one connection before it is the next one's turn."""
+"""Bytes read from one connection before it is the next one's turn."""
 
 DRAINING_S: Final = 5.0
-"""How long a stopping server waits for the requests that it has taken: an inspection takes a second or two."""
+"""Time that a stopping server waits for open requests: an inspection takes a second or two."""
 
 CLOSING_S: Final = 1.0
-"""How long a stopping server waits for its last answers to be read."""
+"""Time that a stopping server waits for its last answers to be read."""
 
 _STOPPING: Final = {
     "code": "stopping",
@@ -47,7 +47,7 @@ log = structlog.get_logger()
 
 
 class Server:
-    """Answers requests on a listening Unix socket with ``methods``; ``shortcuts`` spare it some that repeat.
+    """Answers requests on a listening Unix socket with ``methods``; ``shortcuts`` hold recent answers.
 
     ``traffic`` counts what it does.
     """

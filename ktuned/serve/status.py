@@ -22,7 +22,7 @@ from ktuned_client.wire import PROTOCOL_VERSION
 
 
 class Pace(Protocol):
-    """How fast the daemon works, and when it ends by itself."""
+    """Rates of the daemon's work, and the idle time after which it ends."""
 
     @property
     def idle_exit_s(self) -> float:

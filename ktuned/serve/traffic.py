@@ -14,8 +14,8 @@ from ktuned.lookup import Shortcuts
 from ktuned.serve.connection import Connection
 
 REFUSAL_LOG_S: Final = 1.0
-"""How often at most the log names a connection that was closed for what its peer did: the rest is counted alone, since
-a peer that comes again and again must not fill the disk."""
+"""Least time between two log entries of connections that were closed for a fault of their peer; others are only
+counted, so that a peer that keeps coming back cannot fill the disk."""
 
 log = structlog.get_logger()
 
