@@ -1,5 +1,6 @@
 """The drop-in for ``triton.autotune``: which config a call launches, and what the daemon is given to tune."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -34,12 +35,17 @@ class FakeTunings:
     def __init__(self) -> None:
         self.known: Best | None = None
         self.runs = True
+        self.goes_on = False
         self.asked: list[tuple[Request, Any]] = []
         self.waited: list[Request] = []
 
     def best(self, request: Request) -> Best | None:
         """Return what the test says."""
         return self.known
+
+    def is_open(self, request: Request) -> bool:
+        """Return whether the test's tuning goes on."""
+        return self.goes_on
 
     def has_daemon(self) -> bool:
         """Return whether the test has a daemon."""
@@ -123,14 +129,18 @@ class TestACall:
         assert request.problem == {"size": SIZE, "dtypes": "float32 float32"}
 
     def test_a_known_config_is_launched_at_once(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
-        """A fresh one is asked for no more, a stale one is."""
+        """A fresh one is asked for no more; a stale one is, and the best so far of a tuning that goes on."""
         tunings.known = Best(text(256, 4), is_fresh=True, artifact=None)
         call(scale())
         assert tunings.asked == []
         tunings.known = Best(text(256, 4), is_fresh=False, artifact=None)
         call(scale())
         assert len(tunings.asked) == 1
-        assert [(run["BLOCK"], run["num_warps"]) for run in launched] == [(256, 4)] * 2
+        tunings.goes_on = True
+        tunings.known = Best(text(256, 4), is_fresh=True, artifact=None)
+        call(scale())
+        assert len(tunings.asked) == 2
+        assert [(run["BLOCK"], run["num_warps"]) for run in launched] == [(256, 4)] * 3
 
     def test_a_config_that_the_pruning_took_away_is_not_launched(
         self, tunings: FakeTunings, launched: list[dict[str, Any]]
@@ -432,13 +442,16 @@ class TestTunings:
 
     @pytest.fixture
     def client(self) -> SimpleNamespace:
-        """Return a client whose daemon finds a winner after the second look."""
-        hits = iter(["unknown", "unknown"])
+        """Return a client whose daemon's job ends after the second look."""
+        states = iter(["queued", "running"])
 
         def call(method: str, **params: Any) -> Any:
+            if method == "jobs":
+                assert params["ids"] == [7]
+                return {"jobs": [{"id": 7, "state": next(states, "done"), "message": ""}]}
             assert (method, params["tune"]) == ("lookup", False)
-            status = next(hits, "fresh")
-            return {"status": status, "config": {"BLOCK": 256} if status == "fresh" else None, "artifact": "/artifact"}
+            assert next(states, None) is None, "the best so far is not looked at"
+            return {"status": "fresh", "config": {"BLOCK": 256}, "artifact": "/artifact"}
 
         return SimpleNamespace(call=call)
 
@@ -446,7 +459,7 @@ class TestTunings:
         self, client: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Once each."""
-        monkeypatch.setattr(Tunings, "_ask_quietly", lambda self, request: None)
+        monkeypatch.setattr(Tunings, "_ask_quietly", lambda self, request: (7,))
         tunings = Tunings(client)  # type: ignore[arg-type]
         found: list[Any] = []
         x = torch.ones(SIZE)
@@ -469,3 +482,56 @@ class TestTunings:
         x = torch.ones(SIZE)
         Tunings(client)._ask_quietly(request_of(kernels.scale, x, x))  # type: ignore[arg-type]
         assert "is not tuned: " in caplog.text
+
+
+class TestPreparation:
+    """A winner is loaded before a call launches it."""
+
+    @pytest.fixture
+    def loaded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+        """Stand in for the driver, and return the names of kernels that were loaded; Triton's cache is empty."""
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime.driver import driver
+
+        names: list[str] = []
+
+        def load_binary(name: str, *rest: Any) -> tuple[int, ...]:
+            names.append(name)
+            return 1, 2, 3, 4, 1024
+
+        target = GPUTarget("cuda", 90, 32)
+        stand_in = SimpleNamespace(
+            get_current_target=lambda: target,
+            get_current_device=lambda: 12345,
+            get_current_stream=lambda device: 0,
+            launcher_cls=lambda source, metadata: None,
+            utils=SimpleNamespace(
+                load_binary=load_binary, get_device_properties=lambda device: {"max_shared_mem": 1 << 17}
+            ),
+        )
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+        monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+        self._stand_in = stand_in
+        yield names
+        driver.set_active(None)
+        jitted(kernels.scale).device_caches.pop(12345, None)
+
+    def test_the_daemons_artifact_is_what_is_loaded(
+        self, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing is compiled: the call's own specialisation finds it in Triton's cache."""
+        from triton.backends.nvidia.compiler import CUDABackend
+        from triton.runtime.driver import driver
+
+        x = torch.ones(SIZE)
+        request = request_of(kernels.scale, x, torch.empty_like(x))
+        file = request.adopted.write(tmp_path)
+        (tmp_path / "artifact").mkdir()
+        unit = Unit("artifact", request.call.build(text(256, 4), "function"), (), file, "scale", "sm_90a")
+        (result,) = Triton().compile([unit], tmp_path)
+        assert result.outcome is None, result.message
+        # Compiling has left the driver to be found again.
+        monkeypatch.delattr(CUDABackend, "make_cubin")
+        driver.set_active(self._stand_in)
+        autotuner._prepare(kernels.scale, request, text(256, 4), str(tmp_path / "artifact"), 0)
+        assert loaded == ["scale"]

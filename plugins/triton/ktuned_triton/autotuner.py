@@ -198,7 +198,7 @@ def autotuner_class() -> type[Any]:
                 known.config, known.rest = config, [known.config, *known.rest]
                 if best.artifact is not None:
                     _install(best.artifact)
-            is_fresh = best is not None and best.is_fresh
+            is_fresh = best is not None and best.is_fresh and not tunings.is_open(request)
             if self._options.upgrade == "never" or self._options.mode == "wait":
                 if not is_fresh and self._options.mode == "background":
                     tunings.ask(request, None)

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from ktuned.model import canonical
 from ktuned_client import Client, DaemonError, DaemonUnavailable
+from ktuned_client.answers import ENDED_STATES
 from ktuned_triton.adoption import CALL_KEY, Adopted, home, write_record
 from ktuned_triton.call import Call
 
@@ -55,6 +56,15 @@ class Request:
     call: Call
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A request whose winner is waited for, and its jobs."""
+
+    request: Request
+    upgrade: Upgrade
+    jobs: tuple[int, ...]
+
+
 class Tunings:
     """Asks for tunings in a thread of its own, and hands over winners as they become known.
 
@@ -90,6 +100,18 @@ class Tunings:
         if answer["config"] is None or answer["status"] not in ("fresh", "stale", "near"):
             return None
         return Best(canonical(answer["config"]), answer["status"] == "fresh", answer.get("artifact"))
+
+    def is_open(self, request: Request) -> bool:
+        """Return whether a job for a key goes on, whose best so far is no more than that."""
+        try:
+            jobs = self._client.call("jobs", deadline_s=FIRST_LOOK_DEADLINE_S, kernel=request.adopted.kernel)["jobs"]
+        except (DaemonUnavailable, DaemonError):
+            return False
+        wanted = dict(request.problem)
+        return any(
+            job["state"] not in ENDED_STATES and {name: job["problem"].get(name) for name in wanted} == wanted
+            for job in jobs
+        )
 
     def has_daemon(self) -> bool:
         """Return whether a daemon runs; found out once."""
@@ -131,37 +153,53 @@ class Tunings:
         return tuning
 
     def _work(self) -> None:
-        waiting: list[tuple[Request, Upgrade]] = []
+        waiting: list[_Waiting] = []
         while True:
             with contextlib.suppress(queue.Empty):
                 request, upgrade = self._requests.get(timeout=POLL_S)
-                self._ask_quietly(request)
-                if upgrade is not None and len(waiting) < MAX_OPEN:
-                    waiting.append((request, upgrade))
+                jobs = self._ask_quietly(request)
+                if upgrade is not None and jobs and len(waiting) < MAX_OPEN:
+                    waiting.append(_Waiting(request, upgrade, jobs))
                 continue
-            waiting = [entry for entry in waiting if not self._upgraded(*entry)]
+            waiting = [entry for entry in waiting if not self._upgraded(entry)]
             with self._lock:
                 if not waiting and self._requests.empty():
                     self._thread = None
                     return
 
-    def _ask_quietly(self, request: Request) -> None:
-        """Ask for a tuning; the application goes on whatever becomes of it."""
+    def _ask_quietly(self, request: Request) -> tuple[int, ...]:
+        """Ask for a tuning and return its jobs; the application goes on whatever becomes of it."""
         try:
-            self._tune(request).close()
+            with self._tune(request) as tuning:
+                return tuple(job["id"] for job in tuning.jobs)
         except Exception as error:
             _log.warning("%s is not tuned: %s", request.adopted.kernel, error)
+            return ()
 
-    def _upgraded(self, request: Request, upgrade: Upgrade) -> bool:
+    def _upgraded(self, waiting: _Waiting) -> bool:
+        """Hand over the winner once its job has ended; return whether nothing more is to be waited for.
+
+        While a job goes on, the best so far may be the first config that it measured.
+        """
+        request = waiting.request
+        try:
+            jobs = self._client.call("jobs", ids=list(waiting.jobs))["jobs"]
+        except DaemonUnavailable:
+            return False
+        except DaemonError:
+            jobs = []
+        if any(job["state"] not in ENDED_STATES for job in jobs):
+            return False
         best = self.best(request, LOOK_DEADLINE_S)
         if best is None or not best.is_fresh:
-            return False
+            # It ended without a winner; the reason is in its message.
+            _log.info("%s has no winner: %s", request.adopted.kernel, "; ".join(job["message"] for job in jobs))
+            return True
         try:
-            is_last = upgrade(best.text, best.artifact)
+            return waiting.upgrade(best.text, best.artifact)
         except Exception as error:
             _log.warning("the winner of %s cannot be loaded: %s", request.adopted.kernel, error)
             return True
-        return is_last
 
     def _note(self, request: Request, state: str) -> None:
         self.asked[f"{request.adopted.module}.{request.adopted.qualname} {canonical(dict(request.problem))}"] = state

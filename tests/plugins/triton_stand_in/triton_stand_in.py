@@ -1,0 +1,60 @@
+"""A triton backend whose device is the CPU: kernels are compiled for a GPU, and computed by torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ktuned.backends import Kernel, Launch, Unit
+from ktuned.model import Device, DeviceModel, DeviceName, Target
+from ktuned_triton import Triton, reference
+from ktuned_triton.build import Build
+
+FASTEST = 256
+"""The block whose launches take no extra time."""
+
+
+def compute(tensors: Mapping[str, Any]) -> None:
+    """Do what the application's function does."""
+    tensors["y"].copy_(tensors["x"] * 2)
+
+
+def run(build: Build, kernel_file: Path, tensors: Mapping[str, Any]) -> None:
+    """Compute the reference."""
+    compute(tensors)
+
+
+reference.run = run
+
+
+class Computed(Kernel):
+    """A kernel of torch's, slower than it could be for all blocks but one."""
+
+    def __init__(self, block: int) -> None:
+        self._block = block
+
+    def bind(self, tensors: Mapping[str, Any]) -> Launch:
+        """Return a launch."""
+
+        def launch() -> None:
+            until = time.perf_counter() + (0.0 if self._block == FASTEST else 2e-3)
+            compute(tensors)
+            while time.perf_counter() < until:
+                pass
+
+        return launch
+
+
+class StandIn(Triton):
+    """Triton's backend on the CPU."""
+
+    def devices(self) -> Sequence[Device]:
+        """Return the CPU as a GPU's target."""
+        return [Device(DeviceName("cpu:0"), DeviceModel("a GPU's stand-in"), Target("sm_90a"))]
+
+    def load(self, artifact: Path, unit: Unit, device: Device) -> Any:
+        """Return torch's kernel."""
+        build: Any = unit.build
+        return Computed(build.constants["BLOCK"])
