@@ -1,4 +1,4 @@
-"""Keeps the artifacts within their cap, by itself and when somebody asks (``gc``).
+"""Clean-up of artifacts: keeps them within their cap, by itself and by the method ``gc``.
 
 Only artifacts go. Trials and winners stay until ``forget``: an edit that is undone finds its results again, and they
 are small.

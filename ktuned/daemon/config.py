@@ -60,7 +60,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a daemon runs by. ``state`` is kept, ``cache`` can be made anew.
+    """The settings of a daemon. ``state`` is kept, ``cache`` can be made again.
 
     ``file`` is what ``config.toml`` says, ``asked`` what the daemon was started with.
     """

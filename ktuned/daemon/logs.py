@@ -1,4 +1,4 @@
-"""How the daemon's log is written: one event a line on stderr, for a person, a program or the journal.
+"""Format of the daemon's log: one event a line on stderr, for a person, a program or the journal.
 
 What belongs to a job or a trial says so: its ids are bound once, where its task begins (structlog.contextvars).
 """
@@ -20,7 +20,7 @@ PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug"
 
 
 class Form(Enum):
-    """How a line is written."""
+    """Format of a line."""
 
     LOGFMT = "logfmt"
     JSON = "json"
@@ -35,7 +35,7 @@ def choose(environ: Mapping[str, str], descriptor: int, *, as_json: bool) -> For
 
 
 def leads_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
-    """Tell whether a descriptor is the journal's own stream: ``JOURNAL_STREAM`` names it (systemd.exec(5))."""
+    """Return whether a descriptor is the journal's own stream: ``JOURNAL_STREAM`` names it (systemd.exec(5))."""
     try:
         found = os.fstat(descriptor)
     except OSError:

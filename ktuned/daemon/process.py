@@ -33,7 +33,7 @@ _HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 
 
 def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
-    """Run a daemon until it is told to stop; return the exit code.
+    """Run a daemon until it is stopped; return the exit code.
 
     One that ``starts_by_itself`` when it is needed ends when it is idle, unless the settings say otherwise; so does
     one whose socket a service manager holds.
@@ -76,7 +76,7 @@ class Daemon:
         self.parts = parts
 
     async def run(self, listening: socket.socket, *, is_bound: bool) -> None:
-        """Run every part until told to stop, then take them down; ``is_bound`` if the socket's file is ours to keep."""
+        """Run every part until the daemon is to stop; ``is_bound`` if the socket's file is ours to keep."""
         parts = self.parts
         place = parts.current.settings.socket
         parts.artifacts.clean_staging()

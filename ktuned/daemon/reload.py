@@ -39,7 +39,7 @@ class CurrentSettings:
 
     @property
     def job_settings(self) -> JobSettings:
-        """What every job follows."""
+        """The settings that every job follows."""
         return JobSettings(self.settings.judges_contention, self.settings.slots_are_given)
 
     @property
@@ -122,7 +122,7 @@ class Reload:
     async def _follow(self, settings: Settings) -> None:
         current = self._current
         current.notice = ""
-        # The socket stays where it is, whoever made it.
+        # The socket stays where it is, no matter where it came from.
         current.settings = msgspec.structs.replace(settings, socket=current.settings.socket)
         current.deadlines.update(settings.deadlines)
         self._preparation.settings = current.job_settings

@@ -13,10 +13,10 @@ from ktuned.catalog import Trust, Untrusted
 from ktuned.model import StoreError
 
 LOCK_NAME: Final = "lock"
-"""In the state's directory; it holds the pid of whoever holds its lock."""
+"""In the state's directory; it has the pid of the process that holds its lock."""
 
 PRIVATE_UMASK: Final = 0o077
-"""What the daemon and its workers make is for nobody else to read."""
+"""Files of the daemon and its workers are readable by their user alone."""
 
 _PRIVATE_DIRECTORY: Final = 0o700
 
@@ -26,7 +26,7 @@ def held(state: Path, cache: Path) -> Iterator[None]:
     """Make the directories, and hold the state so that two daemons never share a store.
 
     Raises:
-        StoreError: they cannot be used, somebody else could replace what is in them, or another daemon has them.
+        StoreError: they cannot be used, another user could replace what is in them, or another daemon has them.
     """
     try:
         for directory in (state, cache):

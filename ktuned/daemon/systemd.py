@@ -1,4 +1,4 @@
-"""What a service manager and a daemon say to each other: sockets that are handed over, and how the daemon is.
+"""The service manager's protocol: sockets that it hands over, and the daemon's reports to it.
 
 Sources of the formats: sd_listen_fds(3), sd_notify(3), sd_watchdog_enabled(3). Nothing else of systemd is needed,
 and without a service manager all of it does nothing.
@@ -17,17 +17,17 @@ from typing import Final, Self
 from ktuned.model import SettingsError
 
 FIRST_DESCRIPTOR: Final = 3
-"""Where the descriptors begin that are handed over: after stdin, stdout and stderr (SD_LISTEN_FDS_START)."""
+"""The first descriptor that is handed over: after stdin, stdout and stderr (SD_LISTEN_FDS_START)."""
 
 SOCKET_NAMES: Final = frozenset({"ktuned", "ktuned.socket"})
-"""What ours is called among several: the unit's name unless ``FileDescriptorName=`` says otherwise."""
+"""The name of our socket among several: the unit's name unless ``FileDescriptorName=`` says otherwise."""
 
 _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What the environment holds for this process: ``descriptor`` of a listening socket, where to notify, how often."""
+    """The manager's variables for this process: ``descriptor`` of a listening socket, where to notify, how often."""
 
     descriptor: int | None = None
     notify_path: str = ""
@@ -49,7 +49,7 @@ class Handover:
 
 
 class Notifier:
-    """Tells the service manager how the daemon is; where nobody wants to know, nothing is sent.
+    """Reports the daemon's state to the service manager; without one, nothing is sent.
 
     A manager that is gone or does not read is no reason to stop: what cannot be said at once is not said.
     """
@@ -73,7 +73,7 @@ class Notifier:
 
     @property
     def is_heard(self) -> bool:
-        """Whether there is somebody to tell."""
+        """``True`` if a service manager listens."""
         return self._socket is not None
 
     def ready(self, status: str) -> None:
@@ -82,7 +82,7 @@ class Notifier:
 
     def reloading(self) -> None:
         """Say that the settings are being read again; ``ready`` says that they have been."""
-        # CLOCK_MONOTONIC is what sd_notify(3) asks for, so that the manager can tell this reload from an earlier one.
+        # CLOCK_MONOTONIC is what sd_notify(3) asks for, so that reloads can be distinguished.
         self._send("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self) -> None:

@@ -1,4 +1,4 @@
-"""What this machine can do: for each interpreter its backends, their toolchains and their devices.
+"""The machine's capabilities: for each interpreter its backends, their toolchains and their devices.
 
 Backends are asked in a worker. The last answer is kept in the store, so that lookups know what they stand on
 before the first worker is up.
@@ -43,13 +43,13 @@ def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:
 
 
 def is_named(device: Device, name: str) -> bool:
-    """Tell whether a name of config.toml's ``devices`` means a device: its seat, its kind, or a part of its model."""
+    """Return whether a name of config.toml's ``devices`` means a device: its name, its kind, or a part of its model."""
     return name in (device.name, device.kind) or name.casefold() in device.model.casefold()
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a job's configs are compiled for, and where they are measured; without devices ``absence`` may say why."""
+    """The target of a job's configs, and the devices that measure them; without devices ``absence`` may say why."""
 
     target: str
     devices: tuple[Device, ...] = ()
@@ -161,7 +161,7 @@ class Machine:
         return self._reports.get(_key(environment))
 
     def devices(self, environment: Environment, backend: str) -> list[Device]:
-        """Return the devices that a backend may use; none when it has none, or nobody asked yet."""
+        """Return the devices that a backend may use; none when it has none, or has not been asked yet."""
         return [device for device in self._found(environment, backend) if self._is_chosen(device)]
 
     def _found(self, environment: Environment, backend: str) -> list[Device]:
@@ -182,7 +182,7 @@ class Machine:
         """Return what a backend compiles for here: its first device's target, else ``arch``, else its own default.
 
         Raises:
-            BackendError: it cannot compile here, or has no device and nobody says for what.
+            BackendError: it cannot compile here, or has no device and no target is given.
         """
         found = self.devices(environment, backend) or self._found(environment, backend)
         if found:
@@ -252,7 +252,7 @@ class Machine:
         return BackendError(f"backend {backend!r} cannot run here: {reason['message']}", hint=reason["hint"])
 
     def context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
-        """Return the ground that a measurement made now would stand on."""
+        """Return the context of a measurement that is made now."""
         specialized = canonical(kernel.specialized(problem))
         return Context(
             kernel=kernel.name,
@@ -271,7 +271,7 @@ class Machine:
     def seats(self, environment: Environment | None = None) -> dict[str, set[str]]:
         """Return the devices that are known, of one environment or of all: their models by their names.
 
-        Two backends may know one seat by two models.
+        Two backends may know one device by two models.
         """
         reports = list(self._reports.values()) if environment is None else [self.report(environment) or {}]
         seats: dict[str, set[str]] = {}
@@ -287,7 +287,7 @@ class Machine:
 
     @property
     def notices(self) -> list[str]:
-        """What is not as config.toml wants it, or keeps figures from being judged, one line each."""
+        """Differences from config.toml, and reasons why figures are not judged, one line each."""
         return [*self._unknown_names(), *_unjudged(self._reports[key] for key in sorted(self._probed))]
 
     def _unknown_names(self) -> Iterator[str]:
@@ -307,7 +307,7 @@ def _unjudged(reports: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _is_like(one: Device, other: Device) -> bool:
-    """Tell whether two devices may share a job's work and each other's winners."""
+    """Return whether two devices may share a job's work and each other's winners."""
     return (one.model, one.target, one.fingerprint) == (other.model, other.target, other.fingerprint)
 
 

@@ -1,4 +1,4 @@
-"""When backends are asked what they are and which devices there are: when somebody asks, and once a device failed."""
+"""Probes of backends and devices: on request, and after a device has failed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Probes:
         self._device_failed.set()
 
     async def run(self) -> None:
-        """Ask anew what devices there are whenever one fails; until cancelled."""
+        """Probe all devices again whenever one fails; until cancelled."""
         while True:
             await self._device_failed.wait()
             self._device_failed = anyio.Event()

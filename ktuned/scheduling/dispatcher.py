@@ -43,7 +43,7 @@ Prepare = Callable[[Job], Work]
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """How often the dispatcher looks at what no event reports.
+    """Intervals at which the dispatcher looks at things that no event reports.
 
     ``retry_s`` is for a store that could not be written, ``review_s`` for the order of jobs while nothing happens
     (ranks rise with time alone), ``reading_s`` for the machine while tuning may have to yield to others.
@@ -230,7 +230,7 @@ class Dispatcher:
         )
 
     def _lane(self, device: Device) -> Lane:
-        """Return the lane of a device; two backends that see the same seat as two models take turns on it."""
+        """Return the lane of a device; two backends that see one device as two models take turns on it."""
         key = (device.name, device.model, device.target)
         if key not in self.lanes:
             seat = self._seats.setdefault(device.name, Turns(rank_of=self._machine.rank))

@@ -1,4 +1,4 @@
-"""What others do with this machine, for the policy that tuning follows: read from files, and for GPUs from a worker."""
+"""Observer of the host: the load that others put on it, read from files, and for GPUs by a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ktuned.scheduling.idle_policy import Reading
 _log = structlog.get_logger()
 
 STALE_US = 30_000_000
-"""Two readings that are further apart tell of a time in which nobody looked."""
+"""Two readings that are further apart say nothing of the last seconds."""
 
 
 class HostObserver:
@@ -48,7 +48,7 @@ class HostObserver:
         return Reading(self._last.others_since(last), self._last.pressure_since(last), on_battery, users)
 
     async def _gpu_users(self) -> Mapping[str, int]:
-        """Ask a worker of the first environment that knows GPUs; without one there is nobody to ask."""
+        """Ask a worker of the first environment that knows GPUs; without one there are no users."""
         for environment in self._environments():
             if any(name.startswith("cuda:") for name in self._machine.seats(environment)):
                 request = {"op": "gpu_users", "ours": sorted(self._usage.pids())}

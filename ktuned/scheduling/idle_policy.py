@@ -1,4 +1,4 @@
-"""When tuning leaves the machine to others: what ``policy`` means, told from readings. Decides, and does no IO."""
+"""Idle policy: decides from readings when tuning leaves the machine to others. No IO."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from ktuned.model import Job, Priority
 
 POLICIES = ("always", "idle", "manual")
-"""``always`` tunes whenever there is something to tune, ``idle`` while nobody else uses the machine, ``manual`` what
-somebody asked for by name. Who waits for a job overrides all of them."""
+"""``always`` tunes whenever there is work, ``idle`` while no other program uses the machine, ``manual`` only what was
+requested by name. A job that a client waits for runs under all of them."""
 
 PRESSURE_SHARE = 0.10
 """Of the time something has to wait for a CPU, before the machine counts as short of them."""
@@ -19,7 +19,7 @@ BUSY_SHARE = 0.15
 an editor or a browser at rest."""
 
 CROWDED_SHARE = 0.5
-"""Of all CPUs others must use where the kernel tells no pressure."""
+"""Of all CPUs others must use where the kernel reports no pressure."""
 
 REST_SHARE = 0.05
 """Of all CPUs others may use for tuning to begin again: pressure says nothing while tuning itself rests."""
@@ -33,10 +33,10 @@ REST_READINGS = 5
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the machine did since the last reading.
+    """The use of the machine since the last reading.
 
     ``others`` is the share of all CPUs that processes used which are not the daemon's; ``pressure`` the share of the
-    time that something had to wait for a CPU, ``None`` where the kernel does not tell; ``gpu_users`` how many
+    time that something had to wait for a CPU, ``None`` where the kernel does not report it; ``gpu_users`` how many
     processes not the daemon's had work on a device, by its name (``cuda:0``).
     """
 
@@ -48,7 +48,7 @@ class Reading:
 
 @dataclass(slots=True)
 class _Use:
-    """Whether one thing is in use, from signs that may flicker."""
+    """Debounced state of one resource: in use or not."""
 
     is_used: bool = False
     _against: int = 0
@@ -72,7 +72,7 @@ class IdlePolicy:
 
     @property
     def watches(self) -> bool:
-        """Whether readings decide anything."""
+        """``True`` if readings decide anything."""
         return self.policy == "idle"
 
     def take(self, reading: Reading) -> None:
@@ -100,7 +100,7 @@ class IdlePolicy:
 
     @property
     def reason(self) -> str:
-        """Why whatever nobody waits for rests now, as long as the policy is ``idle``; nothing if it does not."""
+        """The reason why jobs that no client waits for rest now under the policy ``idle``; empty if they do not."""
         if not self.watches:
             return ""
         if self._reading.on_battery:

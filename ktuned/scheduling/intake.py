@@ -1,4 +1,4 @@
-"""What comes in from outside, turned into jobs: a path or a kernel that somebody wants tuned, a save that was seen."""
+"""Intake: turns requests for paths and kernels, and saves that were seen, into jobs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request may say besides what to tune; ``None`` leaves it to the kernel file."""
+    """A request's options besides the kernel; ``None`` leaves one to the kernel file."""
 
     problem: Problem | None = None
     device: str | None = None
@@ -95,7 +95,7 @@ class Wish:
 
 
 RETRY_S = 5.0
-"""How often it is tried again to tune anew what a store that could not be written refused."""
+"""Interval at which a re-tuning is tried again that the store could not record."""
 
 
 class Intake:
@@ -125,11 +125,11 @@ class Intake:
 
     @property
     def notice(self) -> str:
-        """What was not taken in for want of a store that can be written, in one line."""
-        return f"{', '.join(sorted(self._put_off))} is tuned anew later: {self._refusal}" if self._put_off else ""
+        """One line about saves that the store could not record yet; empty if there are none."""
+        return f"{', '.join(sorted(self._put_off))} is tuned again later: {self._refusal}" if self._put_off else ""
 
     async def run(self) -> None:
-        """Tune anew what could not be while nothing could be stored; until cancelled."""
+        """Make the re-tunings that could not be recorded, as soon as they can be; until cancelled."""
         while True:
             await self._is_refused.wait()
             _log.warning("retune_put_off", kernels=sorted(self._put_off), reason=self._refusal)
@@ -146,7 +146,7 @@ class Intake:
 
         Raises:
             UsageError: there is no kernel file, or far too many directories.
-            Untrusted: somebody else could have put one there.
+            Untrusted: another user could have put one there.
         """
         place = os.path.realpath(path)
         if not os.path.exists(place):
@@ -179,7 +179,7 @@ class Intake:
         try:
             jobs = [job for kernel in kernels for job in await self.tune_kernel(kernel, wish)]
         finally:
-            # After the wish: what is tuned anew anyway joins it, and not the other way about.
+            # After the wish: a re-tuning joins it, and not the other way about.
             await self._renew(found.changes, saved=False)
         return jobs, errors
 
@@ -252,15 +252,15 @@ class Intake:
         return list(jobs.values())
 
     def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish) -> bool:
-        """Tell whether a problem's winner stands on the ground that is now, and nothing works on a better one."""
+        """Return whether a problem's winner holds in the context of now, and no job works on a better one."""
         environment = self._catalog.environment(kernel)
         if not self._machine.devices(environment, kernel.backend):
             return False
         device = self._machine.device(environment, kernel.backend, wish.device)
-        ground = self._machine.context(kernel, environment, problem, device)
-        winner = self._store.winner(ground.key)
-        is_open = any(job.key == ground.key for job in self._jobs.live())
-        return winner is not None and winner.context == ground and not is_open
+        context = self._machine.context(kernel, environment, problem, device)
+        winner = self._store.winner(context.key)
+        is_open = any(job.key == context.key for job in self._jobs.live())
+        return winner is not None and winner.context == context and not is_open
 
     def _seat(self, kernel: KernelInfo, wish: Wish) -> str:
         """Return the model of the device that a wish means; where none is used, the target that is compiled for.
@@ -300,7 +300,7 @@ class Intake:
                 _log.error("root_not_surveyed", root=root.path, reason=error.message, hint=error.hint)
 
     async def react(self, changes: Changes, *, saved: bool) -> None:
-        """Tell of changes, stop what they outdate, and have the kernels tuned anew that anybody cares for.
+        """Publish changes, stop the jobs that they outdate, and re-tune the kernels that are in use.
 
         Those are the ones that were saved just now (``saved``), and those that have been tuned before.
         """
@@ -333,7 +333,7 @@ class Intake:
             await self._retune(self._catalog.resolve(name), saved=saved)
 
     async def _restore(self, kernel: KernelInfo, problem: Problem) -> None:
-        """Serve again at once what won on the ground that an undone edit restored; its job finds all the rest known."""
+        """Serve at once the winner of a context that an undone edit restored; its job finds the rest known."""
         environment = self._catalog.environment(kernel)
         for device in self._machine.devices(environment, kernel.backend):
             context = self._machine.context(kernel, environment, problem, device)

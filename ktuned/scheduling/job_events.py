@@ -11,7 +11,7 @@ from ktuned.tuning import Work
 
 
 class Ending(StrEnum):
-    """How a job's pipeline ended, or the attempt to make one."""
+    """The end of a job's pipeline, or of the attempt to make one."""
 
     DONE = "done"
     FAILED = "failed"
@@ -31,7 +31,7 @@ class TakenUp:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A job was recorded for new work; ``is_fixed`` keeps its priority as it is, whoever waits for it."""
+    """A job was recorded for new work; ``is_fixed`` keeps its priority as it is, although clients wait for it."""
 
     job: Job
     is_fixed: bool = False
@@ -109,7 +109,7 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """Who should run may have changed."""
+    """The order of jobs may have changed: it is to be decided again which run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ STORY_LENGTH: Final = 20
 
 
 class JobPlace(StrEnum):
-    """Where a job is; finer than its public state."""
+    """A job's place in the table; finer than its public state."""
 
     WAITING = "waiting"
     PAUSED = "paused"
@@ -43,7 +43,7 @@ class JobPlace(StrEnum):
 
 
 class JobEvent(StrEnum):
-    """What can happen to a job; the last five are ends of its pipeline."""
+    """Events in a job's life; the last five are ends of its pipeline."""
 
     STARTED = "started"
     PREEMPTED = "preempted"

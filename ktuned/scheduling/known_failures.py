@@ -11,7 +11,7 @@ MAX_FAILED = 10_000
 
 
 class KnownFailures:
-    """How jobs failed, by their context and by the plan of the kernel; of more than ``limit`` the oldest goes."""
+    """Messages of failed jobs, by context and by the plan of the kernel; of more than ``limit`` the oldest goes."""
 
     def __init__(self, limit: int = MAX_FAILED) -> None:
         self._limit = limit

@@ -1,4 +1,4 @@
-"""What a job is worked on with: its kernel, its environment, the devices that it may use, and how long all may take."""
+"""Preparation of a job: its kernel, environment, devices and deadlines, as they are when its turn comes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class JobSettings:
 class Preparation:
     """Makes a job's work of what is known when its turn comes; ``settings`` are replaced when they are read again.
 
-    ``captured`` tells the file of the inputs that were captured for a kernel's problem, empty if none were.
+    ``captured`` returns the file of the inputs that were captured for a kernel's problem, empty if none were.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which job comes next: order, coalescing, preemption, pauses. Decides, and does no IO."""
+"""Queue of waiting jobs: order, coalescing, preemption, pauses. No IO."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def extended(plan: Plan, asked: Plan) -> Plan | None:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What a request became: the job that does the work, and whether it is a new one."""
+    """The result of a request: the job that does the work, and whether it is a new one."""
 
     job: Job
     is_new: bool
@@ -95,7 +95,7 @@ class JobQueue:
         self._waiting[job.id] = job
 
     def want(self, job: Job, priority: int, reason: str, *, is_fixed: bool = False) -> Job:
-        """Return a job as it is when somebody else wants it too: never less important. It may wait or work."""
+        """Return a job as it is after one more request for it: never less important. It may wait or run."""
         if self._standings[job.id].raise_to(priority, is_fixed=is_fixed):
             job = replace(job, priority=priority, reason=reason)
         if job.id in self._waiting:
@@ -109,13 +109,13 @@ class JobQueue:
             self._standings[job.id].ask(self._clock(), times)
 
     def attend(self, whom: Hashable, jobs: Collection[int]) -> None:
-        """Note that somebody waits for jobs, whether they wait or work."""
+        """Note that a client waits for jobs, whether they wait or run."""
         for job_id in jobs:
             if job_id in self._standings:
                 self._standings[job_id].waiters.add(whom)
 
     def leave(self, whom: Hashable) -> None:
-        """Note that somebody waits no longer: what he waited for falls back."""
+        """Note that a client waits no longer: its jobs fall back."""
         for standing in self._standings.values():
             standing.waiters.discard(whom)
 
@@ -189,13 +189,13 @@ class JobQueue:
         return min(able, key=lambda job: self._order(job, now), default=None)
 
     def preempts(self, running: Job) -> bool:
-        """Tell whether a waiting job ranks so much higher that ``running`` should make way."""
+        """Return whether a waiting job ranks so much higher that ``running`` should make way."""
         first = self.next_for(running.device)
         return first is not None and self.rank(first.id) > self.rank(running.id)
 
     @property
     def devices(self) -> set[str]:
-        """The device models that somebody waits for."""
+        """The device models of waiting jobs."""
         return {job.device for job in self._waiting.values()}
 
     def _order(self, job: Job, now: float) -> tuple[bool, int, float, float, int]:

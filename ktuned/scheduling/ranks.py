@@ -1,6 +1,6 @@
-"""How important a job is, and since when it waits. Decides, and does no IO.
+"""Ranks of jobs: importance, and age while they wait. No IO.
 
-A job's *level* says why it is wanted: somebody waits for it, its file was just saved, lookups asked for it. Its *rank*
+A job's *level* says why it is wanted: a client waits for it, its file was just saved, lookups asked for it. Its *rank*
 rises with the time that it waits, without an end, so that it gets a turn at last whatever else comes; for the
 length of that turn it keeps what it has gained.
 """
@@ -14,10 +14,10 @@ from ktuned.fleet import aged
 from ktuned.model import Priority
 
 AGE_S = 600.0
-"""How long a job waits until that counts as a level: a job of default size takes some minutes."""
+"""Wait that counts as a level: a job of default size takes some minutes."""
 
 TURN_S = 60.0
-"""How long a job that has waited its way up is left to work, whoever comes: time for some compiles and measurements,
+"""Turn of a job that has waited its way up, which no newcomer cuts short: time for some compiles and measurements,
 which stay known when it makes way again."""
 
 HALF_LIFE_S = 300.0
@@ -26,9 +26,9 @@ HALF_LIFE_S = 300.0
 
 @dataclass(slots=True)
 class Standing:
-    """What is known of how much a job is wanted; ``base`` is what it was asked for with, times are a clock's seconds.
+    """The standing of a job; ``base`` is the priority of its requests, times are a clock's seconds.
 
-    ``is_fixed`` says that whoever asked gave its priority, and means it also while somebody waits.
+    ``is_fixed`` says that the request gave a priority, which then holds while clients wait, too.
     """
 
     base: int
@@ -42,7 +42,7 @@ class Standing:
 
     @property
     def level(self) -> int:
-        """How important the job is now; it falls back when nobody waits any more."""
+        """The importance of the job now; it falls back when its last client leaves."""
         return max(self.base, Priority.WAITED_FOR) if self.waiters and not self.is_fixed else self.base
 
     def rank(self, now: float) -> int:
@@ -52,7 +52,7 @@ class Standing:
         return self.level + self._lift if now - self.began < TURN_S else self.level
 
     def raise_to(self, base: int, *, is_fixed: bool = False) -> bool:
-        """Take note that somebody else wants the job too; return whether that is more important. Never lowers it."""
+        """Record one more request for the job; return whether it is more important. Never lowers the level."""
         self.is_fixed = self.is_fixed and is_fixed
         if base <= self.base:
             return False
@@ -78,5 +78,5 @@ class Standing:
         self.began = None
 
     def wait_from(self, now: float) -> None:
-        """Begin to wait anew: what could not have run has not waited."""
+        """Start the wait again: a job that could not have run has not waited."""
         self.since = now

@@ -59,13 +59,13 @@ class Reverification:
         device = next((device for device in devices if device.model == winner.context.device), None)
         if device is None:
             return None
-        ground = self._machine.context(kernel, environment, job.problem, device)
-        if ground == winner.context:
+        context = self._machine.context(kernel, environment, job.problem, device)
+        if context == winner.context:
             return None
-        if ground.problem != winner.context.problem:
+        if context.problem != winner.context.problem:
             raise UsageError(f"{kernel.name} specialises its problems otherwise now")
         arrival = await self._jobs.submit(
-            ground.key,
+            context.key,
             job.problem,
             priority=Priority.VERIFY,
             reason=REASON,
@@ -77,6 +77,6 @@ class Reverification:
         """Return the declared plan with a budget for the best: they are what every job begins with."""
         best = [trial.config for trial in self._store.best_trials(winner.context, TRUSTED)]
         first = [winner.config, *(config for config in best if config != winner.config)][:TRUSTED]
-        # The default is tried second, because speed-ups are told against it; it takes nobody's place.
+        # The default is tried second, because speed-ups are relative to it; it takes no other config's place.
         besides = kernel.default is not None and kernel.default not in first
         return replace(kernel.plan, trials=min(kernel.plan.trials, len(first) + besides))

@@ -399,7 +399,7 @@ def test_what_a_full_store_refused_is_tuned_when_it_can_be_written(daemon: Daemo
     store = daemon.home / "ktuned.sqlite"
     store.rename(store.with_name("aside"))
     path.write_text(path.read_text().replace("us=90.0", "us=20.0"))
-    daemon.until(lambda: "tuned anew later" in daemon.ktuned("status").stderr, "the save to be put off")
+    daemon.until(lambda: "tuned again later" in daemon.ktuned("status").stderr, "the save to be put off")
     assert "was removed or replaced" in daemon.ktuned("status").stderr
     store.with_name("aside").rename(store)
     daemon.until(
