@@ -20,7 +20,7 @@ from ktuned.daemon.assembly import Replacements, assemble
 from ktuned.daemon.config import Settings, load_settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.model.kernel import KernelInfo, Root
-from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, key_problem
+from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, key_problem
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.scheduling.dispatcher import Intervals
@@ -208,7 +208,7 @@ async def assembled(
             if not _reports:
                 await parts.machine.probe(parts.environment)
                 _reports.update(store.probes())
-            async with parts.fleet.lend("inspect", parts.environment):
+            async with parts.fleet.lend(Role.INSPECT, parts.environment):
                 # One worker is up, and is nobody's leak.
                 pass
             async with anyio.create_task_group() as tasks:

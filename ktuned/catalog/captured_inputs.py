@@ -31,10 +31,9 @@ class CapturedInputs:
         held = self._held.get((kernel, problem))
         return "" if held is None else held.digest
 
-    def path(self, kernel: KernelInfo, problem: Problem) -> str:
-        """Return the file of a problem's captured inputs; empty if there are none."""
-        digest = self.digest(kernel.name, canonical(kernel.specialized(problem)))
-        return str(self.file(digest)) if digest else ""
+    def digest_for(self, kernel: KernelInfo, problem: Problem) -> str:
+        """Return the digest of the captured inputs of a whole problem; empty if there are none."""
+        return self.digest(kernel.name, canonical(kernel.specialized(problem)))
 
     def file(self, digest: str) -> Path:
         """Return where the inputs of a digest lie."""

@@ -347,4 +347,4 @@ def is_below(path: str, directory: str) -> bool:
 
 def environment_of(root: Root) -> Environment:
     """Return the environment that a root's workers run in."""
-    return Environment(root.python, root.path, tuple(sorted(root.env.items())))
+    return Environment(root.python, root.path, tuple(sorted(root.env.items())), root.name)

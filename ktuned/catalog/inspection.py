@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -17,7 +17,8 @@ from ktuned.catalog.project_file import PROJECT_FILE, digest_of
 from ktuned.catalog.roots import asked_again, named
 from ktuned.catalog.trust import Trust, Untrusted
 from ktuned.fleet import KILLS_EXCUSED, Fleet, is_outside_kill
-from ktuned.model import KernelInfo, Root, SettingsError, StoreError, UsageError, WorkerError
+from ktuned.ipc import absolute, relative, replies, requests
+from ktuned.model import KernelInfo, Role, Root, SettingsError, StoreError, UsageError, WorkerError
 from ktuned.store import Store
 
 _log = structlog.get_logger()
@@ -284,14 +285,14 @@ class Survey:
         kills = 0
         while len(done) < len(files):
             rest = files[len(done) :]
-            received: list[dict[str, Any]] = []
-            request = {"op": "inspect", "root": root.path, "project": root.name, "files": rest}
+            received: list[replies.InspectedFile] = []
+            request = requests.Inspect(root.name, tuple(relative(file, root.path) for file in rest))
             try:
-                async with self._fleet.lend("inspect", environment_of(root)) as worker:
-                    await worker.call(request, self._deadlines, first_phase="inspect", on_item=received.append)
-                done += map(_inspection, received)
+                async with self._fleet.lend(Role.INSPECT, environment_of(root)) as worker:
+                    await worker.exchange(request, self._deadlines, on_item=received.append)
+                done += [_inspection(item, root) for item in received]
             except WorkerError as error:
-                done += map(_inspection, received)
+                done += [_inspection(item, root) for item in received]
                 if is_outside_kill(error) and kills < KILLS_EXCUSED:
                     kills += 1
                     continue
@@ -313,12 +314,20 @@ def printable(path: str) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def _inspection(item: Mapping[str, Any]) -> Inspection:
+def _inspection(item: replies.InspectedFile, root: Root) -> Inspection:
+    """Return an inspected file with the absolute paths that the catalog knows."""
     return Inspection(
-        file=item["file"],
-        kernels=tuple(KernelInfo.from_wire(entry) for entry in item["kernels"]),
-        errors=tuple(
-            FileError(entry["path"], entry["line"], entry["message"], entry["hint"]) for entry in item["errors"]
-        ),
-        stamps=item["stamps"],
+        file=absolute(item.file, root.path),
+        kernels=tuple(_located(kernel, root) for kernel in item.kernels),
+        errors=tuple(FileError(error.path, error.line, error.message, error.hint) for error in item.errors),
+        stamps={absolute(path, root.path): digest for path, digest in item.digests.items()},
+    )
+
+
+def _located(kernel: KernelInfo, root: Root) -> KernelInfo:
+    return replace(
+        kernel,
+        file=absolute(kernel.file, root.path),
+        sources=tuple(absolute(source, root.path) for source in kernel.sources),
+        stamps={absolute(path, root.path): digest for path, digest in kernel.stamps.items()},
     )

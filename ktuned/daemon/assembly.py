@@ -22,7 +22,7 @@ from ktuned.daemon.notices import Notices
 from ktuned.daemon.reload import CurrentSettings, Reload, watched_roots
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Machine, Probes
-from ktuned.fleet import Fleet
+from ktuned.fleet import Fleet, LocalExecutor
 from ktuned.lookup import AnswerCaches, Generations, Lookups
 from ktuned.model import Root
 from ktuned.scheduling import (
@@ -127,24 +127,29 @@ def assemble(
     # Who runs, and where.
     idle_policy = IdlePolicy(settings.policy)
     job_machine = JobMachine(pauses=store.pauses(), refuse=idle_policy.refuse)
-    fleet = Fleet(
-        scratch=settings.cache / "tmp",
+    executor = LocalExecutor(
+        scratch=settings.scratch,
         cache=settings.cache,
+        artifacts=settings.artifacts,
+        captures=settings.captures,
         base_env=dict(os.environ) if replaced.base_env is None else replaced.base_env,
-        compile_slots=settings.compile_slots,
         compile_cores=settings.compile_cores,
+        adopts=replaced.adopts,
+    )
+    fleet = Fleet(
+        executor,
+        compile_slots=settings.compile_slots,
         spawn_s=settings.deadlines["spawn"],
         memory_limits=(settings.bench_bytes, settings.compile_bytes),
         keeps_spares=settings.keeps_spares,
-        adopts=replaced.adopts,
         rank_of=job_machine.rank,
     )
 
     # What is known: kernels, inputs, devices, artifacts.
-    artifacts = Artifacts(settings.cache / "artifacts", settings.artifacts_bytes)
+    artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
     catalog = Catalog(watched_roots(settings, store), store.kernels(), store.projects.aliases())
     trust = Trust(settings.trusted_directories)
-    captured_inputs = CapturedInputs(store, settings.state / "captures")
+    captured_inputs = CapturedInputs(store, settings.captures)
     machine = Machine(
         fleet,
         store,
@@ -183,7 +188,7 @@ def assemble(
         fleet=fleet,
         trust=trust,
         deadlines=deadlines,
-        captured=captured_inputs.path,
+        captured=captured_inputs.digest_for,
     )
     jobs = Jobs(
         job_machine,

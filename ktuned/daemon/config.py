@@ -87,6 +87,21 @@ class Settings(msgspec.Struct, frozen=True):
     file: File = File()
     asked: tuple[str | None, str | None, str | None, float | None] = (None, None, None, None)
 
+    @property
+    def artifacts(self) -> Path:
+        """The directory of sealed artifacts."""
+        return self.cache / "artifacts"
+
+    @property
+    def captures(self) -> Path:
+        """The directory of captured inputs."""
+        return self.state / "captures"
+
+    @property
+    def scratch(self) -> Path:
+        """The directory of workers' temporary files; a daemon that starts clears it."""
+        return self.cache / "tmp"
+
     def again(self) -> Settings:
         """Return the settings as ``config.toml`` says them now.
 

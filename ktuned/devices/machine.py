@@ -15,7 +15,9 @@ import anyio
 import structlog
 
 from ktuned.backends import Absence
+from ktuned.devices.environment_report import EnvironmentReport
 from ktuned.fleet import Environment, Fleet
+from ktuned.ipc import replies, requests
 from ktuned.model import (
     BackendError,
     Context,
@@ -26,6 +28,7 @@ from ktuned.model import (
     KeyProblem,
     NotFound,
     Problem,
+    Role,
     StoreError,
     Target,
     UsageError,
@@ -63,11 +66,11 @@ class Aim:
         )
 
 
-def _fingerprints(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:
     """Return the toolchains' and the devices' fingerprints in a report, by their digests."""
-    said = [found.get("fingerprint", {}) for found in report["backends"].values()]
-    said += [device["fingerprint"] for found in report["backends"].values() for device in found.get("devices", ())]
-    return {fingerprint_digest(fingerprint): fingerprint for fingerprint in said}
+    found = [backend.fingerprint for backend in report.backends.values()]
+    found += [device.fingerprint for backend in report.backends.values() for device in backend.devices]
+    return {fingerprint_digest(fingerprint): fingerprint for fingerprint in found}
 
 
 class Machine:
@@ -94,11 +97,15 @@ class Machine:
         self._fleet = fleet
         self._store = store
         self._deadlines = deadlines
-        self._reports: dict[str, dict[str, Any]] = dict(store.probes())
+        self._reports = {
+            key: report
+            for key, kept in store.probes().items()
+            if (report := EnvironmentReport.from_json(kept)) is not None
+        }
         self._probed: set[str] = set()
         self._locks: dict[str, anyio.Lock] = {}
 
-    async def probe(self, environment: Environment, *, again: bool = False) -> dict[str, Any]:
+    async def probe(self, environment: Environment, *, again: bool = False) -> EnvironmentReport:
         """Ask an environment's backends what they are, once in a daemon's life; return the report.
 
         A report with an ``error`` says why no worker could answer; it is asked again the next time.
@@ -107,24 +114,23 @@ class Machine:
         async with self._locks.setdefault(key, anyio.Lock()):
             if key in self._probed and not again:
                 return self._reports[key]
-            # What was known stays known while no worker can answer: lookups stand on it.
-            known = self._reports.get(key, {}).get("backends", {})
-            report: dict[str, Any] = {"python": environment.python, "error": None, "backends": known}
+            known = self._reports.get(key, EnvironmentReport(environment.python))
             try:
-                async with self._fleet.lend("inspect", environment) as worker:
-                    answer, _ = await worker.call({"op": "probe"}, self._deadlines, first_phase="inspect")
-                report["backends"] = answer["backends"]
-                report["version"] = answer["version"]
-                report["strategies"] = answer["strategies"]
-                report["nvml"] = answer["nvml"]
+                async with self._fleet.lend(Role.INSPECT, environment) as worker:
+                    found, _ = await worker.exchange(requests.Probe(), self._deadlines)
+                report = EnvironmentReport(
+                    environment.python, found.backends, None, found.version, found.nvml, found.strategies
+                )
                 self._probed.add(key)
             except WorkerError as error:
-                report["error"] = error.to_wire()
+                # Lookups depend on the backends, so those that were known stay while no worker can answer.
+                fault = replies.Fault(error.code, error.message, error.hint)
+                report = EnvironmentReport(environment.python, known.backends, fault)
                 _log.warning("probe_failed", python=environment.python, reason=error.message)
             if report != self._reports.get(key):
                 self._reports[key] = report
                 try:
-                    await self._store.save_probe(key, report)
+                    await self._store.save_probe(key, report.to_json())
                     await self._store.save_versions(_fingerprints(report))
                 except StoreError as error:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
@@ -136,12 +142,11 @@ class Machine:
         Raises:
             UsageError: it is not installed there.
         """
-        report = await self.probe(environment)
-        if name not in report.get("strategies", [name]):
-            # Perhaps it has been installed since.
-            report = await self.probe(environment, again=True)
-        names = report.get("strategies", [name])
-        if name not in names:
+        names = (await self.probe(environment)).strategies
+        if names is not None and name not in names:
+            # It may have been installed since.
+            names = (await self.probe(environment, again=True)).strategies
+        if names is not None and name not in names:
             raise UsageError(
                 f"there is no strategy {name!r} in {environment.python} (installed: {', '.join(names)})",
                 hint="name one that is installed",
@@ -154,9 +159,9 @@ class Machine:
         """
         is_first = _key(environment) not in self._probed
         if is_first and (self.report(environment) is None or self.devices(environment, backend)):
-            self._fleet.prepare_spares("bench", environment, backend)
+            self._fleet.prepare_spares(Role.BENCH, environment, backend)
 
-    def report(self, environment: Environment) -> dict[str, Any] | None:
+    def report(self, environment: Environment) -> EnvironmentReport | None:
         """Return what is known of an environment now."""
         return self._reports.get(_key(environment))
 
@@ -165,18 +170,19 @@ class Machine:
         return [device for device in self._found(environment, backend) if self._is_chosen(device)]
 
     def _found(self, environment: Environment, backend: str) -> list[Device]:
-        return [Device.from_wire(entry) for entry in self._said(environment, backend).get("devices", ())]
+        return list(self._backend(environment, backend).devices)
 
     def _is_chosen(self, device: Device) -> bool:
         return not self.chosen or any(is_named(device, name) for name in self.chosen)
 
-    def _said(self, environment: Environment, backend: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = (self.report(environment) or {}).get("backends", {}).get(backend, {})
-        return found
+    def _backend(self, environment: Environment, backend: str) -> replies.BackendReport:
+        """Return what is known of a backend; nothing of one that is unknown."""
+        report = self.report(environment)
+        return _UNKNOWN if report is None else report.backends.get(backend, _UNKNOWN)
 
     def group_size(self, environment: Environment, backend: str) -> int:
         """Return how many units a backend gains from compiling at once."""
-        return int(self._said(environment, backend).get("group_size", 1))
+        return self._backend(environment, backend).group_size
 
     def target(self, environment: Environment, backend: str) -> str:
         """Return what a backend compiles for here: its first device's target, else ``arch``, else its own default.
@@ -188,13 +194,13 @@ class Machine:
         if found:
             return found[0].target
         absence = self._why_none(environment, backend)
-        said = self._said(environment, backend)
-        if not said or said["error"] or said["absent"]["reason"] == Absence.NO_COMPILER:
+        known = self._backend(environment, backend)
+        if known.absent is None or known.error is not None or known.absent.reason == Absence.NO_COMPILER:
             raise absence
-        if not said.get("target"):
+        if not known.target:
             named = "or name what to compile for: `ktuned compile --arch`"
             raise BackendError(absence.message, hint="; ".join(filter(None, (absence.hint, named))))
-        return self.arch or str(said["target"])
+        return self.arch or known.target
 
     def aim(self, environment: Environment, backend: str, wanted: str, *, compile_only: bool = False) -> Aim:
         """Return where the configs of a job for the device ``wanted`` are measured, on all devices that are alike.
@@ -232,24 +238,25 @@ class Machine:
 
     def _why_none(self, environment: Environment, backend: str) -> BackendError:
         report = self.report(environment)
-        if report is None or report["error"] is not None:
-            error = (report or {}).get("error") or {"message": "its backends have not been asked yet", "hint": ""}
-            return BackendError(f"{environment.python}: {error['message']}", hint=error["hint"])
-        found = report["backends"].get(backend)
+        if report is None:
+            return BackendError(f"{environment.python}: its backends have not been asked yet")
+        if report.error is not None:
+            return BackendError(f"{environment.python}: {report.error.message}", hint=report.error.hint)
+        found = report.backends.get(backend)
         if found is None:
-            installed = ", ".join(report["backends"]) or "none"
+            installed = ", ".join(report.backends) or "none"
             return BackendError(
                 f"{environment.python} has no backend {backend!r} (installed: {installed})",
                 hint=f"pip install 'ktuned[{backend.replace('_', '-')}]' into it",
             )
-        reason = found["error"] or found["absent"]
+        reason = found.error or found.absent
         if reason is None:
             there = ", ".join(f"{device.name} ({device.model})" for device in self._found(environment, backend))
             return BackendError(
                 f"config.toml's devices leave backend {backend!r} none of {there or 'no devices'}",
                 hint="name one of them there, or leave out `devices`",
             )
-        return BackendError(f"backend {backend!r} cannot run here: {reason['message']}", hint=reason["hint"])
+        return BackendError(f"backend {backend!r} cannot run here: {reason.message}", hint=reason.hint)
 
     def context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
         """Return the context of a measurement that is made now."""
@@ -259,7 +266,7 @@ class Machine:
             problem=KeyProblem(specialized),
             device=device.model,
             digest=self.digest(kernel, specialized),
-            toolchain=fingerprint_digest(self._said(environment, kernel.backend).get("fingerprint", {})),
+            toolchain=fingerprint_digest(self._backend(environment, kernel.backend).fingerprint),
             device_fingerprint=fingerprint_digest(device.fingerprint),
         )
 
@@ -273,17 +280,16 @@ class Machine:
 
         Two backends may know one device by two models.
         """
-        reports = list(self._reports.values()) if environment is None else [self.report(environment) or {}]
+        reports = self._reports.values() if environment is None else filter(None, [self.report(environment)])
         seats: dict[str, set[str]] = {}
         for report in reports:
-            for found in report.get("backends", {}).values():
-                for device in found.get("devices", ()):
-                    seats.setdefault(device["name"], set()).add(device["model"])
+            for device in report.devices:
+                seats.setdefault(device.name, set()).add(device.model)
         return seats
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""
-        return list(self._reports.values())
+        return [report.to_json() for report in self._reports.values()]
 
     @property
     def notices(self) -> list[str]:
@@ -291,19 +297,21 @@ class Machine:
         return [*self._unknown_names(), *_unjudged(self._reports[key] for key in sorted(self._probed))]
 
     def _unknown_names(self) -> Iterator[str]:
-        backends = [said for key in self._probed for said in self._reports[key]["backends"].values()]
-        entries = (entry for said in backends for entry in said["devices"])
-        there = list({device.name: device for device in map(Device.from_wire, entries)}.values())
+        backends = [backend for key in self._probed for backend in self._reports[key].backends.values()]
+        there = list({device.name: device for backend in backends for device in backend.devices}.values())
         for name in self.chosen if backends else ():
             if not any(is_named(device, name) for device in there):
                 listed = ", ".join(f"{device.name} ({device.model})" for device in there) or "none"
                 yield f"config.toml: devices names {name!r}, which no backend finds here (there are {listed})"
 
 
-def _unjudged(reports: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _unjudged(reports: Iterable[EnvironmentReport]) -> Iterator[str]:
     for report in reports:
-        if reason := report.get("nvml"):
-            yield f"who else uses the GPUs is not known to {report['python']}, so no timing is judged by it: {reason}"
+        if report.nvml:
+            yield f"who else uses the GPUs is not known to {report.python}, so no timing is judged by it: {report.nvml}"
+
+
+_UNKNOWN = replies.BackendReport("")
 
 
 def _is_like(one: Device, other: Device) -> bool:

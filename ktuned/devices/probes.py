@@ -28,8 +28,9 @@ class Probes:
     async def reports(self) -> list[dict[str, Any]]:
         """Return what every environment's backends are; without a root, those of the daemon's interpreter."""
         asked = self.environments() or [Environment(sys.executable, self._directory)]
+        found = [await self._machine.probe(one) for one in asked]
         # Roots that share an interpreter share its report.
-        return list({id(report): report for report in [await self._machine.probe(one) for one in asked]}.values())
+        return [report.to_json() for report in {id(one): one for one in found}.values()]
 
     def device_failed(self) -> None:
         """Note that a device may be gone: the next job must not count on it."""

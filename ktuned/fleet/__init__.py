@@ -1,11 +1,12 @@
 """The daemon's side of workers: processes, the pool, lanes, compile slots, kills, usage."""
 
 from ktuned.fleet import memory
+from ktuned.fleet.executor import Environment, Executor, Worker
 from ktuned.fleet.failures import KILLS_EXCUSED, DeadlineExpired, Output, RequestFailed, WorkerDied, is_outside_kill
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
+from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.priority_semaphore import Turns, aged
-from ktuned.fleet.process import Environment, WorkerProcess
 from ktuned.fleet.usage import CpuUse, Usage
 
 __all__ = [
@@ -15,15 +16,17 @@ __all__ = [
     "CpuUse",
     "DeadlineExpired",
     "Environment",
+    "Executor",
     "Fleet",
     "Lane",
     "LaneSick",
+    "LocalExecutor",
     "Output",
     "RequestFailed",
     "Turns",
     "Usage",
+    "Worker",
     "WorkerDied",
-    "WorkerProcess",
     "aged",
     "is_outside_kill",
     "memory",

@@ -1,22 +1,20 @@
-"""What can befall a request to a worker: it dies, it takes too long, it says that it cannot. No IO."""
+"""Failures of a request to a worker: it dies, it takes too long, it answers that it cannot. No IO."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ktuned.ipc import frames
-from ktuned.model import WorkerError
+from ktuned.ipc import frames, replies
+from ktuned.model import Phase, WorkerError
 
 
 class WorkerDied(WorkerError):
-    """The process ended while it was asked something."""
+    """The process ended during a request."""
 
     code = "worker_died"
 
-    def __init__(self, returncode: int, phase: str, output: Output, stopped: str = "") -> None:
+    def __init__(self, returncode: int, phase: Phase, output: Output, stopped: str = "") -> None:
         self.returncode = returncode
         self.phase = phase
         self.output = output
@@ -37,7 +35,7 @@ class WorkerDied(WorkerError):
 
     @property
     def is_outside_kill(self) -> bool:
-        """Whether a SIGKILL ended it that ktuned did not send: a person's, or the system's for want of memory."""
+        """Whether a SIGKILL that ktuned did not send ended it: a user's, or the kernel's for want of memory."""
         return self.returncode == -signal.SIGKILL and not self.stopped
 
 
@@ -46,7 +44,7 @@ class DeadlineExpired(WorkerError):
 
     code = "deadline"
 
-    def __init__(self, phase: str, deadline_s: float, output: Output) -> None:
+    def __init__(self, phase: Phase, deadline_s: float, output: Output) -> None:
         self.phase = phase
         self.deadline_s = deadline_s
         self.output = output
@@ -54,13 +52,13 @@ class DeadlineExpired(WorkerError):
 
 
 class RequestFailed(WorkerError):
-    """The worker could not do what it was asked, and said why; it lives on."""
+    """The worker could not carry a request out, and said why; it lives on."""
 
-    def __init__(self, failure: Mapping[str, Any], phase: str, output: Output) -> None:
-        super().__init__(failure["message"], hint=failure.get("hint", ""))
-        self.code = failure["code"]
+    def __init__(self, failure: replies.Failure, phase: Phase, output: Output) -> None:
+        super().__init__(failure.message, hint=failure.hint)
+        self.code = failure.code
         self.failure = failure
-        self.errno: int | None = failure.get("errno")
+        self.errno = failure.errno
         self.phase = phase
         self.output = output
 
@@ -87,16 +85,16 @@ def signal_name(number: int) -> str:
 
 
 def describe_exit(returncode: int) -> str:
-    """Say how a process ended: ``was killed by SIGSEGV`` or ``exited with code 3``."""
+    """Return how a process ended: ``was killed by SIGSEGV`` or ``exited with code 3``."""
     return f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
 
 
 KILLS_EXCUSED = 2
-"""How often what a worker did is done again because somebody killed it, before its own code is taken for the cause."""
+"""Kills from outside after which the work is done again, before its own code is taken for the cause."""
 
 
 def is_outside_kill(error: BaseException | None) -> bool:
-    """Tell whether something failed, however it was wrapped since, because its worker was killed from outside."""
+    """Return whether an error, however it was wrapped since, is a worker's kill from outside."""
     while error is not None and not isinstance(error, WorkerDied):
         error = error.__cause__
     return error is not None and error.is_outside_kill

@@ -1,4 +1,4 @@
-"""Lanes: one device's measuring seat each, on which at most one trial is measured at any time."""
+"""Lanes: one device's measuring position each, on which at most one trial is measured at any time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 
 import anyio
 
+from ktuned.fleet.executor import Environment, I, R, Worker
 from ktuned.fleet.failures import Output, RequestFailed
 from ktuned.fleet.health import Health
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.priority_semaphore import Turns
-from ktuned.fleet.process import Environment, WorkerProcess
-from ktuned.model import Device, WorkerError
+from ktuned.ipc import requests
+from ktuned.model import Device, Role, WorkerError
 
 REAP_S = 1.0
 """How long a killed worker may take to end: a process in an endless GPU kernel was seen to take 0.15 s."""
 
 SPARES_IN_TROUBLE = 2
 """Warm spares of a lane that has just lost a worker. Bad configs come in rows, being neighbours in the space: with one
-spare, whoever fails next waits for an interpreter that imports torch, which takes two seconds and more. Spares that
+spare, the next failure waits for an interpreter that imports torch, which takes two seconds and more. Spares that
 start together share the cores, and each holds memory."""
 
 TROUBLE_S = 60.0
@@ -31,12 +32,12 @@ TROUBLE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What a bench worker must have opened before it can measure: whose code, which kernel, problem and data."""
+    """The problem that a bench worker must have opened before it can measure; equal identities need no reopening."""
 
     environment: Environment
     backend: str
     identity: str
-    request: Mapping[str, Any]
+    request: requests.Request[Any, Any]
 
 
 class CannotOpen(WorkerError):
@@ -46,13 +47,13 @@ class CannotOpen(WorkerError):
 
 
 class LaneSick(WorkerError):
-    """The device does not work now: whoever may use another had better do so."""
+    """The device does not work now; a job with another device uses that."""
 
     code = "lane_sick"
 
 
 class Lane:
-    """One device; who measures on it holds :meth:`seat`.
+    """One device, which a job holds by :meth:`seat` while it measures.
 
     After its worker was killed a lane is suspect: on a GPU the next worker must pass a canary first. If it does not, or
     the killed one cannot be reaped because it sits in the driver, the lane is sick, and is tried again with back-off.
@@ -74,9 +75,9 @@ class Lane:
         self._fleet = fleet
         self._on_state = on_state
         self._turns = seat or Turns()
-        self._worker: WorkerProcess | None = None
+        self._worker: Worker | None = None
         self._bench: Bench | None = None
-        self._killed: WorkerProcess | None = None
+        self._killed: Worker | None = None
         self._killed_at = -TROUBLE_S
         self._is_suspect = False
 
@@ -135,8 +136,8 @@ class Lane:
                 self._worker = await self._well_worker(bench, deadlines)
             if self._is_in_trouble:
                 self._prepare_spares(bench)
-            await self._worker.call(bench.request, deadlines, first_phase="inspect")
-            # Where nothing has failed lately, its start would only slow this opening.
+            await self._worker.exchange(bench.request, deadlines)
+            # Not earlier: without a recent failure, a spare's start would only slow this opening.
             self._prepare_spares(bench)
             # The problem's data is its to keep; only what comes on top wears a worker out.
             self._worker.settle()
@@ -149,15 +150,15 @@ class Lane:
                 raise CannotOpen(error.message, hint=error.hint) from error
             raise
 
-    async def _well_worker(self, bench: Bench, deadlines: Mapping[str, float]) -> WorkerProcess:
-        """Return a worker on a device that works: at once where nothing speaks against it, else after a canary."""
+    async def _well_worker(self, bench: Bench, deadlines: Mapping[str, float]) -> Worker:
+        """Return a worker on a device that works; after a failure on it, only once a canary has passed."""
         trouble = await self._unreaped()
         if not trouble:
-            worker = await self._fleet.acquire("bench", bench.environment, self.device.name)
+            worker = await self._fleet.acquire(Role.BENCH, bench.environment, self.device.name)
             # A crash on the CPU leaves nothing behind: every other process runs on it all the while.
             if not self._is_suspect or self.device.kind == "cpu":
                 return worker
-            trouble = await self._sing(worker, deadlines)
+            trouble = await self._run_canary(worker, deadlines)
             if not trouble:
                 self._is_suspect = False
                 self._well()
@@ -171,7 +172,7 @@ class Lane:
 
     def _prepare_spares(self, bench: Bench) -> None:
         count = SPARES_IN_TROUBLE if self._is_in_trouble else 1
-        self._fleet.prepare_spares("bench", bench.environment, bench.backend, count)
+        self._fleet.prepare_spares(Role.BENCH, bench.environment, bench.backend, count)
 
     async def _unreaped(self) -> str:
         """Wait for the killed worker's end; return why the device cannot be used if it does not come."""
@@ -184,11 +185,10 @@ class Lane:
             return ""
         return f"worker {killed.pid} was killed but does not end: it is stuck in the driver"
 
-    async def _sing(self, worker: WorkerProcess, deadlines: Mapping[str, float]) -> str:
+    async def _run_canary(self, worker: Worker, deadlines: Mapping[str, float]) -> str:
         """Run the canary; return what is wrong with the device, or nothing."""
-        request = {"op": "canary", "device": self.device.to_wire()}
         try:
-            await worker.call(request, deadlines, first_phase="load")
+            await worker.exchange(requests.Canary(self.device), deadlines)
         except WorkerError as error:
             self._killed = worker
             worker.kill()
@@ -205,15 +205,21 @@ class Lane:
         if was_sick:
             self._on_state(self)
 
-    async def ask(self, request: Mapping[str, Any], deadlines: Mapping[str, float]) -> tuple[dict[str, Any], Output]:
-        """Ask the opened worker for a trial or a timing; the caller holds the seat.
+    async def exchange(
+        self,
+        request: requests.Request[R, I],
+        deadlines: Mapping[str, float],
+        *,
+        on_item: Callable[[I], None] | None = None,
+    ) -> tuple[R, Output]:
+        """Have the opened worker measure something; the caller holds the seat.
 
         Raises:
             WorkerDied, DeadlineExpired: the worker is gone; the next :meth:`open` takes the spare.
         """
         assert self._worker is not None
         try:
-            return await self._worker.call(request, deadlines, first_phase="load")
+            return await self._worker.exchange(request, deadlines, on_item=on_item)
         except BaseException:
             self.drop()
             raise
@@ -235,7 +241,7 @@ class Lane:
     def rest(self) -> None:
         """Give the worker back when there is nothing to measure, so that it can be let go."""
         if self._worker is not None and self._bench is not None:
-            self._fleet.release(self._bench.environment, self._worker)
+            self._fleet.release(self._worker)
         self._worker = None
         self._bench = None
 

@@ -1,7 +1,7 @@
-"""One worker process: spawned as a group of its own, asked over a private pipe pair, SIGKILLed as a whole.
+"""One worker process: spawned as a group of its own, served over a private pipe pair, SIGKILLed as a whole.
 
-A request has a deadline for each phase. When one passes, when the worker dies, or when the asking task is cancelled,
-the worker is killed: what it was doing cannot be known any more, and nothing is lost with it.
+A request has a deadline for each phase. When one passes, when the worker dies, or when the calling task is cancelled,
+the worker is killed: its state cannot be known any more, and nothing is lost with it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import anyio
 
 from ktuned.fleet import memory, warden
+from ktuned.fleet.executor import Environment, I, R, Worker
 from ktuned.fleet.expiry import Expiry
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
-from ktuned.ipc import frames
-from ktuned.model import WorkerError
+from ktuned.ipc import InvalidMessage, Places, frames, replies, requests
+from ktuned.model import Phase, Role, WorkerError
 
 DAEMON_MARK = "KTUNED_DAEMON"
 WORKER_MARK = "KTUNED_WORKER"
@@ -48,18 +48,9 @@ _PIPEFULS = 4
 _INBOX_LIMIT = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """Whose code a worker runs: the interpreter, the directory, what the environment adds."""
-
-    python: str
-    cwd: str
-    env: tuple[tuple[str, str], ...] = ()
-
-
 @dataclass
 class _Tail:
-    """The last bytes of a stream that nobody may block on, however much is written to it."""
+    """The last bytes of a stream; its writer never blocks, however much it writes."""
 
     fd: int
     kept: bytearray = field(default_factory=bytearray)
@@ -76,13 +67,13 @@ class _Tail:
         return bool(data)
 
     def read_rest(self) -> None:
-        """Take what lies in the pipe; bounded, lest code that prints without end keep the daemon reading."""
+        """Take what lies in the pipe; bounded, because code may print without end."""
         for _ in range(_PIPEFULS):
             if not self.read_some():
                 break
 
     def take(self) -> str:
-        """Return the tail as text and begin anew."""
+        """Return the tail as text and clear it."""
         if not self.kept:
             return ""
         text = bytes(self.kept[-TAIL_BYTES:]).decode(errors="replace")
@@ -90,23 +81,23 @@ class _Tail:
         return text
 
 
-class WorkerProcess:
-    """A running worker; made by :func:`spawn`."""
+class WorkerProcess(Worker):
+    """A worker on this machine; made by :func:`spawn`."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], mark: str, scratch: Path, read_fd: int, write_fd: int, role: str
+        self,
+        role: Role,
+        environment: Environment,
+        process: subprocess.Popen[bytes],
+        *,
+        mark: str,
+        scratch: Path,
+        read_fd: int,
+        write_fd: int,
     ) -> None:
+        super().__init__(role, environment, process.pid)
         assert process.stdout is not None
         assert process.stderr is not None
-        self.pid = process.pid
-        self.role = role
-        self.started = monotonic()
-        self.requests = 0
-        # The device on which it has worked, and has its context.
-        self.seat = ""
-        self.memory_bytes = 0
-        self.settled_bytes = 0
-        self.gone = anyio.Event()
         self._process = process
         self._mark = mark
         self._scratch = scratch
@@ -115,12 +106,13 @@ class WorkerProcess:
         self._write_fd = write_fd
         self._pidfd = os.pidfd_open(process.pid)
         self._decoder = frames.Decoder()
-        self._inbox: deque[dict[str, Any]] = deque()
+        self._inbox: deque[replies.Item | replies.Done | replies.Failed] = deque()
+        self._answer_types: tuple[type[Any], type[Any] | None] | None = (replies.Ready, None)
         self._news: asyncio.Future[None] | None = None
         self._expiry = Expiry(self._loop, self._wake)
         self._deadlines: Mapping[str, float] = {}
         self._reading = True
-        self._phase = "spawn"
+        self._phase = Phase.SPAWN
         self._returncode: int | None = None
         self._stopped = ""
         self._tails = [_Tail(process.stdout.fileno()), _Tail(process.stderr.fileno())]
@@ -136,34 +128,30 @@ class WorkerProcess:
         """Whether the process has not ended yet."""
         return self._returncode is None
 
-    async def call(
+    async def exchange(
         self,
-        request: Mapping[str, Any],
+        request: requests.Request[R, I],
         deadlines: Mapping[str, float],
         *,
-        first_phase: str,
-        on_item: Callable[[dict[str, Any]], None] | None = None,
-    ) -> tuple[dict[str, Any], Output]:
-        """Ask the worker something; return its answer, and what its code printed meanwhile.
-
-        ``deadlines`` gives each phase's seconds; ``first_phase`` runs until the worker names another.
+        on_item: Callable[[I], None] | None = None,
+    ) -> tuple[R, Output]:
+        """Send a request; return its reply, and what the worker's code printed meanwhile.
 
         Raises:
-            WorkerDied: it ended meanwhile.
-            DeadlineExpired: a phase took too long; the worker is killed.
-            RequestFailed: it answered that it cannot.
+            WorkerDied, DeadlineExpired, RequestFailed: as :meth:`Worker.exchange`.
         """
         self.requests += 1
-        self._phase = first_phase
+        self._phase = request.first_phase
         self._deadlines = deadlines
+        self._answer_types = requests.answer_types(type(request))
         for tail in self._tails:
             tail.take()
         done = False
         try:
-            await self._send(frames.encode(dict(request)), deadlines[first_phase])
-            answer = await self._answer(on_item)
+            await self._send(requests.encode(request), deadlines[request.first_phase])
+            reply: R = await self._reply(on_item)
             done = True
-            return answer, self._output()
+            return reply, self._output()
         except RequestFailed:
             done = True
             raise
@@ -172,15 +160,15 @@ class WorkerProcess:
                 self.kill()
 
     async def ready(self, deadline_s: float) -> None:
-        """Wait until a new worker says that it can be asked.
+        """Wait until a new worker takes requests.
 
         Raises:
             WorkerDied, DeadlineExpired: it never does; it is killed.
         """
-        self._deadlines = {"spawn": deadline_s}
+        self._deadlines = {Phase.SPAWN: deadline_s}
         done = False
         try:
-            await self._answer(None)
+            await self._reply(None)
             done = True
         finally:
             if not done:
@@ -208,28 +196,28 @@ class WorkerProcess:
         if scope.cancelled_caught:
             raise DeadlineExpired(self._phase, deadline_s, self._output())
 
-    async def _answer(self, on_item: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
+    async def _reply(self, on_item: Callable[[Any], None] | None) -> Any:
         self._expiry.begin(self._deadlines[self._phase])
         try:
             while True:
-                message = await self._receive()
-                if "item" in message:
-                    if on_item is not None:
-                        on_item(message["item"])
-                elif "done" in message:
-                    answer: dict[str, Any] = message["done"]
-                    return answer
-                else:
-                    raise RequestFailed(message["failed"], self._phase, self._output())
+                match await self._receive():
+                    case replies.Item(value):
+                        if on_item is not None:
+                            on_item(value)
+                    case replies.Done(value):
+                        return value
+                    case replies.Failed(failure):
+                        raise RequestFailed(failure, self._phase, self._output())
         finally:
             self._expiry.end()
             self._deadlines = {}
+            self._answer_types = None
 
     def _wake(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    async def _receive(self) -> dict[str, Any]:
+    async def _receive(self) -> replies.Item | replies.Done | replies.Failed:
         while not self._inbox:
             if self._returncode is not None:
                 raise WorkerDied(self._returncode, self._phase, self._output(), self._stopped)
@@ -237,11 +225,11 @@ class WorkerProcess:
                 raise DeadlineExpired(self._phase, self._expiry.deadline_s, self._output())
             self._news = self._loop.create_future()
             await self._news
-        message = self._inbox.popleft()
+        answer = self._inbox.popleft()
         if not self._reading and self._returncode is None:
             self._reading = True
             self._loop.add_reader(self._read_fd, self._on_message)
-        return message
+        return answer
 
     def _output(self) -> Output:
         """Return what was printed since the request began, what still lies in the pipes included."""
@@ -258,7 +246,7 @@ class WorkerProcess:
         try:
             for message in self._decoder.feed(data):
                 self._take_in(message)
-        except frames.FrameError:
+        except (frames.FrameError, InvalidMessage):
             self.stop(_NO_ANSWERS)
             data = b""
         if not data or len(self._inbox) > _INBOX_LIMIT:
@@ -267,21 +255,26 @@ class WorkerProcess:
             self._wake()
 
     def _take_in(self, message: dict[str, Any]) -> None:
-        """Follow a phase at once, without waking who waits for the answer; keep anything else for them.
+        """Follow a phase at once, without waking the caller; keep anything else for it.
 
-        After an item its phase begins anew: what comes next has the whole deadline.
+        After an item its phase begins again: the next one has the whole deadline.
         """
-        if not frames.is_answer(message):
-            raise frames.FrameError("a message that is no answer")
-        phase = message.get("phase", self._phase)
-        if "phase" in message or "item" in message:
-            if phase not in self._deadlines:
-                raise frames.FrameError(f"a phase {phase!r} that has no deadline")
-            self._phase = phase
-            self._expiry.begin(self._deadlines[phase])
-        if "phase" not in message:
-            self._inbox.append(message)
-            self._wake()
+        if self._answer_types is None:
+            raise InvalidMessage("an answer without a request")
+        answer = replies.decode(message, *self._answer_types)
+        if isinstance(answer, replies.PhaseBegun):
+            self._begin_phase(answer.phase)
+            return
+        if isinstance(answer, replies.Item):
+            self._begin_phase(self._phase)
+        self._inbox.append(answer)
+        self._wake()
+
+    def _begin_phase(self, phase: Phase) -> None:
+        if phase not in self._deadlines:
+            raise InvalidMessage(f"a phase {phase!r} that has no deadline")
+        self._phase = phase
+        self._expiry.begin(self._deadlines[phase])
 
     def _on_output(self, tail: _Tail) -> None:
         if not tail.read_some():
@@ -312,13 +305,13 @@ class WorkerProcess:
             data = os.read(self._read_fd, _READ_BYTES)
             for message in self._decoder.feed(data):
                 self._take_in(message)
-        except (BlockingIOError, frames.FrameError):
+        except (BlockingIOError, frames.FrameError, InvalidMessage):
             return False
         return bool(data)
 
-    def settle(self) -> None:
-        """Take what it uses now for what it needs; what it uses beyond that later on is growth."""
-        self.memory_bytes = self.settled_bytes = memory.tree_bytes(self.pid)
+    def measure_memory(self) -> None:
+        """Set :attr:`memory_bytes` to what the process and its descendants have resident."""
+        self.memory_bytes = memory.tree_bytes(self.pid)
 
     def kill(self) -> None:
         """SIGKILL the whole process group; :attr:`gone` is set when the kernel has let go of the worker."""
@@ -327,7 +320,7 @@ class WorkerProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def stop(self, why: str) -> None:
-        """Kill the worker for what it does; ``why`` is what who asked it something is told."""
+        """Kill the worker for what it does; ``why`` is the error of the request under way."""
         self._stopped = why
         self.kill()
 
@@ -338,9 +331,15 @@ class WorkerProcess:
 
 
 def spawn(
-    environment: Environment, *, role: str, base_env: Mapping[str, str], worker_id: str, scratch: Path
+    environment: Environment,
+    *,
+    role: Role,
+    base_env: Mapping[str, str],
+    places: Places,
+    worker_id: str,
+    scratch: Path,
 ) -> WorkerProcess:
-    """Start a worker process; await :meth:`WorkerProcess.ready` before asking it anything.
+    """Start a worker process; await :meth:`WorkerProcess.ready` before the first request.
 
     Raises:
         WorkerError: the interpreter cannot be started.
@@ -360,10 +359,11 @@ def spawn(
         os.close(write_fd)
         raise WorkerError(f"cannot start a worker: {error.strerror}", hint=_MENDS.get(error.errno or 0, "")) from error
     env = {**base_env, **dict(environment.env), WORKER_MARK: worker_id, "TMPDIR": str(scratch)}
+    arguments = (role, str(child_read), str(child_write), str(os.getpid()), places.to_argument())
     try:
         # -P: a module in the worker's directory must not shadow the ones that the worker itself is made of.
         process = subprocess.Popen(
-            [environment.python, "-P", "-m", "ktuned.worker", str(child_read), str(child_write), str(os.getpid())],
+            [environment.python, "-P", "-m", "ktuned.worker", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -383,4 +383,5 @@ def spawn(
     finally:
         os.close(child_read)
         os.close(child_write)
-    return WorkerProcess(process, f"{WORKER_MARK}={worker_id}", scratch, read_fd, write_fd, role)
+    mark = f"{WORKER_MARK}={worker_id}"
+    return WorkerProcess(role, environment, process, mark=mark, scratch=scratch, read_fd=read_fd, write_fd=write_fd)

@@ -1,7 +1,29 @@
-"""What the daemon and its workers exchange: frames over pipes, artifact manifests, file stamps."""
+"""What the daemon and its workers exchange: typed requests and replies in frames, artifact manifests, file stamps."""
 
-from ktuned.ipc import frames, manifest
+from ktuned.ipc import frames, manifest, replies, requests
+from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
+from ktuned.ipc.places import Places, absolute, artifact_place, relative, staging_place
 from ktuned.ipc.stamps import ABSENT, lexical, stamp, stamps
 
-__all__ = ["ABSENT", "MANIFEST_NAME", "DamagedArtifact", "Manifest", "frames", "lexical", "manifest", "stamp", "stamps"]
+__all__ = [
+    "ABSENT",
+    "MANIFEST_NAME",
+    "DamagedArtifact",
+    "InvalidMessage",
+    "Manifest",
+    "Places",
+    "absolute",
+    "artifact_place",
+    "frames",
+    "from_plain",
+    "lexical",
+    "manifest",
+    "relative",
+    "replies",
+    "requests",
+    "staging_place",
+    "stamp",
+    "stamps",
+    "to_plain",
+]

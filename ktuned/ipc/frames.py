@@ -16,7 +16,7 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 """The largest frame: an inspection of a file with hundreds of kernels takes some 100 KiB."""
 
 OUT_OF_MEMORY = 86
-"""How a worker exits that was refused memory: what it holds must go, and a death is what it is told as."""
+"""The exit status of a worker whose allocation failed: its memory must go, so it dies instead of answering."""
 
 _LENGTH = struct.Struct(">I")
 
@@ -35,16 +35,6 @@ def encode(message: dict[str, Any]) -> bytes:
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a message of {len(body)} bytes exceeds the frame limit of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
-
-
-def is_answer(message: dict[str, Any]) -> bool:
-    """Tell whether a message is one that a worker sends: ``phase``, ``item``, ``done`` or ``failed``."""
-    match message:
-        case {"phase": str()} | {"item": dict()} | {"done": dict()}:
-            return True
-        case {"failed": {"code": str(), "message": str()}}:
-            return True
-    return False
 
 
 class Decoder:

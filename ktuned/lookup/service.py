@@ -14,6 +14,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
+from ktuned.ipc import requests
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.ladder import admits_plainly, answer
 from ktuned.lookup.pins import Pins
@@ -25,6 +26,7 @@ from ktuned.model import (
     NotFound,
     Priority,
     Problem,
+    Role,
     Status,
     Winner,
     WorkerError,
@@ -283,18 +285,11 @@ class Lookups:
         root = self._catalog.root_of(kernel.file)
         if root is None:
             return
-        request = {
-            "op": "admits",
-            "root": root.path,
-            "file": kernel.file,
-            "kernel": kernel.kernel,
-            "stamps": dict(kernel.stamps),
-            "problem": dict(follow_up.problem),
-            "configs": [dict(config) for config in follow_up.configs],
-        }
+        named = requests.KernelRef.of(kernel, root.name, root.path)
+        request = requests.Admits(named, follow_up.problem, follow_up.configs)
         try:
-            async with self._fleet.lend("inspect", self._catalog.environment(kernel)) as worker:
-                reply, _ = await worker.call(request, self._deadlines, first_phase="inspect")
+            async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
+                reply, _ = await worker.exchange(request, self._deadlines)
         except WorkerError as error:
             if error.code == "source_changed":
                 self._sent.discard(follow_up.key)
@@ -302,6 +297,6 @@ class Lookups:
             return
         if len(self._admitted) >= MAX_REMEMBERED:
             self._admitted.clear()
-        for config, admitted in zip(follow_up.configs, reply["admitted"], strict=True):
+        for config, admitted in zip(follow_up.configs, reply.admitted, strict=True):
             self._admitted[kernel.plan_digest, canonical(follow_up.problem), canonical(config)] = admitted
         self.caches.changed(kernel.name)

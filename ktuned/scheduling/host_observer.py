@@ -9,7 +9,8 @@ import structlog
 
 from ktuned.devices import Machine
 from ktuned.fleet import CpuUse, Environment, Fleet, Usage
-from ktuned.model import WorkerError
+from ktuned.ipc import requests
+from ktuned.model import Role, WorkerError
 from ktuned.scheduling.idle_policy import Reading
 
 _log = structlog.get_logger()
@@ -51,13 +52,11 @@ class HostObserver:
         """Ask a worker of the first environment that knows GPUs; without one there are no users."""
         for environment in self._environments():
             if any(name.startswith("cuda:") for name in self._machine.seats(environment)):
-                request = {"op": "gpu_users", "ours": sorted(self._usage.pids())}
                 try:
-                    async with self._fleet.lend("inspect", environment) as worker:
-                        answer, _ = await worker.call(request, self._deadlines, first_phase="inspect")
+                    async with self._fleet.lend(Role.INSPECT, environment) as worker:
+                        found, _ = await worker.exchange(requests.GpuUsers(tuple(self._usage.pids())), self._deadlines)
                 except WorkerError as error:
                     _log.info("gpu_users_unknown", reason=error.message)
                     return {}
-                users: Mapping[str, int] = answer["users"]
-                return users
+                return found.users
         return {}

@@ -29,7 +29,7 @@ class JobSettings:
 class Preparation:
     """Makes a job's work of what is known when its turn comes; ``settings`` are replaced when they are read again.
 
-    ``captured`` returns the file of the inputs that were captured for a kernel's problem, empty if none were.
+    ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any.
     """
 
     def __init__(
@@ -69,7 +69,6 @@ class Preparation:
         return Work(
             job=job,
             kernel=kernel,
-            root=root.path,
             problem=job.problem,
             devices=aim.devices,
             target=aim.target,
@@ -80,7 +79,6 @@ class Preparation:
             preset=PRESETS[job.plan.preset],
             deadlines=merged(self._deadlines, kernel.plan.deadlines),
             judge_contention=self.settings.judges_contention,
-            scratch=self._fleet.scratch,
             group_size=self._machine.group_size(environment, kernel.backend),
         )
 

@@ -10,15 +10,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import anyio.to_thread
 import structlog
 
-from ktuned.ipc import MANIFEST_NAME, DamagedArtifact, Manifest, manifest
+from ktuned.ipc import MANIFEST_NAME, DamagedArtifact, Manifest, artifact_place, manifest, staging_place
 from ktuned.store.faults import file_fault
 
 _log = structlog.get_logger()
@@ -26,7 +25,6 @@ _log = structlog.get_logger()
 TOUCH_EVERY_S = 60.0
 """Resolution of "recently served": a lookup's answer must not cost a write to the disk each time."""
 
-_STAGING = ".staging"
 _PROBE_BYTES = 256 * 1024
 
 
@@ -63,7 +61,7 @@ class Artifacts:
             StoreError: the directory cannot be made or written.
         """
         try:
-            shutil.rmtree(self.directory / _STAGING, ignore_errors=True)
+            shutil.rmtree(staging_place(self.directory), ignore_errors=True)
             self._staging()
         except OSError as error:
             raise file_fault(error, f"the artifacts' directory {self.directory} cannot be prepared") from error
@@ -74,7 +72,7 @@ class Artifacts:
         Raises:
             StoreError: it cannot be made.
         """
-        path = self.directory / _STAGING / worker
+        path = staging_place(self.directory, worker)
         try:
             self._staging()
             shutil.rmtree(path, ignore_errors=True)
@@ -126,19 +124,12 @@ class Artifacts:
             self.discard(key)
             return None
 
-    def content(self, key: str) -> str:
-        """Return the digest of an artifact's content (:attr:`Manifest.content`), or nothing if it cannot be read."""
+    def manifest(self, key: str) -> Manifest | None:
+        """Return an artifact's manifest, or ``None`` where there is none that can be read; its files are not."""
         try:
-            return manifest.read(self.place(key)).content
+            return manifest.read(self.place(key))
         except DamagedArtifact:
-            return ""
-
-    def facts(self, key: str) -> Mapping[str, Any]:
-        """Return the facts that the backend recorded of an artifact; nothing if they cannot be read."""
-        try:
-            return manifest.read(self.place(key)).facts
-        except DamagedArtifact:
-            return {}
+            return None
 
     def discard(self, key: str) -> None:
         """Remove an artifact, atomically for readers; harmless when it is gone.
@@ -184,7 +175,7 @@ class Artifacts:
 
     def place(self, key: str) -> Path:
         """Return where the artifact of ``key`` is, or would be."""
-        return self.directory / key[:2] / key
+        return artifact_place(self.directory, key)
 
     def census(self) -> dict[str, tuple[int, int]]:
         """Return how many artifacts there are of each backend, and their bytes; reads every manifest.
@@ -204,7 +195,7 @@ class Artifacts:
 
     def _staging(self) -> Path:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.directory / _STAGING
+        path = staging_place(self.directory)
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 

@@ -1,4 +1,8 @@
-"""One config on its way through the channels, and what is known of a job so far. No IO."""
+"""One config on its way through the stages, and what is known of a job so far. No IO.
+
+A config is proposed (:class:`~ktuned.ipc.replies.Proposal`), then attempted (:class:`Attempt`, with its trial and its
+Build), then :class:`Compiled`, then measured; a :class:`~ktuned.model.TrialResult` ends it at any stage.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from ktuned.fleet import KILLS_EXCUSED, DeadlineExpired, Environment, Output, RequestFailed, WorkerDied, is_outside_kill
+from ktuned.ipc import replies, requests
 from ktuned.model import (
     Config,
     Context,
@@ -20,26 +24,27 @@ from ktuned.model import (
     KernelInfo,
     Life,
     Outcome,
+    Phase,
     Preset,
     Problem,
     Scalar,
     TrialResult,
     canonical,
 )
+from ktuned.tuning.trial_detail import NO_DETAIL, TrialDetail
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """All that a job needs to know before it begins; nothing of it changes while it runs.
+    """Everything that a job needs to know before it begins; nothing of it changes while it runs.
 
-    ``captured`` is the file of inputs that an application handed over for the problem; empty where there are none.
+    ``captured`` is the digest of the inputs that an application handed over for the problem; empty without any.
     Without ``devices`` its configs are only compiled, for ``target``; ``absence`` then says why nothing is measured, if
-    anybody wanted that.
+    measuring was asked for.
     """
 
     job: Job
     kernel: KernelInfo
-    root: str
     problem: Problem
     devices: tuple[Device, ...]
     target: str
@@ -48,7 +53,6 @@ class Work:
     preset: Preset
     deadlines: Mapping[str, float]
     judge_contention: bool
-    scratch: Path
     group_size: int = 1
     absence: str = ""
     captured: str = ""
@@ -58,31 +62,17 @@ class Work:
         """The part of the problem that enters the key."""
         return self.kernel.specialized(self.problem)
 
-    def kernel_request(self) -> dict[str, Any]:
-        """Return what every request about this kernel tells a worker."""
-        return {
-            "root": self.root,
-            "file": self.kernel.file,
-            "kernel": self.kernel.kernel,
-            "backend": self.kernel.backend,
-            "sources": list(self.kernel.sources),
-            "stamps": dict(self.kernel.stamps),
-            "problem": dict(self.problem),
-            "target": self.target,
-        }
+    @property
+    def kernel_ref(self) -> requests.KernelRef:
+        """The kernel as requests name it."""
+        return requests.KernelRef.of(self.kernel, self.environment.project, self.environment.cwd)
 
-    def explore_request(self, first: Iterable[Config] = (), last: Iterable[Config] = ()) -> dict[str, Any]:
+    def explore_request(self, first: Iterable[Config] = (), last: Iterable[Config] = ()) -> requests.Explore:
         """Return the request that begins an exploration: which configs come first, and which are left for last."""
-        return {
-            "op": "explore",
-            **self.kernel_request(),
-            "plan": self.job.plan.to_wire(),
-            "first": [dict(config) for config in first],
-            "last": [dict(config) for config in last],
-        }
+        return requests.Explore(self.kernel_ref, self.problem, self.job.plan, tuple(first), tuple(last))
 
-    def artifact_key(self, build: Mapping[str, Any]) -> str:
-        """Return the artifact's name: SHA-256 over all that decides its bytes."""
+    def unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
+        """Return a Build with its artifact's key: SHA-256 over all that decides the artifact's bytes."""
         parts = {
             "backend": self.kernel.backend,
             "toolchain": self.context.toolchain,
@@ -90,12 +80,12 @@ class Work:
             "source": self.kernel.source_digest,
             "build": build,
         }
-        return hashlib.sha256(canonical(parts).encode()).hexdigest()
+        return requests.UnitRef(hashlib.sha256(canonical(parts).encode()).hexdigest(), build)
 
     def measured_content(self, build: Mapping[str, Any], files: str) -> str:
-        """Return what a measurement is of: SHA-256 over all that decides the figure of an artifact with such ``files``.
+        """Return the identity of a measurement: SHA-256 over all that decides the figure of an artifact with ``files``.
 
-        The kernel's sources and the toolchain are not among it: they decide the bytes, and those are the same.
+        The kernel's sources and the toolchain are not part of it: they decide the bytes, and those are the same.
         """
         parts = {
             "kernel": self.job.kernel,
@@ -103,7 +93,7 @@ class Work:
             "device": self.context.device,
             "driver": self.context.device_fingerprint,
             "measuring": self.context.measuring_version,
-            "data": f"{self.kernel.data_digest} {Path(self.captured).stem}",
+            "data": f"{self.kernel.data_digest} {self.captured}",
             "build": build,
             "files": files,
         }
@@ -112,16 +102,16 @@ class Work:
 
 @dataclass(slots=True)
 class Attempt:
-    """One trial under way."""
+    """One trial under way: its config, its Build, its place in a trial's life, and what it has cost.
+
+    ``unit`` has no key where the kernel function gave no Build. ``disturbed`` and ``killed`` count what is excused,
+    ``given_back`` is whether its device failed once.
+    """
 
     trial: int
     config: Config
-    build: Mapping[str, Any]
-    key: str
+    unit: requests.UnitRef
     life: Life = field(default_factory=Life)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    files: str | None = None
-    content: str = ""
     compile_s: float = 0.0
     lane_s: float = 0.0
     open_s: float = 0.0
@@ -130,9 +120,9 @@ class Attempt:
     given_back: bool = False
 
     def excuse_kill(self, error: Exception) -> bool:
-        """Tell whether ``error`` is a kill from outside that says nothing of this config yet, and move it back if so.
+        """Move the attempt back after an excused kill from outside; return whether ``error`` is one.
 
-        Anybody may kill a worker once; the config whose workers get killed each time is believed to be the reason.
+        A few kills say nothing about the config; one whose workers are killed each time is believed to be the reason.
         """
         if not is_outside_kill(error) or self.killed == KILLS_EXCUSED:
             return False
@@ -140,61 +130,87 @@ class Attempt:
         self.life.tell(Event.KILLED)
         return True
 
-    def unit(self) -> dict[str, Any]:
-        """Return the unit as workers take it."""
-        return {"key": self.key, "build": dict(self.build)}
-
-    def result(self, event: Event, message: str = "", **values: Any) -> TrialResult:
-        """Make the last move, and return the result that it leads to.
-
-        ``values``: ``latency_us``, ``spread_us``, ``output`` (:class:`Output`); the rest is kept as detail.
-        """
+    def result(
+        self,
+        event: Event,
+        message: str = "",
+        *,
+        latency_us: float | None = None,
+        spread_us: float | None = None,
+        detail: TrialDetail = NO_DETAIL,
+        output: Output | None = None,
+    ) -> TrialResult:
+        """Make the last move, and return the result that it leads to."""
         self.life.tell(event)
         outcome = self.life.outcome
         assert outcome is not None
-        output: Output = values.pop("output", None) or Output()
-        detail = {key: value for key, value in values.items() if key not in ("latency_us", "spread_us")}
-        if self.build:
-            detail["build"] = dict(self.build)
-        if self.facts:
-            detail["facts"] = dict(self.facts)
-        if self.content:
-            detail["content"] = self.content
-        if self.open_s:
-            detail["open_s"] = round(self.open_s, 3)
-        if outcome is not Outcome.MEASURED or self.killed or self.disturbed:
-            detail["story"] = [str(told) for told in self.life.story]
-        if outcome is not Outcome.MEASURED:
-            detail |= {name: text for name, text in (("stdout", output.stdout), ("stderr", output.stderr)) if text}
+        failed = outcome is not Outcome.MEASURED
+        detail = replace(
+            detail,
+            build=self.unit.build or None,
+            open_s=round(self.open_s, 3) if self.open_s else None,
+            story=tuple(map(str, self.life.story)) if failed or self.killed or self.disturbed else None,
+            stdout=(output.stdout or None) if failed and output is not None else None,
+            stderr=(output.stderr or None) if failed and output is not None else None,
+        )
         return TrialResult(
             outcome,
-            values.get("latency_us"),
-            values.get("spread_us"),
+            latency_us,
+            spread_us,
             self.compile_s,
             self.lane_s,
             message,
-            self.key or None,
-            {key: value for key, value in detail.items() if value is not None},
+            self.unit.key or None,
+            detail.to_json(),
         )
 
     def failure(
-        self, error: WorkerDied | DeadlineExpired | RequestFailed, *, expired: Event, refused: Event
+        self,
+        error: WorkerDied | DeadlineExpired | RequestFailed,
+        *,
+        expired: Event,
+        refused: Event,
+        detail: TrialDetail = NO_DETAIL,
     ) -> TrialResult:
         """Make the last move that a failed request means, and return its result.
 
-        ``expired`` is the move where a deadline passed, ``refused`` where the worker said that it cannot.
+        ``expired`` is the move where a deadline passed, ``refused`` where the worker answered that it cannot.
         """
-        values: dict[str, Any] = {"phase": error.phase, "output": error.output}
+        event, detail = refused, replace(detail, phase=error.phase)
         if isinstance(error, WorkerDied):
-            return self.result(Event.DIED, error.message, signal=error.signal, **values)
-        if isinstance(error, DeadlineExpired):
-            return self.result(expired, error.message, after_s=error.deadline_s, **values)
-        return self.result(refused, error.message, **values)
+            event, detail = Event.DIED, replace(detail, signal=error.signal)
+        elif isinstance(error, DeadlineExpired):
+            event, detail = expired, replace(detail, after_s=error.deadline_s)
+        return self.result(event, error.message, detail=detail, output=error.output)
 
-    def unbuilt(self, proposal: Mapping[str, Any]) -> TrialResult:
+    def unbuilt(self, proposal: replies.Proposal) -> TrialResult:
         """Make the last move of a config that the kernel function gives no Build for, and return its result."""
-        event = Event.CANNOT_RUN if proposal["outcome"] == Outcome.UNSUPPORTED else Event.REFUSED
-        return self.result(event, proposal["message"], phase="build")
+        event = Event.CANNOT_RUN if proposal.outcome is Outcome.UNSUPPORTED else Event.REFUSED
+        return self.result(event, proposal.message, detail=TrialDetail(phase=Phase.BUILD))
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """An attempt that has its sealed artifact.
+
+    ``facts`` are the backend's, ``content`` identifies its measurement; empty where other code decides it, too.
+    """
+
+    attempt: Attempt
+    facts: Mapping[str, Any]
+    content: str
+
+    def detail(self, detail: TrialDetail = NO_DETAIL) -> TrialDetail:
+        """Return a detail with what compiling found."""
+        return replace(detail, facts=self.facts or None, content=self.content or None)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt that has its outcome."""
+
+    attempt: Attempt
+    result: TrialResult
 
 
 def time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: float | None) -> float | None:
@@ -211,7 +227,7 @@ def time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: flo
 
 @dataclass(slots=True)
 class Progress:
-    """What a job has found so far; ``stamp`` puts it into the job's public value.
+    """A job's figures so far; ``stamp`` puts them into the job's public value.
 
     ``compiled`` counts the configs of a job that only compiles which have their artifact: an end, but no outcome.
     ``budget_s`` is the plan's time limit, ``began`` when the job started, by ``monotonic``.
@@ -230,7 +246,7 @@ class Progress:
 
     @property
     def done(self) -> int:
-        """How many configs have their outcome, or all that they were to have."""
+        """The number of configs that have their outcome, or only their artifact if no more was wanted."""
         return self.compiled + sum(self.outcomes.values())
 
     @property
@@ -245,7 +261,7 @@ class Progress:
 
     @property
     def has_measured(self) -> bool:
-        """Whether a lane was asked anything by this job: what was known, or carries over, needs none."""
+        """Whether this job has used a lane: configs that were known, or carried over, need none."""
         return self.cost.get("lane_s", 0.0) > 0
 
     def count(self, outcome: Outcome, latency_us: float | None, *, is_default: bool) -> None:
@@ -257,7 +273,7 @@ class Progress:
                 self.default_us = latency_us
 
     def spend(self, what: str, seconds: float) -> None:
-        """Add to what the job cost: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``wall_s``."""
+        """Add to the job's cost: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``wall_s``."""
         self.cost[what] = self.cost.get(what, 0.0) + seconds
 
     def to_wire(self) -> dict[str, Any]:

@@ -1,23 +1,23 @@
 """The way of a config that is only compiled: strategy → compile channel → compile workers → artifacts.
 
-Nothing is measured, so there are no trials: what became of each config is told as it is ready, and the artifacts stay,
-under the keys that a job on a device of that target looks for.
+Nothing is measured, so there are no trials: an event reports each config as it is ready, and the artifacts stay, under
+the keys that a job on a device of that target looks for.
 """
 
 from __future__ import annotations
 
 from time import monotonic
-from typing import Any
 
 import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from ktuned.fleet import Fleet
-from ktuned.model import Event, JobState, TrialResult
+from ktuned.ipc import replies, requests
+from ktuned.model import Event, JobState, Role
 from ktuned.store import Artifacts
-from ktuned.tuning.attempt import Attempt, Progress, Work
-from ktuned.tuning.compile_stage import Compiling
+from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
+from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer
 from ktuned.tuning.job_events import Publish
 
@@ -36,7 +36,7 @@ class Precompiling:
         self._fleet = fleet
         self._artifacts = artifacts
         self._publish = publish
-        self._compiling = Compiling(work, fleet, artifacts)
+        self._compiling = CompileStage(work, fleet, artifacts)
         self._channel: MemoryObjectSendStream[Attempt] | None = None
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -48,14 +48,14 @@ class Precompiling:
 
     @property
     def verdict(self) -> tuple[JobState, str]:
-        """How the job ends, and what is said of it."""
+        """How the job ends, and its message."""
         ready, target = self.progress.compiled, self.work.target
-        said = f"no config could be compiled for {target}"
+        message = f"no config could be compiled for {target}"
         if ready:
-            said = f"{ready} artifacts are ready for {target}" if ready > 1 else f"1 artifact is ready for {target}"
+            message = f"{ready} artifacts are ready for {target}" if ready > 1 else f"1 artifact is ready for {target}"
         if self.work.absence:
-            return JobState.FAILED, f"no device: {self.work.absence}; {said}"
-        return (JobState.DONE if ready else JobState.FAILED), said
+            return JobState.FAILED, f"no device: {self.work.absence}; {message}"
+        return (JobState.DONE if ready else JobState.FAILED), message
 
     async def run(self) -> None:
         """Compile until the space or the budget is exhausted.
@@ -81,48 +81,46 @@ class Precompiling:
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan, deadlines, default = self.work.job.plan, self.work.deadlines, self.work.kernel.default
         began = monotonic()
-        async with channel, self._fleet.lend("explore", self.work.environment) as explorer:
+        async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request([] if default is None else [default])
-            opened, _ = await explorer.call(request, deadlines, first_phase="inspect")
-            size = opened["size"]
-            exploring = Explorer(explorer, opened["strategy"], deadlines)
-            self.progress.total = plan.trials if size is None else min(size, plan.trials)
+            opened, _ = await explorer.exchange(request, deadlines)
+            exploring = Explorer(explorer, opened.strategy, deadlines)
+            self.progress.total = plan.trials if opened.size is None else min(opened.size, plan.trials)
             asked = 0
             while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
-                answer = await exploring.ask([], min(ASK_AT_ONCE, plan.trials - asked))
-                asked += len(answer["proposals"])
-                for proposal in answer["proposals"]:
+                answer = await exploring.ask((), min(ASK_AT_ONCE, plan.trials - asked))
+                asked += len(answer.proposals)
+                for proposal in answer.proposals:
                     await self._admit(proposal, channel)
-                # A strategy that waits for figures waits in vain: what it has named so far is all.
-                if answer["finished"] or not answer["proposals"]:
+                # A strategy that waits for figures would wait forever: there are none.
+                if answer.finished or not answer.proposals:
                     break
             self.progress.total = asked
 
-    async def _admit(self, proposal: dict[str, Any], channel: MemoryObjectSendStream[Attempt]) -> None:
-        build = proposal["build"]
-        if build is not None:
-            await channel.send(Attempt(0, proposal["config"], build, self.work.artifact_key(build)))
+    async def _admit(self, proposal: replies.Proposal, channel: MemoryObjectSendStream[Attempt]) -> None:
+        if proposal.build is not None:
+            await channel.send(Attempt(0, proposal.config, self.work.unit(proposal.build)))
             return
-        attempt = Attempt(0, proposal["config"], {}, "")
-        self._tell(attempt, attempt.unbuilt(proposal))
+        attempt = Attempt(0, proposal.config, requests.UnitRef("", {}))
+        self._report(Ended(attempt, attempt.unbuilt(proposal)))
 
     async def _compile(self, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         async with channel:
             async for first in channel:
                 group = self._compiling.group(first, channel, lanes_starve=False)
                 for attempt in group:
-                    # Nobody loads it now, so whoever will must not be the first to find it damaged.
-                    found = await self._artifacts.verified(attempt.key)
-                    attempt.facts = {} if found is None else found.facts
-                for attempt, failed in await self._compiling.compile(group):
-                    self._tell(attempt, failed)
+                    # No lane loads it now, so damage must not wait to be found by a later job.
+                    await self._artifacts.verified(attempt.unit.key)
+                for done in await self._compiling.compile(group):
+                    self._report(done)
 
-    def _tell(self, attempt: Attempt, failed: TrialResult | None) -> None:
-        """Tell of a config that has its artifact, or of why it has none."""
-        if failed is None:
+    def _report(self, done: Compiled | Ended) -> None:
+        """Publish a config that has its artifact, or the reason why it has none."""
+        attempt, result = done.attempt, done.result if isinstance(done, Ended) else None
+        if result is None:
             self.progress.compiled += 1
         else:
-            self.progress.outcomes[failed.outcome] += 1
+            self.progress.outcomes[result.outcome] += 1
         self.progress.spend("compile_s", attempt.compile_s)
         self._publish(
             "config_compiled",
@@ -131,11 +129,11 @@ class Precompiling:
             problem=self.work.specialized,
             target=self.work.target,
             config=dict(attempt.config),
-            outcome=None if failed is None else failed.outcome.value,
-            message="" if failed is None else failed.message,
+            outcome=None if result is None else result.outcome.value,
+            message="" if result is None else result.message,
             compile_s=round(attempt.compile_s, 3),
-            facts=dict(attempt.facts),
-            artifact=None if failed is not None else str(self._artifacts.place(attempt.key)),
+            facts=dict(done.facts) if isinstance(done, Compiled) else {},
+            artifact=None if result is not None else str(self._artifacts.place(attempt.unit.key)),
             reused=Event.ARTIFACT_FOUND in attempt.life.story,
             **self.progress.to_wire(),
         )

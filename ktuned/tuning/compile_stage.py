@@ -6,29 +6,28 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from ktuned.fleet import DeadlineExpired, Fleet, RequestFailed, WorkerDied, is_outside_kill
-from ktuned.model import Event, Outcome, TrialResult, WorkerError
+from ktuned.ipc import replies, requests
+from ktuned.model import Event, Outcome, Phase, Role, WorkerError
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
-from ktuned.tuning.attempt import Attempt, Work
+from ktuned.tuning.attempt import Attempt, Compiled, Ended, Work
 from ktuned.tuning.compile_groups import GroupSize
+from ktuned.tuning.trial_detail import TrialDetail
 
 _log = structlog.get_logger()
 
-Compiled = tuple[Attempt, TrialResult | None]
-"""An attempt, and its outcome if it ended here; ``None`` says that it has its artifact."""
 
-
-class Compiling:
-    """Compiles one job's configs; how many groups at once the fleet says, how large :meth:`group`."""
+class CompileStage:
+    """Compiles one job's configs; the fleet bounds how many groups at once, :meth:`group` how large they are."""
 
     def __init__(self, work: Work, fleet: Fleet, artifacts: Artifacts) -> None:
         self._work = work
+        self._kernel = work.kernel_ref
         self._fleet = fleet
         self._artifacts = artifacts
         self._group_size = GroupSize(work.group_size)
@@ -47,107 +46,115 @@ class Compiling:
                 break
         return group
 
-    async def compile(self, attempts: Sequence[Attempt]) -> list[Compiled]:
-        """Bring each attempt to ``compiled``, or to its outcome.
+    async def compile(self, attempts: Sequence[Attempt]) -> list[Compiled | Ended]:
+        """Bring each attempt to its artifact, or to its outcome.
 
         Raises:
             WorkerError: the backend cannot be loaded at all; or, with code ``source_changed``, the job works from files
                 that are no more.
             StoreError: an artifact cannot be kept.
         """
-        done: list[Compiled] = []
+        done: list[Compiled | Ended] = []
         missing = []
         for attempt in attempts:
-            if self._artifacts.find(attempt.key) is None:
-                _log.debug("artifact_missing", artifact=attempt.key, target=self._work.target)
+            key = attempt.unit.key
+            if self._artifacts.find(key) is None:
+                _log.debug("artifact_missing", artifact=key, target=self._work.target)
                 missing.append(attempt)
             else:
                 attempt.life.tell(Event.ARTIFACT_FOUND)
-                attempt.facts = self._artifacts.facts(attempt.key)
-                done.append((attempt, None))
+                sealed = self._artifacts.manifest(key)
+                facts, files = ({}, "") if sealed is None else (sealed.facts, sealed.content)
+                done.append(Compiled(attempt, facts, self._content(attempt, files)))
         if missing:
-            # The slot first: who waits for one does not compile, and keeps nobody from having quiet.
+            # The slot first: a job that waits for one does not compile, so it must not keep others from having quiet.
             async with self._fleet.compile_slots.hold(self._work.job.id), self._fleet.gate.compiling():
                 for attempt in missing:
                     attempt.life.tell(Event.COMPILE_STARTED)
                 done += await self._compile_group(missing)
         return done
 
-    async def _compile_group(self, group: list[Attempt]) -> list[Compiled]:
-        """Compile a group in one request; one that fails as a whole is halved until it is known who is to blame."""
-        items: dict[str, dict[str, Any]] = {}
-        done: list[Compiled] = []
+    async def _compile_group(self, group: list[Attempt]) -> list[Compiled | Ended]:
+        """Compile a group in one request; one that fails as a whole is halved until the config at fault is alone."""
+        items: dict[str, replies.CompiledUnit] = {}
+        done: list[Compiled | Ended] = []
         failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
-        with self._staged() as into:
+        with self._staged() as directory:
             try:
-                await self._ask(group, into, items)
+                await self._request(group, directory.name, items)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
-                if error.phase == "load" and not is_outside_kill(error):
-                    # No config is to blame for a backend that cannot be imported.
-                    raise WorkerError(
-                        f"the backend {self._work.kernel.backend!r} cannot be loaded: {error.message}",
-                        hint=error.hint or "`ktuned doctor` says more",
-                    ) from error
-                if isinstance(error, RequestFailed):
-                    if error.code == "source_changed":
-                        raise
-                    if error.errno in DISK_ERRORS:
-                        fault = OSError(error.errno, error.message)
-                        raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error
+                self._raise_if_general(error)
                 failure = error
             for attempt in group:
-                if attempt.key in items:
-                    done.append((attempt, self._take(attempt, items[attempt.key])))
-        rest = [attempt for attempt in group if attempt.key not in items]
+                if attempt.unit.key in items:
+                    done.append(self._take(attempt, items[attempt.unit.key]))
+        rest = [attempt for attempt in group if attempt.unit.key not in items]
         if failure is None:
-            silent = "the backend said nothing of this config"
-            return done + [(attempt, attempt.result(Event.COMPILE_FAILED, silent, phase="compile")) for attempt in rest]
+            silent, detail = "the backend reported nothing about this config", TrialDetail(phase=Phase.COMPILE)
+            done += [Ended(attempt, attempt.result(Event.COMPILE_FAILED, silent, detail=detail)) for attempt in rest]
+            return done
         excused = [attempt for attempt in rest if attempt.excuse_kill(failure)]
         if excused:
             for attempt in excused:
                 attempt.life.tell(Event.COMPILE_STARTED)
-            blamed = [(attempt, self._failed(attempt, failure)) for attempt in rest if attempt not in excused]
+            blamed = [self._failed(attempt, failure) for attempt in rest if attempt not in excused]
             return [*done, *blamed, *await self._compile_group(excused)]
         if len(rest) == 1:
-            return [*done, (rest[0], self._failed(rest[0], failure))]
+            return [*done, self._failed(rest[0], failure)]
         half = len(rest) // 2
         return done + await self._compile_group(rest[:half]) + await self._compile_group(rest[half:])
 
-    async def _ask(self, group: list[Attempt], into: Path, items: dict[str, dict[str, Any]]) -> None:
+    def _raise_if_general(self, error: WorkerDied | DeadlineExpired | RequestFailed) -> None:
+        """Raise a failure that is no config's fault.
+
+        Raises:
+            WorkerError: the backend cannot be imported, or a source changed.
+            StoreError: the disk cannot be written.
+        """
+        if error.phase == Phase.LOAD and not is_outside_kill(error):
+            raise WorkerError(
+                f"the backend {self._work.kernel.backend!r} cannot be loaded: {error.message}",
+                hint=error.hint or "`ktuned doctor` says more",
+            ) from error
+        if not isinstance(error, RequestFailed):
+            return
+        if error.code == "source_changed":
+            raise error
+        if error.errno in DISK_ERRORS:
+            fault = OSError(error.errno, error.message)
+            raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error
+
+    async def _request(self, group: list[Attempt], staging: str, items: dict[str, replies.CompiledUnit]) -> None:
         work = self._work
-        request = {
-            "op": "compile",
-            **work.kernel_request(),
-            "into": str(into),
-            "units": [
-                {**attempt.unit(), "place": str(self._artifacts.place(attempt.key))}
-                for attempt in {attempt.key: attempt for attempt in group}.values()
-            ],
-        }
-        deadlines = {**work.deadlines, "compile": work.deadlines["compile"] * len(group)}
+        units = {attempt.unit.key: attempt.unit for attempt in group}
+        request = requests.Compile(self._kernel, work.target, staging, tuple(units.values()))
+        deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * len(group)}
 
-        def note(item: dict[str, Any]) -> None:
-            items[item["key"]] = item
+        def note(item: replies.CompiledUnit) -> None:
+            items[item.key] = item
 
-        async with self._fleet.lend("compile", work.environment) as worker:
-            await worker.call(request, deadlines, first_phase="load", on_item=note)
-        if items and all(item["outcome"] is None for item in items.values()):
-            self._group_size.took(len(items), sum(item["seconds"] for item in items.values()))
+        async with self._fleet.lend(Role.COMPILE, work.environment) as worker:
+            await worker.exchange(request, deadlines, on_item=note)
+        if items and all(item.outcome is None for item in items.values()):
+            self._group_size.took(len(items), sum(item.seconds for item in items.values()))
 
-    def _failed(self, attempt: Attempt, error: WorkerDied | DeadlineExpired | RequestFailed) -> TrialResult:
+    def _failed(self, attempt: Attempt, error: WorkerDied | DeadlineExpired | RequestFailed) -> Ended:
         if isinstance(error, DeadlineExpired):
             attempt.compile_s += error.deadline_s
-        return attempt.failure(error, expired=Event.COMPILE_EXPIRED, refused=Event.COMPILE_FAILED)
+        return Ended(attempt, attempt.failure(error, expired=Event.COMPILE_EXPIRED, refused=Event.COMPILE_FAILED))
 
-    def _take(self, attempt: Attempt, item: dict[str, Any]) -> TrialResult | None:
-        attempt.compile_s += item["seconds"]
-        if item["outcome"] is not None:
-            event = Event.CANNOT_RUN if item["outcome"] == Outcome.UNSUPPORTED else Event.COMPILE_FAILED
-            return attempt.result(event, item["message"], phase="compile", facts=dict(item["facts"]))
-        attempt.facts, attempt.files = item["facts"], item["content"]
-        self._artifacts.note_added(item["bytes"])
+    def _take(self, attempt: Attempt, item: replies.CompiledUnit) -> Compiled | Ended:
+        attempt.compile_s += item.seconds
+        if item.outcome is not None:
+            event = Event.CANNOT_RUN if item.outcome is Outcome.UNSUPPORTED else Event.COMPILE_FAILED
+            detail = TrialDetail(phase=Phase.COMPILE, facts=item.facts or None)
+            return Ended(attempt, attempt.result(event, item.message, detail=detail))
+        self._artifacts.note_added(item.bytes)
         attempt.life.tell(Event.COMPILE_DONE)
-        return None
+        return Compiled(attempt, item.facts, self._content(attempt, item.content))
+
+    def _content(self, attempt: Attempt, files: str) -> str:
+        return self._work.measured_content(attempt.unit.build, files) if files else ""
 
     @contextmanager
     def _staged(self) -> Iterator[Path]:

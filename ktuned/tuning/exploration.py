@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from ktuned.fleet import DeadlineExpired, WorkerDied, WorkerProcess
+from ktuned.fleet import DeadlineExpired, Worker, WorkerDied
+from ktuned.ipc import replies, requests
 from ktuned.model import WorkerError
 
 SHOWN_AFTER = (10, 25, 50, 100, 250, 500, 1000)
@@ -48,21 +48,19 @@ class SearchSummary:
 class Explorer:
     """A worker with one job's space open."""
 
-    def __init__(self, worker: WorkerProcess, strategy: str, deadlines: Mapping[str, float]) -> None:
+    def __init__(self, worker: Worker, strategy: str, deadlines: Mapping[str, float]) -> None:
         self._worker = worker
         self._strategy = strategy
         self._deadlines = deadlines
 
-    async def ask(self, told: Sequence[Mapping[str, Any]], n: int) -> dict[str, Any]:
+    async def ask(self, tried: Sequence[requests.Tried], n: int) -> replies.Proposals:
         """Report outcomes, and ask for up to ``n`` configs.
 
         Raises:
             WorkerError: the strategy broke its promises, hung or crashed; names it.
         """
         try:
-            answer, _ = await self._worker.call(
-                {"op": "ask", "told": list(told), "n": n}, self._deadlines, first_phase="inspect"
-            )
+            answer, _ = await self._worker.exchange(requests.Ask(n, tuple(tried)), self._deadlines)
         except (DeadlineExpired, WorkerDied) as error:
             raise WorkerError(
                 f"while the strategy {self._strategy!r} chose configs: {error.message}",

@@ -1,4 +1,4 @@
-"""The events that a job tells; each is told after what it says is committed."""
+"""The events of a job; each is published after its facts are committed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ktuned.tuning.attempt import Progress, Work
 
 
 class Publish(Protocol):
-    """Tells whoever subscribed; never blocks."""
+    """Sends an event to all subscribers; never blocks."""
 
     def __call__(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
         """Publish one event."""
 
 
 def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial) -> None:
-    """Tell of a trial's outcome, and where its job stands; the trial's detail stays in the store."""
+    """Publish a trial's outcome, and where its job stands; the trial's detail stays in the store."""
     public = trial.to_wire()
     del public["detail"]
     standing = progress.to_wire() | {"left_s": progress.left_s}
@@ -24,7 +24,7 @@ def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial
 
 
 def publish_winner(publish: Publish, winner: Winner, job: int | None) -> None:
-    """Tell of a new winner, and of the job that found it; an undone edit brings one back without a job."""
+    """Publish a new winner, and the job that found it; an undone edit brings one back without a job."""
     publish(
         "winner",
         kernel=winner.context.kernel,
@@ -38,5 +38,5 @@ def publish_winner(publish: Publish, winner: Winner, job: int | None) -> None:
 
 
 def publish_job(publish: Publish, what: str, job: Job) -> None:
-    """Tell of a job that was queued, started or ended."""
+    """Publish a job that was queued, started or ended."""
     publish(what, kernel=job.kernel, job=job.id, job_state=job.to_wire())

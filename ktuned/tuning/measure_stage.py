@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any
 
 import structlog
 
 from ktuned.fleet import Bench, CannotOpen, DeadlineExpired, Lane, LaneSick, Output, RequestFailed, WorkerDied
+from ktuned.ipc import replies, requests
 from ktuned.model import Event, Outcome, TrialResult, canonical
 from ktuned.store import Artifacts
-from ktuned.tuning.attempt import Attempt, Work
-from ktuned.tuning.compile_stage import Compiling
+from ktuned.tuning.attempt import Attempt, Compiled, Ended, Work
+from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import for_trial
+from ktuned.tuning.trial_detail import TrialDetail
 
 _log = structlog.get_logger()
 
 CONTENDED_TRIES = 3
-"""How often a trial is measured again when others used the device meanwhile."""
+"""Times that a trial is measured while other programs use the device, before it ends as ``contended``."""
 
 _EVENTS: Mapping[Outcome, Event] = {
     Outcome.MEASURED: Event.TIMED,
@@ -30,22 +30,20 @@ _EVENTS: Mapping[Outcome, Event] = {
     Outcome.LAUNCH_ERROR: Event.RAISED,
     Outcome.UNSUPPORTED: Event.CANNOT_RUN,
 }
-_PUBLIC = ("outcome", "message")
 
 
-class Measuring:
-    """Measures one job's configs, one at a time on each of its lanes; what a sick one cannot measure another does."""
+class MeasureStage:
+    """Measures one job's configs, one at a time on each of its lanes; other lanes stand in for a sick one."""
 
-    def __init__(self, work: Work, lanes: Sequence[Lane], compiling: Compiling, artifacts: Artifacts) -> None:
+    def __init__(self, work: Work, lanes: Sequence[Lane], compiling: CompileStage, artifacts: Artifacts) -> None:
         self._work = work
         self._lanes = lanes
         self._compiling = compiling
         self._artifacts = artifacts
-        self._preset = dataclasses.asdict(work.preset)
         self._benches: dict[str, Bench] = {}
 
-    async def measure(self, lane: Lane, attempt: Attempt, best_us: float | None) -> TrialResult:
-        """Measure a compiled attempt; ``best_us`` is what early stop and the deadlines are told by.
+    async def measure(self, lane: Lane, compiled: Compiled, best_us: float | None) -> TrialResult:
+        """Measure a compiled attempt; early stop and the deadlines follow from ``best_us``.
 
         Raises:
             CannotOpen: the problem's data cannot be made, so nothing of this job can be measured.
@@ -53,17 +51,18 @@ class Measuring:
         """
         while True:
             try:
-                result = await self._measure_once(self._fit(lane), attempt, best_us)
+                result = await self._measure_once(self._fit(lane), compiled, best_us)
             except LaneSick:
                 continue
             if result is not None:
                 return result
-            # Others used the device, or killed the worker, and somebody else may have the seat first; or the
-            # device failed, or the artifact was damaged.
-            if attempt.life.outcome is None and self._artifacts.find(attempt.key) is None:
-                ((_, failed),) = await self._compiling.compile([attempt])
-                if failed is not None:
-                    return failed
+            # The device was contended or failed, or the worker was killed: another job may have the lane first. Or
+            # the artifact was damaged.
+            if self._artifacts.find(compiled.attempt.unit.key) is None:
+                (again,) = await self._compiling.compile([compiled.attempt])
+                if isinstance(again, Ended):
+                    return again.result
+                compiled = again
 
     def _others(self, lane: Lane) -> list[Lane]:
         """Return the lanes besides this one that work."""
@@ -105,7 +104,7 @@ class Measuring:
             await lane.open_now(bench, deadlines)
 
     async def _is_given_back(self, lane: Lane, attempt: Attempt) -> bool:
-        """Tell whether not a failed attempt but its device is to blame, and leave it to another lane then.
+        """Leave a failed attempt to another lane if its device is to blame; return whether it is.
 
         Once only: a config after which each device fails is believed to be the reason.
         """
@@ -119,8 +118,9 @@ class Measuring:
             return True
         return False
 
-    async def _measure_once(self, lane: Lane, attempt: Attempt, best_us: float | None) -> TrialResult | None:
-        work = self._work
+    async def _measure_once(self, lane: Lane, compiled: Compiled, best_us: float | None) -> TrialResult | None:
+        """Measure on one lane; return ``None`` if that decided nothing, and is to be done again."""
+        work, attempt = self._work, compiled.attempt
         deadlines = for_trial(work.deadlines, work.preset, best_us)
         stop_above_us = None if best_us is None else best_us * work.job.plan.early_stop
         async with lane.seat(work.job.id):
@@ -131,9 +131,8 @@ class Measuring:
             attempt.life.tell(Event.LANE_TAKEN)
             began = monotonic()
             try:
-                answer, output = await lane.ask(
-                    self.request("trial", lane, attempt, stop_above_us=stop_above_us), deadlines
-                )
+                request = requests.Trial((attempt.unit,), work.preset, work.judge_contention, stop_above_us)
+                measured, output = await lane.exchange(request, deadlines)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 attempt.lane_s += monotonic() - began
                 is_excused = attempt.excuse_kill(error) or await self._is_given_back(lane, attempt)
@@ -141,33 +140,41 @@ class Measuring:
                     return None
                 if isinstance(error, RequestFailed) and error.code == "source_changed":
                     raise
-                return attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED)
+                return attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED, detail=compiled.detail())
             attempt.lane_s += monotonic() - began
-            return await self._judge(lane, attempt, answer, output)
+            return await self._judge(lane, compiled, measured, output)
 
-    async def _judge(self, lane: Lane, attempt: Attempt, answer: dict[str, Any], output: Output) -> TrialResult | None:
-        if answer["outcome"] is None:
+    async def _judge(
+        self, lane: Lane, compiled: Compiled, measured: replies.Measurement, output: Output
+    ) -> TrialResult | None:
+        attempt = compiled.attempt
+        if measured.outcome is None:
             attempt.life.tell(Event.ARTIFACT_DAMAGED)
-            _log.debug("artifact_damaged", artifact=attempt.key, reason=answer["message"])
-            self._artifacts.discard(attempt.key)
+            _log.debug("artifact_damaged", artifact=attempt.unit.key, reason=measured.message)
+            self._artifacts.discard(attempt.unit.key)
             return None
-        outcome = Outcome(answer["outcome"])
-        detail = {key: value for key, value in answer.items() if key not in _PUBLIC}
-        if outcome is Outcome.CONTENDED:
+        event = _EVENTS.get(measured.outcome, Event.DISTURBED_AGAIN)
+        if measured.outcome is Outcome.CONTENDED:
             attempt.disturbed += 1
             if attempt.disturbed < CONTENDED_TRIES:
                 attempt.life.tell(Event.DISTURBED)
                 return None
-            return attempt.result(Event.DISTURBED_AGAIN, answer["message"], output=output, **detail)
-        if outcome is Outcome.LAUNCH_ERROR:
-            # What raised may have left the process, or the device's context, in any state.
+        if measured.outcome is Outcome.LAUNCH_ERROR:
+            # It may have left the process, or the device's context, in any state.
             lane.drop()
             if await self._is_given_back(lane, attempt):
                 return None
-        return attempt.result(_EVENTS[outcome], answer["message"], output=output, **detail)
+        return attempt.result(
+            event,
+            measured.message,
+            latency_us=measured.latency_us,
+            spread_us=measured.spread_us,
+            detail=compiled.detail(TrialDetail.of(measured)),
+            output=output,
+        )
 
     def bench(self, lane: Lane) -> Bench:
-        """Return what a worker must have opened before it can measure this job's trials on ``lane``."""
+        """Return the problem that a worker must have opened before it can measure this job's trials on ``lane``."""
         if lane.device.name not in self._benches:
             self._benches[lane.device.name] = self._bench(lane)
         return self._benches[lane.device.name]
@@ -181,25 +188,13 @@ class Measuring:
             "device": work.context.device,
         }
         expected = hashlib.sha256(canonical(data).encode()).hexdigest()
-        request = {
-            "op": "open",
-            **work.kernel_request(),
-            "device": lane.device.to_wire(),
-            "captured": work.captured,
-            "expected": str(work.scratch / "expected" / f"{expected}.safetensors"),
-        }
+        request = requests.Open(
+            kernel=work.kernel_ref,
+            problem=work.problem,
+            target=work.target,
+            device=lane.device,
+            captured=work.captured,
+            expected=expected,
+        )
         identity = canonical({**data, "kernel": work.kernel.name, "stamps": dict(work.kernel.stamps)})
         return Bench(work.environment, work.kernel.backend, identity, request)
-
-    def request(self, op: str, lane: Lane, attempt: Attempt, **more: Any) -> dict[str, Any]:
-        """Return a request for a trial, or for timing a finalist again."""
-        work = self._work
-        return {
-            "op": op,
-            **work.kernel_request(),
-            "unit": attempt.unit(),
-            "artifact": str(self._artifacts.place(attempt.key)),
-            "preset": self._preset,
-            "judge_contention": work.judge_contention,
-            **more,
-        }

@@ -1,29 +1,40 @@
 """The way of a config: strategy → compile channel → compile workers → bench channel → lanes → store → strategy.
 
 Both channels are bounded, so back-pressure reaches the strategy and memory does not grow with the space. The first
-compiled config is measured while the rest still compile. A result is committed before anybody is told of it.
+compiled config is measured while the rest still compile. A result is committed before it is published.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic, time
-from typing import Any
 
 import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from ktuned.fleet import Fleet, Lane
-from ktuned.model import RETRIED_BY_NEXT_JOB, Event, JobState, Outcome, StoreError, Trial, TrialResult, WorkerError
+from ktuned.ipc import replies, requests
+from ktuned.model import (
+    RETRIED_BY_NEXT_JOB,
+    Event,
+    JobState,
+    Outcome,
+    Role,
+    StoreError,
+    Trial,
+    TrialResult,
+    WorkerError,
+)
 from ktuned.store import Artifacts, Store
-from ktuned.tuning.attempt import Attempt, Progress, Work
-from ktuned.tuning.compile_stage import Compiling
+from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
+from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, SearchSummary
-from ktuned.tuning.final_round import Deciding
+from ktuned.tuning.final_round import FinalRound
 from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
-from ktuned.tuning.measure_stage import Measuring
-from ktuned.tuning.prior_results import Experience
+from ktuned.tuning.measure_stage import MeasureStage
+from ktuned.tuning.prior_results import PriorResults
+from ktuned.tuning.trial_detail import TrialDetail
 
 _log = structlog.get_logger()
 
@@ -46,15 +57,15 @@ class Pipeline:
         self._lanes = lanes
         self._store = store
         self._publish = publish
-        self._compiling = Compiling(work, fleet, artifacts)
-        self._measuring = Measuring(work, lanes, self._compiling, artifacts)
-        self._experience = Experience(work, store, artifacts)
+        self._compiling = CompileStage(work, fleet, artifacts)
+        self._measuring = MeasureStage(work, lanes, self._compiling, artifacts)
+        self._prior = PriorResults(work, store)
         self._under_way: dict[int, Attempt] = {}
         self._first_failure = ""
-        self._told: list[dict[str, Any]] = []
+        self._tried: list[requests.Tried] = []
         self._has_fresh = anyio.Event()
         self._news = anyio.Event()
-        self._channels: dict[str, MemoryObjectSendStream[Attempt]] = {}
+        self._channels: dict[str, MemoryObjectSendStream[Attempt] | MemoryObjectSendStream[Compiled]] = {}
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return how full each channel is."""
@@ -66,7 +77,7 @@ class Pipeline:
 
     @property
     def verdict(self) -> tuple[JobState, str]:
-        """How the job ends that ran to its end, and what is said of it."""
+        """How a job ends that ran to its end, and its message."""
         if self.progress.best_us is None:
             return JobState.FAILED, f"no config could be measured{self._first_failure}"
         return JobState.DONE, self.summary.words(self.progress.done, self.progress.best_us)
@@ -80,7 +91,7 @@ class Pipeline:
             ExceptionGroup: of these.
         """
         began = monotonic()
-        deciding = Deciding(
+        final_round = FinalRound(
             self.work, self.progress, self._fleet, self._lanes, self._store, self._measuring, self._publish
         )
         try:
@@ -88,8 +99,8 @@ class Pipeline:
                 for lane in self._lanes:
                     openings.start_soon(self._open_early, lane)
                 await self._try_all()
-                await deciding.run()
-                # Whatever is not open yet was not needed.
+                await final_round.run()
+                # A lane that is not open yet was not needed.
                 openings.cancel_scope.cancel()
         finally:
             self.progress.spend("wall_s", monotonic() - began)
@@ -100,7 +111,7 @@ class Pipeline:
         slots = self._fleet.compile_slots.total_tokens
         to_compile, compile_from = anyio.create_memory_object_stream[Attempt](slots * self.work.group_size)
         # Besides what each lane takes next, a whole group: its worker goes on with another one meanwhile.
-        to_bench, bench_from = anyio.create_memory_object_stream[Attempt](2 * len(self._lanes) + self.work.group_size)
+        to_bench, bench_from = anyio.create_memory_object_stream[Compiled](2 * len(self._lanes) + self.work.group_size)
         self._channels = {"compile": to_compile, "bench": to_bench}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._ask, to_compile)
@@ -114,28 +125,27 @@ class Pipeline:
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan = self.work.job.plan
         deadlines = self.work.deadlines
-        order = self._experience.order()
+        order = self._prior.order()
         began = monotonic()
-        async with channel, self._fleet.lend("explore", self.work.environment) as explorer:
+        async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request(order.first, order.last)
-            opened, _ = await explorer.call(request, deadlines, first_phase="inspect")
-            size = opened["size"]
-            self.summary.size, self.summary.strategy = size, opened["strategy"]
-            self.summary.notice = opened["notice"]
-            exploring = Explorer(explorer, opened["strategy"], deadlines)
-            self.progress.total = plan.trials if size is None else min(size, plan.trials)
+            opened, _ = await explorer.exchange(request, deadlines)
+            self.summary.size, self.summary.strategy = opened.size, opened.strategy
+            self.summary.notice = opened.notice
+            exploring = Explorer(explorer, opened.strategy, deadlines)
+            self.progress.total = plan.trials if opened.size is None else min(opened.size, plan.trials)
             asked = 0
             fruitful = monotonic()
             while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
                 answer = await self._ask_some(exploring, min(ASK_AT_ONCE, plan.trials - asked))
-                asked += len(answer["proposals"])
-                await self._admit(answer["proposals"], channel)
-                if answer["finished"]:
+                asked += len(answer.proposals)
+                await self._admit(answer.proposals, channel)
+                if answer.finished:
                     break
-                if plan.until == "converged" and answer["converged"]:
+                if plan.until == "converged" and answer.converged:
                     self.summary.converged = True
                     break
-                if answer["proposals"] or self._under_way:
+                if answer.proposals or self._under_way:
                     fruitful = monotonic()
                 elif monotonic() - fruitful > deadlines["inspect"]:
                     raise WorkerError(
@@ -143,66 +153,66 @@ class Pipeline:
                         f"{self.work.kernel.kernel!r} was found in {deadlines['inspect']:.3g} s: `where` refuses all",
                         hint="loosen `where`, or give a space that yields the valid configs",
                     )
-                if not answer["proposals"] and self._under_way:
+                if not answer.proposals and self._under_way:
                     await self._news.wait()
             self.progress.total = asked
 
-    async def _ask_some(self, explorer: Explorer, n: int) -> dict[str, Any]:
-        told, self._told = self._told, []
+    async def _ask_some(self, explorer: Explorer, n: int) -> replies.Proposals:
+        tried, self._tried = self._tried, []
         self._news = anyio.Event()
-        return await explorer.ask(told, n)
+        return await explorer.ask(tried, n)
 
-    async def _admit(self, proposals: list[dict[str, Any]], channel: MemoryObjectSendStream[Attempt]) -> None:
-        """Start what is new; what the store knows already needs neither compiler nor lane."""
+    async def _admit(self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]) -> None:
+        """Start the new configs; those that the store knows already need neither compiler nor lane."""
         fresh = []
         for proposal in proposals:
-            known = self._store.known_trial(self.work.context, proposal["config"])
+            known = self._store.known_trial(self.work.context, proposal.config)
             if known is None or known.outcome is None or self._is_tried_again(known):
                 fresh.append(proposal)
             else:
                 self.progress.reused += 1
-                self._tell(known)
+                self._report(known)
         if not fresh:
             return
-        if any(proposal["build"] is not None for proposal in fresh):
+        if any(proposal.build is not None for proposal in fresh):
             self._has_fresh.set()
-        configs = [proposal["config"] for proposal in fresh]
+        configs = [proposal.config for proposal in fresh]
         # Shielded: a row that was entered has an attempt that gives it its outcome.
         with anyio.CancelScope(shield=True):
             ids = await self._store.begin_trials(self.work.context, self.work.specialized, self.work.job.id, configs)
         attempts = [self._attempt(trial, proposal) for trial, proposal in zip(ids, fresh, strict=True)]
         self._under_way |= {attempt.trial: attempt for attempt in attempts}
         for attempt, proposal in zip(attempts, fresh, strict=True):
-            if proposal["build"] is None:
+            if proposal.build is None:
                 await self._record(attempt, attempt.unbuilt(proposal))
         for attempt in attempts:
             if attempt.trial in self._under_way:
                 await channel.send(attempt)
 
     def _is_tried_again(self, known: Trial) -> bool:
-        """Tell whether an old outcome leaves open what the config is worth."""
+        """Return whether an old outcome says too little about the config."""
         if known.outcome is Outcome.COMPILE_TIMEOUT:
-            return self.work.deadlines["compile"] > float(known.detail.get("after_s", 0.0))
+            after_s = TrialDetail.from_json(known.detail).after_s
+            return self.work.deadlines["compile"] > (after_s or 0.0)
         return known.outcome in RETRIED_BY_NEXT_JOB
 
-    def _attempt(self, trial: int, proposal: dict[str, Any]) -> Attempt:
-        build = proposal["build"]
-        key = "" if build is None else self.work.artifact_key(build)
-        return Attempt(trial, proposal["config"], build or {}, key)
+    def _attempt(self, trial: int, proposal: replies.Proposal) -> Attempt:
+        unit = requests.UnitRef("", {}) if proposal.build is None else self.work.unit(proposal.build)
+        return Attempt(trial, proposal.config, unit)
 
     async def _compile(
-        self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Attempt]
+        self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Compiled]
     ) -> None:
         async with channel, onward:
             async for first in channel:
                 lanes_starve = not onward.statistics().current_buffer_used
                 group = self._compiling.group(first, channel, lanes_starve=lanes_starve)
-                for attempt, failed in await self._compiling.compile(group):
-                    result = failed or self._experience.carried(attempt)
-                    if result is None:
-                        await onward.send(attempt)
-                    else:
-                        await self._record(attempt, result)
+                for done in await self._compiling.compile(group):
+                    result = done.result if isinstance(done, Ended) else self._prior.carried(done)
+                    if result is not None:
+                        await self._record(done.attempt, result)
+                    elif isinstance(done, Compiled):
+                        await onward.send(done)
 
     async def _open_early(self, lane: Lane) -> None:
         """Open a lane, if it is free, while the first configs still compile: where nothing was measured lately, that
@@ -210,25 +220,26 @@ class Pipeline:
         """
         await self._has_fresh.wait()
         async with self._fleet.gate.compiling():
-            self._fleet.prepare_spares("bench", self.work.environment, self.work.kernel.backend)
+            self._fleet.prepare_spares(Role.BENCH, self.work.environment, self.work.kernel.backend)
             if lane.state == "ready":
                 async with lane.seat(self.work.job.id):
                     began = monotonic()
                     await self._measuring.open_early(lane)
                     self.progress.spend("open_s", monotonic() - began)
 
-    async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
-        # What a GPU measures does not feel the daemon at work, so its lane goes on while a result is recorded: at most
-        # one waits for that. A CPU would feel it.
+    async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Compiled]) -> None:
+        # A GPU's timings do not suffer from the daemon's own work, so its lane goes on while a result is recorded: at
+        # most one waits for that. A CPU's would.
         recorded = anyio.Event()
         recorded.set()
         async with channel, anyio.create_task_group() as recording:
-            async for attempt in channel:
+            async for compiled in channel:
+                attempt = compiled.attempt
                 is_default = attempt.config == self.work.kernel.default
-                # The default is what speed-ups are told against: it is measured in full, however slow.
+                # The default is the base of speed-ups: it is measured in full, however slow.
                 best_us = None if is_default else self.progress.best_us
                 with structlog.contextvars.bound_contextvars(trial=attempt.trial):
-                    result = await self._measuring.measure(lane, attempt, best_us)
+                    result = await self._measuring.measure(lane, compiled, best_us)
                     if lane.device.kind == "cpu":
                         await self._record(attempt, result)
                         continue
@@ -241,7 +252,7 @@ class Pipeline:
         recorded.set()
 
     async def _record(self, attempt: Attempt, result: TrialResult) -> None:
-        """Commit one outcome; only then tell anybody."""
+        """Commit one outcome, then publish it."""
         with anyio.CancelScope(shield=True):
             winner = await self._store.finish_trial(attempt.trial, result)
         del self._under_way[attempt.trial]
@@ -252,7 +263,7 @@ class Pipeline:
             _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
         if winner is not None:
             publish_winner(self._publish, winner, self.work.job.id)
-        self._tell(self._trial(attempt, result))
+        self._report(self._trial(attempt, result))
 
     def _trial(self, attempt: Attempt, result: TrialResult) -> Trial:
         """Return a trial as it was just recorded."""
@@ -275,19 +286,19 @@ class Pipeline:
             updated=time(),
         )
 
-    def _tell(self, trial: Trial) -> None:
+    def _report(self, trial: Trial) -> None:
         assert trial.outcome is not None
         config, outcome = trial.config, trial.outcome
         if outcome is not Outcome.MEASURED and trial.message and not self._first_failure:
             self._first_failure = f"; {outcome}: {trial.message.splitlines()[0]}"
         self.progress.count(outcome, trial.latency_us, is_default=config == self.work.kernel.default)
         self.summary.note(self.progress.done, self.progress.best_us)
-        self._told.append({"config": dict(config), "outcome": outcome.value, "latency_us": trial.latency_us})
+        self._tried.append(requests.Tried(config, outcome, trial.latency_us))
         self._news.set()
         publish_trial(self._publish, self.work, self.progress, trial)
 
     async def _abandon_rest(self) -> None:
-        """Say of what was under way that it was stopped: it says nothing about those configs."""
+        """Record the trials under way as stopped, which says nothing about their configs."""
         if not self._under_way:
             return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_S):

@@ -1,31 +1,31 @@
-"""What the store knows that spares a job work: where to begin, what to leave for last, what need not be measured."""
+"""Earlier results that save a job work: where to begin, what to leave for last, what need not be measured again."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ktuned.model import Config, Context, Event, Outcome, Problem, Trial, TrialResult, Winner, canonical
-from ktuned.store import Artifacts, Store
-from ktuned.tuning.attempt import Attempt, Work
+from ktuned.store import Store
+from ktuned.tuning.attempt import Compiled, Work
+from ktuned.tuning.trial_detail import TrialDetail
 
-RECENT_GROUNDS = 4
+RECENT_CONTEXTS = 4
 """Earlier states of a kernel that predict the next one: after quick saves the newest has tried but few configs."""
 
 MAX_PREDICTED = 4_000
 """Earlier results that are read for one job: some 10 ms, and half a megabyte on the way to the worker."""
 
+
 MAX_NEAR = 6
 """Winners of other problems and devices that are tried first: a fraction of any budget."""
-
-_OWN_FIGURES = ("build", "facts", "content", "open_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """In which order a job tries its configs: ``first`` these, then what the strategy asks for, ``last`` those."""
+    """The order in which a job tries its configs: ``first``, then those that the strategy asks for, then ``last``."""
 
     first: tuple[Config, ...]
     last: tuple[Config, ...]
@@ -33,7 +33,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What became of a config on some ground; the newest ground counts."""
+    """The outcome of a config in an earlier context; the newest context counts."""
 
     config: Config
     outcome: Outcome
@@ -41,12 +41,12 @@ class Past:
 
 
 def order(seated: Config | None, default: Config | None, past: Sequence[Past], near: Sequence[Config] = ()) -> Order:
-    """Return the most promising order, by results of earlier grounds (``past``, the newest first). No IO.
+    """Return the most promising order, by results of earlier contexts (``past``, the newest first). No IO.
 
-    The winner comes first, so that who looks up is soon served a fresh one that is no slower; then the default, which
-    speed-ups are told against; then what was measured, the fastest of the newest ground first. What was hopelessly
-    slow comes after the unknown, and what failed last of all. Where nothing was measured yet, ``near`` follows the
-    default: the winners of near problems and of other devices.
+    The winner comes first, so that lookups soon get a fresh one that is no slower; then the default, which is the base
+    of speed-ups; then measured configs, the fastest of the newest context first. Hopelessly slow ones come after the
+    unknown ones, failed ones last of all. Where nothing was measured yet, ``near`` follows the default: the winners of
+    near problems and of other devices.
     """
     known: dict[str, Past] = {}
     for entry in past:
@@ -94,45 +94,44 @@ def _is_size(value: object) -> bool:
 
 
 def chosen(measured: Sequence[Trial]) -> Trial | None:
-    """Return the winner among a ground's measured trials: the finalists' decision, where there was one."""
-    decided = [trial for trial in measured if trial.detail.get("rounds")]
+    """Return the winner among a context's measured trials: the finalists' decision, where there was one."""
+    decided = [trial for trial in measured if TrialDetail.from_json(trial.detail).rounds]
     return min(decided or measured, key=lambda trial: trial.latency_us or 0.0, default=None)
 
 
 def settled(store: Store, context: Context, finalists: int) -> Trial | None:
-    """Return who won on a ground and is not seated any more: it is an old ground, that an undone edit restored."""
+    """Return the winner of a context that an undone edit restored, if another one is the incumbent."""
     seated = store.winner(context.key)
     if seated is not None and seated.context == context:
         return None
     return chosen(store.best_trials(context, 1, rounds=1) or store.best_trials(context, finalists))
 
 
-class Experience:
-    """What is known before one job's configs are tried."""
+class PriorResults:
+    """The store's results that concern one job."""
 
-    def __init__(self, work: Work, store: Store, artifacts: Artifacts) -> None:
+    def __init__(self, work: Work, store: Store) -> None:
         self._work = work
         self._store = store
-        self._artifacts = artifacts
 
     def order(self) -> Order:
         """Return the order in which to try configs."""
         context = self._work.context
         seated = self._store.winner(context.key)
-        past = self._store.past(context, RECENT_GROUNDS, MAX_PREDICTED)
+        past = self._store.past(context, RECENT_CONTEXTS, MAX_PREDICTED)
         found = [Past(trial.config, trial.outcome, trial.latency_us) for trial in past if trial.outcome is not None]
         near = nearest(context, self._store.winners(context.kernel))
         return order(None if seated is None else seated.config, self._work.kernel.default, found, near)
 
-    def carried(self, attempt: Attempt) -> TrialResult | None:
+    def carried(self, compiled: Compiled) -> TrialResult | None:
         """Return the result of a compiled attempt whose twin was measured: equal bytes, called alike, on equal data."""
-        files = self._artifacts.content(attempt.key) if attempt.files is None else attempt.files
-        if not files:
-            return None
-        attempt.content = self._work.measured_content(attempt.build, files)
-        twin = self._store.twin(attempt.content)
+        twin = self._store.twin(compiled.content) if compiled.content else None
         if twin is None:
             return None
-        detail = {name: value for name, value in twin.detail.items() if name not in _OWN_FIGURES}
-        detail["carried_from"] = twin.detail.get("carried_from", twin.id)
-        return attempt.result(Event.KNOWN, latency_us=twin.latency_us, spread_us=twin.spread_us, **detail)
+        theirs = TrialDetail.from_json(twin.detail)
+        return compiled.attempt.result(
+            Event.KNOWN,
+            latency_us=twin.latency_us,
+            spread_us=twin.spread_us,
+            detail=compiled.detail(replace(theirs, carried_from=theirs.carried_from or twin.id)),
+        )

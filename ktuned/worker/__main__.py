@@ -1,4 +1,4 @@
-"""``python -m ktuned.worker READ_FD WRITE_FD DAEMON_PID``: started by the daemon, of no use by hand."""
+"""``python -m ktuned.worker ROLE READ_FD WRITE_FD DAEMON_PID PLACES``, as the daemon starts it."""
 
 import sys
 

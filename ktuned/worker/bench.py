@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import faulthandler
 import signal
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 from ktuned.backends import Backend, Kernel, Launch, Registry
-from ktuned.ipc import manifest
-from ktuned.model import Device, Outcome, Preset, Unsupported
+from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests
+from ktuned.model import Device, Outcome, Phase, Preset, Unsupported, UsageError
+from ktuned.worker.check import Verdict
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
 from ktuned.worker.cuda_timing import EVENTS, CudaTimer
@@ -22,150 +22,186 @@ from ktuned.worker.timing import HostTimer, Timing
 _KEPT_SAMPLES = 200
 
 
-class Bench:
-    """Answers ``open``, then any number of ``trial``, ``time`` and ``time_reference``."""
+@dataclass(frozen=True)
+class _Opened:
+    """The problem that is measured: its kernel, its data, the device and what times it."""
 
-    def __init__(self, registry: Registry) -> None:
+    kernel: requests.KernelRef
+    target: str
+    backend: Backend
+    device: Device
+    data: ProblemData
+    timer: HostTimer | CudaTimer
+
+
+class Bench:
+    """Opens one problem after another, and measures configs of the one that is open."""
+
+    def __init__(self, registry: Registry, places: Places) -> None:
         self._registry = registry
+        self._places = places
+        self._open: _Opened | None = None
         self._bound: tuple[str, Launch] | None = None
 
-    def open(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    def open(self, request: requests.Open, reply: Reply) -> replies.Empty:
         """Make the inputs and the expected outputs of a problem on a device."""
-        kernel = load_kernel(request)
-        reply.phase("load")
-        self._backend: Backend = self._registry.load(request["backend"])
-        self._device = Device.from_wire(request["device"])
-        self._bound = None
-        reply.phase("reference")
-        self._data = ProblemData(kernel, request["problem"], self._device, captured=request["captured"])
-        self._timer: HostTimer | CudaTimer = HostTimer()
-        if self._device.kind == "cuda":
-            self._timer = CudaTimer(self._device.name, kernel.timing)
-        self._data.expect(Path(request["expected"]))
-        return {}
+        kernel = load_kernel(request.kernel, self._places)
+        reply.phase(Phase.LOAD)
+        backend = self._registry.load(request.kernel.backend)
+        self._open = self._bound = None
+        reply.phase(Phase.REFERENCE)
+        captured = self._places.captured(request.captured) if request.captured else None
+        data = ProblemData(kernel, request.problem, request.device, captured=captured)
+        timer: HostTimer | CudaTimer = HostTimer()
+        if request.device.kind == "cuda":
+            timer = CudaTimer(request.device.name, kernel.timing)
+        data.expect(self._places.reference(request.expected))
+        self._open = _Opened(request.kernel, request.target, backend, request.device, data, timer)
+        return replies.Empty()
 
-    def trial(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
-        """Measure one config from its artifact, and say which outcome it has.
+    def trial(self, request: requests.Trial, reply: Reply) -> replies.Measurement:
+        """Measure configs from their artifacts, up to the first that raises; all results but the last are items.
 
-        ``outcome`` is ``None`` when the artifact itself is damaged; it is then to be made anew.
+        Raises:
+            UsageError: the request names no config, or no problem is open.
         """
+        if not request.units:
+            raise UsageError("a trial needs at least one unit")
+        *units, last = request.units
+        for unit in units:
+            measured = self._measure(unit, request, reply)
+            if measured.outcome is Outcome.LAUNCH_ERROR:
+                return measured
+            reply.item(measured)
+            # The next config begins where this request began.
+            reply.phase(request.first_phase)
+        return self._measure(last, request, reply)
+
+    def _measure(self, unit: requests.UnitRef, request: requests.Trial, reply: Reply) -> replies.Measurement:
+        """Measure one config; a damaged artifact gives no outcome, because it is to be compiled again."""
+        opened = self._opened()
         try:
-            launch = self._launch(request)
-        except manifest.DamagedArtifact as error:
-            return {"outcome": None, "message": str(error)}
+            launch = self._launch(opened, unit)
+        except DamagedArtifact as error:
+            return replies.Measurement(None, str(error))
         except Unsupported as error:
-            return _ended(Outcome.UNSUPPORTED, str(error), phase="load")
+            return replies.Measurement(Outcome.UNSUPPORTED, str(error), Phase.LOAD)
         except Exception as error:
-            return _raised(error, phase="load")
-        data = self._data
-        data.begin_trial()
-        reply.phase("first_launch")
+            return _raised(error, Phase.LOAD)
+        opened.data.begin_trial()
+        reply.phase(Phase.FIRST_LAUNCH)
         try:
-            data.restore()
+            opened.data.restore()
             launch()
-            self._timer.synchronize()
+            opened.timer.synchronize()
         except Unsupported as error:
-            return _ended(Outcome.UNSUPPORTED, str(error), phase="first_launch")
+            return replies.Measurement(Outcome.UNSUPPORTED, str(error), Phase.FIRST_LAUNCH)
         except Exception as error:
-            return _raised(error, phase="first_launch")
-        reply.phase("check")
-        verdict = data.check()
+            return _raised(error, Phase.FIRST_LAUNCH)
+        reply.phase(Phase.CHECK)
+        verdict = opened.data.check()
         if not verdict.ok:
-            return _ended(Outcome.MISMATCH, verdict.message, phase="check", **verdict.to_wire())
-        stop_above = request["stop_above_us"]
-        return {**self._time(launch, request, reply, stop_above), **verdict.to_wire()}
+            return _judged(replies.Measurement(Outcome.MISMATCH, verdict.message, Phase.CHECK), verdict)
+        timed = self._time(opened, launch, request.preset, request.stop_above_us, request.judge_contention, reply)
+        return _judged(timed, verdict)
 
-    def time(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    def time(self, request: requests.Time, reply: Reply) -> replies.Measurement:
         """Time a finalist again; it was checked when it was tried."""
+        opened = self._opened()
         try:
-            launch = self._launch(request)
-            self._data.begin_trial()
-        except manifest.DamagedArtifact as error:
-            return {"outcome": None, "latency_us": None, "message": str(error)}
+            launch = self._launch(opened, request.unit)
+            opened.data.begin_trial()
+        except DamagedArtifact as error:
+            return replies.Measurement(None, str(error))
         except Exception as error:
-            return _raised(error, phase="load")
-        return self._time(launch, request, reply, None)
+            return _raised(error, Phase.LOAD)
+        return self._time(opened, launch, request.preset, None, request.judge_contention, reply)
 
-    def canary(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
+    def canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
         """Run something tiny on a device, to see that it still works after a worker on it was killed."""
         import torch
 
-        device = Device.from_wire(request["device"])
-        numbers = torch.arange(8, device=device.name)
+        numbers = torch.arange(8, device=request.device.name)
         total = int(numbers.sum())
         if total != 28:
-            raise RuntimeError(f"{device.name} counts 0 + … + 7 as {total}")
-        return {}
+            raise RuntimeError(f"{request.device.name} counts 0 + … + 7 as {total}")
+        return replies.Empty()
 
-    def time_reference(self, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
-        """Time the reference function by the same timer as the kernels; ``latency_us`` is ``None`` without one."""
-        reply.phase("reference")
-        reference = self._data.reference_launch()
+    def time_reference(self, request: requests.TimeReference, reply: Reply) -> replies.Measurement:
+        """Time the reference function by the same timer as the kernels; without one there is no latency."""
+        opened = self._opened()
+        reply.phase(Phase.REFERENCE)
+        reference = opened.data.reference_launch()
         if reference is None:
-            return {"outcome": None, "latency_us": None}
-        watch = self._watch(request)
-        preset = Preset(**request["preset"])
+            return replies.Measurement(None)
+        watch = _watch(opened.device, request.judge_contention)
         try:
-            timing = self._timer.time(reference, preset)
+            timing = opened.timer.time(reference, request.preset)
         except Exception as error:
-            if not isinstance(self._timer, CudaTimer) or self._timer.method == EVENTS:
-                return _raised(error, phase="reference")
-            # Not every program of torch's can be captured in a graph.
-            timing = CudaTimer(self._device.name, EVENTS).time(reference, preset)
+            if not isinstance(opened.timer, CudaTimer) or opened.timer.method == EVENTS:
+                return _raised(error, Phase.REFERENCE)
+            # Some of torch's operations cannot be captured in a graph.
+            timing = CudaTimer(opened.device.name, EVENTS).time(reference, request.preset)
         if watch is not None and watch.is_contended():
-            return self._contended(phase="reference")
+            return _contended(opened.device, Phase.REFERENCE)
         return _timed(timing)
 
-    def _launch(self, request: dict[str, Any]) -> Launch:
-        """Return the bound launch of a request's artifact; the last one is kept for the finalists' rounds."""
-        if self._data.renew():
+    def _opened(self) -> _Opened:
+        if self._open is None:
+            raise UsageError("no problem is open: `open` comes first")
+        return self._open
+
+    def _launch(self, opened: _Opened, unit: requests.UnitRef) -> Launch:
+        """Return the bound launch of a unit's artifact; the last one is kept for the finalists' rounds."""
+        if opened.data.renew():
             self._bound = None
-        if self._bound is not None and self._bound[0] == request["unit"]["key"]:
+        if self._bound is not None and self._bound[0] == unit.key:
             return self._bound[1]
         self._bound = None
-        artifact = Path(request["artifact"])
-        manifest.verify(artifact, required=self._backend.required_files)
-        loaded: Kernel = self._backend.load(artifact, unit_of(self._registry, request, request["unit"]), self._device)
-        launch = loaded.bind(self._data.tensors)
+        artifact = self._places.artifact(unit.key)
+        manifest.verify(artifact, required=opened.backend.required_files)
+        built = unit_of(self._registry, self._places, opened.kernel, opened.target, unit)
+        loaded: Kernel = opened.backend.load(artifact, built, opened.device)
+        launch = loaded.bind(opened.data.tensors)
         crash_at_once()
-        self._bound = (request["unit"]["key"], launch)
+        self._bound = (unit.key, launch)
         return launch
 
     def _time(
-        self, launch: Launch, request: dict[str, Any], reply: Reply, stop_above_us: float | None
-    ) -> dict[str, Any]:
-        reply.phase("timing")
-        watch = self._watch(request)
+        self,
+        opened: _Opened,
+        launch: Launch,
+        preset: Preset,
+        stop_above_us: float | None,
+        judge_contention: bool,
+        reply: Reply,
+    ) -> replies.Measurement:
+        reply.phase(Phase.TIMING)
+        watch = _watch(opened.device, judge_contention)
         try:
-            timing = self._timer.time(
+            timing = opened.timer.time(
                 launch,
-                Preset(**request["preset"]),
-                restore=self._data.restore if self._data.restores else None,
+                preset,
+                restore=opened.data.restore if opened.data.restores else None,
                 stop_above_us=stop_above_us,
             )
         except Exception as error:
-            return _raised(error, phase="timing")
+            return _raised(error, Phase.TIMING)
         if watch is not None and not timing.stopped_early and watch.is_contended():
-            return self._contended(phase="timing")
-        result = _timed(timing)
-        if isinstance(watch, GpuWatch) and watch.absence:
-            result["contention"] = f"not judged: {watch.absence}"
-        return result
+            return _contended(opened.device, Phase.TIMING)
+        absence = watch.absence if isinstance(watch, GpuWatch) else ""
+        return replace(_timed(timing), contention=f"not judged: {absence}" if absence else None)
 
-    def _contended(self, *, phase: str) -> dict[str, Any]:
-        message = (
-            f"other programs used {self._device.name} while this was timed (`contention = false` keeps such timings)"
-        )
-        return _ended(Outcome.CONTENDED, message, phase=phase)
 
-    def _watch(self, request: dict[str, Any]) -> CpuWatch | GpuWatch | None:
-        if not request["judge_contention"]:
-            return None
-        if self._device.kind != "cuda":
-            return CpuWatch()
-        import torch
+def _watch(device: Device, judge_contention: bool) -> CpuWatch | GpuWatch | None:
+    """Return what watches a device for other programs' work from now on."""
+    if not judge_contention:
+        return None
+    if device.kind != "cuda":
+        return CpuWatch()
+    import torch
 
-        return GpuWatch(str(torch.cuda.get_device_properties(self._device.name).uuid))
+    return GpuWatch(str(torch.cuda.get_device_properties(device.name).uuid))
 
 
 def crash_at_once() -> None:
@@ -181,23 +217,29 @@ def crash_at_once() -> None:
     faulthandler.enable(all_threads=False)
 
 
-def _timed(timing: Timing) -> dict[str, Any]:
+def _timed(timing: Timing) -> replies.Measurement:
     samples = timing.samples
-    return {
-        "outcome": Outcome.SLOWER if timing.stopped_early else Outcome.MEASURED,
-        "latency_us": samples.median_us,
-        "spread_us": samples.spread_us,
-        "message": "",
-        "count": len(samples),
-        "samples": [round(value, 3) for value in samples.sorted_us[:: max(1, len(samples) // _KEPT_SAMPLES)]],
-    }
+    kept = samples.sorted_us[:: max(1, len(samples) // _KEPT_SAMPLES)]
+    return replies.Measurement(
+        Outcome.SLOWER if timing.stopped_early else Outcome.MEASURED,
+        latency_us=samples.median_us,
+        spread_us=samples.spread_us,
+        count=len(samples),
+        samples=tuple(round(value, 3) for value in kept),
+    )
 
 
-def _ended(outcome: Outcome, message: str, **detail: Any) -> dict[str, Any]:
-    return {"outcome": outcome, "latency_us": None, "spread_us": None, "message": message, **detail}
+def _judged(measured: replies.Measurement, verdict: Verdict) -> replies.Measurement:
+    """Add the errors that the check found."""
+    return replace(measured, max_error=verdict.finite_error, mismatched_ratio=verdict.mismatched_ratio)
 
 
-def _raised(error: Exception, *, phase: str) -> dict[str, Any]:
+def _contended(device: Device, phase: Phase) -> replies.Measurement:
+    message = f"other programs used {device.name} while this was timed (`contention = false` keeps such timings)"
+    return replies.Measurement(Outcome.CONTENDED, message, phase)
+
+
+def _raised(error: Exception, phase: Phase) -> replies.Measurement:
     if isinstance(error, MemoryError):
         raise error
-    return _ended(Outcome.LAUNCH_ERROR, words(error), phase=phase)
+    return replies.Measurement(Outcome.LAUNCH_ERROR, words(error), phase)

@@ -19,10 +19,10 @@ class Verdict:
     max_error: float = 0.0
     mismatched_ratio: float = 0.0
 
-    def to_wire(self) -> dict[str, Any]:
-        """Return what a trial keeps of a verdict; an error without bounds is ``None``, which JSON can carry."""
-        largest = self.max_error if math.isfinite(self.max_error) else None
-        return {"max_error": largest, "mismatched_ratio": self.mismatched_ratio}
+    @property
+    def finite_error(self) -> float | None:
+        """The largest error, or ``None`` if it has no bound: JSON cannot carry an infinity."""
+        return self.max_error if math.isfinite(self.max_error) else None
 
 
 def compare(

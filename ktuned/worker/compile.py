@@ -1,55 +1,55 @@
-"""Compiles groups of units with a backend, and says of each what became of it."""
+"""The compile operation: a group of units becomes sealed artifacts, or the outcomes that say why not."""
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
-from typing import Any
 
 from ktuned.backends import Registry, Unit
-from ktuned.model import BackendError, Outcome
+from ktuned.ipc import Places, replies, requests
+from ktuned.model import BackendError, Outcome, Phase
 from ktuned.spec import forget_modules
-from ktuned.worker.inspect import check_stamps
+from ktuned.worker.inspect import check_digests
 from ktuned.worker.reply import Reply
 from ktuned.worker.seal import seal
 
 
-def unit_of(registry: Registry, request: dict[str, Any], entry: dict[str, Any]) -> Unit:
-    """Rebuild a unit from a request's plain data."""
-    build = registry.load(request["backend"]).build.from_plain(entry["build"])
+def unit_of(
+    registry: Registry, places: Places, kernel: requests.KernelRef, target: str, unit: requests.UnitRef
+) -> Unit:
+    """Return a unit as backends take it, with the paths of this machine."""
     return Unit(
-        key=entry["key"],
-        build=build,
-        sources=tuple(Path(source) for source in request["sources"]),
-        kernel_file=Path(request["file"]),
-        kernel=request["kernel"],
-        target=request["target"],
+        key=unit.key,
+        build=registry.load(kernel.backend).build.from_plain(unit.build),
+        sources=tuple(places.file(kernel.project, source) for source in kernel.sources),
+        kernel_file=places.file(kernel.project, kernel.file),
+        kernel=kernel.kernel,
+        target=target,
     )
 
 
-def compile_units(registry: Registry, request: dict[str, Any], reply: Reply) -> dict[str, Any]:
-    """Compile ``units`` into directories below ``into``, and send an item for each as it is ready.
+def compile_units(registry: Registry, places: Places, request: requests.Compile, reply: Reply) -> replies.Empty:
+    """Compile and seal the request's units, and send an item for each as it is ready.
 
     A unit whose sources changed meanwhile is no result: the request fails with ``source_changed``.
     """
-    backend = registry.load(request["backend"])
-    into = Path(request["into"])
-    units = [unit_of(registry, request, entry) for entry in request["units"]]
-    places = {entry["key"]: Path(entry["place"]) for entry in request["units"]}
+    kernel = request.kernel
+    backend = registry.load(kernel.backend)
+    into = places.staging(request.staging)
+    units = [unit_of(registry, places, kernel, request.target, unit) for unit in request.units]
     for unit in units:
         shutil.rmtree(into / unit.key, ignore_errors=True)
         (into / unit.key).mkdir(parents=True)
-    # A Build may name a function of the kernel file: it must be the one that the stamps are of.
-    forget_modules(Path(request["root"]))
-    reply.phase("compile")
+    # A Build may name a function of the kernel file: it must be the one that was digested.
+    forget_modules(places.root(kernel.project))
+    reply.phase(Phase.COMPILE)
     for compiled in backend.compile(units, into):
-        check_stamps(request["stamps"])
+        check_digests(kernel, places)
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
         if outcome is None:
             try:
                 sealed, size = seal(
                     into / compiled.key,
-                    places[compiled.key],
+                    places.artifact(compiled.key),
                     key=compiled.key,
                     backend=backend.name,
                     facts=compiled.facts,
@@ -60,14 +60,14 @@ def compile_units(registry: Registry, request: dict[str, Any], reply: Reply) -> 
             except BackendError as error:
                 outcome, message = Outcome.COMPILE_ERROR, error.message
         reply.item(
-            {
-                "key": compiled.key,
-                "outcome": outcome,
-                "message": message,
-                "seconds": compiled.seconds,
-                "facts": dict(compiled.facts),
-                "content": content,
-                "bytes": size,
-            }
+            replies.CompiledUnit(
+                key=compiled.key,
+                outcome=outcome,
+                message=message,
+                seconds=compiled.seconds,
+                facts=dict(compiled.facts),
+                content=content,
+                bytes=size,
+            )
         )
-    return {}
+    return replies.Empty()

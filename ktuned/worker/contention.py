@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self
+from typing import Self
 
 from ktuned.backends import CpuTicks, gpu_uuids, nvml, read_ticks
+from ktuned.ipc import replies
 
 CONTENDED_SHARE = 0.6
 """Share of all CPU time that others must take, with none left idle, before a timing is thrown away.
@@ -104,20 +105,19 @@ class GpuWatch:
         return any(sample.pid not in unknown_or_own and sample.percent > 0 for sample in samples)
 
 
-def gpu_users(ours: Iterable[int]) -> dict[str, Any]:
-    """Return ``users``: the number of processes, other than ``ours``, that worked on each GPU lately, by its name.
+def gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
+    """Count the processes, other than ``ours``, that worked on each GPU lately, by the GPU's name.
 
-    A process of another PID namespace is not counted, because it may be one of ours. ``absence`` is the reason why
-    nothing is known.
+    A process of another PID namespace is not counted, because it may be one of ours.
     """
     known = set(ours)
     since_us = time.time_ns() // 1000 - RECENT_US
     try:
         users = {name: len(_working_on(uuid, since_us) - known) for name, uuid in gpu_uuids().items()}
     except nvml.Unavailable as error:
-        return {"users": {}, "absence": str(error)}
+        return replies.GpuUsers({}, str(error))
     # Without a GPU, NVML has not been asked.
-    return {"users": users, "absence": "" if users else nvml.absence()}
+    return replies.GpuUsers(users, "" if users else nvml.absence())
 
 
 def _working_on(uuid: str, since_us: int) -> set[int]:

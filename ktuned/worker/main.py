@@ -1,7 +1,5 @@
-"""A worker's loop: reads one request, does it, answers; one request at a time, until the pipe closes.
+"""A worker's loop: reads a request, carries it out, answers; one request at a time, until the pipe closes.
 
-Answers to a request are frames of one key each: ``phase`` (which deadline runs now), ``item`` (one of several
-results, each of which has the whole deadline), and last ``done`` or ``failed``. The first phase is the asker's to say.
 A worker is never asked to stop: the daemon kills it, at any moment.
 """
 
@@ -14,11 +12,12 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ktuned.backends import Registry
-from ktuned.ipc import frames
+from ktuned.ipc import Places, frames, replies, requests
+from ktuned.model import Role
 from ktuned.worker.failures import describe_failure
 from ktuned.worker.reply import Reply
 
@@ -27,102 +26,167 @@ _PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 1 << 16
 _OOM_SCORE = 800
 
-Operation = Callable[[dict[str, Any], Reply], dict[str, Any]]
+Operation = Callable[[Any, Reply], Any]
+"""Carries out one kind of request: takes the request and where to send phases and items, returns the reply."""
 
 
-def _requests(read_fd: int) -> Iterator[dict[str, Any]]:
+def _messages(read_fd: int) -> Iterator[dict[str, Any]]:
     decoder = frames.Decoder()
     while data := os.read(read_fd, _READ_BYTES):
         yield from decoder.feed(data)
 
 
 def _die_with(daemon_pid: int) -> None:
-    """Have the kernel kill this process when the daemon dies, however it dies, and make what detaches itself ours."""
+    """Have the kernel kill this process when the daemon dies, and make this process the parent of detached children."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # What stays below this process counts as its memory, and is the daemon's when it is gone.
+    # Children that detach count as this worker's memory, and become the daemon's when the worker is gone.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getppid() != daemon_pid:
-        # The daemon died before the kernel was told.
+        # The daemon died before the call.
         os._exit(1)
 
 
-def _be_the_first_to_go() -> None:
+def _prefer_as_oom_victim() -> None:
     """When the machine runs out of memory, let the kernel choose a worker, and not the user's editor."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
         stream.write(str(_OOM_SCORE))
 
 
 def _flush() -> None:
-    """Have what user code printed sent on; its streams are what it made of them, and may be none any more."""
+    """Send on the output of user code, which may have replaced or closed the streams."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
-def _operations() -> dict[str, Operation]:
-    # Imported after the process is tied to its daemon; each is light, and imports what it needs when it is asked.
-    from ktuned.worker.bench import Bench
-    from ktuned.worker.compile import compile_units
+class Operations:
+    """The worker's operations, each imported when it is first needed; those of the worker's role at its start."""
+
+    def __init__(self, places: Places, role: str) -> None:
+        self._places = places
+        self._registry = Registry()
+        self._loaded: dict[type[requests.Request[Any, Any]], Operation] = {}
+        for load in (_LOADERS[request] for request in _AT_START.get(role, ())):
+            self._loaded |= load(self._registry, places)
+
+    def carry_out(self, request: requests.Request[Any, Any], reply: Reply) -> Any:
+        """Carry a request out and return its reply; phases and items are sent meanwhile."""
+        kind = type(request)
+        if kind not in self._loaded:
+            self._loaded |= _LOADERS[kind](self._registry, self._places)
+        return self._loaded[kind](request, reply)
+
+
+_Loaded = Mapping[type[requests.Request[Any, Any]], Operation]
+
+
+def _load_probing(registry: Registry, places: Places) -> _Loaded:
     from ktuned.worker.contention import gpu_users
-    from ktuned.worker.inspect import Inspector
     from ktuned.worker.probe import prepare, probe
 
-    registry = Registry()
-    inspector = Inspector(registry)
-    bench = Bench(registry)
     return {
-        "prepare": lambda request, reply: prepare(registry, request),
-        "probe": lambda request, reply: probe(registry),
-        "gpu_users": lambda request, reply: gpu_users(request["ours"]),
-        "inspect": inspector.inspect,
-        "explore": inspector.explore,
-        "ask": inspector.ask,
-        "admits": inspector.admits,
-        "compile": lambda request, reply: compile_units(registry, request, reply),
-        "open": bench.open,
-        "canary": bench.canary,
-        "trial": bench.trial,
-        "time": bench.time,
-        "time_reference": bench.time_reference,
+        requests.Prepare: lambda request, reply: prepare(registry, request),
+        requests.Probe: lambda request, reply: probe(registry),
+        requests.GpuUsers: lambda request, reply: gpu_users(request.ours),
     }
 
 
+def _load_inspection(registry: Registry, places: Places) -> _Loaded:
+    from ktuned.worker.inspect import Inspector
+
+    inspector = Inspector(registry, places)
+    return {requests.Inspect: inspector.inspect, requests.Admits: inspector.admits}
+
+
+def _load_exploration(registry: Registry, places: Places) -> _Loaded:
+    from ktuned.worker.explore import Explorer
+
+    explorer = Explorer(places)
+    return {requests.Explore: explorer.explore, requests.Ask: explorer.ask}
+
+
+def _load_compilation(registry: Registry, places: Places) -> _Loaded:
+    from ktuned.worker.compile import compile_units
+
+    return {requests.Compile: lambda request, reply: compile_units(registry, places, request, reply)}
+
+
+def _load_bench(registry: Registry, places: Places) -> _Loaded:
+    from ktuned.worker.bench import Bench
+
+    bench = Bench(registry, places)
+    return {
+        requests.Open: bench.open,
+        requests.Canary: bench.canary,
+        requests.Trial: bench.trial,
+        requests.Time: bench.time,
+        requests.TimeReference: bench.time_reference,
+    }
+
+
+_LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places], _Loaded]] = {
+    **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing),
+    **dict.fromkeys((requests.Inspect, requests.Admits), _load_inspection),
+    **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration),
+    requests.Compile: _load_compilation,
+    **dict.fromkeys(
+        (requests.Open, requests.Canary, requests.Trial, requests.Time, requests.TimeReference), _load_bench
+    ),
+}
+
+_AT_START: Mapping[str, tuple[type[requests.Request[Any, Any]], ...]] = {
+    Role.INSPECT: (requests.Inspect,),
+    Role.EXPLORE: (requests.Explore,),
+    Role.COMPILE: (requests.Compile,),
+    Role.BENCH: (requests.Prepare, requests.Open),
+}
+"""The operations that a worker of each role has imported when it says that it is ready."""
+
+
 def main(argv: list[str]) -> int:
-    """Serve requests from ``argv[0]`` (a file descriptor) on ``argv[1]`` until the daemon closes or dies."""
-    read_fd, write_fd, daemon_pid = (int(word) for word in argv)
+    """Serve the requests on a file descriptor until the daemon closes it or dies.
+
+    ``argv`` holds the worker's role, that descriptor, the one for answers, the daemon's process id and this machine's
+    :class:`Places`.
+    """
+    role, *numbers, places = argv
+    read_fd, write_fd, daemon_pid = map(int, numbers)
     _die_with(daemon_pid)
     for descriptor in (read_fd, write_fd):
         os.set_inheritable(descriptor, False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _be_the_first_to_go()
+    _prefer_as_oom_victim()
     # Importing a kernel file must not write beside it: that would be a change that the daemon watches.
     sys.dont_write_bytecode = True
     reply = Reply(write_fd)
-    operations = _operations()
-    reply.send({"done": {"pid": os.getpid()}})
-    for request in _requests(read_fd):
+    operations = Operations(Places.from_argument(places), role)
+    reply.send(replies.Done(replies.Ready(os.getpid())))
+    for message in _messages(read_fd):
+        answer: replies.Answer
         try:
-            answer = {"done": operations[request["op"]](request, reply)}
+            request = requests.decode(message)
+            answer = replies.Done(operations.carry_out(request, reply))
         except MemoryError:
             return frames.OUT_OF_MEMORY
         except BaseException as error:
-            # User code raises what it likes: a SystemExit of its own is no reason for this process to end.
-            answer = {"failed": describe_failure(error)}
+            # User code may raise anything: a SystemExit of its own must not end this process.
+            answer = replies.Failed(describe_failure(error))
         _flush()
         try:
             reply.send(answer)
         except (frames.FrameError, ValueError, TypeError) as error:
-            # Too large, or words that are no Unicode: who asked is told so, and asks on.
-            reply.send({"failed": describe_failure(RuntimeError(f"an answer that cannot be sent: {error!r}"))})
+            # Too large, or text that is not Unicode: this request fails, and the next one may follow.
+            cause = RuntimeError(f"the answer cannot be sent: {error!r}")
+            reply.send(replies.Failed(describe_failure(cause)))
     return 0
 
 
 def run(argv: list[str]) -> NoReturn:
-    """Be a worker process to its end, which comes at once.
+    """Be a worker process, and end without the interpreter's shutdown.
 
-    The interpreter's own end runs what user code has registered for it, and waits for threads: with torch loaded for
-    seconds, so that a death would look like a hang, or for ever.
+    Shutdown runs what user code has registered for it and waits for threads: with torch loaded it takes seconds, so
+    that a death would look like a hang, or never ends.
     """
     code = 1
     try:

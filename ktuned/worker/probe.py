@@ -1,62 +1,54 @@
-"""What this interpreter can do: its backends, their versions, their devices."""
+"""The interpreter's backends, their versions and their devices."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from ktuned import search
 from ktuned.backends import Absent, Registry, nvml
-from ktuned.model import BackendError
+from ktuned.ipc import replies, requests
+from ktuned.model import BackendError, Device
 
 
-def probe(registry: Registry) -> dict[str, Any]:
-    """Return ``version``, and per installed backend its ``version``, ``fingerprint``, ``devices`` or why it has none.
-
-    A backend that cannot be imported or asked is reported with ``error``; it never hides the others. ``nvml`` says why
-    it cannot be told who else uses the GPUs; empty if it can, or if there are none.
-    """
+def probe(registry: Registry) -> replies.ProbeReport:
+    """Report every installed backend: one that cannot be imported or probed has an ``error`` and hides no other."""
     backends = {name: _probe(registry, name) for name in registry.names}
-    has_gpu = any(device["name"].startswith("cuda:") for report in backends.values() for device in report["devices"])
-    return {
-        "version": sys.version.split()[0],
-        "strategies": search.installed(),
-        "backends": backends,
-        "nvml": nvml.absence() if has_gpu else "",
-    }
+    has_gpu = any(device.kind == "cuda" for report in backends.values() for device in report.devices)
+    return replies.ProbeReport(
+        sys.version.split()[0], backends, nvml.absence() if has_gpu else "", tuple(search.installed())
+    )
 
 
-def _probe(registry: Registry, name: str) -> dict[str, Any]:
-    report: dict[str, Any] = {
-        "version": registry.version(name),
-        "fingerprint": {},
-        "group_size": 1,
-        "target": "",
-        "devices": [],
-        "absent": None,
-        "error": None,
-    }
+def _probe(registry: Registry, name: str) -> replies.BackendReport:
+    version = registry.version(name)
     try:
         backend = registry.load(name)
-        report["group_size"] = backend.group_size
-        report["target"] = backend.default_target
+    except BackendError as raised:
+        return replies.BackendReport(version, error=replies.Fault(raised.code, raised.message, raised.hint))
+    absent: replies.Absence | None = None
+    error: replies.Fault | None = None
+    devices: tuple[Device, ...] = ()
+    fingerprint: dict[str, str] = {}
+    try:
         found = backend.devices()
         if isinstance(found, Absent):
-            report["absent"] = {"reason": str(found.reason), "message": found.message, "hint": found.hint}
+            absent = replies.Absence(str(found.reason), found.message, found.hint)
         else:
-            report["devices"] = [device.to_wire() for device in found]
-        report["fingerprint"] = dict(backend.fingerprint())
-    except BackendError as error:
-        report["error"] = error.to_wire()
-    except Exception as error:
-        report["error"] = {"code": "backend", "message": f"{type(error).__name__}: {error}", "hint": ""}
-    return report
+            devices = tuple(found)
+        fingerprint = dict(backend.fingerprint())
+    except BackendError as raised:
+        error = replies.Fault(raised.code, raised.message, raised.hint)
+    except Exception as raised:
+        error = replies.Fault("backend", f"{type(raised).__name__}: {raised}")
+    return replies.BackendReport(
+        version, fingerprint, backend.group_size, backend.default_target, devices, absent, error
+    )
 
 
-def prepare(registry: Registry, request: dict[str, Any]) -> dict[str, Any]:
+def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
     """Import what a later request will need, so that a spare takes over without that wait."""
-    for name in request["backends"]:
+    for name in request.backends:
         registry.load(name)
-    for module in request["modules"]:
+    for module in request.modules:
         __import__(module)
-    return {}
+    return replies.Empty()

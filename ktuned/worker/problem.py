@@ -25,7 +25,7 @@ class ProblemData:
     """
 
     def __init__(
-        self, kernel: declaration.Kernel, problem: Mapping[str, Any], device: Device, *, captured: str = ""
+        self, kernel: declaration.Kernel, problem: Mapping[str, Any], device: Device, *, captured: Path | None = None
     ) -> None:
         import torch
 
@@ -73,7 +73,7 @@ class ProblemData:
         self._make()
         return True
 
-    def _take(self, captured: str, device: Device) -> None:
+    def _take(self, captured: Path, device: Device) -> None:
         """Put captured tensors in the place of made ones, which say what shape and dtype they must have."""
         from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""The way back to the daemon: frames of one request's phases, items and result.
+"""The worker's end of its pipe to the daemon.
 
 A module of its own, below all operations that answer through it.
 """
@@ -8,29 +8,30 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ktuned.ipc import frames
+from ktuned.ipc import replies
+from ktuned.model import Phase
 
 
 class Reply:
-    """The way back to the daemon for one request."""
+    """Sends the answers to one request after another."""
 
     def __init__(self, write_fd: int) -> None:
         self._write_fd = write_fd
         self._pid = os.getpid()
 
-    def phase(self, name: str) -> None:
-        """Say which phase begins, so that the daemon watches the right deadline."""
-        self.send({"phase": name})
+    def phase(self, phase: Phase) -> None:
+        """Name the phase that begins, so that its deadline runs."""
+        self.send(replies.PhaseBegun(phase))
 
-    def item(self, value: dict[str, Any]) -> None:
+    def item(self, value: Any) -> None:
         """Send one of several results."""
-        self.send({"item": value})
+        self.send(replies.Item(value))
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, answer: replies.Answer) -> None:
         """Write one frame; blocks while the daemon does not read."""
         if os.getpid() != self._pid:
-            # A child that user code forked and let return: two that answer one question are no answer.
+            # A child that user code forked and let return: only the worker itself may answer.
             os._exit(1)
-        data = memoryview(frames.encode(message))
+        data = memoryview(replies.encode(answer))
         while data:
             data = data[os.write(self._write_fd, data) :]

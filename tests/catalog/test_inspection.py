@@ -10,8 +10,10 @@ import pytest
 
 from ktuned.catalog.inspection import Survey, find_kernel_files, is_kernel_file
 from ktuned.fleet.failures import Output, WorkerDied
+from ktuned.ipc import replies, requests
 from ktuned.model.errors import StoreError
 from ktuned.model.kernel import KernelInfo
+from ktuned.model.keys import Phase
 from ktuned.store.database import Store
 from tests.assembled import Parts, assembled, kernel_text
 
@@ -87,13 +89,13 @@ class _LastBreath:
         """Lend itself."""
         yield self
 
-    async def call(
-        self, request: dict[str, Any], *args: object, on_item: Callable[[Any], None], **more: object
+    async def exchange(
+        self, request: requests.Inspect, *args: object, on_item: Callable[[Any], None], **more: object
     ) -> None:
         """Send an item for each file, and die."""
-        for file in request["files"]:
-            on_item({"file": file, "kernels": [], "errors": [], "stamps": {}})
-        raise WorkerDied(3, "inspect", Output())
+        for file in request.files:
+            on_item(replies.InspectedFile(file, (), (), {}))
+        raise WorkerDied(3, Phase.INSPECT, Output())
 
 
 @pytest.mark.anyio
@@ -131,7 +133,7 @@ async def test_what_cannot_be_a_kernel_file_is_an_error_of_its_own(parts: Parts)
         await survey.root(parts.root)
         told = {Path(error.path).name: error.message for error in parts.catalog.errors}
         assert set(told) == {"tune_\\xff.py", "tune_pipe.py"}
-        assert "no UTF-8" in told["tune_\\xff.py"]
+        assert "not UTF-8" in told["tune_\\xff.py"]
         assert "no regular file" in told["tune_pipe.py"]
     assert [kernel.name for kernel in parts.catalog.kernels] == ["project:a"]
     os.unlink(project + b"/tune_\xff.py")

@@ -8,7 +8,7 @@ import pytest
 
 from ktuned.devices.machine import Machine, fingerprint_digest
 from ktuned.fleet import pool
-from ktuned.fleet.process import Environment
+from ktuned.fleet.executor import Environment
 from ktuned.model.errors import BackendError, NotFound
 from ktuned.model.keys import DeviceModel
 from tests.assembled import Parts, kernel_text
@@ -137,10 +137,11 @@ async def test_failed_probe_forgets_no_device(parts: Parts, tmp_path: Path) -> N
     """While no worker can answer, lookups stand on what was known; the next probe asks again."""
     machine = Machine(parts.fleet, parts.store, deadlines={"inspect": 0.0})
     report = await machine.probe(parts.environment)
-    assert "not over after 0 s" in report["error"]["message"]
+    assert report.error is not None
+    assert "not over after 0 s" in report.error.message
     assert machine.device(parts.environment, "fake", None).model == "Fake CPU"
     again = Machine(parts.fleet, parts.store, deadlines={"inspect": 30.0})
-    assert (await again.probe(parts.environment))["error"] is None
+    assert (await again.probe(parts.environment)).error is None
     parts.kill_workers()
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-from ktuned.fleet import pool
+from ktuned.fleet.executor import Environment
+from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.pool import Fleet
-from ktuned.fleet.process import Environment, WorkerProcess, spawn
-from tests.fleet.playing import DEADLINE_S, Playground, base_env
+from ktuned.fleet.process import WorkerProcess, spawn
+from ktuned.ipc import Places
+from ktuned.model.keys import Role
+from tests.fleet.playing import DEADLINE_S, PROJECT, Playground, base_env
 
 StartWorker = Callable[..., Coroutine[Any, Any, WorkerProcess]]
 RunFleet = Callable[..., AbstractAsyncContextManager[Fleet]]
@@ -30,7 +33,7 @@ def playground(tmp_path: Path) -> Playground:
 @pytest.fixture
 def environment(playground: Playground) -> Environment:
     """Return this interpreter, in the playground."""
-    return Environment(sys.executable, str(playground.root))
+    return Environment(sys.executable, str(playground.root), project=PROJECT)
 
 
 @pytest.fixture
@@ -44,7 +47,14 @@ async def start_worker(tmp_path: Path, environment: Environment) -> AsyncIterato
     ) -> WorkerProcess:
         number = f"{tmp_path.name}-{next(numbers)}"
         scratch = tmp_path / "scratch" / number
-        worker = spawn(environment, role="inspect", base_env=base_env() | env, worker_id=number, scratch=scratch)
+        worker = spawn(
+            environment,
+            role=Role.INSPECT,
+            base_env=base_env() | env,
+            places=Places({PROJECT: environment.cwd}, str(tmp_path / "artifacts"), "", ""),
+            worker_id=number,
+            scratch=scratch,
+        )
         workers.append(worker)
         await worker.ready(ready_s)
         return worker
@@ -64,22 +74,26 @@ async def worker(start_worker: StartWorker) -> WorkerProcess:
 
 
 @pytest.fixture
-def run_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFleet:
+def run_fleet(tmp_path: Path) -> RunFleet:
     """Return a function that runs a fleet whose spares import no torch, which takes seconds."""
-    monkeypatch.setattr(pool, "BENCH_MODULES", ())
 
     @asynccontextmanager
     async def run(
-        *, spawn_s: float = DEADLINE_S, compile_cores: frozenset[int] = frozenset(), **env: str
+        *,
+        spawn_s: float = DEADLINE_S,
+        compile_cores: frozenset[int] = frozenset(),
+        spare_modules: Sequence[str] = (),
+        **env: str,
     ) -> AsyncIterator[Fleet]:
-        fleet = Fleet(
+        executor = LocalExecutor(
             scratch=tmp_path / "tmp",
             cache=tmp_path / "cache",
+            artifacts=tmp_path / "artifacts",
+            captures=tmp_path / "captures",
             base_env=base_env() | env,
-            compile_slots=2,
             compile_cores=compile_cores,
-            spawn_s=spawn_s,
         )
+        fleet = Fleet(executor, compile_slots=2, spawn_s=spawn_s, spare_modules=spare_modules)
         async with fleet.running():
             yield fleet
 

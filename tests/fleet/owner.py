@@ -8,27 +8,29 @@ from pathlib import Path
 
 import anyio
 
+from ktuned.fleet.executor import Environment
+from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.pool import Fleet
-from ktuned.fleet.process import Environment
-from tests.fleet.playing import CHILDREN, DEADLINE_S, DEADLINES, HANG, Playground, base_env
+from ktuned.model.keys import Role
+from tests.fleet.playing import CHILDREN, DEADLINE_S, DEADLINES, HANG, PROJECT, Playground, base_env
 
 
 async def main(directory: Path) -> None:
     """Have a worker hang, with a child in its group and one that left it."""
-    fleet = Fleet(
+    executor = LocalExecutor(
         scratch=directory / "tmp",
         cache=directory / "cache",
+        artifacts=directory / "artifacts",
+        captures=directory / "captures",
         base_env=base_env(),
-        compile_slots=1,
-        compile_cores=frozenset(),
-        spawn_s=DEADLINE_S,
     )
+    fleet = Fleet(executor, compile_slots=1, spawn_s=DEADLINE_S)
     playground = Playground(directory)
-    environment = Environment(sys.executable, str(directory))
-    async with fleet.running(), anyio.create_task_group() as tasks, fleet.lend("inspect", environment) as worker:
+    environment = Environment(sys.executable, str(directory), project=PROJECT)
+    async with fleet.running(), anyio.create_task_group() as tasks, fleet.lend(Role.INSPECT, environment) as worker:
 
         async def hang() -> None:
-            await worker.call(playground.request(CHILDREN + HANG), DEADLINES, first_phase="inspect")
+            await worker.exchange(playground.request(CHILDREN + HANG), DEADLINES)
 
         tasks.start_soon(hang)
         pids = [worker.pid, *await playground.pids()]

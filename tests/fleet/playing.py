@@ -2,14 +2,17 @@
 
 import os
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import anyio
 import psutil
 
+from ktuned.ipc import requests
+
 FAKE_DIRECTORY = Path(__file__).parents[1] / "fake_backend"
+PROJECT = "play"
 DEADLINE_S = 30.0
 """Longer than anything here takes on a busy machine: what needs it has failed."""
 
@@ -37,33 +40,26 @@ class Playground:
         self.root = root
         self._count = 0
 
-    def request(self, *bodies: str) -> dict[str, Any]:
+    def request(self, *bodies: str) -> requests.Inspect:
         """Write each body as a kernel file of its own; return the request that imports them one by one."""
         files = []
         for body in bodies:
             self._count += 1
-            path = self.root / f"tune_{self._count}.py"
-            path.write_text(textwrap.dedent(body))
-            files.append(str(path))
-        return {"op": "inspect", "root": str(self.root), "project": "play", "files": files}
+            name = f"tune_{self._count}.py"
+            (self.root / name).write_text(textwrap.dedent(body))
+            files.append(name)
+        return requests.Inspect(PROJECT, tuple(files))
 
-    def compile_request(self, *units: dict[str, Any]) -> dict[str, Any]:
+    def compile_request(self, *builds: Mapping[str, object]) -> requests.Compile:
         """Return the request that compiles fake units, one per Build given by its fields."""
-        return {
-            "op": "compile",
-            "root": str(self.root),
-            "backend": "fake",
-            "sources": [],
-            "file": str(self.root / "tune_it.py"),
-            "kernel": "it",
-            "target": "fake",
-            "stamps": {},
-            "into": str(self.root / "into"),
-            "units": [
-                {"key": f"unit{index}", "build": unit, "place": str(self.root / "sealed" / f"unit{index}")}
-                for index, unit in enumerate(units)
-            ],
-        }
+        units = tuple(requests.UnitRef(f"unit{index}", build) for index, build in enumerate(builds))
+        return requests.Compile(self.kernel("it"), "fake", "into", units)
+
+    def kernel(
+        self, name: str, file: str = "tune_it.py", digests: Mapping[str, str] = MappingProxyType({})
+    ) -> requests.KernelRef:
+        """Return a kernel of the fake backend by its name, its file and the digests that are checked."""
+        return requests.KernelRef(PROJECT, file, name, "fake", (), digests)
 
     async def read(self, name: str) -> str:
         """Return a file's text as soon as a worker has put it there."""

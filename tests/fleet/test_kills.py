@@ -7,6 +7,7 @@ import pytest
 from ktuned.fleet.failures import Output, WorkerDied, is_outside_kill
 from ktuned.fleet.lanes import CannotOpen
 from ktuned.model.errors import WorkerError
+from ktuned.model.keys import Phase
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ from ktuned.model.errors import WorkerError
 )
 def test_only_a_sigkill_that_is_not_ours_comes_from_outside(returncode: int, stopped: str, is_outside: bool) -> None:
     """A config can crash, exit or be stopped for its memory; who sends SIGKILL unasked is somebody else."""
-    died = WorkerDied(returncode, "timing", Output(), stopped)
+    died = WorkerDied(returncode, Phase.TIMING, Output(), stopped)
     assert is_outside_kill(died) is is_outside
 
 
@@ -30,7 +31,7 @@ def test_a_wrapped_kill_is_recognised() -> None:
     """However many errors tell it in their own words, the cause stays what it was."""
     wrapped = CannotOpen("a lane cannot be opened")
     wrapped.__cause__ = WorkerError("cannot run a worker")
-    wrapped.__cause__.__cause__ = WorkerDied(-signal.SIGKILL, "spawn", Output())
+    wrapped.__cause__.__cause__ = WorkerDied(-signal.SIGKILL, Phase.SPAWN, Output())
     assert is_outside_kill(wrapped)
     assert not is_outside_kill(CannotOpen("the reference raised"))
     assert not is_outside_kill(None)

@@ -5,18 +5,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
+from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import DeadlineExpired, RequestFailed, WorkerDied
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane
 from ktuned.fleet.pool import Fleet
-from ktuned.fleet.process import Environment
-from ktuned.ipc import manifest
+from ktuned.ipc import artifact_place, manifest, replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
+from ktuned.model.plan import Plan, Preset
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground, until
 
@@ -115,7 +115,7 @@ async def test_the_spare_takes_over(run_lane: RunLane, playground: Playground, e
         await lane.open(bench(playground, environment), DEADLINES)
         (spare,) = await spares_of(fleet, 1)
         with pytest.raises(DeadlineExpired):
-            await lane.ask(playground.request(HANG), DEADLINES | {"inspect": BRIEF_S})
+            await lane.exchange(playground.request(HANG), DEADLINES | {"inspect": BRIEF_S})
         assert lane.worker_pid is None
         await lane.open(bench(playground, environment), DEADLINES)
         assert lane.worker_pid == spare
@@ -133,7 +133,7 @@ async def test_a_cancelled_trial_leaves_no_worker(
             async with lane.seat(1):
                 await lane.open(bench(playground, environment), DEADLINES)
                 scope.deadline = anyio.current_time() + BRIEF_S
-                await lane.ask(playground.request(HANG), DEADLINES)
+                await lane.exchange(playground.request(HANG), DEADLINES)
         assert scope.cancelled_caught
         assert (lane.state, lane.worker_pid) == ("ready", None)
 
@@ -155,9 +155,9 @@ async def test_a_changed_source_is_no_failure_of_the_problem(
 ) -> None:
     """The save that changed it starts anew, so the caller is told that very thing."""
     async with run_lane() as (lane, _):
-        request: dict[str, Any] = {**playground.request(""), "op": "explore", "kernel": "it"}
-        request["file"] = request["files"][0]
-        changed = Bench(environment, "fake", "x", request | {"stamps": {request["file"]: "other bytes"}})
+        (file,) = playground.request("").files
+        kernel = playground.kernel("it", file, {file: "other bytes"})
+        changed = Bench(environment, "fake", "x", requests.Explore(kernel, {}, Plan()))
         async with lane.seat(1):
             with pytest.raises(RequestFailed) as caught:
                 await lane.open(changed, DEADLINES)
@@ -215,58 +215,51 @@ async def test_trials_on_a_real_lane(
 ) -> None:
     """Each config has its outcome in one worker, until one of them takes it along."""
     async with run_lane() as (lane, _):
-        file = playground.root / "tune_it.py"
-        file.write_text(EXAMPLE)
-        kernel: dict[str, Any] = {
-            "root": str(playground.root),
-            "file": str(file),
-            "kernel": "double",
-            "backend": "fake",
-            "sources": [],
-            "stamps": {},
-            "target": "fake",
-            "problem": {"n": 64},
-        }
+        (playground.root / "tune_it.py").write_text(EXAMPLE)
         builds = {does: {"does": does} for does in (*OUTCOMES, "segfault", "hang")} | {"slow": {"us": 30_000.0}}
-        units = {does: {"key": f"{does}-key", "build": build} for does, build in builds.items()}
-        opening = kernel | {"op": "open", "device": CPU.to_wire(), "captured": ""}
-        opening["expected"] = str(tmp_path / "expected.safetensors")
+        units = {does: requests.UnitRef(f"{does}-key", build) for does, build in builds.items()}
+        opening = requests.Open(playground.kernel("double"), {"n": 64}, "fake", CPU, "", "double")
         problem = Bench(environment, "fake", "double", opening)
-        preset = {"name": "t", "warmup": 1, "repetitions": 5, "timing_s": 0.1, "finalists": 1, "finalist_rounds": 1}
+        preset = Preset("t", warmup=1, repetitions=5, timing_s=0.1, finalists=1, finalist_rounds=1)
         deadlines = dict.fromkeys(("inspect", "load", "reference", "first_launch", "check", "timing"), 30.0)
 
-        def trial(does: str, **changes: Any) -> dict[str, Any]:
-            request = kernel | {"op": "trial", "unit": units[does], "artifact": str(tmp_path / "into" / f"{does}-key")}
-            return request | {"preset": preset, "judge_contention": False, "stop_above_us": 20_000.0} | changes
+        def trial(*does: str, stop_above_us: float | None = 20_000.0) -> requests.Trial:
+            return requests.Trial(tuple(units[one] for one in does), preset, False, stop_above_us)
 
-        seal(tmp_path / "into", units)
+        for unit in units.values():
+            seal(artifact_place(tmp_path / "artifacts", unit.key), unit)
         async with lane.seat(1):
             await lane.open(problem, deadlines)
             first = lane.worker_pid
             for does, (outcome, phase) in OUTCOMES.items():
-                answer, output = await lane.ask(trial(does), deadlines)
-                assert (answer["outcome"], answer.get("phase", "timing")) == (outcome, phase), answer
+                measured, output = await lane.exchange(trial(does), deadlines)
+                assert (measured.outcome, measured.phase or "timing") == (outcome, phase), measured
                 assert does == "unsupported" or output.stdout.startswith("loaded")
-                assert (answer["latency_us"] is None) == (outcome not in ("measured", "slower"))
-            answer, _ = await lane.ask(trial("work", stop_above_us=None), deadlines)
-            assert 50 <= answer["latency_us"] < 20_000
-            assert answer["max_error"] == 0.0
-            (tmp_path / "into" / "wrong-key" / "kernel.json").write_text("{}")
-            answer, _ = await lane.ask(trial("wrong"), deadlines)
-            assert (answer["outcome"], answer["message"]) == (None, "wrong-key: kernel.json is not what was sealed")
+                assert (measured.latency_us is None) == (outcome not in ("measured", "slower"))
+            measured, _ = await lane.exchange(trial("work", stop_above_us=None), deadlines)
+            assert measured.latency_us is not None
+            assert 50 <= measured.latency_us < 20_000
+            assert measured.max_error == 0.0
+            (artifact_place(tmp_path / "artifacts", "wrong-key") / "kernel.json").write_text("{}")
+            measured, _ = await lane.exchange(trial("wrong"), deadlines)
+            assert (measured.outcome, measured.message) == (None, "wrong-key: kernel.json is not what was sealed")
             assert lane.worker_pid == first
-            timing = {"op": "time_reference", "preset": preset, "judge_contention": False}
-            answer, _ = await lane.ask(kernel | timing, deadlines)
-            assert answer["latency_us"] > 0
+            batch: list[replies.Measurement] = []
+            last, _ = await lane.exchange(trial("wrong", "nothing", "slow", "work"), deadlines, on_item=batch.append)
+            assert [one.outcome for one in (*batch, last)] == [None, "mismatch", "slower", "measured"]
+            batch.clear()
+            last, _ = await lane.exchange(trial("work", "raise", "work"), deadlines, on_item=batch.append)
+            assert [one.outcome for one in (*batch, last)] == ["measured", "launch_error"], "a batch ends at a failure"
+            measured, _ = await lane.exchange(requests.TimeReference(preset, False), deadlines)
+            assert measured.latency_us is not None
+            assert measured.latency_us > 0
             with pytest.raises(WorkerDied, match="was killed by SIGSEGV during first_launch"):
-                await lane.ask(trial("segfault"), deadlines)
+                await lane.exchange(trial("segfault"), deadlines)
             assert lane.worker_pid is None
 
 
-def seal(into: Path, units: dict[str, dict[str, Any]]) -> None:
-    """Make every unit's artifact as a compile leaves it."""
-    for unit in units.values():
-        directory = into / unit["key"]
-        directory.mkdir(parents=True)
-        (directory / "kernel.json").write_text(json.dumps(unit["build"]))
-        manifest.write(directory, key=unit["key"], backend="fake", facts={})
+def seal(directory: Path, unit: requests.UnitRef) -> None:
+    """Make a unit's artifact as a compile leaves it."""
+    directory.mkdir(parents=True)
+    (directory / "kernel.json").write_text(json.dumps(dict(unit.build)))
+    manifest.write(directory, key=unit.key, backend="fake", facts={})

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from ktuned.fleet import pool
+from ktuned.fleet.executor import Environment, Worker
 from ktuned.fleet.failures import WorkerDied
 from ktuned.fleet.pool import Fleet
-from ktuned.fleet.process import Environment, WorkerProcess
+from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import DEADLINES, HANG, Playground, until
 
@@ -38,8 +39,8 @@ async def test_a_worker_that_outgrows_its_limit_is_stopped(run_fleet: RunFleet, 
     playground = Playground(Path(environment.cwd))
     async with run_fleet() as fleet:
         with limited(fleet), pytest.raises(WorkerDied, match=r"out of memory: .* GiB it may during inspect") as caught:
-            async with fleet.lend("bench", environment) as worker:
-                await worker.call(playground.request(eat(200), HANG), DEADLINES, first_phase="inspect")
+            async with fleet.lend(Role.BENCH, environment) as worker:
+                await worker.exchange(playground.request(eat(200), HANG), DEADLINES)
         assert not caught.value.is_outside_kill
 
 
@@ -49,8 +50,8 @@ async def test_what_a_worker_starts_counts_too(run_fleet: RunFleet, environment:
     body = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {eat(200) + HANG!r}])"
     async with run_fleet() as fleet:
         with limited(fleet), pytest.raises(WorkerDied, match="out of memory"):
-            async with fleet.lend("bench", environment) as worker:
-                await worker.call(playground.request(body), DEADLINES, first_phase="inspect")
+            async with fleet.lend(Role.BENCH, environment) as worker:
+                await worker.exchange(playground.request(body), DEADLINES)
 
 
 async def test_what_is_too_fast_for_the_watcher_is_refused(run_fleet: RunFleet, environment: Environment) -> None:
@@ -58,13 +59,13 @@ async def test_what_is_too_fast_for_the_watcher_is_refused(run_fleet: RunFleet, 
     playground = Playground(Path(environment.cwd))
     async with run_fleet() as fleet:
         with pytest.raises(WorkerDied, match=r"out of memory: .* was refused .* during compile"):
-            async with fleet.lend("compile", environment) as worker:
-                await worker.call(playground.compile_request({"does": "compile_eat"}), DEADLINES, first_phase="load")
+            async with fleet.lend(Role.COMPILE, environment) as worker:
+                await worker.exchange(playground.compile_request({"does": "compile_eat"}), DEADLINES)
 
 
-@pytest.mark.parametrize(("role", "is_capped"), [("compile", True), ("inspect", True), ("bench", False)])
+@pytest.mark.parametrize(("role", "is_capped"), [(Role.COMPILE, True), (Role.INSPECT, True), (Role.BENCH, False)])
 async def test_the_kernel_bounds_who_needs_no_driver(
-    run_fleet: RunFleet, environment: Environment, role: str, is_capped: bool
+    run_fleet: RunFleet, environment: Environment, role: Role, is_capped: bool
 ) -> None:
     """Drivers map what they like: a bench worker is watched, the others are bounded as well."""
     async with run_fleet() as fleet:
@@ -78,8 +79,8 @@ async def test_the_kernel_bounds_who_needs_no_driver(
 async def _used(fleet: Fleet, environment: Environment, body: str) -> int:
     """Run code in a compile worker, wait until its memory was looked at, give it back; return which one it was."""
     playground = Playground(Path(environment.cwd))
-    async with fleet.lend("compile", environment) as worker:
-        await worker.call(playground.request(body), DEADLINES, first_phase="inspect")
+    async with fleet.lend(Role.COMPILE, environment) as worker:
+        await worker.exchange(playground.request(body), DEADLINES)
         worker.memory_bytes = 0
         await until(lambda: worker.memory_bytes)
         return worker.pid
@@ -102,14 +103,14 @@ async def test_a_worker_of_many_requests_is_replaced(
     monkeypatch.setattr(pool, "MAX_REQUESTS", 3)
     playground = Playground(Path(environment.cwd))
 
-    async def ask(worker: WorkerProcess) -> int:
-        await worker.call(playground.request(""), DEADLINES, first_phase="inspect")
+    async def ask(worker: Worker) -> int:
+        await worker.exchange(playground.request(""), DEADLINES)
         return worker.pid
 
     async with run_fleet() as fleet:
         pids = []
         for _ in range(4):
-            async with fleet.lend("inspect", environment) as worker:
+            async with fleet.lend(Role.INSPECT, environment) as worker:
                 pids.append(await ask(worker))
         assert len(set(pids[:3])) == 1
         assert pids[3] != pids[2]

@@ -12,11 +12,13 @@ import anyio
 import psutil
 import pytest
 
-from ktuned.fleet import pool
+from ktuned.fleet import local_executor, pool
+from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import DeadlineExpired
-from ktuned.fleet.pool import COMPILE_NICENESS, Fleet
-from ktuned.fleet.process import Environment
+from ktuned.fleet.local_executor import COMPILE_NICENESS
+from ktuned.fleet.pool import Fleet
 from ktuned.model.errors import WorkerError
+from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import (
     BRIEF_S,
@@ -40,10 +42,10 @@ def states(fleet: Fleet) -> dict[int, str]:
     return {entry["pid"]: entry["state"] for entry in fleet.describe()}
 
 
-async def lent_pid(fleet: Fleet, role: str, environment: Environment) -> int:
+async def lent_pid(fleet: Fleet, role: Role, environment: Environment) -> int:
     """Lend a worker, have it answer, give it back; return which it was."""
     async with fleet.lend(role, environment) as worker:
-        await worker.call(Playground(Path(environment.cwd)).request(""), DEADLINES, first_phase="inspect")
+        await worker.exchange(Playground(Path(environment.cwd)).request(""), DEADLINES)
         assert states(fleet)[worker.pid] == "busy"
         return worker.pid
 
@@ -51,10 +53,10 @@ async def lent_pid(fleet: Fleet, role: str, environment: Environment) -> int:
 async def test_a_worker_is_reused_by_its_own_kind(run_fleet: RunFleet, environment: Environment) -> None:
     """The same role and environment get the idle worker; another role, or another environment, never does."""
     async with run_fleet() as fleet:
-        first = await lent_pid(fleet, "inspect", environment)
-        assert await lent_pid(fleet, "inspect", environment) == first
-        assert await lent_pid(fleet, "compile", environment) != first
-        assert await lent_pid(fleet, "inspect", replace(environment, env=(("A", "1"),))) != first
+        first = await lent_pid(fleet, Role.INSPECT, environment)
+        assert await lent_pid(fleet, Role.INSPECT, environment) == first
+        assert await lent_pid(fleet, Role.COMPILE, environment) != first
+        assert await lent_pid(fleet, Role.INSPECT, replace(environment, env=(("A", "1"),))) != first
         described = {entry["pid"]: entry for entry in fleet.describe()}
         assert len(described) == 3
         assert {key: described[first][key] for key in ("role", "state", "requests")} == {
@@ -68,8 +70,8 @@ async def test_two_at_once_are_two(run_fleet: RunFleet, environment: Environment
     """A worker that is lent is nobody else's."""
     async with (
         run_fleet() as fleet,
-        fleet.lend("inspect", environment) as one,
-        fleet.lend("inspect", environment) as other,
+        fleet.lend(Role.INSPECT, environment) as one,
+        fleet.lend(Role.INSPECT, environment) as other,
     ):
         assert one.pid != other.pid
 
@@ -78,16 +80,16 @@ async def test_a_worker_that_misbehaved_is_not_lent_again(run_fleet: RunFleet, e
     """After an exception its state cannot be known; after its death there is none: the next one is new."""
     async with run_fleet() as fleet:
         with pytest.raises(RuntimeError, match="doubt"):
-            async with fleet.lend("inspect", environment) as doubtful:
+            async with fleet.lend(Role.INSPECT, environment) as doubtful:
                 raise RuntimeError("doubt")
-        async with fleet.lend("inspect", environment) as killed:
+        async with fleet.lend(Role.INSPECT, environment) as killed:
             assert killed.pid != doubtful.pid
             killed.kill()
-        async with fleet.lend("inspect", environment) as idle:
+        async with fleet.lend(Role.INSPECT, environment) as idle:
             pass
         os.kill(idle.pid, signal.SIGKILL)
         await idle.gone.wait()
-        assert await lent_pid(fleet, "inspect", environment) not in (doubtful.pid, killed.pid, idle.pid)
+        assert await lent_pid(fleet, Role.INSPECT, environment) not in (doubtful.pid, killed.pid, idle.pid)
         await until(lambda: len(fleet.describe()) == 1)
 
 
@@ -95,52 +97,54 @@ async def test_a_spare_takes_over(run_fleet: RunFleet, environment: Environment)
     """It stands ready with its backend imported; whoever asks next gets it without a wait for a start."""
     async with run_fleet() as fleet:
         for _ in range(3):
-            fleet.prepare_spares("bench", environment, "fake")
+            fleet.prepare_spares(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
-        fleet.prepare_spares("bench", environment, "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
         (spare,) = states(fleet)
-        async with fleet.lend("bench", environment) as worker:
+        async with fleet.lend(Role.BENCH, environment) as worker:
             assert (worker.pid, worker.requests) == (spare, 1)
 
 
 async def test_several_spares_stand_by(run_fleet: RunFleet, environment: Environment) -> None:
     """As many as are asked for and no more; two who need one at once get one each, and neither waits for a start."""
     async with run_fleet() as fleet:
-        fleet.prepare_spares("bench", environment, "fake")
-        fleet.prepare_spares("bench", environment, "fake", 2)
-        fleet.prepare_spares("bench", environment, "fake", 2)
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
         await until(lambda: list(states(fleet).values()) == ["idle", "idle"])
         spares = set(states(fleet))
-        async with fleet.lend("bench", environment) as one, fleet.lend("bench", environment) as other:
+        async with fleet.lend(Role.BENCH, environment) as one, fleet.lend(Role.BENCH, environment) as other:
             assert {one.pid, other.pid} == spares
 
 
 async def test_spares_under_way_are_shared_out(run_fleet: RunFleet, environment: Environment) -> None:
     """Who comes while two are being made waits for one of them, and starts no third."""
     async with run_fleet() as fleet:
-        fleet.prepare_spares("bench", environment, "fake", 2)
-        async with fleet.lend("bench", environment), fleet.lend("bench", environment):
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
+        async with fleet.lend(Role.BENCH, environment), fleet.lend(Role.BENCH, environment):
             assert len(states(fleet)) == 2
 
 
 async def test_a_spare_under_way_is_waited_for_by_one(
-    run_fleet: RunFleet, environment: Environment, playground: Playground, monkeypatch: pytest.MonkeyPatch
+    run_fleet: RunFleet, environment: Environment, playground: Playground
 ) -> None:
     """Whoever comes second starts a worker at once: lanes that open together do not wait for spare after spare."""
-    monkeypatch.setattr(pool, "BENCH_MODULES", ("slow",))
     (playground.root / "slow.py").write_text("from ktuned_fake import wait_at\nwait_at('spare')\n")
     path = f"{FAKE_DIRECTORY}:{playground.root}"
     first: list[int] = []
 
     async def come(fleet: Fleet) -> None:
-        async with fleet.lend("bench", environment) as worker:
+        async with fleet.lend(Role.BENCH, environment) as worker:
             first.append(worker.pid)
 
-    async with run_fleet(PYTHONPATH=path, FAKE_GATE=str(playground.root)) as fleet, anyio.create_task_group() as tasks:
-        fleet.prepare_spares("bench", environment, "fake")
+    async with (
+        run_fleet(spare_modules=("slow",), PYTHONPATH=path, FAKE_GATE=str(playground.root)) as fleet,
+        anyio.create_task_group() as tasks,
+    ):
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
         tasks.start_soon(come, fleet)
         await until((playground.root / "spare.reached").exists)
-        async with fleet.lend("bench", environment) as second:
+        async with fleet.lend(Role.BENCH, environment) as second:
             assert first == []
             (playground.root / "spare").touch()
             await until(lambda: first)
@@ -150,12 +154,12 @@ async def test_a_spare_under_way_is_waited_for_by_one(
 async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
     """A spare that died while it idled (out of memory) does not count as one."""
     async with run_fleet() as fleet:
-        fleet.prepare_spares("bench", environment, "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
         (spare,) = states(fleet)
         os.kill(spare, signal.SIGKILL)
         await until(lambda: not states(fleet))
-        fleet.prepare_spares("bench", environment, "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
         assert spare not in states(fleet)
 
@@ -163,9 +167,9 @@ async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Enviro
 async def test_a_spare_that_cannot_be_made_disturbs_nobody(run_fleet: RunFleet, environment: Environment) -> None:
     """A backend that cannot be imported, or an interpreter that is missing: the fleet goes on."""
     async with run_fleet() as fleet:
-        fleet.prepare_spares("bench", replace(environment, python="/no/such/python"), "fake")
-        fleet.prepare_spares("bench", environment, "no_such_backend")
-        assert await lent_pid(fleet, "inspect", environment)
+        fleet.prepare_spares(Role.BENCH, replace(environment, python="/no/such/python"), "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "no_such_backend")
+        assert await lent_pid(fleet, Role.INSPECT, environment)
         await until(lambda: list(states(fleet).values()) == ["idle"])
 
 
@@ -174,8 +178,8 @@ async def test_an_idle_worker_is_let_go(
 ) -> None:
     """A worker that nobody asked for a while is killed and forgotten; one that is lent stays."""
     monkeypatch.setattr(pool, "IDLE_S", 0.04)
-    async with run_fleet() as fleet, fleet.lend("bench", environment) as kept:
-        await lent_pid(fleet, "bench", environment)
+    async with run_fleet() as fleet, fleet.lend(Role.BENCH, environment) as kept:
+        await lent_pid(fleet, Role.BENCH, environment)
         await until(lambda: states(fleet) == {kept.pid: "busy"})
 
 
@@ -185,7 +189,7 @@ async def test_idle_workers_are_few(
     """Beyond the limit a worker that comes back is killed."""
     monkeypatch.setattr(pool, "MAX_IDLE", 1)
     async with run_fleet() as fleet:
-        async with fleet.lend("inspect", environment), fleet.lend("inspect", environment):
+        async with fleet.lend(Role.INSPECT, environment), fleet.lend(Role.INSPECT, environment):
             pass
         await until(lambda: list(states(fleet).values()) == ["idle"])
 
@@ -194,10 +198,10 @@ async def test_compile_workers_stand_aside(run_fleet: RunFleet, environment: Env
     """They are niced and keep to their cores, with all that they start; the others are not."""
     core = min(os.sched_getaffinity(0))
     async with run_fleet(compile_cores=frozenset({core})) as fleet:
-        async with fleet.lend("compile", environment) as worker:
+        async with fleet.lend(Role.COMPILE, environment) as worker:
             process = psutil.Process(worker.pid)
             assert (process.nice(), process.cpu_affinity()) == (COMPILE_NICENESS, [core])
-        async with fleet.lend("bench", environment) as worker:
+        async with fleet.lend(Role.BENCH, environment) as worker:
             process = psutil.Process(worker.pid)
             assert process.nice() == psutil.Process().nice()
             assert process.cpu_affinity() == psutil.Process().cpu_affinity()
@@ -209,7 +213,7 @@ async def test_each_lane_has_a_core_to_itself(run_fleet: RunFleet, environment: 
     async with run_fleet(compile_cores=frozenset(cores)) as fleet, AsyncExitStack() as lent:
         for lanes in (0, 1, 2, 999):
             fleet.leave_cores(lanes)
-            worker = await lent.enter_async_context(fleet.lend("compile", environment))
+            worker = await lent.enter_async_context(fleet.lend(Role.COMPILE, environment))
             left = cores[min(max(0, lanes - 1), len(cores) - 1) :]
             assert psutil.Process(worker.pid).cpu_affinity() == left
 
@@ -217,15 +221,15 @@ async def test_each_lane_has_a_core_to_itself(run_fleet: RunFleet, environment: 
 async def test_a_worker_returns_to_the_device_that_it_knows(run_fleet: RunFleet, environment: Environment) -> None:
     """It has its context there; a worker that knows another device is left alone, one that knows none is taken."""
     async with run_fleet() as fleet:
-        first = await fleet.acquire("bench", environment, "cuda:0")
-        second = await fleet.acquire("bench", environment, "cuda:1")
-        unseated = await fleet.acquire("bench", environment)
+        first = await fleet.acquire(Role.BENCH, environment, "cuda:0")
+        second = await fleet.acquire(Role.BENCH, environment, "cuda:1")
+        unseated = await fleet.acquire(Role.BENCH, environment)
         for worker in (second, unseated, first):
-            fleet.release(environment, worker)
-        assert await fleet.acquire("bench", environment, "cuda:1") is second
-        assert await fleet.acquire("bench", environment, "cuda:1") is unseated
-        assert await fleet.acquire("bench", environment, "cuda:1") is not first
-        assert await fleet.acquire("bench", environment, "cuda:0") is first
+            fleet.release(worker)
+        assert await fleet.acquire(Role.BENCH, environment, "cuda:1") is second
+        assert await fleet.acquire(Role.BENCH, environment, "cuda:1") is unseated
+        assert await fleet.acquire(Role.BENCH, environment, "cuda:1") is not first
+        assert await fleet.acquire(Role.BENCH, environment, "cuda:0") is first
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
@@ -236,9 +240,9 @@ async def test_nothing_survives_the_fleet(
     pids: list[int] = []
 
     async def use(fleet: Fleet) -> None:
-        await lent_pid(fleet, "compile", environment)
-        worker = await fleet.acquire("inspect", environment)
-        await worker.call(playground.request(CHILDREN), DEADLINES, first_phase="inspect")
+        await lent_pid(fleet, Role.COMPILE, environment)
+        worker = await fleet.acquire(Role.INSPECT, environment)
+        await worker.exchange(playground.request(CHILDREN), DEADLINES)
         pids.extend([*states(fleet), *await playground.pids()])
         assert all(is_running(pid) for pid in pids)
         if fails:
@@ -260,7 +264,7 @@ async def test_nothing_survives_the_fleet(
 async def test_a_spare_under_way_does_not_survive_either(run_fleet: RunFleet, environment: Environment) -> None:
     """Leaving while a worker is being started leaves nothing behind; the leak check of each test sees to it."""
     async with run_fleet() as fleet:
-        fleet.prepare_spares("bench", environment, "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
         await until(lambda: states(fleet))
         (pid,) = states(fleet)
     assert not is_running(pid)
@@ -271,8 +275,9 @@ async def test_leftovers_of_a_killed_daemon_are_cleared(run_fleet: RunFleet, tmp
     leftover = tmp_path / "tmp" / "1234-abcd" / "7" / "large"
     leftover.parent.mkdir(parents=True)
     leftover.write_bytes(b"x" * 1000)
-    async with run_fleet() as fleet:
-        assert [path.name for path in (tmp_path / "tmp").iterdir()] == [fleet.scratch.name]
+    async with run_fleet():
+        (own,) = (tmp_path / "tmp").iterdir()
+        assert own != tmp_path / "tmp" / "1234-abcd"
 
 
 @pytest.mark.parametrize(
@@ -292,7 +297,7 @@ async def test_an_interpreter_of_no_use_is_one_line(
     python.chmod(0o755)
     async with run_fleet(spawn_s=BRIEF_S if error is DeadlineExpired else DEADLINE_S) as fleet:
         with pytest.raises(error, match=message):
-            await fleet.acquire("inspect", replace(environment, python=str(python)))
+            await fleet.acquire(Role.INSPECT, replace(environment, python=str(python)))
         await until(lambda: not fleet.describe())
 
 
@@ -316,7 +321,7 @@ async def test_the_warden_kills_what_a_killed_daemon_left(tmp_path: Path) -> Non
 async def test_a_status_says_of_each_worker(run_fleet: RunFleet, environment: Environment) -> None:
     """Pid, role, state, age and requests, as plain data."""
     async with run_fleet() as fleet:
-        await lent_pid(fleet, "inspect", environment)
+        await lent_pid(fleet, Role.INSPECT, environment)
         (entry,) = fleet.describe()
         assert {"pid", "role", "state", "age_s", "requests"} <= set(entry)
         assert entry["age_s"] >= 0
@@ -324,7 +329,7 @@ async def test_a_status_says_of_each_worker(run_fleet: RunFleet, environment: En
 
 async def test_a_warden_that_was_killed_is_replaced(run_fleet: RunFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """What ends the workers of a killed daemon is there again before long."""
-    monkeypatch.setattr(pool, "IDLE_S", 0.1)
+    monkeypatch.setattr(local_executor, "_WARDEN_S", 0.02)
 
     def wardens() -> set[int]:
         children = psutil.Process().children()

@@ -4,18 +4,23 @@ import asyncio
 import fcntl
 import os
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar, Never
 
 import anyio
 import pytest
 
 from ktuned.fleet import process
+from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied, describe_exit, signal_name
-from ktuned.fleet.process import TAIL_BYTES, Environment, WorkerProcess, spawn
+from ktuned.fleet.process import TAIL_BYTES, WorkerProcess, spawn
+from ktuned.ipc import Places, replies, requests
 from ktuned.model.errors import WorkerError
+from ktuned.model.keys import Phase, Role
+from ktuned.model.plan import Plan
+from ktuned.model.values import Scalar
 from tests.fleet.conftest import StartWorker
 from tests.fleet.playing import BRIEF_S, CHILDREN, DEADLINE_S, DEADLINES, HANG, Playground, gone, is_running
 
@@ -23,6 +28,15 @@ pytestmark = pytest.mark.anyio
 
 SPOKEN_S = 4.0
 """A deadline that is meant to pass, though not before user code has said or started something."""
+
+
+@dataclass(frozen=True)
+class Sing(requests.Request[replies.Empty, Never]):
+    """An operation of a later version."""
+
+    operation: ClassVar = "sing"
+    first_phase: ClassVar = Phase.INSPECT
+
 
 KERNEL = """\
 from ktuned import kernel, space, tensor
@@ -35,12 +49,11 @@ def it(p, c):
 
 
 async def ask(
-    worker: WorkerProcess, request: dict[str, Any], **deadlines: float
-) -> tuple[list[dict[str, Any]], Output]:
+    worker: WorkerProcess, request: requests.Request[Any, Any], **deadlines: float
+) -> tuple[list[Any], Output]:
     """Have user code run and return the items that were sent meanwhile, and what was printed."""
-    items: list[dict[str, Any]] = []
-    phase = "load" if request["op"] == "compile" else "inspect"
-    _, output = await worker.call(request, DEADLINES | deadlines, first_phase=phase, on_item=items.append)
+    items: list[Any] = []
+    _, output = await worker.exchange(request, DEADLINES | deadlines, on_item=items.append)
     return items, output
 
 
@@ -48,19 +61,19 @@ async def test_a_worker_answers_again_and_again(worker: WorkerProcess, playgroun
     """Requests follow each other in one process; each item arrives, in order."""
     for _ in range(3):
         items, _ = await ask(worker, playground.request("x = 1", "1 / 0", "x = 2"))
-        assert [len(item["errors"]) for item in items] == [0, 1, 0]
+        assert [len(item.errors) for item in items] == [0, 1, 0]
     assert (worker.is_alive, worker.requests) == (True, 3)
 
 
 async def test_a_failed_request_keeps_the_worker(worker: WorkerProcess, playground: Playground) -> None:
     """The error arrives with its code, its one line and its traceback; the process goes on."""
     with pytest.raises(RequestFailed, match=r"^ask comes after explore$") as caught:
-        await worker.call({"op": "ask", "told": [], "n": 1}, DEADLINES, first_phase="inspect")
+        await worker.exchange(requests.Ask(1), DEADLINES)
     assert (caught.value.code, caught.value.phase) == ("usage", "inspect")
-    assert "Traceback" in caught.value.failure["trace"]
-    with pytest.raises(RequestFailed, match=r"^KeyError: 'no_such_op'$") as caught:
-        await worker.call({"op": "no_such_op"}, DEADLINES, first_phase="inspect")
-    assert caught.value.code == "raised"
+    assert "Traceback" in caught.value.failure.trace
+    with pytest.raises(RequestFailed, match=r"^there is no operation 'sing'$") as caught:
+        await worker.exchange(Sing(), DEADLINES)
+    assert caught.value.code == "invalid_message"
     assert len((await ask(worker, playground.request("")))[0]) == 1
 
 
@@ -68,16 +81,15 @@ async def test_large_messages_pass_both_ways(worker: WorkerProcess, playground: 
     """A request and an answer of megabytes, many times what a pipe holds, arrive whole."""
     request = playground.request(KERNEL)
     large = "x" * 3_000_000
-    kernel = {"op": "explore", "root": request["root"], "file": request["files"][0], "kernel": "it", "stamps": {}}
-    plan = {"strategy": "exhaustive"}
-    opened, _ = await worker.call(
-        kernel | {"problem": {"size": len(large)}, "plan": plan, "first": [{"s": "x"}], "padding": large},
-        DEADLINES,
-        first_phase="inspect",
-    )
-    assert opened == {"size": None}
-    answer, _ = await worker.call({"op": "ask", "told": [], "n": 1}, DEADLINES, first_phase="inspect")
-    assert len(answer["proposals"][0]["build"]["tag"]) == len(large)
+    kernel = playground.kernel("it", request.files[0])
+    problem: dict[str, Scalar] = {"size": len(large), "padding": large}
+    wanted = requests.Explore(kernel, problem, Plan(strategy="exhaustive"), ({"s": "x"},))
+    opened, _ = await worker.exchange(wanted, DEADLINES)
+    assert opened.size is None
+    answer, _ = await worker.exchange(requests.Ask(1), DEADLINES)
+    build = answer.proposals[0].build
+    assert build is not None
+    assert len(build["tag"]) == len(large)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +120,9 @@ async def test_a_death_is_described(
 
 async def test_items_sent_before_a_death_are_kept(worker: WorkerProcess, playground: Playground) -> None:
     """What was finished before the crash was finished."""
-    items: list[dict[str, Any]] = []
+    items: list[replies.InspectedFile] = []
     with pytest.raises(WorkerDied):
-        await worker.call(
-            playground.request("x = 1", "import os\nos._exit(1)"),
-            DEADLINES,
-            first_phase="inspect",
-            on_item=items.append,
-        )
+        await worker.exchange(playground.request("x = 1", "import os\nos._exit(1)"), DEADLINES, on_item=items.append)
     assert len(items) == 1
 
 
@@ -149,17 +156,17 @@ async def test_a_phase_begins_anew_after_an_item(
             fcntl.flock(before, fcntl.LOCK_EX)
     """
     request = playground.request("", *(after.format(number) for number in (1, 2, 3)))
-    untaken = {file: os.open(file, os.O_RDONLY) for file in request["files"]}
+    untaken = {file: os.open(playground.root / file, os.O_RDONLY) for file in request.files}
     for descriptor in untaken.values():
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
-    def take_most_of_the_deadline(item: dict[str, Any]) -> None:
+    def take_most_of_the_deadline(item: replies.InspectedFile) -> None:
         nonlocal skew_s
         skew_s += 0.7 * DEADLINE_S
-        os.close(untaken.pop(item["file"]))
+        os.close(untaken.pop(item.file))
 
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: monotonic() + skew_s)
-    await worker.call(request, DEADLINES, first_phase="inspect", on_item=take_most_of_the_deadline)
+    await worker.exchange(request, DEADLINES, on_item=take_most_of_the_deadline)
     assert skew_s > 2 * DEADLINE_S
 
 
@@ -240,7 +247,7 @@ async def test_output_belongs_to_its_request(worker: WorkerProcess, playground: 
 async def test_a_worker_that_does_not_read_is_given_up(worker: WorkerProcess, playground: Playground) -> None:
     """A large request to a stopped process ends with its first phase's deadline, and with the process."""
     os.kill(worker.pid, signal.SIGSTOP)
-    request = playground.request("") | {"padding": "x" * 1_000_000}
+    request = replace(playground.request(""), project="x" * 1_000_000)
     with pytest.raises(DeadlineExpired, match=r"^inspect was not over"):
         await ask(worker, request, inspect=BRIEF_S)
     with anyio.fail_after(DEADLINE_S):
@@ -250,7 +257,7 @@ async def test_a_worker_that_does_not_read_is_given_up(worker: WorkerProcess, pl
 async def test_a_worker_killed_while_it_is_being_asked(worker: WorkerProcess, playground: Playground) -> None:
     """Whoever kills it (the kernel, out of memory) while a request is being written: it died, and is said to have."""
     os.kill(worker.pid, signal.SIGSTOP)
-    request = playground.request("") | {"padding": "x" * 1_000_000}
+    request = replace(playground.request(""), project="x" * 1_000_000)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(anyio.to_thread.run_sync, os.kill, worker.pid, signal.SIGKILL)
         with pytest.raises(WorkerDied, match="was killed by SIGKILL during inspect"):
@@ -259,7 +266,15 @@ async def test_a_worker_killed_while_it_is_being_asked(worker: WorkerProcess, pl
 
 @pytest.mark.parametrize(
     "scribble",
-    ["b'\\xff' * 64", "frame({'done': 5})", "frame({'what': {}})", "frame({'failed': 'x'})", "frame({'phase': [1]})"],
+    [
+        "b'\\xff' * 64",
+        "frame({'done': 5})",
+        "frame({'what': {}})",
+        "frame({'failed': 'x'})",
+        "frame({'phase': [1]})",
+        "frame({'phase': 'sing'})",
+        "frame({'item': {'file': 1}})",
+    ],
 )
 async def test_messages_that_are_none_kill_the_worker(
     worker: WorkerProcess, playground: Playground, scribble: str
@@ -283,7 +298,7 @@ async def test_a_forked_child_that_returns_answers_nobody(worker: WorkerProcess,
     """User code forks and lets both return: the worker goes on, and its copy ends."""
     for _ in range(2):
         items, _ = await ask(worker, playground.request("import os\nos.fork()", ""))
-        assert [item["errors"] for item in items] == [[], []]
+        assert [item.errors for item in items] == [(), ()]
 
 
 @pytest.mark.parametrize(
@@ -294,10 +309,10 @@ async def test_what_user_code_raises_is_told_whatever_it_is(
 ) -> None:
     """No exception of its ends the worker, and each is told with its line."""
     (wrong, fine), _ = await ask(worker, playground.request(f"\nraise {raises}", ""))
-    (error,) = wrong["errors"]
-    assert error["line"] == 2
-    assert error["message"].split(": ")[1] in ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "E")
-    assert fine["errors"] == []
+    (error,) = wrong.errors
+    assert error.line == 2
+    assert error.message.split(": ")[1] in ("SystemExit", "KeyboardInterrupt", "GeneratorExit", "E")
+    assert fine.errors == ()
 
 
 async def test_a_worker_ends_at_once(worker: WorkerProcess, playground: Playground) -> None:
@@ -360,7 +375,14 @@ async def test_an_interpreter_that_cannot_start_is_one_line(
     """It names interpreter, directory and reason, says what mends it, and leaves no descriptor open."""
     wrong = Environment(python or environment.python, cwd or environment.cwd)
     with pytest.raises(WorkerError, match=rf"^cannot start a worker with {wrong.python} in {wrong.cwd}: {reason}") as e:
-        spawn(wrong, role="inspect", base_env={}, worker_id="x", scratch=tmp_path / "scratch")
+        spawn(
+            wrong,
+            role=Role.INSPECT,
+            base_env={},
+            places=Places({}, "", "", ""),
+            worker_id="x",
+            scratch=tmp_path / "scratch",
+        )
     assert "`python`" in e.value.hint
 
 

@@ -3,17 +3,18 @@
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
 import pytest
 
 from ktuned.fleet import health, lanes
+from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import DeadlineExpired
 from ktuned.fleet.lanes import Bench, Lane
 from ktuned.fleet.pool import Fleet
-from ktuned.fleet.process import Environment, WorkerProcess
+from ktuned.fleet.process import WorkerProcess
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from tests.fleet.conftest import RunFleet
@@ -71,7 +72,9 @@ class Broken:
     async def lose_worker(self, lane: Lane) -> None:
         """Have a trial hang, so that its worker is killed."""
         with pytest.raises(DeadlineExpired):
-            await lane.ask(self._playground.request(HANG), DEADLINES | {"load": DEADLINES["load"], "inspect": BRIEF_S})
+            await lane.exchange(
+                self._playground.request(HANG), DEADLINES | {"load": DEADLINES["load"], "inspect": BRIEF_S}
+            )
 
 
 @pytest.fixture
@@ -79,7 +82,7 @@ def broken(tmp_path: Path, playground: Playground, environment: Environment, mon
     """Return a device to break; pauses begin at a twentieth of a second."""
     monkeypatch.setattr(health, "FIRST_PAUSE_S", 0.05)
     directory = tmp_path / "driver"
-    in_driver = Environment(environment.python, environment.cwd, (("PYTHONPATH", f"{directory}:{_fakes()}"),))
+    in_driver = replace(environment, env=(("PYTHONPATH", f"{directory}:{_fakes()}"),))
     return Broken(directory, playground, in_driver)
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from ktuned.fleet import health
+from ktuned.fleet.executor import Environment
 from ktuned.fleet.pool import TOLERATED_FAILURES, Fleet
-from ktuned.fleet.process import Environment
 from ktuned.model.errors import WorkerError
+from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import until
 
@@ -49,7 +50,7 @@ def broken(tmp_path: Path, environment: Environment) -> Broken:
 
 async def _fail(fleet: Fleet, environment: Environment) -> str:
     with pytest.raises(WorkerError) as caught:
-        await fleet.acquire("bench", environment)
+        await fleet.acquire(Role.BENCH, environment)
     return caught.value.message
 
 
@@ -66,7 +67,7 @@ async def test_ten_deaths_at_once_are_four_starts(
         assert "runs no bench worker, tried again in" in notice
         assert "no libpython" in notice
         # Nobody else suffers.
-        async with fleet.lend("bench", environment) as worker:
+        async with fleet.lend(Role.BENCH, environment) as worker:
             assert worker.is_alive
 
 
@@ -74,8 +75,8 @@ async def test_spares_are_no_way_around_it(run_fleet: RunFleet, broken: Broken) 
     """Spares of what cannot start are not made in a loop either."""
     async with run_fleet() as fleet:
         for _ in range(ATTEMPTS):
-            fleet.prepare_spares("bench", broken.environment, "fake", 2)
-            await until(lambda: not fleet._spares_under_way["bench", broken.environment])
+            fleet.prepare_spares(Role.BENCH, broken.environment, "fake", 2)
+            await until(lambda: not fleet._spares_under_way[Role.BENCH, broken.environment])
         # Two at once may both begin before the first one's failure is known.
         assert broken.starts <= TOLERATED_FAILURES + 2
 
@@ -89,7 +90,7 @@ async def test_what_is_mended_is_found_out(
         for _ in range(TOLERATED_FAILURES + 1):
             await _fail(fleet, broken.environment)
         broken.mend()
-        await until(lambda: not fleet._health["bench", broken.environment].pause_s)
-        worker = await fleet.acquire("bench", broken.environment)
+        await until(lambda: not fleet._health[Role.BENCH, broken.environment].pause_s)
+        worker = await fleet.acquire(Role.BENCH, broken.environment)
         assert worker.is_alive
         assert fleet.notices == []

@@ -121,12 +121,3 @@ def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decode([encode({"data": b"x" * room})]) == [{"data": b"x" * room}]
     with pytest.raises(FrameError, match="1001 bytes exceeds the frame limit of 1000"):
         encode({"data": b"x" * (room + 1)})
-
-
-def test_answers_are_told_from_what_only_looks_like_one() -> None:
-    """A worker's pipe may be written by the code that it runs: what is none of the four kinds is found out here."""
-    failed = {"code": "raised", "message": "no"}
-    answers: list[dict[str, Any]] = [{"phase": "check"}, {"item": {}}, {"done": {}}, {"failed": failed}]
-    assert all(map(frames.is_answer, answers))
-    for bad in ({}, {"what": 1}, {"phase": [1]}, {"item": 5}, {"done": None}, {"failed": "x"}, {"failed": {"code": 1}}):
-        assert not frames.is_answer(bad)

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,13 +18,16 @@ from ktuned.backends import cpu
 from ktuned.backends.contract import Compiled, Unit
 from ktuned.backends.cuda import torch_cuda_devices
 from ktuned.backends.registry import Registry
+from ktuned.ipc import Places, replies, requests
 from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
+from ktuned.model.keys import Phase
 from ktuned.model.values import Outcome
 from ktuned.spec.digest import describe
 from ktuned.spec.loader import forget_modules, load_file
 from ktuned.testing.backends import check_backend
 from ktuned.worker.compile import compile_units
+from ktuned.worker.reply import Reply
 from ktuned_torch import Build, Torch, TorchKernel, inductor
 from ktuned_torch.backend import CODE_FILE, EAGER, KERNEL_FILE, NO_CODE, NO_LAYOUTS, ON_DEVICE, ON_LANE
 from tests.plugins import torch_kernels
@@ -308,36 +311,30 @@ class TestEditing:
 
     def test_a_worker_that_compiled_the_old_one_compiles_the_new_one(self, tmp_path: Path) -> None:
         """A compile worker lives longer than a save: it imports the file again for each request."""
-        items: list[Mapping[str, Any]] = []
+        items: list[replies.CompiledUnit] = []
 
-        class Reply:
-            def phase(self, name: str) -> None:
-                """Say nothing."""
+        class KeptItems(Reply):
+            def __init__(self) -> None:
+                """Have no pipe."""
 
-            def item(self, value: dict[str, Any]) -> None:
+            def phase(self, phase: Phase) -> None:
+                """Ignore it."""
+
+            def item(self, value: replies.CompiledUnit) -> None:
                 """Keep it."""
                 items.append(value)
 
         path = self.write(tmp_path)
-        request = {
-            "root": str(tmp_path),
-            "file": str(path),
-            "kernel": "it",
-            "backend": "torch",
-            "sources": [],
-            "stamps": {},
-            "target": cpu.target(),
-            "into": str(tmp_path / "into"),
-            "units": [
-                {"key": "key", "build": Build("double", ("x", "y")).to_plain(), "place": str(tmp_path / "artifact")}
-            ],
-        }
-        compile_units(Registry(), request, cast(Any, Reply()))
+        kernel = requests.KernelRef("project", path.name, "it", "torch", (), {})
+        unit = requests.UnitRef("key", Build("double", ("x", "y")).to_plain())
+        request = requests.Compile(kernel, cpu.target(), "into", (unit,))
+        places = Places({"project": str(tmp_path)}, str(tmp_path / "artifacts"), "", "")
+        compile_units(Registry(), places, request, KeptItems())
         path.write_text(path.read_text().replace("double", "twice"))
-        compile_units(Registry(), request, cast(Any, Reply()))
+        compile_units(Registry(), places, request, KeptItems())
         forget_modules(tmp_path)
-        assert [item["outcome"] for item in items] == [None, Outcome.COMPILE_ERROR]
-        assert items[1]["message"].startswith("tune_it.py: there is no function 'double'")
+        assert [item.outcome for item in items] == [None, Outcome.COMPILE_ERROR]
+        assert items[1].message.startswith("tune_it.py: there is no function 'double'")
 
 
 @pytest.mark.gpu

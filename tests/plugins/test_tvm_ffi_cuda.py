@@ -6,19 +6,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ktuned.backends.contract import Absent, Compiled, Unit
 from ktuned.backends.registry import Registry
+from ktuned.ipc import Places, replies, requests
 from ktuned.ipc.manifest import file_digest
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError, Unsupported
-from ktuned.model.keys import DeviceModel, DeviceName, Target
+from ktuned.model.keys import DeviceModel, DeviceName, Phase, Target
 from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned.worker.inspect import Inspector
+from ktuned.worker.reply import Reply
 from ktuned_tvm_ffi import Build, TvmFfi, TvmFfiCuda
 from ktuned_tvm_ffi.compiler import NoCompiler
 from ktuned_tvm_ffi.nvcc import Nvcc
@@ -122,26 +123,23 @@ def test_sources_choose_the_backend(names: list[str], backend: str) -> None:
 def test_the_daemon_is_told_the_backend_that_the_sources_choose(tmp_path: Path) -> None:
     """Devices, toolchain and group size are that one's; the kernel file names the family."""
 
-    class Told:
-        """A reply that keeps its items."""
+    class KeptItems(Reply):
+        def __init__(self) -> None:
+            """Have no pipe."""
 
-        def phase(self, name: str) -> None:
-            """Pass over a phase."""
+        def phase(self, phase: Phase) -> None:
+            """Ignore it."""
 
-        def item(self, value: dict[str, Any]) -> None:
-            """Keep an item."""
+        def item(self, value: replies.InspectedFile) -> None:
+            """Keep it."""
             items.append(value)
 
-    items: list[dict[str, Any]] = []
+    items: list[replies.InspectedFile] = []
     shutil.copytree(CUDA_SOFTMAX, tmp_path / "softmax")
-    request = {
-        "root": str(tmp_path),
-        "project": "p",
-        "files": [str(tmp_path / "softmax/tune_softmax.py")],
-    }
-    Inspector(Registry()).inspect(request, Told())  # type: ignore[arg-type]
-    ((kernel,),) = (item["kernels"] for item in items)
-    assert kernel["backend"] == "tvm_ffi_cuda"
+    places = Places({"p": str(tmp_path)}, "", "", "")
+    Inspector(Registry(), places).inspect(requests.Inspect("p", ("softmax/tune_softmax.py",)), KeptItems())
+    ((kernel,),) = (item.kernels for item in items)
+    assert kernel.backend == "tvm_ffi_cuda"
 
 
 def test_without_nvcc_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

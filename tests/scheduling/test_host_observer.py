@@ -60,7 +60,7 @@ async def test_this_machine_can_be_read(parts: Parts) -> None:
 def test_gpus_that_are_not_there_are_told() -> None:
     """Without NVML or its driver there are no users, and a reason; with it there are counts."""
     told = gpu_users([1])
-    assert all(users >= 0 for users in told["users"].values())
-    assert told["users"] == {} or told["absence"] == ""
+    assert all(users >= 0 for users in told.users.values())
+    assert told.users == {} or told.absence == ""
     if not Path("/dev/nvidiactl").exists():
-        assert told["absence"]
+        assert told.absence

@@ -25,7 +25,7 @@ async def asked(parts: Parts) -> Job:
 async def test_a_job_is_worked_on_with_what_is_known_now(parts: Parts) -> None:
     """Its kernel, all devices of its model, and deadlines of which the kernel file has the last word."""
     work = parts.preparation.prepare(await asked(parts))
-    assert (work.root, work.environment, [device.model for device in work.devices]) == (
+    assert (work.environment.cwd, work.environment, [device.model for device in work.devices]) == (
         parts.root.path,
         parts.environment,
         [work.job.device],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ktuned.ipc import Places, absolute, replies, requests
 from ktuned.ipc.stamps import stamps, trail
 from ktuned.model.kernel import KernelInfo
 from ktuned.spec.c_tokens import follow, normalise
@@ -31,11 +33,11 @@ class Items(Reply):
     """Keeps what a worker would send."""
 
     def __init__(self) -> None:
-        self.sent: list[dict[str, object]] = []
+        self.sent: list[replies.Answer] = []
 
-    def send(self, message: dict[str, object]) -> None:
-        """Keep an item."""
-        self.sent.append(message)
+    def send(self, answer: replies.Answer) -> None:
+        """Keep an answer."""
+        self.sent.append(answer)
 
 
 class Fakes:
@@ -55,12 +57,15 @@ class Fakes:
 def inspected(project: Project, name: str = "tune_it.py") -> KernelInfo:
     """Inspect a file as a worker does and return its only kernel."""
     reply = Items()
-    request = {"root": str(project.root), "project": "project", "files": [str(project.root / name)]}
-    Inspector(Fakes()).inspect(request, reply)  # type: ignore[arg-type]
-    (item,) = [message["item"] for message in reply.sent if "item" in message]
-    assert isinstance(item, dict)
-    assert item["errors"] == []
-    return KernelInfo.from_wire(item["kernels"][0])
+    root = str(project.root)
+    places = Places({"project": root}, "", "", "")
+    Inspector(Fakes(), places).inspect(requests.Inspect("project", (name,)), reply)  # type: ignore[arg-type]
+    (item,) = [answer.value for answer in reply.sent if isinstance(answer, replies.Item)]
+    assert item.errors == ()
+    (kernel,) = item.kernels
+    assert isinstance(kernel, KernelInfo)
+    stamps = {absolute(path, root): digest for path, digest in kernel.stamps.items()}
+    return replace(kernel, file=absolute(kernel.file, root), stamps=stamps)
 
 
 def test_flags_say_where_includes_lie(project: Project) -> None:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import Output
-from ktuned.fleet.process import Environment
+from ktuned.ipc.requests import UnitRef
 from ktuned.model.device import Device
 from ktuned.model.errors import IllegalMove
 from ktuned.model.job import Job, JobState
@@ -18,6 +18,7 @@ from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Context
 from ktuned.model.values import Outcome
 from ktuned.tuning.attempt import Attempt, Progress, Work
+from ktuned.tuning.trial_detail import TrialDetail
 
 KERNEL = KernelInfo(
     ProjectName("p"),
@@ -40,16 +41,14 @@ JOB = Job(1, KernelName("p:k"), {"M": 1, "N": 2}, DeviceModel("x"), JobState.RUN
 WORK = Work(
     JOB,
     KERNEL,
-    "/p",
     JOB.problem,
     (Device(DeviceName("cpu:0"), DeviceModel("x"), Target("native")),),
     "native",
     Context(KernelName("p:k"), KeyProblem('{"M":1}'), DeviceModel("x"), "d", "gcc", "driver"),
-    Environment("python", "/p"),
+    Environment("python", "/p", project="p"),
     PRESETS["fast"],
     {},
     judge_contention=False,
-    scratch=Path("/tmp"),
 )
 
 
@@ -70,25 +69,25 @@ WORK = Work(
 )
 def test_artifact_key_is_what_decides_the_bytes(change: dict[str, Any], is_same: bool) -> None:
     """Sources, toolchain, target, backend and Build name an artifact; what only decides its speed does not."""
-    assert (replace(WORK, **change).artifact_key({"n": 1}) == WORK.artifact_key({"n": 1})) is is_same
-    assert WORK.artifact_key({"n": 1}) != WORK.artifact_key({"n": 2})
+    assert (replace(WORK, **change).unit({"n": 1}) == WORK.unit({"n": 1})) is is_same
+    assert WORK.unit({"n": 1}).key != WORK.unit({"n": 2}).key
 
 
 def test_only_the_key_s_part_of_the_problem_is_specialised() -> None:
     """Workers get the whole problem, the key its specialised part."""
     assert WORK.specialized == {"M": 1}
-    assert WORK.kernel_request()["problem"] == {"M": 1, "N": 2}
+    assert WORK.explore_request().problem == {"M": 1, "N": 2}
 
 
 def test_result_keeps_what_a_failure_printed() -> None:
     """A failure carries its output, a measured trial does not; nothing without a value is kept."""
-    attempt = Attempt(1, {"B": 1}, {"n": 1}, "key", compile_s=2.0, lane_s=3.0)
+    attempt = Attempt(1, {"B": 1}, UnitRef("key", {"n": 1}), compile_s=2.0, lane_s=3.0)
     for event in (Event.COMPILE_STARTED, Event.COMPILE_DONE, Event.LANE_TAKEN):
         attempt.life.tell(event)
-    result = attempt.result(Event.DIED, "it died", signal="SIGSEGV", phase=None, output=Output("out", "err"))
+    result = attempt.result(Event.DIED, "it died", detail=TrialDetail(signal="SIGSEGV"), output=Output("out", "err"))
     assert (result.outcome, result.message, result.artifact) == (Outcome.CRASHED, "it died", "key")
     assert (result.compile_s, result.lane_s) == (2.0, 3.0)
-    story = ["compile_started", "compile_done", "lane_taken", "died"]
+    story = ("compile_started", "compile_done", "lane_taken", "died")
     told = {"signal": "SIGSEGV", "build": {"n": 1}, "story": story, "stdout": "out", "stderr": "err"}
     assert result.detail == told
     with pytest.raises(IllegalMove):
@@ -97,10 +96,12 @@ def test_result_keeps_what_a_failure_printed() -> None:
 
 def test_measured_result_has_its_figures_and_no_output() -> None:
     """``latency_us`` and ``spread_us`` are fields, not detail."""
-    attempt = Attempt(1, {"B": 1}, {}, "")
+    attempt = Attempt(1, {"B": 1}, UnitRef("", {}))
     for event in (Event.ARTIFACT_FOUND, Event.LANE_TAKEN):
         attempt.life.tell(event)
-    result = attempt.result(Event.TIMED, latency_us=5.0, spread_us=0.1, count=3, output=Output("out", "err"))
+    result = attempt.result(
+        Event.TIMED, latency_us=5.0, spread_us=0.1, detail=TrialDetail(count=3), output=Output("out", "err")
+    )
     assert (result.latency_us, result.spread_us, result.artifact, result.detail) == (5.0, 0.1, None, {"count": 3})
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
-from ktuned.tuning.attempt import Attempt
-from ktuned.tuning.compile_stage import Compiling
+from ktuned.tuning.attempt import Attempt, Ended
+from ktuned.tuning.compile_stage import CompileStage
 from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
@@ -28,16 +28,18 @@ async def outcomes(parts: Parts, *does: str) -> list[tuple[Outcome | None, str]]
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
     work = parts.preparation.prepare(job)
     builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
-    attempts = [Attempt(number, {}, build, work.artifact_key(build)) for number, build in enumerate(builds)]
-    compiling = Compiling(work, parts.fleet, parts.artifacts)
+    attempts = [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
+    compiling = CompileStage(work, parts.fleet, parts.artifacts)
     compiled = await compiling.compile(attempts)
     compiling.close()
     parts.kill_workers()
-    assert {attempt.trial for attempt, _ in compiled} == set(range(len(does)))
-    found = {attempt.trial: (None, "") if result is None else (result.outcome, result.message)
-             for attempt, result in compiled}  # fmt: skip
+    assert {done.attempt.trial for done in compiled} == set(range(len(does)))
+    found: dict[int, tuple[Outcome | None, str]] = {
+        done.attempt.trial: (done.result.outcome, done.result.message) if isinstance(done, Ended) else (None, "")
+        for done in compiled
+    }
     ready = [number for number, (outcome, _) in found.items() if outcome is None]
-    assert all(parts.artifacts.find(attempts[number].key) is not None for number in ready)
+    assert all(parts.artifacts.find(attempts[number].unit.key) is not None for number in ready)
     return [found[number] for number in range(len(does))]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ktuned.fleet import DeadlineExpired
 from ktuned.fleet.failures import Output
-from ktuned.model import WorkerError
+from ktuned.model import Phase, WorkerError
 from ktuned.tuning.exploration import Explorer, SearchSummary
 
 
@@ -43,8 +43,8 @@ def test_summary_is_short(summary: SearchSummary, expected: str) -> None:
 
 
 class Hung:
-    async def call(self, *arguments: Any, **options: Any) -> Any:
-        raise DeadlineExpired("inspect", 2.0, Output())
+    async def exchange(self, *arguments: Any, **options: Any) -> Any:
+        raise DeadlineExpired(Phase.INSPECT, 2.0, Output())
 
 
 @pytest.mark.anyio

@@ -14,24 +14,25 @@ import pytest
 from ktuned.fleet.failures import Output, WorkerDied
 from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
+from ktuned.ipc import replies, requests
 from ktuned.model.device import Device
-from ktuned.model.keys import DeviceModel, DeviceName, Target
+from ktuned.model.keys import DeviceModel, DeviceName, Phase, Target
 from ktuned.model.lifecycle import Event
 from ktuned.model.values import Outcome
 from ktuned.scheduling.intake import Wish
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.attempt import Attempt
-from ktuned.tuning.compile_stage import Compiling
-from ktuned.tuning.measure_stage import CONTENDED_TRIES, Measuring
+from ktuned.tuning.attempt import Attempt, Compiled
+from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.measure_stage import CONTENDED_TRIES, MeasureStage
 from tests.assembled import Parts, kernel_text
 from tests.tuning.test_attempt import WORK
 
 pytestmark = pytest.mark.anyio
 
-MEASURED = {"outcome": "measured", "latency_us": 5.0, "spread_us": 0.1, "message": ""}
-REFUSED = {"outcome": "launch_error", "message": "the launch was refused"}
-DIED = WorkerDied(-signal.SIGSEGV, "first_launch", Output())
-CONTENDED = {"outcome": "contended", "message": "other programs used it"}
+MEASURED = replies.Measurement(Outcome.MEASURED, latency_us=5.0, spread_us=0.1)
+REFUSED = replies.Measurement(Outcome.LAUNCH_ERROR, "the launch was refused")
+DIED = WorkerDied(-signal.SIGSEGV, Phase.FIRST_LAUNCH, Output())
+CONTENDED = replies.Measurement(Outcome.CONTENDED, "other programs used it")
 OPENED = CannotOpen("no such device")
 SICK = LaneSick("the canary failed")
 
@@ -61,7 +62,7 @@ class PlayedLane:
 
     open = open_now
 
-    async def ask(self, request: Mapping[str, Any], deadlines: Mapping[str, float]) -> tuple[dict[str, Any], Output]:
+    async def exchange(self, request: requests.Trial, deadlines: Mapping[str, float]) -> tuple[Any, Output]:
         """Answer, or die, as listed."""
         self.asked += 1
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
@@ -80,10 +81,10 @@ async def measured(tmp_path: Path, *lanes: PlayedLane) -> tuple[Outcome, Attempt
     place = artifacts.place("ab")
     place.mkdir(parents=True)
     (place / "manifest.json").touch()
-    attempt = Attempt(1, {}, {}, "ab")
+    attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
     attempt.life.tell(Event.ARTIFACT_FOUND)
-    measuring = Measuring(WORK, played, cast("Compiling", None), artifacts)
-    result = await measuring.measure(played[0], attempt, None)
+    measuring = MeasureStage(WORK, played, cast("CompileStage", None), artifacts)
+    result = await measuring.measure(played[0], Compiled(attempt, {}, ""), None)
     return result.outcome, attempt
 
 
@@ -161,7 +162,7 @@ async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
         (ended,) = await parts.told.ended()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 3})
     assert sorted(lane.device.name for lane in parts.jobs.lanes() if lane.busy_s) == ["cpu:0", "cpu:1"]
-    assert len(list((parts.fleet.scratch / "expected").iterdir())) == 1
+    assert len(list(parts.daemon.current.settings.scratch.glob("*/expected/*"))) == 1
 
 
 async def test_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:

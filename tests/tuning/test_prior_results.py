@@ -87,4 +87,4 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
 
 def test_content_of_no_artifact(tmp_path: Any) -> None:
     """What is not there has no content to be compared by."""
-    assert Artifacts(tmp_path, 1).content("ab12") == ""
+    assert Artifacts(tmp_path, 1).manifest("ab12") is None

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ktuned.backends.nvml import NOT_INSTALLED
+from ktuned.ipc import replies
 from ktuned.worker import contention
 from ktuned.worker.contention import FOREIGN_PIDS, GpuWatch, gpu_users
 
@@ -130,11 +131,11 @@ def test_processes_at_work_on_a_gpu_are_counted(nvml: PlayedNvml, monkeypatch: p
     monkeypatch.setattr(contention, "gpu_uuids", lambda: {"cuda:0": "GPU-a"})
     now_us = time_ns() // 1000
     nvml.samples = [(OWN, now_us, 50), (OTHER, now_us, 50), (os.getppid(), now_us, 0), (2**22 + 1, now_us, 50)]
-    assert gpu_users([OWN]) == {"users": {"cuda:0": 1}, "absence": ""}
+    assert gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 1})
     nvml.is_partition = True
-    assert gpu_users([OWN]) == {"users": {"cuda:0": 0}, "absence": ""}
+    assert gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 0})
     nvml.users = None
-    assert gpu_users([OWN]) == {"users": {}, "absence": "NVML: Driver Not Loaded"}
+    assert gpu_users([OWN]) == replies.GpuUsers({}, "NVML: Driver Not Loaded")
 
 
 def test_a_gpu_that_is_lost_meanwhile_is_not_judged(nvml: PlayedNvml) -> None:

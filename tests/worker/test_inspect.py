@@ -1,5 +1,6 @@
 """A job's walk through a space, and the stamps that tell that files are still what was inspected."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,16 @@ import pytest
 
 from ktuned import Unsupported, space
 from ktuned.backends.registry import Registry
+from ktuned.ipc import Places, replies, requests
 from ktuned.ipc.manifest import file_digest
 from ktuned.model.errors import KernelFileError, NotFound, UsageError
+from ktuned.model.keys import Phase
 from ktuned.model.plan import Plan
+from ktuned.model.values import Config, Outcome
 from ktuned.spec.loader import forget_modules
-from ktuned.worker.inspect import COUNTED_SPACE, Exploration, Inspector, SourceChanged, check_stamps, load_kernel
+from ktuned.worker.explore import Exploration, Explorer
+from ktuned.worker.inspect import COUNTED_SPACE, Inspector, SourceChanged, check_digests, load_kernel
+from ktuned.worker.reply import Reply
 from tests.worker.declaring import Build, declare
 
 IN_ORDER = Plan(strategy="exhaustive")
@@ -27,28 +33,28 @@ def it(p, c):
 """
 
 
-class Told:
-    """A reply that keeps what it is told."""
+class KeptReply(Reply):
+    """A reply that keeps its phases and items."""
 
     def __init__(self) -> None:
-        self.phases: list[str] = []
-        self.items: list[dict[str, Any]] = []
+        self.phases: list[Phase] = []
+        self.items: list[replies.InspectedFile] = []
 
-    def phase(self, name: str) -> None:
-        self.phases.append(name)
+    def phase(self, phase: Phase) -> None:
+        self.phases.append(phase)
 
-    def item(self, value: dict[str, Any]) -> None:
+    def item(self, value: replies.InspectedFile) -> None:
         self.items.append(value)
 
 
-def walk(exploration: Exploration, n: int = 2) -> list[dict[str, Any]]:
+def walk(exploration: Exploration, n: int = 2) -> list[replies.Proposal]:
     """Ask until it is finished and return all proposals."""
-    proposals: list[dict[str, Any]] = []
+    proposals: list[replies.Proposal] = []
     while True:
         answer = exploration.ask(n)
-        assert len(answer["proposals"]) <= n
-        proposals += answer["proposals"]
-        if answer["finished"]:
+        assert len(answer.proposals) <= n
+        proposals += answer.proposals
+        if answer.finished:
             return proposals
 
 
@@ -58,7 +64,7 @@ def test_every_config_comes_once_and_the_first_ones_first(strategy: str, n: int)
     """What the job wants first leads, also when it is wanted twice or not admitted; then the rest, each once."""
     first: list[dict[str, Any]] = [{"n": 3}, {"n": 9}, {"n": 2}, {"n": 3}]
     exploration = Exploration(declare(), {"M": 1}, Plan(strategy=strategy), first)
-    configs = [proposal["config"]["n"] for proposal in walk(exploration, n)]
+    configs = [proposal.config["n"] for proposal in walk(exploration, n)]
     assert configs[:2] == [3, 2]
     assert sorted(configs) == [1, 2, 3, 4]
     assert exploration.size == 4
@@ -67,7 +73,7 @@ def test_every_config_comes_once_and_the_first_ones_first(strategy: str, n: int)
 def test_a_proposal_holds_the_build() -> None:
     """A config that can be built comes with its Build as plain data, and no outcome."""
     (proposal, *_) = walk(Exploration(declare(), {"M": 1}, IN_ORDER, []))
-    assert proposal == {"config": {"n": 1}, "build": {"n": 1}, "outcome": None, "message": ""}
+    assert proposal == replies.Proposal({"n": 1}, {"n": 1})
 
 
 def refuse(p: Any, c: Any) -> Build:
@@ -81,18 +87,18 @@ def refuse(p: Any, c: Any) -> Build:
 
 def test_what_cannot_be_built_says_why() -> None:
     """A kernel function that refuses, raises or returns what cannot travel ends that config and no other."""
-    proposals = {proposal["config"]["n"]: proposal for proposal in walk(Exploration(declare(refuse), {}, IN_ORDER, []))}
-    assert {n: proposal["outcome"] for n, proposal in proposals.items()} == {
+    proposals = {proposal.config["n"]: proposal for proposal in walk(Exploration(declare(refuse), {}, IN_ORDER, []))}
+    assert {n: proposal.outcome for n, proposal in proposals.items()} == {
         1: None,
         2: "unsupported",
         3: "compile_error",
         4: "compile_error",
     }
-    assert proposals[2]["message"] == "n=2 needs another device"
-    assert "test_inspect.py" in proposals[3]["message"]
-    assert proposals[3]["message"].endswith("it: it(p, c): ZeroDivisionError: n=3 divides")
-    assert proposals[4]["message"].startswith("a Build cannot carry a object")
-    assert all(proposal["build"] is None for proposal in proposals.values() if proposal["outcome"])
+    assert proposals[2].message == "n=2 needs another device"
+    assert "test_inspect.py" in proposals[3].message
+    assert proposals[3].message.endswith("it: it(p, c): ZeroDivisionError: n=3 divides")
+    assert proposals[4].message.startswith("a Build cannot carry a object")
+    assert all(proposal.build is None for proposal in proposals.values() if proposal.outcome)
 
 
 def test_outcomes_reach_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +106,8 @@ def test_outcomes_reach_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     exploration = Exploration(declare(), {}, IN_ORDER, [])
     told: list[tuple[object, ...]] = []
     monkeypatch.setattr(exploration._strategy, "tell", lambda *values: told.append(values))
-    exploration.tell([{"config": {"n": 1}, "outcome": "measured", "latency_us": 2.5}])
-    exploration.tell([{"config": {"n": 2}, "outcome": "hung", "latency_us": None}])
+    exploration.tell([requests.Tried({"n": 1}, Outcome.MEASURED, 2.5)])
+    exploration.tell([requests.Tried({"n": 2}, Outcome.HUNG)])
     assert told == [({"n": 1}, "measured", 2.5), ({"n": 2}, "hung", None)]
 
 
@@ -119,7 +125,7 @@ def test_a_huge_space_starts_at_once() -> None:
     huge = space(n=range(1000), b=range(1000), c=range(1000))
     exploration = Exploration(declare(space=huge), {}, Plan(), [])
     assert exploration.size == 10**9
-    assert len({proposal["config"]["n"] for proposal in exploration.ask(50)["proposals"]}) > 25
+    assert len({proposal.config["n"] for proposal in exploration.ask(50).proposals}) > 25
 
 
 @pytest.fixture
@@ -131,75 +137,80 @@ def root(tmp_path: Path) -> Any:
     forget_modules(root)
 
 
-def request(root: Path, **changes: Any) -> dict[str, Any]:
-    """Return what every request about the kernel says."""
-    file = root / "tune_it.py"
-    values = {"root": str(root), "file": str(file), "kernel": "it", "stamps": {str(file): file_digest(file)}}
-    return values | {"problem": {"M": 2}} | changes
+def kernel_ref(root: Path, name: str = "it") -> requests.KernelRef:
+    """Return the kernel as requests name it, with its file's digest of now."""
+    digests = {"tune_it.py": file_digest(root / "tune_it.py")}
+    return requests.KernelRef("proj", "tune_it.py", name, "fake", (), digests)
+
+
+def places(root: Path) -> Places:
+    """Return the places of a worker that has the project alone."""
+    return Places({"proj": str(root)}, "", "", "")
 
 
 def test_the_kernel_of_a_request_is_loaded(root: Path) -> None:
     """It is the one that the request names, from the file's bytes of now."""
-    assert load_kernel(request(root)).name == "it"
+    assert load_kernel(kernel_ref(root), places(root)).name == "it"
     with pytest.raises(NotFound, match="declares no kernel 'other'"):
-        load_kernel(request(root, kernel="other"))
+        load_kernel(kernel_ref(root, "other"), places(root))
 
 
 def test_a_file_that_changed_since_is_refused(root: Path) -> None:
     """New bytes, a lost file, or one that appeared where a missing one was inspected: the request is out of date."""
     file, extra = root / "tune_it.py", root / "extra.h"
-    stamps = {str(file): file_digest(file), str(extra): ""}
-    check_stamps(stamps)
+    inspected = replace(kernel_ref(root), digests={"tune_it.py": file_digest(file), "extra.h": ""})
+    check_digests(inspected, places(root))
     extra.write_text("now here")
     with pytest.raises(SourceChanged, match=r"extra\.h changed after it was inspected"):
-        check_stamps(stamps)
+        check_digests(inspected, places(root))
     extra.unlink()
-    old = request(root)
+    old = kernel_ref(root)
     file.write_text(KERNEL_FILE + "\n# later\n")
     with pytest.raises(SourceChanged) as caught:
-        load_kernel(old)
+        load_kernel(old, places(root))
     assert caught.value.code == "source_changed"
     file.unlink()
     with pytest.raises(SourceChanged):
-        check_stamps(stamps)
+        check_digests(inspected, places(root))
 
 
 def test_a_file_that_no_longer_loads_says_why(root: Path) -> None:
     """When the inspected bytes themselves cannot be imported the error is the file's own."""
     (root / "tune_it.py").write_text("import there_is_no_such_module\n")
     with pytest.raises(KernelFileError, match=r"tune_it\.py:1: ModuleNotFoundError"):
-        load_kernel(request(root))
+        load_kernel(kernel_ref(root), places(root))
 
 
-def inspected(root: Path, *names: str) -> list[dict[str, Any]]:
-    """Inspect files as the daemon asks for it and return an item for each."""
-    told = Told()
-    files = [str(root / name) for name in names]
-    Inspector(Registry([])).inspect({"root": str(root), "project": "proj", "files": files}, told)  # type: ignore[arg-type]
-    assert [item["file"] for item in told.items] == files
-    assert told.phases == ["inspect"]
-    return told.items
+def inspected(root: Path, *names: str) -> list[replies.InspectedFile]:
+    """Inspect files as the daemon requests it and return an item for each."""
+    reply = KeptReply()
+    Inspector(Registry([]), places(root)).inspect(requests.Inspect("proj", names), reply)
+    assert [item.file for item in reply.items] == list(names)
+    assert reply.phases == [Phase.INSPECT]
+    return reply.items
 
 
 def test_each_file_is_an_item_of_its_own(root: Path) -> None:
     """A broken file hides no other, and every file says which bytes it was read from."""
     (root / "tune_bad.py").write_text("1 / 0\n")
     bad, good = inspected(root, "tune_bad.py", "tune_it.py")
-    assert bad["kernels"] == []
-    assert bad["errors"][0]["message"].endswith("tune_bad.py:1: ZeroDivisionError: division by zero")
-    assert (bad["errors"][0]["line"], Path(bad["errors"][0]["path"]).name) == (1, "tune_bad.py")
-    assert bad["stamps"] == {str(root / "tune_bad.py"): file_digest(root / "tune_bad.py")}
-    assert "there is no backend 'fake'" in good["errors"][0]["message"]
+    assert bad.kernels == ()
+    assert bad.errors[0].message.endswith("tune_bad.py:1: ZeroDivisionError: division by zero")
+    assert (bad.errors[0].line, Path(bad.errors[0].path).name) == (1, "tune_bad.py")
+    assert bad.digests == {"tune_bad.py": file_digest(root / "tune_bad.py")}
+    assert "there is no backend 'fake'" in good.errors[0].message
 
 
 def test_an_empty_space_is_found_when_the_file_is_saved(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A space with no valid config for a declared problem is the file's error, not a job's."""
     monkeypatch.setattr(Registry, "names", ["fake"])
-    assert [kernel["kernel"] for kernel in inspected(root, "tune_it.py")[0]["kernels"]] == ["it"]
+    assert [(kernel.kernel, kernel.file) for kernel in inspected(root, "tune_it.py")[0].kernels] == [
+        ("it", "tune_it.py")
+    ]
     (root / "tune_it.py").write_text(KERNEL_FILE.replace("dict(M=2)", "dict(M=0)"))
     (item,) = inspected(root, "tune_it.py")
-    assert item["kernels"] == []
-    assert "tune_it.py:5: it: " in item["errors"][0]["message"]
+    assert item.kernels == ()
+    assert "tune_it.py:5: it: " in item.errors[0].message
 
 
 @pytest.mark.parametrize(
@@ -219,28 +230,27 @@ def test_a_default_outside_the_space_is_an_error_of_the_file(
     (root / "tune_it.py").write_text(text)
     monkeypatch.setattr(Registry, "names", ["fake"])
     (item,) = inspected(root, "tune_it.py")
-    assert item["kernels"] == []
-    (error,) = item["errors"]
-    assert error["message"].startswith(f"{root}/tune_it.py:5: it: ")
-    assert error["message"].endswith('the default {"n":3} is not in the space for the problem {"M":2}')
+    assert item.kernels == ()
+    (error,) = item.errors
+    assert error.message.startswith(f"{root}/tune_it.py:5: it: ")
+    assert error.message.endswith('the default {"n":3} is not in the space for the problem {"M":2}')
 
 
 def test_a_space_says_what_it_admits(root: Path) -> None:
     """``admits`` judges configs for another problem than the one they were tuned for."""
-    inspector = Inspector(Registry([]))
-    configs = [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}, {"m": 1}]
-    answer = inspector.admits({**request(root), "configs": configs}, Told())  # type: ignore[arg-type]
-    assert answer == {"admitted": [True, True, False, False, False]}
+    inspector = Inspector(Registry([]), places(root))
+    configs: tuple[Config, ...] = ({"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}, {"m": 1})
+    answer = inspector.admits(requests.Admits(kernel_ref(root), {"M": 2}, configs), KeptReply())
+    assert answer.admitted == (True, True, False, False, False)
 
 
 def test_ask_comes_after_explore(root: Path) -> None:
     """A space must be opened before it is walked; opened again, it begins anew."""
-    inspector, reply = Inspector(Registry([])), Told()
+    explorer, reply = Explorer(places(root)), KeptReply()
     with pytest.raises(UsageError, match="ask comes after explore"):
-        inspector.ask({"told": [], "n": 1}, reply)  # type: ignore[arg-type]
+        explorer.ask(requests.Ask(1), reply)
     for _ in range(2):
-        wanted = {**request(root), "plan": IN_ORDER.to_wire(), "first": [{"n": 2}]}
-        opened = inspector.explore(wanted, reply)  # type: ignore[arg-type]
-        assert opened == {"size": 2, "strategy": "exhaustive", "notice": ""}
-        answer = inspector.ask({"told": [], "n": 9}, reply)  # type: ignore[arg-type]
-        assert [proposal["config"]["n"] for proposal in answer["proposals"]] == [2, 1]
+        wanted = requests.Explore(kernel_ref(root), {"M": 2}, IN_ORDER, ({"n": 2},))
+        assert explorer.explore(wanted, reply) == replies.Explored(2, "exhaustive")
+        answer = explorer.ask(requests.Ask(9), reply)
+        assert [proposal.config["n"] for proposal in answer.proposals] == [2, 1]

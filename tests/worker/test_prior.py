@@ -8,7 +8,7 @@ import pytest
 
 from ktuned import space
 from ktuned.model import KernelFileError, Plan
-from ktuned.worker.inspect import Exploration
+from ktuned.worker.explore import Exploration
 from tests.worker.declaring import declare
 
 SPACE = space(n=range(100))
@@ -20,8 +20,8 @@ def explored(prior: Any) -> list[Any]:
     configs: list[Any] = []
     while True:
         answer = exploration.ask(20)
-        configs += [proposal["config"]["n"] for proposal in answer["proposals"]]
-        if answer["finished"]:
+        configs += [proposal.config["n"] for proposal in answer.proposals]
+        if answer.finished:
             return configs
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from ktuned.backends.registry import Registry
+from ktuned.ipc import Places, replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.plan import PRESETS
@@ -55,29 +56,29 @@ def timed(
     *,
     contended: bool = False,
     judged: bool = True,
-) -> dict[str, Any]:
-    """Return what a worker answers that is asked for the reference's time."""
+) -> replies.Measurement:
+    """Return a worker's measurement of the reference."""
     monkeypatch.setattr(bench, "CpuWatch", lambda: Watch(contended))
-    worker = Bench(Registry([]))
-    vars(worker).update(
-        _device=Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t")), _data=Data(reference), _timer=HostTimer()
+    worker = Bench(Registry([]), Places({}, "", "", ""))
+    opened: Any = SimpleNamespace(
+        device=Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t")), data=Data(reference), timer=HostTimer()
     )
-    request = {"preset": dataclasses.asdict(PRESETS["fast"]), "judge_contention": judged}
-    return worker.time_reference(request, cast("Reply", Phases()))
+    worker._open = opened
+    return worker.time_reference(requests.TimeReference(PRESETS["fast"], judged), cast("Reply", Phases()))
 
 
 def test_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """In µs, by the kernels' timer; without a reference there is no figure."""
     found = timed(monkeypatch, lambda: None)
-    assert (found["outcome"], found["latency_us"] > 0) == ("measured", True)
-    assert timed(monkeypatch, None)["latency_us"] is None
+    assert (found.outcome, (found.latency_us or 0) > 0) == ("measured", True)
+    assert timed(monkeypatch, None).latency_us is None
 
 
 def test_it_is_judged_for_contention(monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure that others disturbed is none, where that is judged."""
     found = timed(monkeypatch, lambda: None, contended=True)
-    assert (found["outcome"], found["latency_us"]) == ("contended", None)
-    assert timed(monkeypatch, lambda: None, contended=True, judged=False)["outcome"] == "measured"
+    assert (found.outcome, found.latency_us) == ("contended", None)
+    assert timed(monkeypatch, lambda: None, contended=True, judged=False).outcome == "measured"
 
 
 def test_what_it_raises_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,4 +88,4 @@ def test_what_it_raises_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("refused")
 
     found = timed(monkeypatch, refuse)
-    assert (found["outcome"], found["latency_us"]) == ("launch_error", None)
+    assert (found.outcome, found.latency_us) == ("launch_error", None)

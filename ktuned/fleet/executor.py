@@ -1,0 +1,118 @@
+"""The face that the fleet shows to machines: an executor starts workers, a worker exchanges requests for replies.
+
+The fleet decides which worker is needed when; an executor knows how to run one where it is. The local executor is
+:class:`~ktuned.fleet.local_executor.LocalExecutor`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from time import monotonic
+from typing import TypeVar
+
+import anyio
+
+from ktuned.fleet.failures import Output
+from ktuned.ipc import requests
+from ktuned.model import Role
+
+R = TypeVar("R")
+I = TypeVar("I")  # noqa: E741 - an item
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The code that a worker runs: interpreter, directory, additions to the environment, the project in it."""
+
+    python: str
+    cwd: str
+    env: tuple[tuple[str, str], ...] = ()
+    project: str = ""
+
+
+class Worker(ABC):
+    """A running worker: one role in one environment; ``gone`` is set when it has ended, however it did.
+
+    ``device`` is the one on which it has worked and has its context. ``memory_bytes`` is what it used when it was last
+    looked at, ``settled_bytes`` what it needs, ``requests`` how many it has had.
+    """
+
+    def __init__(self, role: Role, environment: Environment, pid: int) -> None:
+        self.role = role
+        self.environment = environment
+        self.pid = pid
+        self.started = monotonic()
+        self.requests = 0
+        self.device = ""
+        self.memory_bytes = 0
+        self.settled_bytes = 0
+        self.gone = anyio.Event()
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+
+    @abstractmethod
+    async def exchange(
+        self,
+        request: requests.Request[R, I],
+        deadlines: Mapping[str, float],
+        *,
+        on_item: Callable[[I], None] | None = None,
+    ) -> tuple[R, Output]:
+        """Send a request; return its reply, and what the worker's code printed meanwhile.
+
+        ``deadlines`` gives each phase's seconds. A worker that cannot be relied on any more is killed: one whose
+        deadline passed, or whose caller was cancelled.
+
+        Raises:
+            WorkerDied: it ended meanwhile.
+            DeadlineExpired: a phase took too long; the worker is killed.
+            RequestFailed: it answered that it cannot; it lives on.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the worker and all that it started, at once."""
+
+    @abstractmethod
+    def stop(self, why: str) -> None:
+        """Kill the worker for what it does; ``why`` is the error of the request under way."""
+
+    @abstractmethod
+    def measure_memory(self) -> None:
+        """Set :attr:`memory_bytes` to what the worker and its children use now."""
+
+    def settle(self) -> None:
+        """Take what it uses now as what it needs; anything beyond that is growth."""
+        self.measure_memory()
+        self.settled_bytes = self.memory_bytes
+
+
+class Executor(ABC):
+    """Runs workers on one machine, or on several; none outlives :meth:`running`."""
+
+    @abstractmethod
+    def running(self) -> AbstractAsyncContextManager[object]:
+        """Hold what workers need; on leaving, each is killed and has ended."""
+
+    @abstractmethod
+    async def start(self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float) -> Worker:
+        """Start a worker and wait until it takes requests; it may use ``limit_bytes`` of memory.
+
+        Raises:
+            WorkerError: it cannot be started, or is not ready within ``deadline_s``.
+        """
+
+    @property
+    @abstractmethod
+    def workers(self) -> Iterable[Worker]:
+        """All workers that have not ended."""
+
+    @abstractmethod
+    def leave_cores(self, lanes: int) -> None:
+        """Keep compilers that start from now on off one core for each lane, as far as there are cores."""

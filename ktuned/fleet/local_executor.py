@@ -1,0 +1,183 @@
+"""Workers on this machine: started, put aside from what is measured, and buried with all that they left behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import structlog
+
+from ktuned.fleet import memory, orphans
+from ktuned.fleet.executor import Environment, Executor
+from ktuned.fleet.failures import WorkerDied
+from ktuned.fleet.guard import Guard
+from ktuned.fleet.process import DAEMON_MARK, WorkerProcess, spawn
+from ktuned.ipc import Places
+from ktuned.model import Role, WorkerError
+
+_log = structlog.get_logger()
+
+COMPILE_NICENESS = 10
+"""The niceness of compilers, so that they yield to what people do on the machine."""
+
+_REAP_S = 5.0
+"""How long an ending daemon waits for its workers' ends; one that sits in a driver must not hold it up."""
+
+_GENERATIONS = 20
+"""How often orphans are looked for after a worker's end: those that are ended may leave orphans of their own."""
+
+_WARDEN_S = 15.0
+"""How often the warden is checked, and started again where it was killed."""
+
+
+class LocalExecutor(Executor):
+    """Starts worker processes, and removes every trace of those that have ended.
+
+    One that ``adopts`` also ends detached descendants: it kills every child of this process that it did not start, so
+    the process must start no other children.
+    """
+
+    def __init__(
+        self,
+        *,
+        scratch: Path,
+        cache: Path,
+        artifacts: Path,
+        captures: Path,
+        base_env: Mapping[str, str],
+        compile_cores: Collection[int] = (),
+        adopts: bool = False,
+    ) -> None:
+        self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.scratch = scratch / self._id
+        self._artifacts = artifacts
+        self._captures = captures
+        self._base_env = {**base_env, DAEMON_MARK: self._id, "KTUNED_CACHE": str(cache)}
+        self._compile_cores = self._all_compile_cores = frozenset(compile_cores)
+        self._adopts = adopts
+        self._guard = Guard(f"{DAEMON_MARK}={self._id}", self.scratch)
+        self._workers: dict[int, WorkerProcess] = {}
+        self._ending = anyio.Lock()
+        self._tasks: anyio.abc.TaskGroup
+        self._count = 0
+
+    @property
+    def workers(self) -> Collection[WorkerProcess]:
+        """All workers that have not ended."""
+        return self._workers.values()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Hold the warden and the tasks that bury workers; on leaving, every worker is killed and reaped."""
+        shutil.rmtree(self.scratch.parent, ignore_errors=True)
+        self.scratch.mkdir(parents=True)
+        if self._adopts:
+            orphans.adopt()
+        async with self._guard.standing(), anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._keep_warden)
+            try:
+                yield self
+            finally:
+                self._tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await self._kill_all()
+
+    async def start(
+        self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float
+    ) -> WorkerProcess:
+        """Start a worker and wait until it takes requests.
+
+        Raises:
+            WorkerError: it cannot be started, or is not ready within ``deadline_s``.
+        """
+        self._count += 1
+        worker = spawn(
+            environment,
+            role=role,
+            base_env=self._base_env,
+            places=self._places(environment),
+            worker_id=f"{self._id}.{self._count}",
+            scratch=self.scratch / str(self._count),
+        )
+        self._workers[worker.pid] = worker
+        self._tasks.start_soon(self._watch, worker)
+        if role is Role.COMPILE:
+            self._put_aside(worker)
+        if role is not Role.BENCH:
+            memory.cap(worker.pid, limit_bytes)
+        try:
+            await worker.ready(deadline_s)
+        except WorkerDied as error:
+            raise WorkerError(
+                f"{environment.python} cannot run a worker: {error.message}",
+                hint="install ktuned into that interpreter, or set this root's `python`",
+            ) from error
+        _log.debug("worker_started", role=role, pid=worker.pid)
+        return worker
+
+    def leave_cores(self, lanes: int) -> None:
+        """Keep compilers that start from now on off one core for each lane, as far as there are cores.
+
+        The first lane's core is not among the cores that the executor was made with.
+        """
+        cores = sorted(self._all_compile_cores)
+        self._compile_cores = frozenset(cores[max(0, min(lanes, len(cores)) - 1) :])
+
+    def _places(self, environment: Environment) -> Places:
+        return Places(
+            projects={environment.project: environment.cwd},
+            artifacts=str(self._artifacts),
+            captures=str(self._captures),
+            expected=str(self.scratch / "expected"),
+        )
+
+    def _put_aside(self, worker: WorkerProcess) -> None:
+        """Keep a compile worker, and all that it starts, out of the way of what is measured."""
+        try:
+            os.setpriority(os.PRIO_PROCESS, worker.pid, COMPILE_NICENESS)
+            if self._compile_cores:
+                os.sched_setaffinity(worker.pid, self._compile_cores)
+        except OSError as error:
+            _log.debug("worker_not_put_aside", pid=worker.pid, reason=str(error))
+
+    async def _keep_warden(self) -> None:
+        while True:
+            await anyio.sleep(_WARDEN_S)
+            self._guard.keep()
+
+    async def _watch(self, worker: WorkerProcess) -> None:
+        """Bury a worker once it is gone, whatever else happens to the daemon meanwhile."""
+        await worker.gone.wait()
+        await self._bury(worker)
+
+    async def _bury(self, worker: WorkerProcess) -> None:
+        if self._workers.pop(worker.pid, None) is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(worker.bury)
+                await self._end_orphans()
+
+    async def _end_orphans(self) -> None:
+        # Looked for here, where workers are started, and in no thread: one just started is known.
+        async with self._ending:
+            for _ in range(_GENERATIONS if self._adopts else 0):
+                left = orphans.children() - self._workers.keys() - {self._guard.pid}
+                if not left:
+                    break
+                _log.debug("orphans_ended", count=len(left))
+                await anyio.to_thread.run_sync(orphans.end, left)
+
+    async def _kill_all(self) -> None:
+        for worker in list(self._workers.values()):
+            worker.kill()
+        with anyio.move_on_after(_REAP_S):
+            for worker in list(self._workers.values()):
+                await worker.gone.wait()
+                await self._bury(worker)

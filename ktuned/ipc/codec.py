@@ -1,0 +1,220 @@
+"""Frozen dataclasses as plain data and back, checked by their annotations.
+
+One reader and one writer is made for each type, from its type hints, when it first travels. Fields that a type does not
+have are ignored, and those with a default may be absent, so that a daemon and a worker of neighbouring versions
+understand each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Any, TypeVar
+
+from ktuned.model import KtunedError
+
+_T = TypeVar("_T")
+_Convert = Callable[[Any], Any]
+
+_NAMES = {dict: "a map", list: "a list", str: "a string", bool: "a bool", int: "an integer", float: "a number"}
+
+
+class InvalidMessage(KtunedError):
+    """The other side of a pipe sent something that is no request, or no answer to one."""
+
+    code = "invalid_message"
+
+
+class _Mismatch(Exception):
+    """A value is not of its field's type; ``path`` grows from the field outwards."""
+
+    def __init__(self, reason: str, *path: str) -> None:
+        self.reason = reason
+        self.path = list(path)
+
+
+def to_plain(value: Any) -> dict[str, Any]:
+    """Return a dataclass as plain data that MessagePack can carry."""
+    kind: Any = type(value)
+    plain: dict[str, Any] = _dataclass_writer(kind)(value)
+    return plain
+
+
+def from_plain(kind: type[_T], data: object) -> _T:
+    """Rebuild a dataclass from :func:`to_plain`'s data.
+
+    Raises:
+        InvalidMessage: a field is missing, or is not of its type; says which one.
+    """
+    try:
+        value: _T = _reader(kind)(data)
+    except _Mismatch as mismatch:
+        place = ".".join([kind.__name__, *mismatch.path])
+        raise InvalidMessage(f"{place} {mismatch.reason}") from None
+    return value
+
+
+@cache
+def _dataclass_writer(kind: Any) -> _Convert:
+    hints = typing.get_type_hints(kind)
+    writers = [(field.name, _writer(hints[field.name])) for field in dataclasses.fields(kind)]
+    plain = [name for name, write in writers if write is None]
+    nested = [(name, write) for name, write in writers if write is not None]
+
+    def write_fields(value: Any) -> dict[str, Any]:
+        data = {name: getattr(value, name) for name in plain}
+        for name, write in nested:
+            data[name] = write(getattr(value, name))
+        return data
+
+    return write_fields
+
+
+def _writer(hint: Any) -> _Convert | None:
+    """Return what makes plain data of a value, or ``None`` where MessagePack takes it as it is."""
+    hint = _unnamed(hint)
+    if dataclasses.is_dataclass(hint):
+        kind: Any = hint
+        return _dataclass_writer(kind)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        (inner,) = [_writer(one) for one in arguments if _is_nested(one)] or [None]
+        return None if inner is None else lambda value: None if value is None else inner(value)
+    if origin is tuple:
+        item = _writer(arguments[0])
+        return None if item is None else lambda values: [item(value) for value in values]
+    if origin in (dict, Mapping):
+        entry = _writer(arguments[1])
+        return dict if entry is None else lambda values: {key: entry(value) for key, value in values.items()}
+    return str if isinstance(hint, type) and issubclass(hint, StrEnum) else None
+
+
+def _is_nested(hint: Any) -> bool:
+    return _writer(hint) is not None
+
+
+@cache
+def _dataclass_reader(kind: Any) -> _Convert:
+    hints = typing.get_type_hints(kind)
+    readers = [(field.name, _reader(hints[field.name]), _is_required(field)) for field in dataclasses.fields(kind)]
+
+    def read_fields(data: object) -> Any:
+        if type(data) is not dict:
+            raise _mismatch(data, "a map")
+        values = {}
+        for name, read, is_required in readers:
+            if name in data:
+                try:
+                    values[name] = read(data[name])
+                except _Mismatch as mismatch:
+                    mismatch.path.insert(0, name)
+                    raise
+            elif is_required:
+                raise _Mismatch("is missing", name)
+        return kind(**values)
+
+    return read_fields
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _reader(hint: Any) -> _Convert:
+    """Return what checks a field's plain data and rebuilds its value."""
+    hint = _unnamed(hint)
+    if hint is Any:
+        return lambda value: value
+    if dataclasses.is_dataclass(hint):
+        kind: Any = hint
+        return _dataclass_reader(kind)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _union_reader(arguments)
+    if origin is tuple:
+        return _tuple_reader(_reader(arguments[0]))
+    if origin in (dict, Mapping):
+        return _map_reader(_reader(arguments[1]))
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _enum_reader(hint)
+    if hint is float:
+        return _scalar_reader((float, int), "a number", float)
+    if hint in (str, int, bool):
+        return _scalar_reader((hint,), _NAMES[hint])
+    raise TypeError(f"a message cannot have a field of the type {hint}")
+
+
+def _scalar_reader(kinds: tuple[type, ...], name: str, convert: _Convert | None = None) -> _Convert:
+    def read(value: object) -> Any:
+        # By the very type: a bool is no integer here.
+        if type(value) not in kinds:
+            raise _mismatch(value, name)
+        return value if convert is None else convert(value)
+
+    return read
+
+
+def _enum_reader(kind: type[StrEnum]) -> _Convert:
+    members = {member.value: member for member in kind}
+
+    def read(value: object) -> StrEnum:
+        if type(value) is not str:
+            raise _mismatch(value, "a string")
+        if value not in members:
+            raise _Mismatch(f"is {value[:100]!r}, which is no {kind.__name__}")
+        return members[value]
+
+    return read
+
+
+def _union_reader(arguments: tuple[Any, ...]) -> _Convert:
+    """Return the reader of ``X | None``, or of a union of scalars."""
+    inner = [one for one in arguments if one is not type(None)]
+    if len(inner) == 1:
+        read_value = _reader(inner[0])
+        return lambda value: None if value is None else read_value(value)
+    return _scalar_reader(arguments, " or ".join(_NAMES.get(one, "nothing") for one in arguments))
+
+
+def _tuple_reader(read_item: _Convert) -> _Convert:
+    def read(value: object) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise _mismatch(value, "a list")
+        try:
+            return tuple([read_item(item) for item in value])
+        except _Mismatch as mismatch:
+            mismatch.path.insert(0, "item")
+            raise
+
+    return read
+
+
+def _map_reader(read_entry: _Convert) -> _Convert:
+    def read(value: object) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise _mismatch(value, "a map")
+        try:
+            for key in value:
+                if type(key) is not str:
+                    raise _mismatch(key, "a string")
+            return {key: read_entry(entry) for key, entry in value.items()}
+        except _Mismatch as mismatch:
+            mismatch.path.insert(0, "entry")
+            raise
+
+    return read
+
+
+def _unnamed(hint: Any) -> Any:
+    """Return the type behind a ``NewType``."""
+    while isinstance(hint, typing.NewType):
+        hint = hint.__supertype__
+    return hint
+
+
+def _mismatch(value: object, wanted: str) -> _Mismatch:
+    return _Mismatch(f"is {_NAMES.get(type(value), 'nothing' if value is None else 'bytes')}, not {wanted}")

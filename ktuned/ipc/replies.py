@@ -1,0 +1,260 @@
+"""What a worker answers: replies, the items and phases that precede them, failures.
+
+The frames of one answer are any number of :class:`PhaseBegun` and :class:`Item`, then one :class:`Done` or
+:class:`Failed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
+from ktuned.ipc import frames
+from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
+from ktuned.ipc.message import Message, message
+from ktuned.model import Config, Device, KernelInfo, Outcome, Phase
+
+
+@message
+class Empty(Message):
+    """The reply of an operation that has nothing to say but that it is done."""
+
+
+@message
+class Ready(Message):
+    """The first message of a worker's life."""
+
+    pid: int
+
+
+@message
+class Absence(Message):
+    """Why a backend has no device: the reason's name, one line about it, and a command that mends it."""
+
+    reason: str
+    message: str
+    hint: str = ""
+
+
+@message
+class Fault(Message):
+    """An error as data: a code, one line, a hint that mends it."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+@message
+class BackendReport(Message):
+    """One backend: its versions, what it gains from grouping, its devices, or why it has none."""
+
+    version: str
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    group_size: int = 1
+    target: str = ""
+    devices: tuple[Device, ...] = ()
+    absent: Absence | None = None
+    error: Fault | None = None
+
+
+@message
+class ProbeReport(Message):
+    """An interpreter's backends by name, and its strategies.
+
+    ``nvml`` says why NVML cannot be used, empty if it can or need not be.
+    """
+
+    version: str
+    backends: Mapping[str, BackendReport]
+    nvml: str = ""
+    strategies: tuple[str, ...] = ()
+
+
+@message
+class GpuUsers(Message):
+    """How many foreign processes had work on each GPU lately; ``absence`` says why that is unknown."""
+
+    users: Mapping[str, int]
+    absence: str = ""
+
+
+@message
+class FileFault(Message):
+    """An error of a kernel file, with its place; ``path`` may be absolute, or empty where it is unknown."""
+
+    code: str
+    message: str
+    hint: str
+    path: str
+    line: int
+
+
+@message
+class InspectedFile(Message):
+    """What one kernel file declares. All paths, those of the kernels too, are relative to the project's directory."""
+
+    file: str
+    kernels: tuple[KernelInfo, ...]
+    errors: tuple[FileFault, ...]
+    digests: Mapping[str, str]
+
+
+@message
+class Explored(Message):
+    """The size of an opened space (``None`` where it cannot be counted) and the strategy that walks it.
+
+    ``notice`` says why that strategy is another than the plan's.
+    """
+
+    size: int | None
+    strategy: str = ""
+    notice: str = ""
+
+
+@message
+class Proposal(Message):
+    """One config with its Build as plain data; without one, ``outcome`` and ``message`` say why."""
+
+    config: Config
+    build: Mapping[str, Any] | None = None
+    outcome: Outcome | None = None
+    message: str = ""
+
+
+@message
+class Proposals(Message):
+    """The strategy's next configs: ``finished`` if these are the last, ``converged`` if no better one is likely."""
+
+    proposals: tuple[Proposal, ...]
+    finished: bool
+    converged: bool = False
+
+
+@message
+class Admitted(Message):
+    """Whether the space admits each of the request's configs, in their order."""
+
+    admitted: tuple[bool, ...]
+
+
+@message
+class CompiledUnit(Message):
+    """What became of one unit: sealed where ``outcome`` is ``None``.
+
+    ``content`` is the digest of the artifact's decisive files (empty if it has none), ``bytes`` what was added to the
+    disk.
+    """
+
+    key: str
+    outcome: Outcome | None
+    message: str
+    seconds: float
+    facts: Mapping[str, Any]
+    content: str = ""
+    bytes: int = 0
+
+
+@message
+class Measurement(Message):
+    """What measuring one config gave, times in µs; ``outcome`` is ``None`` if its artifact is damaged.
+
+    ``phase`` is the one that it failed in, ``samples`` some of the ``count`` timings in ascending order;
+    ``contention`` says why it is unknown whether others used the device. A reference has the latency alone.
+    """
+
+    outcome: Outcome | None
+    message: str = ""
+    phase: Phase | None = None
+    latency_us: float | None = None
+    spread_us: float | None = None
+    count: int | None = None
+    samples: tuple[float, ...] | None = None
+    max_error: float | None = None
+    mismatched_ratio: float | None = None
+    contention: str | None = None
+
+
+@message
+class Failure(Message):
+    """Why a request failed: a code, one line, a hint, a traceback; ``path`` and ``line`` of a kernel file's error."""
+
+    code: str
+    message: str
+    hint: str = ""
+    trace: str = ""
+    errno: int | None = None
+    path: str = ""
+    line: int = 0
+
+
+@message
+class PhaseBegun(Message):
+    """The operation enters a phase, whose deadline runs from now on."""
+
+    phase: Phase
+
+
+@message
+class Item(Message):
+    """One of several results; the phase's deadline begins again."""
+
+    value: Any
+
+
+@message
+class Done(Message):
+    """The operation's reply."""
+
+    value: Any
+
+
+@message
+class Failed(Message):
+    """The operation could not be done; the worker lives on."""
+
+    failure: Failure
+
+
+Answer = PhaseBegun | Item | Done | Failed
+
+
+def encode(answer: Answer) -> bytes:
+    """Return an answer's frame.
+
+    Raises:
+        FrameError: it is too large.
+    """
+    match answer:
+        case PhaseBegun(phase):
+            return frames.encode({"phase": phase})
+        case Item(value):
+            return frames.encode({"item": to_plain(value)})
+        case Done(value):
+            return frames.encode({"done": to_plain(value)})
+        case Failed(failure):
+            return frames.encode({"failed": to_plain(failure)})
+
+
+def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) -> Answer:
+    """Return the answer that a frame holds, to an operation with these types of reply and items.
+
+    Raises:
+        InvalidMessage: it is none; a worker's pipe may be written by the code that runs there.
+    """
+    match data:
+        case {"phase": str(name)}:
+            if name not in _PHASES:
+                raise InvalidMessage(f"there is no phase {name!r}")
+            return _PHASES[name]
+        case {"item": value} if item is not None:
+            return Item(from_plain(item, value))
+        case {"done": value}:
+            return Done(from_plain(reply, value))
+        case {"failed": value}:
+            return Failed(from_plain(Failure, value))
+    raise InvalidMessage(f"no answer: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
+
+
+_PHASES = {phase.value: PhaseBegun(phase) for phase in Phase}

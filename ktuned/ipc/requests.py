@@ -1,0 +1,281 @@
+"""What the daemon asks of a worker: one dataclass for each operation.
+
+A request holds nothing that depends on the machine: it names files by project, relative path and digest, artifacts by
+key and tensors by digest; :class:`~ktuned.ipc.places.Places` resolves them. Each request class states its operation's
+name, the phase that it begins in, and, as type arguments, its reply and the items that precede it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
+
+from ktuned.ipc import frames, replies
+from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
+from ktuned.ipc.message import Message, message
+from ktuned.ipc.places import relative
+from ktuned.model import Config, Device, KernelInfo, Outcome, Phase, Plan, Preset, Problem
+
+R = TypeVar("R")
+I = TypeVar("I")  # noqa: E741 - an item
+
+_OPERATION = "op"
+
+
+class Request(Message, Generic[R, I]):
+    """One operation's request; ``R`` is its reply, ``I`` what it sends before (``Never`` if nothing)."""
+
+    operation: ClassVar[str]
+    first_phase: ClassVar[Phase]
+
+
+@message
+class KernelRef(Message):
+    """A kernel and the files that it was inspected in.
+
+    ``file`` and ``sources`` are relative to the project's directory, as are the keys of ``digests``: each file that
+    had a part in the inspection, with its SHA-256, or ``""`` for one that was absent.
+    """
+
+    project: str
+    file: str
+    kernel: str
+    backend: str
+    sources: tuple[str, ...]
+    digests: Mapping[str, str]
+
+    @classmethod
+    def of(cls, kernel: KernelInfo, project: str, root: str) -> KernelRef:
+        """Name a kernel by its project, whose directory is ``root`` on this machine."""
+        return cls(
+            project=project,
+            file=relative(kernel.file, root),
+            kernel=kernel.kernel,
+            backend=kernel.backend,
+            sources=tuple(relative(source, root) for source in kernel.sources),
+            digests={relative(path, root): digest for path, digest in kernel.stamps.items()},
+        )
+
+
+@message
+class UnitRef(Message):
+    """One config's Build as plain data, and the key of its artifact."""
+
+    key: str
+    build: Mapping[str, Any]
+
+
+@message
+class Tried(Message):
+    """What became of a proposed config, for the strategy; ``latency_us`` if it was measured."""
+
+    config: Config
+    outcome: Outcome
+    latency_us: float | None = None
+
+
+@message
+class Prepare(Request[replies.Empty, Never]):
+    """Import backends and modules that later requests will need."""
+
+    operation: ClassVar = "prepare"
+    first_phase: ClassVar = Phase.LOAD
+
+    backends: tuple[str, ...]
+    modules: tuple[str, ...] = ()
+
+
+@message
+class Probe(Request[replies.ProbeReport, Never]):
+    """Report the interpreter's backends, their toolchains and their devices."""
+
+    operation: ClassVar = "probe"
+    first_phase: ClassVar = Phase.INSPECT
+
+
+@message
+class GpuUsers(Request[replies.GpuUsers, Never]):
+    """Count the processes besides ``ours`` that had work on each GPU lately."""
+
+    operation: ClassVar = "gpu_users"
+    first_phase: ClassVar = Phase.INSPECT
+
+    ours: tuple[int, ...]
+
+
+@message
+class Inspect(Request[replies.Empty, replies.InspectedFile]):
+    """Import kernel files (paths relative to the project) and send an item for each."""
+
+    operation: ClassVar = "inspect"
+    first_phase: ClassVar = Phase.INSPECT
+
+    project: str
+    files: tuple[str, ...]
+
+
+@message
+class Explore(Request[replies.Explored, Never]):
+    """Open the space of a kernel's problem: configs to propose ``first``, and those to leave for ``last``."""
+
+    operation: ClassVar = "explore"
+    first_phase: ClassVar = Phase.INSPECT
+
+    kernel: KernelRef
+    problem: Problem
+    plan: Plan
+    first: tuple[Config, ...] = ()
+    last: tuple[Config, ...] = ()
+
+
+@message
+class Ask(Request[replies.Proposals, Never]):
+    """Report outcomes to the strategy of the opened space, and ask it for up to ``n`` configs."""
+
+    operation: ClassVar = "ask"
+    first_phase: ClassVar = Phase.INSPECT
+
+    n: int
+    tried: tuple[Tried, ...] = ()
+
+
+@message
+class Admits(Request[replies.Admitted, Never]):
+    """Ask which configs a kernel's space admits for a problem."""
+
+    operation: ClassVar = "admits"
+    first_phase: ClassVar = Phase.INSPECT
+
+    kernel: KernelRef
+    problem: Problem
+    configs: tuple[Config, ...]
+
+
+@message
+class Compile(Request[replies.Empty, replies.CompiledUnit]):
+    """Compile units for a target in the directory ``staging``, seal their artifacts and send an item for each."""
+
+    operation: ClassVar = "compile"
+    first_phase: ClassVar = Phase.LOAD
+
+    kernel: KernelRef
+    target: str
+    staging: str
+    units: tuple[UnitRef, ...]
+
+
+@message
+class Open(Request[replies.Empty, Never]):
+    """Make a problem's data on a device, for the trials that follow.
+
+    ``captured`` is the digest of the inputs that an application captured, empty without; ``expected`` the key that the
+    reference's results are kept under.
+    """
+
+    operation: ClassVar = "open"
+    first_phase: ClassVar = Phase.INSPECT
+
+    kernel: KernelRef
+    problem: Problem
+    target: str
+    device: Device
+    captured: str
+    expected: str
+
+
+@message
+class Canary(Request[replies.Empty, Never]):
+    """Run something tiny on a device, to learn whether it works."""
+
+    operation: ClassVar = "canary"
+    first_phase: ClassVar = Phase.LOAD
+
+    device: Device
+
+
+@message
+class Trial(Request[replies.Measurement, replies.Measurement]):
+    """Load, check and time configs of the opened problem, one after the other.
+
+    All measurements but the last are sent as items, the last one is the reply. A config that raises ends the batch:
+    it may have left the process in any state.
+    """
+
+    operation: ClassVar = "trial"
+    first_phase: ClassVar = Phase.LOAD
+
+    units: tuple[UnitRef, ...]
+    preset: Preset
+    judge_contention: bool
+    stop_above_us: float | None = None
+
+
+@message
+class Time(Request[replies.Measurement, Never]):
+    """Time a finalist of the opened problem again."""
+
+    operation: ClassVar = "time"
+    first_phase: ClassVar = Phase.LOAD
+
+    unit: UnitRef
+    preset: Preset
+    judge_contention: bool
+
+
+@message
+class TimeReference(Request[replies.Measurement, Never]):
+    """Time the reference function of the opened problem."""
+
+    operation: ClassVar = "time_reference"
+    first_phase: ClassVar = Phase.LOAD
+
+    preset: Preset
+    judge_contention: bool
+
+
+REQUESTS: Mapping[str, type[Request[Any, Any]]] = {
+    request.operation: request
+    for request in (
+        Prepare,
+        Probe,
+        GpuUsers,
+        Inspect,
+        Explore,
+        Ask,
+        Admits,
+        Compile,
+        Open,
+        Canary,
+        Trial,
+        Time,
+        TimeReference,
+    )
+}
+"""Every operation by its name."""
+
+
+def encode(request: Request[Any, Any]) -> bytes:
+    """Return a request's frame.
+
+    Raises:
+        FrameError: it is too large.
+    """
+    return frames.encode({_OPERATION: request.operation, **to_plain(request)})
+
+
+def decode(data: Mapping[str, Any]) -> Request[Any, Any]:
+    """Return the request that a frame holds.
+
+    Raises:
+        InvalidMessage: the operation is unknown, or a field is missing or not of its type.
+    """
+    name = data.get(_OPERATION)
+    if not isinstance(name, str) or name not in REQUESTS:
+        raise InvalidMessage(f"there is no operation {name!r}", hint="install one version of ktuned everywhere")
+    return from_plain(REQUESTS[name], data)
+
+
+def answer_types(request: type[Request[Any, Any]]) -> tuple[type[Any], type[Any] | None]:
+    """Return the types of an operation's reply and of its items."""
+    reply, item = get_args(request.__orig_bases__[0])  # type: ignore[attr-defined]
+    return reply, None if item is Never else item

@@ -1,0 +1,72 @@
+"""The detail that a trial keeps besides its figures, as a value; in the store it is a JSON map with the fields' names.
+
+Absent fields are not stored. No IO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ktuned.ipc import InvalidMessage, from_plain, replies, to_plain
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDetail:
+    """What is known of a trial, as far as it got.
+
+    From its end: the ``phase`` that it failed in, ``signal``, ``after_s`` (the deadline that passed), ``story`` (its
+    events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, the check's
+    errors, and why contention could not be judged. From compiling: the Build, the backend's ``facts``, ``content`` (a
+    digest that equal measurements share). ``carried_from`` is the trial that measured equal content; ``rounds`` and
+    the figures after it are the finalists' round's.
+    """
+
+    phase: str | None = None
+    signal: str | None = None
+    after_s: float | None = None
+    story: tuple[str, ...] | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    count: int | None = None
+    samples: tuple[float, ...] | None = None
+    max_error: float | None = None
+    mismatched_ratio: float | None = None
+    contention: str | None = None
+    build: Mapping[str, Any] | None = None
+    facts: Mapping[str, Any] | None = None
+    content: str | None = None
+    open_s: float | None = None
+    carried_from: int | None = None
+    rounds: int | None = None
+    round_medians_us: tuple[float, ...] | None = None
+    first_latency_us: float | None = None
+    reference_us: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the map that the store keeps."""
+        return {name: value for name, value in to_plain(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, detail: Mapping[str, Any]) -> TrialDetail:
+        """Rebuild from what the store holds; a map that cannot be understood counts as empty."""
+        try:
+            return from_plain(cls, dict(detail))
+        except InvalidMessage:
+            return cls()
+
+    @classmethod
+    def of(cls, measured: replies.Measurement) -> TrialDetail:
+        """Return what is kept of a measurement."""
+        return cls(
+            phase=measured.phase,
+            count=measured.count,
+            samples=measured.samples,
+            max_error=measured.max_error,
+            mismatched_ratio=measured.mismatched_ratio,
+            contention=measured.contention,
+        )
+
+
+NO_DETAIL = TrialDetail()

@@ -1,0 +1,108 @@
+"""The explore and ask operations: a job's walk through the space of one kernel and problem."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from ktuned import search
+from ktuned.ipc import Places, replies, requests
+from ktuned.model import Config, KernelFileError, Outcome, Plan, Problem, Unsupported, UsageError, canonical
+from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace
+from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
+from ktuned.worker.prior import promising
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ktuned.spec import Kernel
+    from ktuned.worker.reply import Reply
+
+
+class Explorer:
+    """Holds the space that one job explores."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._exploration: Exploration | None = None
+
+    def explore(self, request: requests.Explore, reply: Reply) -> replies.Explored:
+        """Open the space of one kernel and problem for a job; ``ask`` then walks it."""
+        kernel = load_kernel(request.kernel, self._places)
+        opened = Exploration(kernel, request.problem, request.plan, request.first, request.last)
+        self._exploration = opened
+        return replies.Explored(opened.size, opened.strategy, opened.notice)
+
+    def ask(self, request: requests.Ask, reply: Reply) -> replies.Proposals:
+        """Report outcomes to the strategy, and ask it for up to ``n`` configs more."""
+        if self._exploration is None:
+            raise UsageError("ask comes after explore")
+        self._exploration.tell(request.tried)
+        return self._exploration.ask(request.n)
+
+
+def _admitted(space: BoundSpace, configs: Sequence[Config]) -> dict[str, Config]:
+    """Return those of ``configs`` that a space holds, by their canonical text, in their order."""
+    wanted = {canonical(config): config for config in configs}
+    if space.indexable:
+        return {text: config for text, config in wanted.items() if config in space}
+    # One walk for all: each membership test of a callable's space is a walk of its own.
+    walked = {canonical(config) for config in islice(space.candidates(), MEMBERSHIP_BOUND) if config is not None}
+    return {text: config for text, config in wanted.items() if text in walked}
+
+
+class Exploration:
+    """One job's walk through a space: the configs it must see first, what the strategy asks for, what is put off."""
+
+    def __init__(
+        self, kernel: Kernel, problem: Problem, plan: Plan, first: Sequence[Config], last: Sequence[Config] = ()
+    ) -> None:
+        self._kernel = kernel
+        self._problem = problem
+        space = kernel.bound_space(problem)
+        self.size = space.size
+        if space.size is not None and space.size <= COUNTED_SPACE:
+            self.size = sum(1 for _ in space)
+        admitted = _admitted(space, [*first, *promising(kernel, problem, space)])
+        self._first = list(admitted.values())
+        self._given = set(admitted)
+        # By their place in the order; what the strategy asks for of them is put aside until it has no more.
+        self._put_off = {canonical(config): place for place, config in enumerate(last)}
+        self._aside: list[dict[str, Any]] = []
+        chosen = search.choose(
+            plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.seconds, plan.until == "converged")
+        )
+        self._strategy = chosen.strategy
+        self.strategy = chosen.name
+        self.notice = chosen.notice
+
+    def tell(self, tried: Iterable[requests.Tried]) -> None:
+        """Pass outcomes on to the strategy."""
+        for one in tried:
+            self._strategy.tell(one.config, one.outcome, one.latency_us)
+
+    def ask(self, n: int) -> replies.Proposals:
+        """Return up to ``n`` proposals, each with its Build or with why it has none."""
+        configs = self._first[:n]
+        del self._first[:n]
+        if len(configs) < n and not self._strategy.finished:
+            fresh = [config for config in self._strategy.ask(n - len(configs)) if canonical(config) not in self._given]
+            self._aside += [config for config in fresh if canonical(config) in self._put_off]
+            configs += [config for config in fresh if canonical(config) not in self._put_off]
+        if self._strategy.finished:
+            self._aside.sort(key=lambda config: self._put_off[canonical(config)])
+            room = n - len(configs)
+            configs += self._aside[:room]
+            del self._aside[:room]
+        finished = not self._first and not self._aside and self._strategy.finished
+        return replies.Proposals(tuple(self._propose(config) for config in configs), finished, self._strategy.converged)
+
+    def _propose(self, config: Config) -> replies.Proposal:
+        try:
+            build = self._kernel.build(self._problem, config).to_plain()
+        except Unsupported as error:
+            return replies.Proposal(config, None, Outcome.UNSUPPORTED, str(error))
+        except (KernelFileError, TypeError) as error:
+            # The kernel function is part of the build: an exception of its own is why this config has none.
+            return replies.Proposal(config, None, Outcome.COMPILE_ERROR, str(error))
+        return replies.Proposal(config, build)
