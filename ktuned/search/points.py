@@ -36,6 +36,7 @@ class PointStrategy(Strategy):
         self.under_way: dict[Code, None] = {}
         self.taken: set[Code] = set()
         self._left: list[Code] | None = None
+        self._fastest_first: list[Code] | None = None
 
     @abstractmethod
     def choose(self) -> Code | None:
@@ -69,6 +70,7 @@ class PointStrategy(Strategy):
             return
         if latency_us is not None and outcome in (Outcome.MEASURED, Outcome.SLOWER):
             self.logs[code] = math.log(max(latency_us, 1e-9))
+            self._fastest_first = None
         elif outcome is Outcome.SLOWER:
             self.slow[code] = None
         else:
@@ -80,7 +82,9 @@ class PointStrategy(Strategy):
 
     def elite(self, number: int) -> list[Code]:
         """Return the fastest points so far, the fastest first."""
-        return sorted(self.logs, key=self.logs.__getitem__)[:number]
+        if self._fastest_first is None:
+            self._fastest_first = sorted(self.logs, key=self.logs.__getitem__)
+        return self._fastest_first[:number]
 
     def unknown(self) -> Code | None:
         """Return a random point that was not taken yet."""
