@@ -259,7 +259,7 @@ class TestArtifact:
         (replace(build(), num_warps=3), "num_warps must be a power of 2"),
         (replace(build(), options={"no_such_option": 1}), "no_such_option"),
         (replace(build(), options={"ptx_options": "--no-such-flag"}), "no-such-flag"),
-        (product(128, maxnreg=64), "ptxas fatal   : (C7602) Insufficient registers (64)"),
+        (product(128, maxnreg=64), "fatal   : (C7602) Insufficient registers (64)"),
         (replace(build(), dtypes={"x": "complex64", "y": "float32"}), "'x' is of complex64"),
         (
             build("scale_by", ("x", "y", (1.0, 2.0)), SIZE=64, FUNCTION={"function": "missing"}),

@@ -29,7 +29,7 @@ from ktuned_triton.signature import Misfit, call_arguments, launch_parameters
 MAX_MESSAGE_CHARS = 4000
 """Limit of a kept message; its first lines name the error and its place."""
 
-_ASSEMBLER_ERROR = re.compile(r"^ptxas .*(?:fatal|error).*$", re.MULTILINE)
+_ASSEMBLER_ERROR = re.compile(r"^ptxas\S*\s.*(?:fatal|error).*$", re.MULTILINE)
 _TARGET = re.compile(r"sm_(\d+)(\d)([af]?)")
 _DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
