@@ -42,9 +42,9 @@ COMMANDS = {
     "backends": "status",
     "doctor": "doctor",
     "service": "service",
-    "metrics": "metrics",
-    "gc": "gc",
-    "reload": "reload",
+    "metrics": "upkeep",
+    "gc": "upkeep",
+    "reload": "upkeep",
     "stop": "serve",
 }
 """Every command, in the order of ``--help``, and the module below ``commands`` that holds it."""

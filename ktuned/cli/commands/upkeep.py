@@ -1,4 +1,4 @@
-"""``ktuned gc``: frees disk space."""
+"""``ktuned metrics``, ``gc`` and ``reload``: upkeep of a daemon that runs for long."""
 
 from __future__ import annotations
 
@@ -6,11 +6,34 @@ import click
 
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
+from ktuned.cli.metrics import families, render
 from ktuned.cli.options import given, json_option
 from ktuned_client import Client
+from ktuned_client.answers import TUNE_DEADLINE_S
 
 GC_DEADLINE_S = 300.0
 """Deadline for many thousand artifacts on a slow disk."""
+
+
+@click.command()
+@json_option
+def metrics(as_json: bool) -> int:
+    """Print the daemon's figures as OpenMetrics text.
+
+    For a Prometheus node exporter: `ktuned metrics > …/ktuned.prom` into its textfile directory, at regular intervals.
+    """
+    with Client() as client:
+        status = client.call("status")
+    if as_json:
+        samples = [
+            {"name": family.name, "type": family.type, "labels": dict(labels), "value": value}
+            for family in families(status)
+            for labels, value in family.samples
+        ]
+        output.emit_json(samples)
+    else:
+        output.emit(render(status).removesuffix("\n"))
+    return Exit.DONE
 
 
 @click.command()
@@ -32,4 +55,21 @@ def gc(dry_run: bool, keep_gib: float | None, as_json: bool) -> int:
         done = "would be removed" if dry_run else "removed"
         output.emit(f"{text.number(found['artifacts'], 'artifact')} {done}, {text.size(found['freed_bytes'])}")
         output.emit(f"{text.size(found['bytes'])} of at most {text.size(found['cap_bytes'])} in use")
+    return Exit.DONE
+
+
+@click.command()
+@json_option
+def reload(as_json: bool) -> int:
+    """Make the daemon read config.toml again.
+
+    An error in it changes nothing, and exits with 2.
+    """
+    with Client() as client:
+        # Roots with another interpreter are inspected again.
+        done = client.call("reload", deadline_s=TUNE_DEADLINE_S)
+    if as_json:
+        output.emit_json(done)
+    else:
+        output.emit(f"{done['path']}: {', '.join(done['changed']) or 'nothing'} changed")
     return Exit.DONE
