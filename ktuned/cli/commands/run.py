@@ -25,7 +25,7 @@ HOOK = Path(run_hook.__file__).parent
 @click.option("--wait", "waits", is_flag=True, help="Have the first call of each tuning key wait for its winner.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(waits: bool, command: tuple[str, ...]) -> int:
-    """Run a program, with its @triton.autotune functions tuned by the daemon.
+    """Run a program; the daemon tunes its @triton.autotune functions.
 
     COMMAND is run as it is: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that it
     starts need ktuned-triton. Starts a daemon if none runs. Exits with the program's status.
