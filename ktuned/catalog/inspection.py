@@ -325,8 +325,9 @@ def _inspection(item: replies.InspectedFile, root: Root) -> Inspection:
 
 
 def _located(kernel: KernelInfo, root: Root) -> KernelInfo:
+    """Return a kernel with its absolute paths, and its project's defaults where its file sets no budgets."""
     return replace(
-        kernel,
+        kernel.planned(root.defaults),
         file=absolute(kernel.file, root.path),
         sources=tuple(absolute(source, root.path) for source in kernel.sources),
         stamps={absolute(path, root.path): digest for path, digest in kernel.stamps.items()},

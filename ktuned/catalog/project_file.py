@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ktuned.catalog.trust import Trust
-from ktuned.model import PRESETS, SettingsError, listed
+from ktuned.model import PRESETS, PlanDefaults, SettingsError, listed
 
 PROJECT_FILE: Final = "ktuned.toml"
 
@@ -29,15 +29,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
-    """Defaults of the tuning of kernel files. Checked now, and followed by a later version."""
-
-    preset: str | None = None
-    trials: int | None = None
-    seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Project:
     """A project as its file describes it; an empty ``name`` or ``python`` leaves it to the usual rules.
 
@@ -47,7 +38,7 @@ class Project:
     name: str = ""
     python: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
-    defaults: Defaults = Defaults()
+    defaults: PlanDefaults = field(default_factory=PlanDefaults)
     digest: str = ""
 
 
@@ -104,7 +95,7 @@ def parse_project(content: bytes, path: str) -> Project:
         name=table.get("name", ""),
         python=table.get("python", ""),
         env=table.get("env", {}),
-        defaults=Defaults(**table.get("defaults", {})),
+        defaults=PlanDefaults(**table.get("defaults", {})),
         digest=hashlib.sha256(content).hexdigest(),
     )
 

@@ -56,6 +56,7 @@ def make_root(
         polling,
         Asked(name, python, dict(env or {})),
         project.digest,
+        project.defaults,
     )
 
 

@@ -38,7 +38,7 @@ from ktuned.model.keys import (
     project_of,
 )
 from ktuned.model.lifecycle import TRIED_AGAIN, Event, Life
-from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, Preset
+from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
 from ktuned.model.staleness import CAPTURED, Change, sentence, since
 from ktuned.model.trial import Context, Trial, TrialResult, Winner
 from ktuned.model.values import (
@@ -84,6 +84,7 @@ __all__ = [
     "Outcome",
     "Phase",
     "Plan",
+    "PlanDefaults",
     "Preset",
     "Priority",
     "Problem",

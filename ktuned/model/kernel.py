@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName, WinnerKey, full_name, key_problem
-from ktuned.model.plan import Plan
-from ktuned.model.values import Config, Problem, Scalar
+from ktuned.model.plan import Plan, PlanDefaults
+from ktuned.model.values import Config, Problem, Scalar, canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Root:
     """A watched directory: its project's name, its interpreter, its workers' environment variables, its watching.
 
     ``polling`` is for file systems that do not report changes made elsewhere (network file systems). ``asked`` is what
-    was asked for, and ``project_digest`` the SHA-256 of the ``ktuned.toml`` that the root was made with.
+    was asked for, ``project_digest`` the SHA-256 of the ``ktuned.toml`` that the root was made with, and ``defaults``
+    what that file says of kernel files that set no budgets.
     """
 
     path: str
@@ -36,6 +38,7 @@ class Root:
     polling: bool = False
     asked: Asked = field(default=Asked(), compare=False)
     project_digest: str = field(default="", compare=False)
+    defaults: PlanDefaults = field(default_factory=PlanDefaults)
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's map."""
@@ -103,6 +106,14 @@ class KernelInfo:
     def winner_key(self, problem: Problem, device: str) -> WinnerKey:
         """Return the key of a problem's winner on a device model."""
         return WinnerKey(self.name, self.key_problem(problem), DeviceModel(device))
+
+    def planned(self, defaults: PlanDefaults) -> KernelInfo:
+        """Return the kernel with its project's defaults where its file sets no budgets, and the plan's digest."""
+        plan = defaults.applied(self.plan, self.extra.get("given", ()))
+        if plan == self.plan:
+            return self
+        digest = hashlib.sha256(f"{self.plan_digest} {canonical(plan.to_wire())}".encode()).hexdigest()
+        return dataclasses.replace(self, plan=plan, plan_digest=digest)
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data that :meth:`from_wire` reads; nested values are shared with the kernel."""

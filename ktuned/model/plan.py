@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,3 +59,17 @@ class Plan:
     def to_wire(self) -> dict[str, Any]:
         """Return plain data; ``Plan(**data)`` rebuilds it."""
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDefaults:
+    """A project's budgets for kernel files that set none of their own; ``None`` leaves ktuned's."""
+
+    preset: str | None = None
+    trials: int | None = None
+    seconds: float | None = None
+
+    def applied(self, plan: Plan, given: Collection[str]) -> Plan:
+        """Return a plan with these defaults, except where the kernel file gave a value (``given``, by name)."""
+        wanted = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        return dataclasses.replace(plan, **{name: value for name, value in wanted.items() if name not in given})

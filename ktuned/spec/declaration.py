@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ktuned.ipc import lexical
-from ktuned.model import DEFAULT_TRIALS, Config, KernelFileError, Plan, Problem, Scalar, Unsupported, canonical, listed
+from ktuned.model import Config, KernelFileError, Plan, Problem, Scalar, Unsupported, canonical, listed
 from ktuned.spec.faults import MAX_PROBLEMS, UNSET, check_fault, fault_of, problems_fault, unknown_fault
 from ktuned.spec.spaces import BoundSpace, Space
 from ktuned.spec.tensors import TensorSpec, layout
@@ -38,7 +38,7 @@ class Kernel:
     ``reference`` is called with the input tensors by name and returns the outputs by name; ``check`` is called as
     ``check(inputs, outputs)`` and raises or returns a bool; where both are given both must pass, and where
     neither is, nothing is checked. ``setup`` names the tensors to restore before each run, or is
-    called with the inputs.
+    called with the inputs. ``given`` names the budgets that the file sets itself.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Kernel:
     timing: str
     plan: Plan
     prior: Callable[..., Any] | None = None
+    given: tuple[str, ...] = ()
 
     def __call__(self, p: Any, c: Any) -> Build:
         """Call the kernel function as it is."""
@@ -211,9 +212,9 @@ def kernel(
     name: str | None = None,
     strategy: str = "auto",
     seed: int = 0,
-    preset: str = "default",
-    trials: int = DEFAULT_TRIALS,
-    seconds: float | None = None,
+    preset: str = UNSET,
+    trials: int = UNSET,
+    seconds: float | None = UNSET,
     early_stop: float = 3.0,
     deadlines: Mapping[str, float] | None = None,
     until: str = "budget",
@@ -226,7 +227,8 @@ def kernel(
     ``backend``, ``space``, ``inputs`` and one of ``reference``, ``check`` or ``check=None`` are required. ``sources``
     are relative to the file; ``problems`` are one, a list or a callable; ``specialize`` names the problem keys that
     enter the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
-    that take that many times the best, ``deadlines`` are seconds by phase (:data:`~ktuned.spec.faults.DEADLINES`).
+    that take that many times the best; a project's ``ktuned.toml`` has defaults of ``preset``, ``trials`` and
+    ``seconds``; ``deadlines`` are seconds by phase (:data:`~ktuned.spec.faults.DEADLINES`).
     ``timing`` is how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
 
     Raises:
@@ -239,6 +241,9 @@ def kernel(
         line = function.__code__.co_firstlineno if hasattr(function, "__code__") else 0
         kernel_name = getattr(function, "__name__", "kernel") if name is None else name
         site = Site(function.__code__.co_filename if line else str(file), line, str(kernel_name))
+        # A project's defaults (``ktuned.toml``) stand in for the budgets that the file does not give.
+        all_budgets = {"preset": preset, "trials": trials, "seconds": seconds}
+        budgets: dict[str, Any] = {key: value for key, value in all_budgets.items() if value is not UNSET}
         declared = Kernel(
             name=kernel_name,
             function=function,
@@ -258,8 +263,9 @@ def kernel(
             specialize=None if specialize is None else _as_tuple(specialize),
             setup=setup if callable(setup) else _as_tuple(setup),
             timing=timing,
-            plan=Plan(strategy, seed, preset, trials, seconds, early_stop, dict(deadlines or {}), until=until),
+            plan=Plan(strategy, seed, early_stop=early_stop, deadlines=dict(deadlines or {}), until=until, **budgets),
             prior=prior,
+            given=tuple(budgets),
         )
         fault = (
             unknown_fault(unknown, kernel.__kwdefaults__ or ()) or check_fault(reference, check) or fault_of(declared)

@@ -103,3 +103,19 @@ async def test_a_kernel_file_below_a_project_file_belongs_to_its_project(parts: 
     assert (job.kernel, errors) == ("gemms:it", [])
     assert [root.path for root in parts.store.roots()] == [str(top)]
     parts.kill_workers()
+
+
+async def test_defaults_stand_in_for_budgets_that_files_do_not_set(parts: Parts) -> None:
+    """A value that the kernel file sets stays, even ktuned's own; a saved change plans again and keeps figures."""
+    kernel = await parts.inspect(kernel_text(preset="", trials="1000"))
+    assert (kernel.plan.preset, kernel.plan.trials, kernel.plan.seconds) == ("default", 1000, None)
+    await saved(parts, "[defaults]\npreset = 'thorough'\ntrials = 7\nseconds = 30\n")
+    followed = parts.catalog.resolve("it")
+    assert (followed.plan.preset, followed.plan.trials, followed.plan.seconds) == ("thorough", 1000, 30)
+    assert followed.digest == kernel.digest
+    assert followed.plan_digest != kernel.plan_digest
+    (told,) = parts.told.of("reloaded")
+    assert (told["replanned"], told["changed"]) == ([kernel.name], [])
+    await saved(parts, None)
+    assert parts.catalog.resolve("it").plan_digest == kernel.plan_digest
+    parts.kill_workers()

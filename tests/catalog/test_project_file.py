@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.catalog.project_file import Defaults, Project, parse_project, read_project
+from ktuned.catalog.project_file import Project, parse_project, read_project
 from ktuned.catalog.trust import Untrusted
 from ktuned.model.errors import SettingsError
+from ktuned.model.plan import PlanDefaults
 
 WHOLE = b"""
 name = "gemms"
@@ -24,9 +25,9 @@ def test_all_that_it_may_say_is_read() -> None:
     """Each setting has its field; what is not said is left to the usual rules."""
     project = parse_project(WHOLE, "/p/ktuned.toml")
     assert (project.name, project.python, project.env) == ("gemms", ".venv/bin/python", {"OMP_NUM_THREADS": "1"})
-    assert project.defaults == Defaults("fast", 200, 60)
+    assert project.defaults == PlanDefaults("fast", 200, 60)
     nothing = parse_project(b"", "/p/ktuned.toml")
-    assert (nothing.name, nothing.python, nothing.env, nothing.defaults) == ("", "", {}, Defaults())
+    assert (nothing.name, nothing.python, nothing.env, nothing.defaults) == ("", "", {}, PlanDefaults())
     assert len({project.digest, nothing.digest, ""}) == 3
 
 
