@@ -21,7 +21,7 @@ NEAR_CANDIDATES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Decision:
     """An answer, and the work it should start: a tuning, and questions about configs to a worker."""
 
     status: Status
@@ -35,14 +35,14 @@ class Answer:
         return self.status in (Status.STALE, Status.NEAR, Status.DEFAULT)
 
 
-def answer(
+def decide(
     kernel: KernelInfo,
     problem: Problem,
     device: str | None,
     context: Context | None,
     winners: Iterable[Winner],
     admits: Admits,
-) -> Answer:
+) -> Decision:
     """Return the best answer for one problem on one device model.
 
     ``context`` is that of a measurement made now, ``None`` when the device is not here.
@@ -52,15 +52,15 @@ def answer(
     for winner in on_device:
         if winner.context.problem == wanted:
             status = Status.FRESH if winner.context == context else Status.STALE
-            return Answer(status, winner, winner.config)
+            return Decision(status, winner, winner.config)
     undecided: list[Config] = []
     for winner in _nearest(kernel.specialized(problem), on_device):
         verdict = admits(winner.config)
         if verdict:
-            return Answer(Status.NEAR, winner, winner.config, tuple(undecided))
+            return Decision(Status.NEAR, winner, winner.config, tuple(undecided))
         if verdict is None:
             undecided.append(winner.config)
-    return Answer(Status.DEFAULT, None, kernel.default, tuple(undecided))
+    return Decision(Status.DEFAULT, None, kernel.default, tuple(undecided))
 
 
 def _nearest(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> Iterator[Winner]:

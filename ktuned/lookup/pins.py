@@ -5,13 +5,12 @@ The first lookup of a problem under a pin decides; it is answered once its answe
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
+from ktuned.lookup.answer import Answer
 from ktuned.model import NotFound, Problem, UsageError, canonical
 from ktuned.store import Store
 
@@ -37,7 +36,7 @@ class Pins:
         self._store = store
         self._changed = changed
 
-    def find(self, pin: str, kernel: str, problem: Problem, device: str | None) -> dict[str, Any] | None:
+    def find(self, pin: str, kernel: str, problem: Problem, device: str | None) -> Answer | None:
         """Return the answer that a pin holds, under any name of the kernel and device.
 
         Raises:
@@ -48,20 +47,17 @@ class Pins:
                 f"the pin {pin[:100]!r} is not a valid name", hint="give a short text, for example the run's id"
             )
         held = self._store.pinned.find(pin, _key(kernel, problem, device))
-        return None if held is None else _as_answer(held)
+        return None if held is None else Answer.from_pin(held)
 
-    async def freeze(
-        self, pin: str, kernel: str, problem: Problem, device: str | None, answer: dict[str, Any]
-    ) -> dict[str, Any]:
+    async def freeze(self, pin: str, kernel: str, problem: Problem, device: str | None, answer: Answer) -> Answer:
         """Hold ``answer`` for the question, and for the same one by full names; return the answer held, the first one.
 
         Raises:
             UsageError: there are too many.
         """
-        keys = [_key(kernel, problem, device), _key(answer["kernel"], problem, answer["device"])]
-        kept = {name: value for name, value in answer.items() if name not in ("age_s", "generation", "message")}
-        held = await self._store.pinned.hold(pin, keys, json.dumps(kept), now=time.time(), limit=MAX_PINNED)
-        return {**_as_answer(held), "generation": answer["generation"]}
+        keys = [_key(kernel, problem, device), _key(answer.kernel, problem, answer.device)]
+        held = await self._store.pinned.hold(pin, keys, answer.to_pin(), now=time.time(), limit=MAX_PINNED)
+        return replace(Answer.from_pin(held), generation=answer.generation)
 
     def held(self) -> list[PinInfo]:
         """Return every pin."""
@@ -82,13 +78,3 @@ class Pins:
 
 def _key(kernel: str, problem: Problem, device: str | None) -> str:
     return canonical({"kernel": kernel, "problem": dict(problem), "device": device})
-
-
-def _as_answer(held: str) -> dict[str, Any]:
-    """Return a held answer as it is now: older, and without an artifact that is gone."""
-    answer: dict[str, Any] = json.loads(held)
-    if answer.get("artifact") is not None and not os.path.isdir(answer["artifact"]):
-        answer["artifact"] = None
-    decided = answer.get("decided")
-    answer["age_s"] = None if decided is None else round(max(0.0, time.time() - decided), 3)
-    return answer

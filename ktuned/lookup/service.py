@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from time import monotonic, time
-from typing import Any
+from dataclasses import dataclass, replace
+from time import monotonic
 
 import anyio
 import structlog
@@ -15,8 +14,9 @@ from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
 from ktuned.ipc import requests
+from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.lookup.ladder import admits_plainly, answer
+from ktuned.lookup.ladder import admits_plainly, decide
 from ktuned.lookup.pins import Pins
 from ktuned.model import (
     Config,
@@ -69,7 +69,7 @@ class _FollowUp:
         )
 
 
-Pinning = Callable[[], Awaitable[dict[str, Any]]]
+Pinning = Callable[[], Awaitable[Answer]]
 """Writes the first answer under a pin to the disk and returns the one that holds."""
 
 
@@ -130,8 +130,8 @@ class Lookups:
             },
         }
 
-    def lookup(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> dict[str, Any]:
-        """Return the protocol's answer for one problem.
+    def lookup(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> Answer:
+        """Return the answer for one problem.
 
         Raises:
             AmbiguousName: several kernels have this short name.
@@ -142,7 +142,7 @@ class Lookups:
 
     def lookup_pinned(
         self, pin: str, name: str, problem: Problem, device: str | None, *, tune: bool
-    ) -> dict[str, Any] | Pinning:
+    ) -> Answer | Pinning:
         """As :meth:`lookup`, but with the answer that the pin holds, or with a function that saves the first one.
 
         Raises:
@@ -151,17 +151,17 @@ class Lookups:
         held = self.pins.find(pin, name, problem, device)
         if held is None:
             first = self.lookup(name, problem, device, tune=tune)
-            held = self.pins.find(pin, first["kernel"], problem, first["device"])
+            held = self.pins.find(pin, first.kernel, problem, first.device)
             if held is None:
                 return lambda: self.pins.freeze(pin, name, problem, device, first)
         self._answered += 1
-        return {**held, "generation": self.generations.of(held["kernel"])}
+        return replace(held, generation=self.generations.of(held.kernel))
 
-    def _answer(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> dict[str, Any]:
+    def _answer(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> Answer:
         try:
             kernel = self._catalog.resolve(name)
         except NotFound:
-            return self._wire(name, problem, device, Status.UNKNOWN)
+            return Answer(name, problem, device, Status.UNKNOWN, self.generations.of(name))
         self._looked_up[kernel.name] = monotonic()
         check_problem(kernel, problem)
         environment = self._catalog.environment(kernel)
@@ -176,7 +176,7 @@ class Lookups:
         context = (
             None if measured_on is None or fault else self._machine.context(kernel, environment, problem, measured_on)
         )
-        found = answer(
+        found = decide(
             kernel,
             problem,
             model,
@@ -192,48 +192,27 @@ class Lookups:
             self._send(_FollowUp(kernel, problem, measured_on))
             # This lookup, and those that got the last answer from its shortcut.
             self._jobs.ask(kernel.winner_key(problem, measured_on.model), 1 + self.shortcuts.repeats)
-        reply = self._reply(kernel, problem, model, found.status, found.winner, found.config)
-        if found.status is not Status.FRESH:
-            reply["message"] = failure
-        return reply
-
-    def _reply(
-        self,
-        kernel: KernelInfo,
-        problem: Problem,
-        model: str | None,
-        status: Status,
-        winner: Winner | None,
-        config: Config | None,
-    ) -> dict[str, Any]:
-        reply = self._wire(kernel.name, problem, model, status)
-        reply["config"] = None if config is None else dict(config)
-        if winner is not None:
-            reply["latency_us"] = winner.latency_us
-            reply["decided"] = winner.decided
-            reply["age_s"] = round(max(0.0, time() - winner.decided), 3)
+        incumbent = found.winner
+        return Answer(
+            kernel.name,
+            problem,
+            model,
+            found.status,
+            self.generations.of(kernel.name),
+            found.config,
+            latency_us=None if incumbent is None else incumbent.latency_us,
             # Only an artifact of this very problem and source can be launched for it as it is.
-            if status is Status.FRESH and winner.artifact is not None:
-                path = self._artifacts.find(winner.artifact)
-                if path is not None:
-                    self._artifacts.touch(winner.artifact)
-                    reply["artifact"] = str(path)
-        return reply
+            artifact=None if incumbent is None or found.status is not Status.FRESH else self._artifact_of(incumbent),
+            decided=None if incumbent is None else incumbent.decided,
+            message="" if found.status is Status.FRESH else failure,
+        )
 
-    def _wire(self, kernel: str, problem: Problem, device: str | None, status: Status) -> dict[str, Any]:
-        return {
-            "kernel": kernel,
-            "problem": dict(problem),
-            "device": device,
-            "status": status.value,
-            "config": None,
-            "latency_us": None,
-            "artifact": None,
-            "age_s": None,
-            "decided": None,
-            "message": "",
-            "generation": self.generations.of(kernel),
-        }
+    def _artifact_of(self, incumbent: Winner) -> str | None:
+        path = None if incumbent.artifact is None else self._artifacts.find(incumbent.artifact)
+        if path is None or incumbent.artifact is None:
+            return None
+        self._artifacts.touch(incumbent.artifact)
+        return str(path)
 
     def _winners_of(self, kernel: str) -> list[Winner]:
         known = self._winners.get(kernel)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem
 from ktuned.devices import Machine
-from ktuned.lookup import Lookups
+from ktuned.lookup import Answer, Lookups
 from ktuned.model import KernelInfo, KtunedError, NotFound, Priority, Trial, UsageError, canonical
 from ktuned.scheduling import Intake, Jobs, Wish
 from ktuned.serve.connection import Connection
@@ -133,8 +133,8 @@ class Methods:
             found = self._lookups.lookup_pinned(
                 wanted.pin, wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune
             )
-            return Later(found) if callable(found) else found
-        return self._lookups.lookup(wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune)
+            return found.to_wire() if isinstance(found, Answer) else _pinned_later(found)
+        return self._lookups.lookup(wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune).to_wire()
 
     def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | Later:
         try:
@@ -339,3 +339,10 @@ def _wish(wanted: JobParams) -> Wish:
         strategy=wanted.strategy,
         seed=wanted.seed,
     )
+
+
+def _pinned_later(freeze: Callable[[], Awaitable[Answer]]) -> Later:
+    async def rest() -> dict[str, Any]:
+        return (await freeze()).to_wire()
+
+    return Later(rest)

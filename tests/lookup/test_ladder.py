@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.lookup.ladder import NEAR_CANDIDATES, admits_plainly, answer, distance
+from ktuned.lookup.ladder import NEAR_CANDIDATES, admits_plainly, decide, distance
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
@@ -47,7 +47,7 @@ def winner(problem: Problem = HERE, config: Config | None = None, **ground_chang
 def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: True, **options: Any) -> Any:
     """Climb down the ladder on the usual device."""
     given_ground = options.pop("on", ground(problem))
-    return answer(info(**options), problem, DEVICE, given_ground, winners, admits)
+    return decide(info(**options), problem, DEVICE, given_ground, winners, admits)
 
 
 def test_same_ground_is_fresh_and_wants_nothing() -> None:

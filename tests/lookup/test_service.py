@@ -27,7 +27,7 @@ def ask(
     parts: Parts, problem: Problem | None = None, device: str | None = None, *, tune: bool = False
 ) -> dict[str, Any]:
     """Look ``it`` up."""
-    return parts.lookups.lookup("it", problem or {"n": 64}, device, tune=tune)
+    return parts.lookups.lookup("it", problem or {"n": 64}, device, tune=tune).to_wire()
 
 
 async def tuned(parts: Parts, **options: str) -> KernelInfo:
@@ -103,7 +103,7 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     parts.lookups.caches.changed(twin.name)
     with pytest.raises(AmbiguousName):
         ask(parts)
-    assert parts.lookups.lookup("project:it", {"n": 64}, None, tune=False)["status"] == "fresh"
+    assert parts.lookups.lookup("project:it", {"n": 64}, None, tune=False).status == "fresh"
 
 
 async def test_near_is_served_once_a_worker_vouches_for_it(parts: Parts) -> None:

@@ -1,0 +1,72 @@
+"""The answer to a lookup: a value everywhere but on the wire and in a pin, where it is a map."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from time import time
+from typing import Any
+
+from ktuned.model import Config, Problem, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The best config known for one problem on one device, and how good it is.
+
+    ``decided`` is the Unix time at which the incumbent won, ``artifact`` the directory of its artifact; both are absent
+    without one, as is ``latency_us``. ``generation`` grows whenever the kernel's answers may have changed.
+    """
+
+    kernel: str
+    problem: Problem
+    device: str | None
+    status: Status
+    generation: int = 0
+    config: Config | None = None
+    latency_us: float | None = None
+    artifact: str | None = None
+    decided: float | None = None
+    message: str = ""
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the protocol's map, with the age that the answer has now."""
+        return {
+            "kernel": self.kernel,
+            "problem": dict(self.problem),
+            "device": self.device,
+            "status": self.status.value,
+            "config": None if self.config is None else dict(self.config),
+            "latency_us": self.latency_us,
+            "artifact": self.artifact,
+            "age_s": None if self.decided is None else round(max(0.0, time() - self.decided), 3),
+            "decided": self.decided,
+            "message": self.message,
+            "generation": self.generation,
+        }
+
+    def to_pin(self) -> str:
+        """Return the text that a pin holds: what stays true of the answer."""
+        kept = self.to_wire()
+        for name in ("age_s", "generation", "message"):
+            del kept[name]
+        return json.dumps(kept)
+
+    @classmethod
+    def from_pin(cls, text: str) -> Answer:
+        """Rebuild from :meth:`to_pin`'s text, without an artifact that is gone."""
+        held: dict[str, Any] = json.loads(text)
+        answer = cls(
+            held["kernel"],
+            held["problem"],
+            held["device"],
+            Status(held["status"]),
+            config=held.get("config"),
+            latency_us=held.get("latency_us"),
+            artifact=held.get("artifact"),
+            decided=held.get("decided"),
+        )
+        if answer.artifact is not None and not os.path.isdir(answer.artifact):
+            return replace(answer, artifact=None)
+        return answer
