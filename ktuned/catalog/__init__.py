@@ -1,5 +1,6 @@
 """Known kernels: projects, roots, discovery, inspection, dependencies, trust."""
 
+from ktuned.catalog.admission import Admission, completed
 from ktuned.catalog.captured_inputs import CapturedInputs
 from ktuned.catalog.catalog import Catalog, Changes, FileError, check_problem, environment_of, is_below
 from ktuned.catalog.inspection import (
@@ -20,6 +21,7 @@ from ktuned.catalog.trust import Trust, Untrusted
 __all__ = [
     "MAX_DIRECTORIES",
     "PROJECT_FILE",
+    "Admission",
     "CapturedInputs",
     "Catalog",
     "Changes",
@@ -32,6 +34,7 @@ __all__ = [
     "asked_again",
     "check_extent",
     "check_problem",
+    "completed",
     "environment_of",
     "find_kernel_files",
     "is_below",

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from ktuned.catalog import CapturedInputs, Catalog, Changes, Survey, Trust, environment_of
+from ktuned.catalog import Admission, CapturedInputs, Catalog, Changes, Survey, Trust, environment_of
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
 from ktuned.daemon.event_router import EventRouter, routes
@@ -78,6 +78,7 @@ class Parts:
     """
 
     activity: Activity
+    admission: Admission
     artifact_cleanup: ArtifactCleanup
     artifacts: Artifacts
     caches: AnswerCaches
@@ -149,6 +150,7 @@ def assemble(
     artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
     catalog = Catalog(watched_roots(settings, store), store.kernels(), store.projects.aliases())
     trust = Trust(settings.trusted_directories)
+    admission = Admission(catalog, fleet, store, deadlines)
     captured_inputs = CapturedInputs(store, settings.captures)
     machine = Machine(
         fleet,
@@ -183,6 +185,7 @@ def assemble(
     observer = HostObserver(fleet=fleet, machine=machine, environments=probes.environments, deadlines=deadlines)
     preparation = replaced.preparation_type(
         current.job_settings,
+        admission=admission,
         catalog=catalog,
         machine=machine,
         fleet=fleet,
@@ -202,17 +205,24 @@ def assemble(
         intervals=replaced.intervals,
     )
     reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
-    intake = Intake(catalog=catalog, survey=survey, machine=machine, store=store, jobs=jobs, publish=router.publish)
+    intake = Intake(
+        admission=admission,
+        catalog=catalog,
+        survey=survey,
+        machine=machine,
+        store=store,
+        jobs=jobs,
+        publish=router.publish,
+    )
 
     # What answers and watches.
     lookups = Lookups(
         catalog=catalog,
+        admission=admission,
         machine=machine,
-        fleet=fleet,
         store=store,
         artifacts=artifacts,
         jobs=jobs,
-        deadlines=deadlines,
         caches=caches,
     )
 
@@ -279,12 +289,19 @@ def assemble(
         jobs=jobs,
         store=store,
         events=events,
-        explain=Why(catalog, machine, store).explain,
+        explain=Why(catalog, admission, machine, store).explain,
         status=status.figures,
         probe=probes.reports,
         stop=stopping.set,
     )
-    sharing = Sharing(catalog=catalog, machine=machine, store=store, artifacts=artifacts, publish=router.publish)
+    sharing = Sharing(
+        admission=admission,
+        catalog=catalog,
+        machine=machine,
+        store=store,
+        artifacts=artifacts,
+        publish=router.publish,
+    )
     table = {
         **methods.table(),
         **Control(catalog=catalog, machine=machine, jobs=jobs).table(),
@@ -295,6 +312,7 @@ def assemble(
     }
     return Parts(
         activity=activity,
+        admission=admission,
         artifact_cleanup=artifact_cleanup,
         artifacts=artifacts,
         caches=caches,

@@ -3,8 +3,7 @@
 from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.generations import Generations
-from ktuned.lookup.ladder import admits_plainly
 from ktuned.lookup.service import Lookups
 from ktuned.lookup.shortcuts import Shortcuts
 
-__all__ = ["Answer", "AnswerCaches", "Generations", "Lookups", "Shortcuts", "admits_plainly"]
+__all__ = ["Answer", "AnswerCaches", "Generations", "Lookups", "Shortcuts"]

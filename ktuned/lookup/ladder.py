@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from ktuned.catalog import completed
 from ktuned.model import Config, Context, KernelInfo, Problem, Scalar, Status, Winner, canonical
 
 Admits = Callable[[Config], bool | None]
@@ -48,19 +48,33 @@ def decide(
     ``context`` is that of a measurement made now, ``None`` when the device is not here.
     """
     wanted = canonical(kernel.specialized(problem))
+    undecided: dict[str, Config] = {}
+
+    def may_serve(config: Config) -> bool:
+        verdict = admits(config)
+        if verdict is None:
+            undecided[canonical(config)] = config
+        return verdict is True
+
     on_device = [winner for winner in winners if winner.context.device == device]
     for winner in on_device:
-        if winner.context.problem == wanted:
-            status = Status.FRESH if winner.context == context else Status.STALE
-            return Decision(status, winner, winner.config)
-    undecided: list[Config] = []
-    for winner in _nearest(kernel.specialized(problem), on_device):
-        verdict = admits(winner.config)
-        if verdict:
-            return Decision(Status.NEAR, winner, winner.config, tuple(undecided))
-        if verdict is None:
-            undecided.append(winner.config)
-    return Decision(Status.DEFAULT, None, kernel.default, tuple(undecided))
+        if winner.context.problem != wanted:
+            continue
+        config = completed(kernel, winner.config)
+        if may_serve(config):
+            # With a knob that the space has gained it is another config than the one that was measured.
+            is_fresh = winner.context == context and config == winner.config
+            return Decision(Status.FRESH if is_fresh else Status.STALE, winner, config)
+    others = (winner for winner in on_device if winner.context.problem != wanted)
+    for winner in _nearest(kernel.specialized(problem), others):
+        config = completed(kernel, winner.config)
+        if may_serve(config):
+            return Decision(Status.NEAR, winner, config, tuple(undecided.values()))
+    default = kernel.default
+    # The file itself declares it as the fallback: until a worker has refused it for this problem, it is served.
+    if default is not None and not may_serve(default) and canonical(default) not in undecided:
+        default = None
+    return Decision(Status.DEFAULT, None, default, tuple(undecided.values()))
 
 
 def _nearest(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> Iterator[Winner]:
@@ -85,16 +99,3 @@ def distance(left: Problem, right: Problem) -> float | None:
             return None
         total += abs(math.log(value) - math.log(other))
     return total
-
-
-def admits_plainly(kernel: KernelInfo, config: Config) -> bool | None:
-    """Return whether a space admits a config, as far as that is known without running its code."""
-    space: Mapping[str, Any] = kernel.space
-    if space["constrained"]:
-        return None
-    if space.get("axes") is not None:
-        axes = space["axes"]
-        return set(config) == set(axes) and all(config[knob] in axes[knob] for knob in axes)
-    if space.get("configs") is not None:
-        return dict(config) in space["configs"]
-    return None

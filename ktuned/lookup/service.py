@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -10,13 +10,11 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from ktuned.catalog import Catalog, check_problem
+from ktuned.catalog import Admission, Catalog, check_problem
 from ktuned.devices import Machine
-from ktuned.fleet import Fleet
-from ktuned.ipc import requests
 from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.lookup.ladder import admits_plainly, decide
+from ktuned.lookup.ladder import decide
 from ktuned.lookup.pins import Pins
 from ktuned.model import (
     Config,
@@ -26,10 +24,8 @@ from ktuned.model import (
     NotFound,
     Priority,
     Problem,
-    Role,
     Status,
     Winner,
-    WorkerError,
     canonical,
 )
 from ktuned.scheduling import Jobs
@@ -80,12 +76,11 @@ class Lookups:
         self,
         *,
         catalog: Catalog,
+        admission: Admission,
         machine: Machine,
-        fleet: Fleet,
         store: Store,
         artifacts: Artifacts,
         jobs: Jobs,
-        deadlines: Mapping[str, float],
         caches: AnswerCaches,
     ) -> None:
         self.caches = caches
@@ -93,14 +88,12 @@ class Lookups:
         self.generations = caches.generations
         self.pins = Pins(store, caches.changed_all)
         self._catalog = catalog
+        self._admission = admission
         self._machine = machine
-        self._fleet = fleet
         self._store = store
         self._artifacts = artifacts
         self._jobs = jobs
-        self._deadlines = deadlines
         self._winners = caches.winners
-        self._admitted: dict[tuple[str, str, str], bool] = {}
         self._sent: set[tuple[str, ...]] = set()
         self._answered = 0
         self._looked_up: dict[str, float] = {}
@@ -126,7 +119,7 @@ class Lookups:
                 "answers": self.shortcuts.held,
                 "shortcuts": len(self.shortcuts),
                 "winners": sum(map(len, self._winners.values())),
-                "admitted": len(self._admitted),
+                "admitted": len(self._admission),
             },
         }
 
@@ -182,7 +175,7 @@ class Lookups:
             model,
             context,
             self._winners_of(kernel.name),
-            lambda config: self._admits(kernel, problem, config),
+            lambda config: self._admission.known(kernel, problem, config),
         )
         if found.undecided:
             self._send(_FollowUp(kernel, problem, measured_on, found.undecided))
@@ -192,6 +185,9 @@ class Lookups:
             self._send(_FollowUp(kernel, problem, measured_on))
             # This lookup, and those that got the last answer from its shortcut.
             self._jobs.ask(kernel.winner_key(problem, measured_on.model), 1 + self.shortcuts.repeats)
+        message = "" if found.status is Status.FRESH else failure
+        if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
+            message = failure or "the space does not admit the default for this problem"
         incumbent = found.winner
         return Answer(
             kernel.name,
@@ -204,7 +200,7 @@ class Lookups:
             # Only an artifact of this very problem and source can be launched for it as it is.
             artifact=None if incumbent is None or found.status is not Status.FRESH else self._artifact_of(incumbent),
             decided=None if incumbent is None else incumbent.decided,
-            message="" if found.status is Status.FRESH else failure,
+            message=message,
         )
 
     def _artifact_of(self, incumbent: Winner) -> str | None:
@@ -219,12 +215,6 @@ class Lookups:
         if known is None:
             known = self._winners[kernel] = self._store.winners(kernel)
         return known
-
-    def _admits(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
-        plain = admits_plainly(kernel, config)
-        if plain is not None:
-            return plain
-        return self._admitted.get((kernel.plan_digest, canonical(problem), canonical(config)))
 
     def _send(self, follow_up: _FollowUp) -> None:
         """Queue a follow-up once for each state of the kernel; again if it failed."""
@@ -260,22 +250,7 @@ class Lookups:
                     _log.warning("follow_up_failed", kernel=follow_up.kernel.name, reason=error.message)
 
     async def _check_validity(self, follow_up: _FollowUp) -> None:
-        kernel = follow_up.kernel
-        root = self._catalog.root_of(kernel.file)
-        if root is None:
-            return
-        named = requests.KernelRef.of(kernel, root.name, root.path)
-        request = requests.Admits(named, follow_up.problem, follow_up.configs)
-        try:
-            async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
-                reply, _ = await worker.exchange(request, self._deadlines)
-        except WorkerError as error:
-            if error.code == "source_changed":
-                self._sent.discard(follow_up.key)
-            _log.info("validity_unknown", kernel=kernel.name, reason=error.message)
-            return
-        if len(self._admitted) >= MAX_REMEMBERED:
-            self._admitted.clear()
-        for config, admitted in zip(follow_up.configs, reply.admitted, strict=True):
-            self._admitted[kernel.plan_digest, canonical(follow_up.problem), canonical(config)] = admitted
-        self.caches.changed(kernel.name)
+        await self._admission.ask(follow_up.kernel, follow_up.problem, follow_up.configs)
+        # If the verdict is forgotten, it is asked for again.
+        self._sent.discard(follow_up.key)
+        self.caches.changed(follow_up.kernel.name)

@@ -39,7 +39,7 @@ from ktuned.model.keys import (
 )
 from ktuned.model.lifecycle import TRIED_AGAIN, Event, Life
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
-from ktuned.model.staleness import CAPTURED, Change, sentence, since
+from ktuned.model.staleness import CAPTURED, SPACE, Change, sentence, since
 from ktuned.model.trial import Context, Trial, TrialResult, Winner
 from ktuned.model.values import (
     RETRIED_BY_NEXT_JOB,
@@ -58,6 +58,7 @@ __all__ = [
     "MAX_PRIORITY",
     "PRESETS",
     "RETRIED_BY_NEXT_JOB",
+    "SPACE",
     "TRIED_AGAIN",
     "UNTIL",
     "AmbiguousName",

@@ -12,6 +12,9 @@ from ktuned.model.trial import Context
 SOURCE = "source"
 """Group of a kernel's parts that are source files; the others are Python definitions or ``@kernel``'s arguments."""
 
+SPACE = "space"
+"""The kind of a change of the space alone; its ``name`` is a sentence about the config."""
+
 CAPTURED = "inputs:captured"
 """Part that stands for a problem's captured inputs."""
 
@@ -105,6 +108,8 @@ def sentence(change: Mapping[str, Any]) -> str:
     if kind in ("toolchain", "driver", "measuring"):
         what = f"{where} {name}".rstrip()
         return f"{kind}: {what} was {before or 'absent'}, is {after or 'absent'}"
+    if kind == SPACE:
+        return f"{where}: {name}"
     if kind == "inputs":
         return "inputs were captured"
     if name.startswith("#include"):

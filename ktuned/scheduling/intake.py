@@ -13,6 +13,7 @@ import structlog
 
 from ktuned.catalog import (
     MAX_DIRECTORIES,
+    Admission,
     Catalog,
     Changes,
     FileError,
@@ -44,11 +45,12 @@ from ktuned.model import (
     Root,
     StoreError,
     UsageError,
+    WorkerError,
     canonical,
 )
 from ktuned.scheduling.jobs import Jobs
 from ktuned.store import Store
-from ktuned.tuning import Publish, publish_winner, settled
+from ktuned.tuning import Publish, publish_winner, restore
 
 _log = structlog.get_logger()
 
@@ -104,6 +106,7 @@ class Intake:
     def __init__(
         self,
         *,
+        admission: Admission,
         catalog: Catalog,
         survey: Survey,
         machine: Machine,
@@ -112,6 +115,7 @@ class Intake:
         publish: Publish,
         max_directories: int = MAX_DIRECTORIES,
     ) -> None:
+        self._admission = admission
         self._catalog = catalog
         self._survey = survey
         self._machine = machine
@@ -235,7 +239,7 @@ class Intake:
                     key, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
                 )
             else:
-                if wish.stale_only and self._is_fresh(kernel, problem, wish):
+                if wish.stale_only and await self._is_fresh(kernel, problem, wish):
                     continue
                 arrival = await self._jobs.submit(
                     kernel.winner_key(problem, device),
@@ -251,7 +255,7 @@ class Intake:
             jobs[job.id] = job
         return list(jobs.values())
 
-    def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish) -> bool:
+    async def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish) -> bool:
         """Return whether a problem's winner holds in the context of now, and no job works on a better one."""
         environment = self._catalog.environment(kernel)
         if not self._machine.devices(environment, kernel.backend):
@@ -260,7 +264,13 @@ class Intake:
         context = self._machine.context(kernel, environment, problem, device)
         winner = self._store.winner(context.key)
         is_open = any(job.key == context.key for job in self._jobs.live())
-        return winner is not None and winner.context == context and not is_open
+        if winner is None or winner.context != context or is_open:
+            return False
+        try:
+            (is_admitted,) = await self._admission.ask(kernel, problem, [winner.config])
+        except WorkerError:
+            return False
+        return is_admitted
 
     def _seat(self, kernel: KernelInfo, wish: Wish) -> str:
         """Return the model of the device that a wish means; where none is used, the target that is compiled for.
@@ -333,13 +343,19 @@ class Intake:
             await self._retune(self._catalog.resolve(name), saved=saved)
 
     async def _restore(self, kernel: KernelInfo, problem: Problem) -> None:
-        """Serve at once the winner of a context that an undone edit restored; its job finds the rest known."""
+        """Serve the best known config at once after an edit was undone or took the winner out of the space."""
         environment = self._catalog.environment(kernel)
         for device in self._machine.devices(environment, kernel.backend):
             context = self._machine.context(kernel, environment, problem, device)
-            best = settled(self._store, context, PRESETS[kernel.plan.preset].finalists)
-            if best is not None:
-                publish_winner(self._publish, await self._store.decide_winner(best.id), None)
+            finalists = PRESETS[kernel.plan.preset].finalists
+            try:
+                winner = await restore(self._store, self._admission, kernel, problem, context, finalists)
+            except WorkerError as error:
+                # Its job asks again.
+                _log.warning("winner_not_restored", kernel=kernel.name, reason=error.message)
+                continue
+            if winner is not None:
+                publish_winner(self._publish, winner, None)
 
     async def _retune(self, kernel: KernelInfo, *, saved: bool) -> None:
         tuned = {winner.context.problem for winner in self._store.winners(kernel.name)}

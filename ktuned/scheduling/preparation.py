@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ktuned.catalog import Catalog, Trust, check_problem, environment_of
+from ktuned.catalog import Admission, Catalog, Trust, check_problem, environment_of
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
 from ktuned.model import PRESETS, Job, KernelInfo, NotFound, Problem
@@ -36,6 +36,7 @@ class Preparation:
         self,
         settings: JobSettings,
         *,
+        admission: Admission,
         catalog: Catalog,
         machine: Machine,
         fleet: Fleet,
@@ -44,6 +45,7 @@ class Preparation:
         captured: Callable[[KernelInfo, Problem], str],
     ) -> None:
         self.settings = settings
+        self._admission = admission
         self._catalog = catalog
         self._machine = machine
         self._fleet = fleet
@@ -79,6 +81,7 @@ class Preparation:
             preset=PRESETS[job.plan.preset],
             deadlines=merged(self._deadlines, kernel.plan.deadlines),
             judge_contention=self.settings.judges_contention,
+            admission=self._admission,
             group_size=self._machine.group_size(environment, kernel.backend),
         )
 

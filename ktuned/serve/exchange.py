@@ -8,19 +8,21 @@ from typing import Any, Final
 
 import anyio.to_thread
 
-from ktuned.catalog import Catalog, check_problem
+from ktuned.catalog import Admission, Catalog, check_problem
 from ktuned.devices import Machine
-from ktuned.lookup import admits_plainly
 from ktuned.model import (
+    Config,
     Context,
     DeviceModel,
     KernelInfo,
     KeyProblem,
     KtunedError,
     NotFound,
+    Problem,
     Status,
     UsageError,
     Winner,
+    WorkerError,
     canonical,
 )
 from ktuned.serve.connection import Connection
@@ -39,12 +41,14 @@ class Sharing:
     def __init__(
         self,
         *,
+        admission: Admission,
         catalog: Catalog,
         machine: Machine,
         store: Store,
         artifacts: Artifacts,
         publish: Callable[..., None],
     ) -> None:
+        self._admission = admission
         self._catalog = catalog
         self._machine = machine
         self._store = store
@@ -98,7 +102,7 @@ class Sharing:
         taken: list[Offer] = []
         entries = []
         for winner in document["winners"]:
-            verdict, offer = self._judged(kernel, document["device"], winner)
+            verdict, offer = await self._judged(kernel, document["device"], winner)
             entries.append({"problem": winner["problem"], "config": winner["config"], **verdict})
             if offer is not None:
                 taken.append(offer)
@@ -106,7 +110,7 @@ class Sharing:
             await self._adopt(kernel, taken)
         return {"kernel": kernel.name, "device": document["device"], "winners": entries}
 
-    def _judged(
+    async def _judged(
         self, kernel: KernelInfo, device: str, winner: Mapping[str, Any]
     ) -> tuple[dict[str, Any], Offer | None]:
         """Return the decision about one winner, in the protocol's form, and the offer if it becomes the winner."""
@@ -120,7 +124,11 @@ class Sharing:
                 check_problem(kernel, problem)
             except UsageError as error:
                 return {**refused, "reason": f"refused: {error.message}"}, None
-        if admits_plainly(kernel, config) is False:
+        try:
+            is_admitted = await self._may_be_served(kernel, problem, config)
+        except WorkerError as error:
+            return {**refused, "reason": f"refused: the kernel's space cannot be asked: {error.message}"}, None
+        if not is_admitted:
             return {**refused, "reason": "refused: the kernel's space has no such config"}, None
         offer = Offer(
             Context(
@@ -141,11 +149,21 @@ class Sharing:
         )
         today = self._today(kernel, problem, device)
         ours = self._store.winner(offer.context.key)
+        if ours is not None and self._admission.known(kernel, problem, ours.config) is False:
+            # It is served no more.
+            ours = None
         verdict = exchange.judge(offer, ours, today)
         status = Status.FRESH if offer.context == today else Status.STALE
         return {"taken": verdict.takes, "status": status.value, "reason": verdict.reason}, (
             offer if verdict.takes else None
         )
+
+    async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:
+        """Return whether the space holds a config, unless only a lookup's whole problem can decide that."""
+        if kernel.specialize is not None and all(set(problem) != set(declared) for declared in kernel.problems):
+            return self._admission.known(kernel, problem, config) is not False
+        (is_admitted,) = await self._admission.ask(kernel, problem, [config])
+        return is_admitted
 
     def _today(self, kernel: KernelInfo, problem: Mapping[str, Any], model: str) -> Context | None:
         """Return what a measurement made here now would stand on; ``None`` where the device is not here."""

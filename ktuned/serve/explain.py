@@ -6,17 +6,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.catalog import Catalog
+from ktuned.catalog import Admission, Catalog, completed
 from ktuned.devices import Machine
-from ktuned.model import CAPTURED, Change, Context, KernelInfo, KtunedError, Winner, since
+from ktuned.model import CAPTURED, SPACE, Change, Context, KernelInfo, KtunedError, Problem, Winner, canonical, since
 from ktuned.store import Store
 
 
 class Why:
     """Compares winners' contexts with that of a measurement made now."""
 
-    def __init__(self, catalog: Catalog, machine: Machine, store: Store) -> None:
+    def __init__(self, catalog: Catalog, admission: Admission, machine: Machine, store: Store) -> None:
         self._catalog = catalog
+        self._admission = admission
         self._machine = machine
         self._store = store
 
@@ -52,7 +53,31 @@ class Why:
             entry["status"] = "stale"
             entry["changes"] = [change.to_wire() for change in self._changes(kernel, winner.context, now)]
             entry["message"] = self._last_words(winner)
+        outside = self._outside(kernel, winner)
+        if outside is not None:
+            entry["status"] = "stale"
+            entry["changes"].append(outside.to_wire())
         return entry
+
+    def _outside(self, kernel: KernelInfo, winner: Winner) -> Change | None:
+        """Return why the present space keeps a winner's config from being served as it is, if it does."""
+        file = os.path.basename(kernel.file)
+        config = completed(kernel, winner.config)
+        held = canonical(winner.config)
+        verdict = self._admission.known(kernel, self._asked(kernel, winner), config)
+        if verdict and config == winner.config:
+            return None
+        if verdict:
+            return Change(SPACE, file, f"{held} lacks a knob: it is served as {canonical(config)}", "", "")
+        if verdict is False:
+            return Change(SPACE, file, f"{held} is not in the space any more: it is not served", "", "")
+        return Change(SPACE, file, f"{held} is served once a worker has found it in the space", "", "")
+
+    def _asked(self, kernel: KernelInfo, winner: Winner) -> Problem:
+        """Return a whole problem that a winner is for: constraints see all of it."""
+        wanted = winner.context.problem
+        declared = (problem for problem in kernel.problems if kernel.key_problem(problem) == wanted)
+        return next(declared, winner.problem)
 
     def _ground(self, kernel: KernelInfo, winner: Winner) -> Context:
         environment = self._catalog.environment(kernel)

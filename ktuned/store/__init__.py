@@ -1,10 +1,11 @@
 """Durable state: trials, winners and jobs in SQLite; artifacts as sealed directories beside it."""
 
 from ktuned.store import exchange
+from ktuned.store.admissions import Verdict
 from ktuned.store.artifacts import Artifacts
 from ktuned.store.captures import Capture
 from ktuned.store.database import Store
 from ktuned.store.exchange import Offer
 from ktuned.store.faults import DISK_ERRORS, file_fault
 
-__all__ = ["DISK_ERRORS", "Artifacts", "Capture", "Offer", "Store", "exchange", "file_fault"]
+__all__ = ["DISK_ERRORS", "Artifacts", "Capture", "Offer", "Store", "Verdict", "exchange", "file_fault"]

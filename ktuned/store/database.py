@@ -41,6 +41,7 @@ from ktuned.store import (
     trial_queries,
     trial_writes,
 )
+from ktuned.store.admissions import Admissions
 from ktuned.store.captures import Captured
 from ktuned.store.faults import database_fault
 from ktuned.store.pins import Pinned
@@ -76,6 +77,7 @@ class Store:
         self.pinned = Pinned(self._reader, self._write)
         self.captured = Captured(self._reader, self._write)
         self.projects = Projects(self._reader, self._write)
+        self.admissions = Admissions(self._reader, self._write)
         self._identity = database_file.identity(path)
         self._writer = Writer(self._connection)
         self._writer.start()

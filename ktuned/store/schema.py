@@ -14,6 +14,8 @@
 
     roots   kernels   probes            (the last daemon's knowledge, so that the next one answers at once)
 
+    admissions                          (whether a constrained space holds a config, as a worker found it)
+
     meanings   fingerprints             (contents of the digests in contexts, to find what has changed since)
 """
 
@@ -103,6 +105,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE projects (path TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE) WITHOUT ROWID",
         "INSERT INTO projects (path, name) SELECT path, name FROM roots",
         "CREATE TABLE aliases (alias TEXT PRIMARY KEY, path TEXT NOT NULL) WITHOUT ROWID",
+    ),
+    (
+        """CREATE TABLE admissions (
+            kernel TEXT NOT NULL, space TEXT NOT NULL, problem TEXT NOT NULL, config TEXT NOT NULL,
+            admitted INTEGER NOT NULL, PRIMARY KEY (kernel, space, problem, config)
+        ) WITHOUT ROWID""",
     ),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""

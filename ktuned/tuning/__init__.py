@@ -5,7 +5,7 @@ from ktuned.tuning.compile_only import Precompiling
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merged
 from ktuned.tuning.job_events import Publish, publish_job, publish_winner
 from ktuned.tuning.pipeline import Pipeline
-from ktuned.tuning.prior_results import settled
+from ktuned.tuning.prior_results import restore
 
 __all__ = [
     "DEFAULT_DEADLINES",
@@ -16,5 +16,5 @@ __all__ = [
     "merged",
     "publish_job",
     "publish_winner",
-    "settled",
+    "restore",
 ]

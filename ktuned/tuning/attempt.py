@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
+from ktuned.catalog import Admission
 from ktuned.fleet import KILLS_EXCUSED, DeadlineExpired, Environment, Output, RequestFailed, WorkerDied, is_outside_kill
 from ktuned.ipc import replies, requests
 from ktuned.model import (
@@ -53,6 +54,7 @@ class Work:
     preset: Preset
     deadlines: Mapping[str, float]
     judge_contention: bool
+    admission: Admission
     group_size: int = 1
     absence: str = ""
     captured: str = ""
@@ -61,6 +63,10 @@ class Work:
     def specialized(self) -> dict[str, Scalar]:
         """The part of the problem that enters the key."""
         return self.kernel.specialized(self.problem)
+
+    async def admitted(self, configs: Sequence[Config]) -> list[bool]:
+        """Return whether the kernel's space holds each config for the job's problem; see :meth:`Admission.ask`."""
+        return await self.admission.ask(self.kernel, self.problem, configs)
 
     @property
     def kernel_ref(self) -> requests.KernelRef:

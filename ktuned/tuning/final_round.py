@@ -9,12 +9,13 @@ from time import monotonic
 
 from ktuned.fleet import DeadlineExpired, Fleet, Lane, LaneSick, WorkerDied, is_outside_kill
 from ktuned.ipc import requests
-from ktuned.model import Event, Life, Outcome, Trial, TrialResult, WorkerError
+from ktuned.model import Config, Event, Life, Outcome, Trial, TrialResult, Winner, WorkerError
 from ktuned.store import Store
 from ktuned.tuning.attempt import Attempt, Progress, Work
 from ktuned.tuning.deadlines import for_trial
 from ktuned.tuning.job_events import Publish, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
+from ktuned.tuning.prior_results import admitted_trials
 from ktuned.tuning.trial_detail import TrialDetail
 
 
@@ -87,14 +88,14 @@ class FinalRound:
 
     async def run(self) -> None:
         """Decide, unless there is nothing to decide or it has been decided."""
-        finalists = [_Finalist.of(trial) for trial in self._finalists()]
+        finalists = [_Finalist.of(trial) for trial in await self._finalists()]
         rounds = self._work.preset.finalist_rounds
         if not finalists:
             return
         if all((finalist.detail.rounds or 0) >= rounds for finalist in finalists):
             decided: Trial | None = min((finalist.trial for finalist in finalists), key=_latency_us)
         else:
-            decided = self._decided(rounds)
+            decided = await self._decided(rounds)
         if decided is not None:
             self._progress.reference_us = TrialDetail.from_json(decided.detail).reference_us
             await self._reinstate(decided)
@@ -118,7 +119,7 @@ class FinalRound:
                 continue
             return contest
 
-    def _decided(self, rounds: int) -> Trial | None:
+    async def _decided(self, rounds: int) -> Trial | None:
         """Return the trial that won before, if nothing was measured since.
 
         Among many that are equally fast, a finalist's figure may now be above that of another: no reason to repeat.
@@ -128,8 +129,9 @@ class FinalRound:
         context = self._work.context
         seated = self._store.winner(context.key)
         if seated is None or seated.context != context:
-            return next(iter(self._store.best_trials(context, 1, rounds=rounds)), None)
-        won = self._store.trial(seated.trial)
+            best = self._store.best_trials(context, 1, rounds=rounds)
+            return best[0] if best and await self._is_admitted(best[0].config) else None
+        won = self._store.trial(seated.trial) if await self._is_admitted(seated.config) else None
         if won is None or (TrialDetail.from_json(won.detail).rounds or 0) < rounds:
             return None
         return won
@@ -138,14 +140,27 @@ class FinalRound:
         """Make the decided trial the winner again, if another has won since: an edit was undone."""
         context = self._work.context
         seated = self._store.winner(context.key)
-        if seated is None or seated.context != context:
-            publish_winner(self._publish, await self._store.decide_winner(best.id), self._work.job.id)
+        if seated is None or seated.context != context or not await self._is_admitted(seated.config):
+            publish_winner(self._publish, await self._decide(best), self._work.job.id)
 
-    def _finalists(self) -> list[Trial]:
-        best = self._store.best_trials(self._work.context, self._work.preset.finalists)
-        default = self._work.kernel.default
-        if default is not None and all(trial.config != default for trial in best):
-            known = self._store.known_trial(self._work.context, default)
+    async def _decide(self, best: Trial) -> Winner:
+        work = self._work
+        await work.admission.keep(work.kernel, work.problem, best.config)
+        return await self._store.decide_winner(best.id)
+
+    async def _is_admitted(self, config: Config) -> bool:
+        (is_admitted,) = await self._work.admitted([config])
+        return is_admitted
+
+    async def _finalists(self) -> list[Trial]:
+        """Return the fastest trials whose configs the space still holds, and the default if it does."""
+        work = self._work
+        best = await admitted_trials(
+            self._store, work.admission, work.kernel, work.problem, work.context, work.preset.finalists
+        )
+        default = work.kernel.default
+        if default is not None and all(trial.config != default for trial in best) and await self._is_admitted(default):
+            known = self._store.known_trial(work.context, default)
             # The default runs along, so that the speed-up over it is of the same quiet window.
             if known is not None and known.outcome is Outcome.MEASURED:
                 best.append(known)
@@ -174,7 +189,7 @@ class FinalRound:
         if not still:
             return
         best, _ = min(still, key=lambda pair: _latency_us(pair[1]))
-        winner = await self._store.decide_winner(best.id)
+        winner = await self._decide(best)
         self._progress.best_us = winner.latency_us
         for trial, result in still:
             if trial.config == self._work.kernel.default:

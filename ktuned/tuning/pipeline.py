@@ -33,7 +33,7 @@ from ktuned.tuning.exploration import Explorer, SearchSummary
 from ktuned.tuning.final_round import FinalRound
 from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
-from ktuned.tuning.prior_results import PriorResults
+from ktuned.tuning.prior_results import PriorResults, restore
 from ktuned.tuning.trial_detail import TrialDetail
 
 _log = structlog.get_logger()
@@ -62,6 +62,7 @@ class Pipeline:
         self._prior = PriorResults(work, store)
         self._under_way: dict[int, Attempt] = {}
         self._first_failure = ""
+        self._incumbent_is_lost = False
         self._tried: list[requests.Tried] = []
         self._has_fresh = anyio.Event()
         self._news = anyio.Event()
@@ -98,6 +99,7 @@ class Pipeline:
             async with anyio.create_task_group() as openings:
                 for lane in self._lanes:
                     openings.start_soon(self._open_early, lane)
+                await self._restore()
                 await self._try_all()
                 await final_round.run()
                 # A lane that is not open yet was not needed.
@@ -157,6 +159,19 @@ class Pipeline:
                     await self._news.wait()
             self.progress.total = asked
 
+    async def _restore(self) -> None:
+        """Replace an incumbent whose config the space has lost by the best known one, or else by the first measured."""
+        work = self.work
+        winner = await restore(
+            self._store, work.admission, work.kernel, work.problem, work.context, work.preset.finalists
+        )
+        if winner is not None:
+            publish_winner(self._publish, winner, work.job.id)
+        incumbent = self._store.winner(work.context.key)
+        if incumbent is not None and incumbent.context == work.context:
+            (is_admitted,) = await work.admitted([incumbent.config])
+            self._incumbent_is_lost = not is_admitted
+
     async def _ask_some(self, explorer: Explorer, n: int) -> replies.Proposals:
         tried, self._tried = self._tried, []
         self._news = anyio.Event()
@@ -164,6 +179,7 @@ class Pipeline:
 
     async def _admit(self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]) -> None:
         """Start the new configs; those that the store knows already need neither compiler nor lane."""
+        self.work.admission.note(self.work.kernel, self.work.problem, [proposal.config for proposal in proposals])
         fresh = []
         for proposal in proposals:
             known = self._store.known_trial(self.work.context, proposal.config)
@@ -255,6 +271,9 @@ class Pipeline:
         """Commit one outcome, then publish it."""
         with anyio.CancelScope(shield=True):
             winner = await self._store.finish_trial(attempt.trial, result)
+            if winner is None and self._incumbent_is_lost and result.outcome is Outcome.MEASURED:
+                self._incumbent_is_lost = False
+                winner = await self._store.decide_winner(attempt.trial)
         del self._under_way[attempt.trial]
         self.progress.spend("compile_s", result.compile_s)
         self.progress.spend("open_s", attempt.open_s)
@@ -262,6 +281,8 @@ class Pipeline:
         if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
             _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
         if winner is not None:
+            self._incumbent_is_lost = False
+            await self.work.admission.keep(self.work.kernel, self.work.problem, winner.config)
             publish_winner(self._publish, winner, self.work.job.id)
         self._report(self._trial(attempt, result))
 

@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ktuned.model import Config, Context, Event, Outcome, Problem, Trial, TrialResult, Winner, canonical
+from ktuned.catalog import Admission
+from ktuned.model import Config, Context, Event, KernelInfo, Outcome, Problem, Trial, TrialResult, Winner, canonical
 from ktuned.store import Store
 from ktuned.tuning.attempt import Compiled, Work
 from ktuned.tuning.trial_detail import TrialDetail
@@ -21,6 +22,9 @@ MAX_PREDICTED = 4_000
 
 MAX_NEAR = 6
 """Winners of other problems and devices that are tried first: a fraction of any budget."""
+
+MANY_TRIALS = 64
+"""Measured trials that are asked about at first when the fastest ones of the present space are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +103,42 @@ def chosen(measured: Sequence[Trial]) -> Trial | None:
     return min(decided or measured, key=lambda trial: trial.latency_us or 0.0, default=None)
 
 
-def settled(store: Store, context: Context, finalists: int) -> Trial | None:
-    """Return the winner of a context that an undone edit restored, if another one is the incumbent."""
+async def admitted_trials(
+    store: Store, admission: Admission, kernel: KernelInfo, problem: Problem, context: Context, limit: int
+) -> list[Trial]:
+    """Return the fastest measured trials of a context whose configs the kernel's present space still holds.
+
+    Raises:
+        WorkerError: the space could not be asked.
+    """
+    many = max(MANY_TRIALS, limit)
+    while True:
+        measured = store.best_trials(context, many)
+        verdicts = await admission.ask(kernel, problem, [trial.config for trial in measured])
+        found = [trial for trial, is_admitted in zip(measured, verdicts, strict=True) if is_admitted]
+        if len(found) >= limit or len(measured) < many:
+            return found[:limit]
+        many *= 4
+
+
+async def restore(
+    store: Store, admission: Admission, kernel: KernelInfo, problem: Problem, context: Context, finalists: int
+) -> Winner | None:
+    """Make the best known trial of a context its winner, if that is not so; return the winner that this made.
+
+    An undone edit restores an old context with its winner. An edit of the space may have removed the winner's config:
+    the best of those that are left follows it.
+
+    Raises:
+        WorkerError: the space could not be asked.
+    """
     seated = store.winner(context.key)
     if seated is not None and seated.context == context:
-        return None
-    return chosen(store.best_trials(context, 1, rounds=1) or store.best_trials(context, finalists))
+        (is_admitted,) = await admission.ask(kernel, problem, [seated.config])
+        if is_admitted:
+            return None
+    best = chosen(await admitted_trials(store, admission, kernel, problem, context, finalists))
+    return None if best is None else await store.decide_winner(best.id)
 
 
 class PriorResults:

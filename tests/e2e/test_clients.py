@@ -245,7 +245,7 @@ def test_winners_are_shared_through_files(tuned: Daemon, tmp_path: Path) -> None
     assert tuned.ktuned("export", str(shared), "--with-artifacts", str(shared / "artifacts")).returncode == 0
     (file,) = shared.glob("*.json")
     text = file.read_text()
-    assert "as it was" in tuned.ktuned("export", str(shared), "--with-artifacts", str(shared / "artifacts")).stdout
+    assert "unchanged" in tuned.ktuned("export", str(shared), "--with-artifacts", str(shared / "artifacts")).stdout
     with Client(winners=shared) as client:
         hit = client.lookup("it", PROBLEM, DEFAULT)
         assert (hit.status, hit.config) == ("stale", {"us": 300.0})

@@ -30,25 +30,30 @@ def _settled(daemon: Daemon, count: int) -> bool:
 
 def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon) -> None:
     """Another reference is another digest: ``stale`` until it is measured again; a comment is no change."""
-    path = daemon.kernel_file(_text())
+    # Another gate would be another space, without the winner.
+    text = _text(gate="door")
+    door = daemon.gate("door")
+    door.open()
+    path = daemon.kernel_file(text)
     daemon.tune(path=str(path))
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
-    path.write_text(f"# a comment\n{_text()}\n\n# and another\n")
+    path.write_text(f"# a comment\n{text}\n\n# and another\n")
     # A second file, saved after the comment, is the event that tells that the comment has been seen.
-    daemon.kernel_file(_text().replace("def it(", "def other("), "tune_other.py")
+    daemon.kernel_file(text.replace("def it(", "def other("), "tune_other.py")
     daemon.until(lambda: len(_jobs(daemon)) == 2, "the other kernel's job")
     daemon.until(lambda: _settled(daemon, 2), "it to end")
     assert [job["kernel"] for job in _jobs(daemon)] == ["project:it", "project:other"]
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
+    door.close()
     daemon.kernel_file(_text(gate="door", reference="lambda x: dict(y=x + x)"))
-    daemon.gate("door").wait_reached()
+    door.wait_reached()
     hit = daemon.client.lookup("it", dict(n=64))
     assert hit.status == "stale"
     assert hit.config is not None
     assert hit.config["tag"] == "a"
-    daemon.gate("door").open()
+    door.open()
     daemon.until(lambda: _settled(daemon, 3), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
     assert _jobs(daemon)[-1]["reason"] == "saved"
@@ -262,3 +267,38 @@ def test_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None
     assert not _jobs(daemon)[-1]["cost"].get("lane_s")
     assert len(daemon.compiles.read_text().splitlines()) == compiled
     assert "fresh; nothing changed since" in daemon.ktuned("kernels", "it", "--why").stdout
+
+
+def test_config_that_an_edit_removes_is_not_served(daemon: Daemon) -> None:
+    """The winner leaves its axis, then a constraint forbids the next: clients never get them again, `--why` says so."""
+    space = "space(us=[300.0, 600.0, 900.0], does=['work'], tag=['a'], gate=['']{where})"
+    gated = "space(us=[300.0, 600.0, 900.0, 950.0], does=['work'], tag=['a'], gate=['door']{where})"
+    text = kernel_text(space.format(where=""), deadlines=UNHURRIED, strategy="'exhaustive'")
+    path = daemon.kernel_file(text)
+    daemon.tune(path=str(path))
+    assert daemon.client.lookup("it", dict(n=64)).config == dict(us=300.0, does="work", tag="a", gate="")
+
+    def served() -> Hit:
+        return daemon.client.lookup("it", dict(n=64))
+
+    def us(hit: Hit) -> object:
+        return hit.config and hit.config["us"]
+
+    path.write_text(text.replace("300.0, 600.0", "600.0"))
+    daemon.until(lambda: us(served()) == 600.0, "the next best")
+    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+    assert (served().status, us(served())) == ("fresh", 600.0)
+
+    path.write_text(text.replace("300.0, 600.0", "600.0").replace("['']", "[''], where=lambda p, c: c.us > 700.0"))
+    daemon.until(lambda: us(served()) == 900.0, "the last")
+    daemon.until(lambda: _settled(daemon, 3), "the re-tune")
+    assert (served().status, us(served())) == ("fresh", 900.0)
+
+    path.write_text(kernel_text(gated.format(where=""), deadlines=UNHURRIED))
+    daemon.gate("door").wait_reached()
+    daemon.until(lambda: us(served()) is None, "no answer from the old space")
+    assert served().status == "default"
+    assert "is not in the space any more: it is not served" in daemon.ktuned("kernels", "it", "--why").stdout
+    daemon.gate("door").open()
+    daemon.until(lambda: _settled(daemon, 4), "the last re-tune")
+    assert served().status == "fresh"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.lookup.ladder import NEAR_CANDIDATES, admits_plainly, decide, distance
+from ktuned.lookup.ladder import NEAR_CANDIDATES, decide, distance
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
@@ -111,18 +111,58 @@ def test_near_goes_by_validity(verdicts: tuple[Any, Any], expected: int | None, 
     found = ask(
         winner({**HERE, "M": 128}, {"B": 1}),
         winner({**HERE, "M": 256}, {"B": 2}),
-        admits=lambda config: by_config[config["B"]],
+        admits=lambda config: by_config.get(config["B"], True),
+        default={"B": 8},
     )
     served = Status.DEFAULT if expected is None else Status.NEAR
-    assert (found.status, found.config) == (served, DEFAULT if expected is None else {"B": expected})
+    assert (found.status, found.config) == (served, {"B": 8 if expected is None else expected})
     assert found.undecided == tuple({"B": n} for n in undecided)
+
+
+@pytest.mark.parametrize("on", [ground(), None])
+@pytest.mark.parametrize("verdict", [False, None])
+def test_config_that_the_space_has_lost_is_not_served(on: Context | None, verdict: bool | None) -> None:
+    """The exact problem's winner too must be admitted, fresh or stale; until that is known it is not served."""
+    lost = winner()
+    found = ask(lost, admits=lambda config: verdict if config == lost.config else True, on=on)
+    assert (found.status, found.config, found.wants_tuning) == (Status.DEFAULT, DEFAULT, True)
+    assert found.undecided == (() if verdict is False else (lost.config,))
+
+
+def test_near_follows_a_config_that_the_space_has_lost() -> None:
+    """The next rung is the nearest other problem, not the same one again."""
+    near = winner({**HERE, "M": 128}, {"B": 4})
+    found = ask(winner(), near, admits=lambda config: config != {"B": 2})
+    assert (found.status, found.config) == (Status.NEAR, {"B": 4})
+
+
+@pytest.mark.parametrize(("verdict", "served"), [(True, DEFAULT), (None, DEFAULT), (False, None)])
+def test_default_is_served_until_a_worker_refuses_it(verdict: bool | None, served: Config | None) -> None:
+    """The file declares it as the fallback; for a problem that the space refuses it, there is none."""
+    found = ask(admits=lambda config: verdict)
+    assert (found.status, found.config) == (Status.DEFAULT, served)
+    assert found.undecided == ((DEFAULT,) if verdict is None else ())
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected"), [(HERE, Status.STALE), ({**HERE, "M": 128}, Status.NEAR)], ids=["exact", "near"]
+)
+@pytest.mark.parametrize("is_admitted", [True, False])
+def test_knob_that_the_space_has_gained_comes_from_the_default(
+    problem: Problem, expected: Status, is_admitted: bool
+) -> None:
+    """It is another config than the one that was measured, so never fresh; not admitted, the default is served."""
+    default: Config = {"B": 1, "C": 3}
+    found = ask(winner(problem), default=default, admits=lambda config: is_admitted or config == default)
+    wanted = (expected, {"B": 2, "C": 3}) if is_admitted else (Status.DEFAULT, default)
+    assert (found.status, found.config) == wanted
 
 
 def test_few_candidates_are_considered() -> None:
     """A worker is asked about a bounded number of configs, however many problems are tuned."""
     asked: list[Config] = []
     winners = [winner({**HERE, "M": 64 * 2**n}, {"B": n}) for n in range(1, 20)]
-    ask(*winners, admits=asked.append)
+    ask(*winners, admits=asked.append, default=None)
     assert [config["B"] for config in asked] == list(range(1, NEAR_CANDIDATES + 1))
 
 
@@ -165,22 +205,3 @@ def test_distance_is_symmetric_finite_and_nought_at_home(left: Problem, right: P
 def test_distance(left: Problem, right: Problem, expected: float | None) -> None:
     """Numbers are compared by ratio; what has no ratio must be equal."""
     assert distance(left, right) == (None if expected is None else pytest.approx(expected))
-
-
-@pytest.mark.parametrize(
-    ("space", "config", "expected"),
-    [
-        ({"axes": {"B": [1, 2]}}, {"B": 2}, True),
-        ({"axes": {"B": [1, 2]}}, {"B": 3}, False),
-        ({"axes": {"B": [1, 2]}}, {"B": 1, "C": 1}, False),
-        ({"axes": {"B": [1, 2], "C": [1]}}, {"B": 1}, False),
-        ({"axes": {"B": [1, 2]}, "constrained": True}, {"B": 3}, None),
-        ({"configs": [{"B": 1}]}, {"B": 1}, True),
-        ({"configs": [{"B": 1}]}, {"B": 2}, False),
-        ({}, {"B": 1}, None),
-    ],
-)
-def test_admits_plainly(space: dict[str, Any], config: Config, expected: bool | None) -> None:
-    """What a declaration alone tells is told at once; constraints and callables are for a worker."""
-    plain = {"axes": None, "configs": None, "constrained": False, **space}
-    assert admits_plainly(info(space=plain), config) is expected

@@ -14,6 +14,7 @@ from ktuned.model.kernel import KernelInfo, Root
 from ktuned.model.keys import ProjectName, WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
+from ktuned.serve.explain import Why
 from ktuned.store.database import Store
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
 
@@ -32,7 +33,7 @@ def ask(
 
 async def tuned(parts: Parts, **options: str) -> KernelInfo:
     """Declare a kernel and enter a winner for its problem."""
-    kernel = await parts.inspect(kernel_text(**options))
+    kernel = await parts.inspect(kernel_text(**{"configs": "us=[10.0, 20.0]", **options}))
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
     parts.lookups.caches.changed(kernel.name)
     return kernel
@@ -121,8 +122,39 @@ async def test_near_is_served_once_a_worker_vouches_for_it(parts: Parts) -> None
 async def asked(parts: Parts, generation: int) -> None:
     """Wait until a worker's verdict made a new generation."""
     with anyio.fail_after(PATIENCE_S):
-        while ask(parts)["generation"] == generation:  # noqa: ASYNC110 - no event tells of a verdict
+        while parts.lookups.generations.of("project:it") == generation:  # noqa: ASYNC110 - no event tells of a verdict
             await anyio.sleep(0.005)
+
+
+async def test_config_that_the_space_has_lost_is_never_served(parts: Parts) -> None:
+    """Whatever took it out (an axis, a constraint), it is not served, `--why` says so, and clients ask again."""
+    await tuned(parts, configs="us=[10.0, 20.0, 30.0]", default="dict(us=10.0)")
+    assert (ask(parts)["status"], ask(parts)["config"]) == ("fresh", {"us": 20.0})
+    for configs in ("us=[10.0, 30.0]", "us=[10.0, 20.0], where=lambda p, c: c.us != 20.0"):
+        parts.write(kernel_text(configs=configs, default="dict(us=10.0)"))
+        found = await parts.survey.files(parts.root, [str(parts.project / "tune_it.py")])
+        before = parts.lookups.generations.of("project:it")
+        await parts.intake.react(found.changes, saved=False)
+        assert parts.lookups.generations.of("project:it") > before
+        assert (ask(parts)["status"], ask(parts)["config"]) == ("default", {"us": 10.0})
+
+
+async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> None:
+    """A winner that a constraint may refuse by now is not served until a worker has found it in the space."""
+    kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
+    generation = parts.lookups.generations.of(kernel.name)
+    explain = Why(parts.catalog, parts.daemon.admission, parts.machine, parts.store).explain
+    assert ask(parts)["status"] == "default"
+    (entry,) = explain(kernel)
+    assert entry["changes"][0]["name"] == '{"us":20.0} is served once a worker has found it in the space'
+    await asked(parts, generation)
+    assert (ask(parts)["status"], ask(parts)["config"]) == ("fresh", {"us": 20.0})
+    (entry,) = explain(kernel)
+    assert (entry["status"], entry["changes"]) == ("fresh", [])
+    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 30.0]", default="dict(us=10.0)"))
+    (entry,) = explain(kernel)
+    assert (entry["status"], entry["changes"][0]["kind"]) == ("stale", "space")
+    assert entry["changes"][0]["name"] == '{"us":20.0} is not in the space any more: it is not served'
 
 
 async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
@@ -186,10 +218,10 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
         )
         await parts.told.ended(1)
         assert ask(parts)["message"] == "", "one that was to try less has not tried all"
-        assert ask(parts, tune=True)["status"] == "stale"
+        assert ask(parts, tune=True)["status"] == "default", "the space has lost the winner's config"
         await parts.told.ended(2)
         answer = ask(parts)
-        assert (answer["status"], answer["config"]) == ("stale", {"us": 20.0})
+        assert (answer["status"], answer["config"]) == ("default", None)
         assert "compile_error: fake.c:1: error: no" in answer["message"]
 
         parts.jobs.forget_failures("project:another")

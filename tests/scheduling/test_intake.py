@@ -43,6 +43,7 @@ def test_a_wish_that_cannot_be_followed_names_its_field(wish: Wish, words: str) 
 def limited(parts: Parts, directories: int) -> Intake:
     """Return an intake that takes no root with more directories."""
     return Intake(
+        admission=parts.daemon.admission,
         catalog=parts.catalog,
         survey=parts.survey,
         machine=parts.machine,

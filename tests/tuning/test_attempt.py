@@ -49,6 +49,7 @@ WORK = Work(
     PRESETS["fast"],
     {},
     judge_contention=False,
+    admission=None,  # type: ignore[arg-type]
 )
 
 

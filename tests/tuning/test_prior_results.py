@@ -9,7 +9,7 @@ import pytest
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.prior_results import Past, order
-from tests.assembled import Parts, kernel_text, wanted
+from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 
 
 def past(tag: int, outcome: Outcome = Outcome.MEASURED) -> Past:
@@ -88,3 +88,41 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
 def test_content_of_no_artifact(tmp_path: Any) -> None:
     """What is not there has no content to be compared by."""
     assert Artifacts(tmp_path, 1).manifest("ab12") is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "configs", ["us=[50.0, 90.0]", "us=[10.0, 50.0, 90.0], where=lambda p, c: c.us > 10.0"], ids=["axis", "where"]
+)
+async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, configs: str) -> None:
+    """After the save the best of what is left is served; the job never decides for the one that is gone."""
+    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
+    await parts.measured(kernel, {10.0: 1.0, 50.0: 2.0, 90.0: 3.0}, rounds=ALL_ROUNDS)
+    parts.write(kernel_text(configs=configs))
+    found = await parts.survey.files(parts.root, [str(parts.project / "tune_it.py")])
+    assert found.changes.replanned == ("project:it",)
+    await parts.intake.react(found.changes, saved=True)
+    seated = parts.store.winner(wanted({"n": 64}))
+    assert seated is not None
+    assert seated.config == {"us": 50.0}
+    async with parts.working():
+        (ended,) = await parts.told.ended()
+    assert ended["state"] == "done"
+    seated = parts.store.winner(wanted({"n": 64}))
+    assert seated is not None
+    assert seated.config == {"us": 50.0}
+    assert parts.lookups.lookup("it", {"n": 64}, None, tune=False).status == "fresh"
+
+
+@pytest.mark.anyio
+async def test_job_seats_what_is_slower_than_a_config_that_is_gone(parts: Parts) -> None:
+    """With nothing left that was measured, the first config that is takes the seat."""
+    kernel = await parts.inspect(kernel_text(configs="us=[10.0]"))
+    await parts.measured(kernel, {10.0: 0.001}, rounds=ALL_ROUNDS)
+    kernel = await parts.inspect(kernel_text(configs="us=[50.0, 90.0]"))
+    async with parts.working():
+        await parts.intake.tune_kernel(kernel, _wish())
+        await parts.told.ended()
+    seated = parts.store.winner(wanted({"n": 64}))
+    assert seated is not None
+    assert seated.config in ({"us": 50.0}, {"us": 90.0})

@@ -1,0 +1,162 @@
+"""Admission: whether a kernel's present space holds a config. The one place that decides it.
+
+A declaration decides for plain spaces. Constraints and callables are user code, which a worker runs; its verdicts are
+remembered by the digest of the space, and stored, so that the next daemon serves known winners at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import structlog
+
+from ktuned.catalog.catalog import Catalog
+from ktuned.fleet import Fleet, is_outside_kill
+from ktuned.ipc import requests
+from ktuned.model import Config, KernelInfo, NotFound, Problem, Role, StoreError, WorkerError, canonical, is_among
+from ktuned.store import Store, Verdict
+
+_log = structlog.get_logger()
+
+MAX_REMEMBERED = 50_000
+"""Verdicts in memory, some 500 bytes each; with more than these, all are forgotten, and looked for again."""
+
+_ELSEWHERE = frozenset({"default", "plan", "problems", "specialize"})
+"""The parts of a kernel's plan digest that do not decide which configs its space holds."""
+
+
+def declared_verdict(kernel: KernelInfo, config: Config) -> bool | None:
+    """Return whether a space holds a config, as far as its declaration decides that; ``None`` if code must be run."""
+    space: Mapping[str, Any] = kernel.space
+    axes, configs = space.get("axes"), space.get("configs")
+    if axes is not None:
+        is_held = set(config) == set(axes) and all(is_among(config[knob], axes[knob]) for knob in axes)
+    elif configs is not None:
+        text = canonical(config)
+        is_held = any(canonical(listed) == text for listed in configs)
+    else:
+        return None
+    return None if is_held and space["constrained"] else is_held
+
+
+def completed(kernel: KernelInfo, config: Config) -> Config:
+    """Return a config with the knobs that it lacks, because the space has gained them, set as the default sets them."""
+    default = kernel.default or {}
+    if not config.keys() < default.keys():
+        return config
+    return {knob: config.get(knob, value) for knob, value in default.items()}
+
+
+def space_digest(kernel: KernelInfo) -> str:
+    """Return what identifies a kernel's space: verdicts hold as long as it stays the same."""
+    parts = kernel.extra.get("plan")
+    if not parts:
+        return kernel.plan_digest
+    return canonical({label: digest for label, digest in parts.items() if label not in _ELSEWHERE})
+
+
+class _Question(NamedTuple):
+    kernel: str
+    space: str
+    problem: str
+    config: str
+
+
+class Admission:
+    """Answers whether spaces hold configs: :meth:`known` at once, :meth:`ask` with a worker where it takes one."""
+
+    def __init__(self, catalog: Catalog, fleet: Fleet, store: Store, deadlines: Mapping[str, float]) -> None:
+        self._catalog = catalog
+        self._fleet = fleet
+        self._store = store
+        self._deadlines = deadlines
+        self._verdicts: dict[_Question, bool] = {}
+        self._loaded: set[tuple[str, str]] = set()
+
+    def __len__(self) -> int:
+        return len(self._verdicts)
+
+    def known(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
+        """Return whether the space holds a config for a problem; ``None`` if a worker must be asked."""
+        declared = declared_verdict(kernel, config)
+        if declared is not None:
+            return declared
+        space = space_digest(kernel)
+        question = _Question(kernel.name, space, canonical(problem), canonical(config))
+        verdict = self._verdicts.get(question)
+        if verdict is None and (kernel.name, space) not in self._loaded:
+            self._loaded.add((kernel.name, space))
+            for stored in self._store.admissions.of(kernel.name, space):
+                self._remember(_Question(kernel.name, space, stored.problem, stored.config), stored.admitted)
+            verdict = self._verdicts.get(question)
+        return verdict
+
+    async def ask(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
+        """Return whether the space holds each config, asking a worker about those that are not known.
+
+        A space whose code raises for them, hangs or crashes holds none of them.
+
+        Raises:
+            WorkerError: the files have changed since they were inspected, or the worker was killed from outside.
+            NotFound: the kernel's file is below no watched root.
+        """
+        unknown = {canonical(config): config for config in configs if self.known(kernel, problem, config) is None}
+        if unknown:
+            try:
+                admitted = await self._ask_worker(kernel, problem, list(unknown.values()))
+            except WorkerError as error:
+                if error.code == "source_changed" or is_outside_kill(error):
+                    raise
+                _log.warning("space_cannot_be_asked", kernel=kernel.name, reason=error.message)
+                # Not stored: another start may find a machine on which the code works.
+                self._note(kernel, problem, unknown.values(), admitted=False)
+            else:
+                for config, verdict in zip(unknown.values(), admitted, strict=True):
+                    self._note(kernel, problem, [config], admitted=verdict)
+                await self._save(kernel, problem, unknown.values())
+        return [self.known(kernel, problem, config) is True for config in configs]
+
+    def note(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
+        """Take in that the space holds configs: a worker that walked it has just proposed them."""
+        self._note(kernel, problem, configs, admitted=True)
+
+    async def keep(self, kernel: KernelInfo, problem: Problem, config: Config) -> None:
+        """Store what is known of a config that has become a winner, before lookups are answered with it."""
+        await self._save(kernel, problem, [config])
+
+    def _note(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config], *, admitted: bool) -> None:
+        space, text = space_digest(kernel), canonical(problem)
+        for config in configs:
+            if declared_verdict(kernel, config) is None:
+                self._remember(_Question(kernel.name, space, text, canonical(config)), admitted)
+
+    def _remember(self, question: _Question, admitted: bool) -> None:
+        if len(self._verdicts) >= MAX_REMEMBERED:
+            self._verdicts.clear()
+            self._loaded.clear()
+        self._verdicts[question] = admitted
+
+    async def _save(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config]) -> None:
+        space, text = space_digest(kernel), canonical(problem)
+        asked = [canonical(config) for config in configs if declared_verdict(kernel, config) is None]
+        found = {config: self._verdicts.get(_Question(kernel.name, space, text, config)) for config in asked}
+        verdicts = [Verdict(text, config, admitted) for config, admitted in found.items() if admitted is not None]
+        if not verdicts:
+            return
+        try:
+            await self._store.admissions.save(kernel.name, space, verdicts)
+        except StoreError as error:
+            # This daemon knows them; the next one asks again.
+            _log.warning("verdicts_not_stored", kernel=kernel.name, reason=error.message)
+
+    async def _ask_worker(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
+        root = self._catalog.root_of(kernel.file)
+        if root is None:
+            raise NotFound(f"{kernel.file} is below no watched root")
+        request = requests.Admits(
+            requests.KernelRef.of(kernel, root.name, root.path), problem, tuple(dict(config) for config in configs)
+        )
+        async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
+            reply, _ = await worker.exchange(request, self._deadlines)
+        return list(reply.admitted)

@@ -1,0 +1,56 @@
+"""Stored verdicts of spaces: whether a config is in a kernel's space for a problem, as a worker found it.
+
+They let a daemon that has just started serve the winners of constrained spaces at once, without a worker.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ktuned.store.pins import Write
+from ktuned.store.reader import Reader
+
+MAX_VERDICTS = 10_000
+"""Verdicts of one kernel, some 200 bytes each: more than its winners; beyond that they are asked for again."""
+
+
+class Verdict(NamedTuple):
+    """One verdict; ``problem`` (the whole one) and ``config`` are canonical texts."""
+
+    problem: str
+    config: str
+    admitted: bool
+
+
+class Admissions:
+    """The store's verdicts, by kernel and the digest of its space."""
+
+    def __init__(self, reader: Reader, write: Write) -> None:
+        self._reader = reader
+        self._write = write
+
+    def of(self, kernel: str, space: str) -> list[Verdict]:
+        """Return what is known of a kernel's space."""
+        return [
+            Verdict(problem, config, bool(admitted))
+            for problem, config, admitted in self._reader.rows(
+                "SELECT problem, config, admitted FROM admissions WHERE kernel = ? AND space = ?", kernel, space
+            )
+        ]
+
+    async def save(self, kernel: str, space: str, verdicts: Sequence[Verdict]) -> None:
+        """Remember verdicts of a kernel's present space; those of its earlier spaces go."""
+
+        def save(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM admissions WHERE kernel = ? AND space <> ?", (kernel, space))
+            (count,) = connection.execute("SELECT count(*) FROM admissions WHERE kernel = ?", (kernel,)).fetchone()
+            if count + len(verdicts) > MAX_VERDICTS:
+                connection.execute("DELETE FROM admissions WHERE kernel = ?", (kernel,))
+            connection.executemany(
+                "INSERT OR REPLACE INTO admissions (kernel, space, problem, config, admitted) VALUES (?, ?, ?, ?, ?)",
+                [(kernel, space, *verdict) for verdict in verdicts[:MAX_VERDICTS]],
+            )
+
+        await self._write(save)

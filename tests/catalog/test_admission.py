@@ -1,0 +1,105 @@
+"""Whether a kernel's present space holds a config: by its declaration, by a worker, by what was stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ktuned.catalog.admission import Admission, completed, declared_verdict, space_digest
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.keys import ProjectName
+from ktuned.model.plan import Plan
+from ktuned.model.values import Config
+from tests.assembled import Parts, kernel_text
+
+CONSTRAINED = "us=[10.0, 20.0, 30.0], where=lambda p, c: c.us <= p.n"
+
+
+def info(**changes: Any) -> KernelInfo:
+    """Return a kernel of one knob, whose space is given as plain data."""
+    plain = {"axes": None, "configs": None, "constrained": False, **changes.pop("space", {})}
+    kernel = KernelInfo(
+        ProjectName("p"), "k", "/p/tune_k.py", 1, "fake", "d", "s", "pl", (), {}, (), None, None, plain, Plan()
+    )
+    return replace(kernel, **changes)
+
+
+@pytest.mark.parametrize(
+    ("space", "config", "expected"),
+    [
+        ({"axes": {"B": [1, 2]}}, {"B": 2}, True),
+        ({"axes": {"B": [1, 2]}}, {"B": 3}, False),
+        ({"axes": {"B": [1, 2]}}, {"B": True}, False),
+        ({"axes": {"B": [1, 2]}}, {"B": 1.0}, False),
+        ({"axes": {"B": [1, 2]}}, {"B": 1, "C": 1}, False),
+        ({"axes": {"B": [1, 2], "C": [1]}}, {"B": 1}, False),
+        ({"axes": {"B": [1, 2]}, "constrained": True}, {"B": 2}, None),
+        ({"axes": {"B": [1, 2]}, "constrained": True}, {"B": 3}, False),
+        ({"configs": [{"B": 1}]}, {"B": 1}, True),
+        ({"configs": [{"B": 1}]}, {"B": True}, False),
+        ({"configs": [{"B": 1}]}, {"B": 2}, False),
+        ({"configs": [{"B": 1}], "constrained": True}, {"B": 1}, None),
+        ({"configs": [{"B": 1}], "constrained": True}, {"B": 2}, False),
+        ({}, {"B": 1}, None),
+    ],
+)
+def test_declared_verdict(space: dict[str, Any], config: Config, expected: bool | None) -> None:
+    """A declaration decides what it can, types included; a constraint can only take away from it."""
+    assert declared_verdict(info(space=space), config) is expected
+
+
+@pytest.mark.parametrize(
+    ("default", "config", "expected"),
+    [
+        ({"B": 1, "C": 3}, {"B": 2}, {"B": 2, "C": 3}),
+        ({"B": 1, "C": 3}, {"C": 2, "B": 2}, {"C": 2, "B": 2}),
+        ({"B": 1}, {"B": 2, "D": 1}, {"B": 2, "D": 1}),
+        ({"B": 1, "C": 3}, {"B": 2, "D": 1}, {"B": 2, "D": 1}),
+        (None, {"B": 2}, {"B": 2}),
+    ],
+)
+def test_completed(default: Config | None, config: Config, expected: Config) -> None:
+    """Knobs that are only missing come from the default; a config with knobs of its own stays as it is."""
+    assert completed(info(default=default), config) == expected
+
+
+def test_space_digest_goes_by_what_decides_the_space() -> None:
+    """A new budget, problem or default leaves verdicts standing; another space or constraint does not."""
+    parts = {"space": "a", "tune_k.py:fits": "b", "plan": "c", "problems": "d", "default": "e", "specialize": "f"}
+    kernel = info(extra={"plan": parts})
+    for label in parts:
+        other = replace(kernel, extra={"plan": {**parts, label: "other"}})
+        is_same = label in ("plan", "problems", "default", "specialize")
+        assert (space_digest(other) == space_digest(kernel)) is is_same
+    assert space_digest(info()) != space_digest(info(plan_digest="other"))
+
+
+@pytest.mark.anyio
+async def test_a_worker_is_asked_once_and_the_next_daemon_knows(parts: Parts) -> None:
+    """A constraint's verdicts are remembered by problem and config, and stored, for this very space only."""
+    kernel = await parts.inspect(kernel_text(configs=CONSTRAINED))
+    admission = parts.daemon.admission
+    configs: list[Config] = [{"us": 10.0}, {"us": 20.0}, {"us": 40.0}]
+    assert [admission.known(kernel, {"n": 15}, config) for config in configs] == [None, None, False]
+    assert await admission.ask(kernel, {"n": 15}, configs) == [True, False, False]
+    again = Admission(parts.catalog, None, parts.store, parts.deadlines)  # type: ignore[arg-type]
+    for one in (admission, again):
+        assert [one.known(kernel, {"n": 15}, config) for config in configs] == [True, False, False]
+        assert one.known(kernel, {"n": 20}, {"us": 20.0}) is None
+        assert await one.ask(kernel, {"n": 15}, configs) == [True, False, False]
+    other = await parts.inspect(kernel_text(configs=CONSTRAINED.replace("<=", "<")))
+    assert again.known(other, {"n": 15}, {"us": 10.0}) is None
+
+
+@pytest.mark.anyio
+async def test_a_constraint_that_raises_admits_nothing(parts: Parts) -> None:
+    """What its code cannot say is not served; a file that changed since is no verdict."""
+    kernel = await parts.inspect(kernel_text(configs="us=[10.0], where=lambda p, c: p.n == 64 or 1 / 0"))
+    admission = parts.daemon.admission
+    assert await admission.ask(kernel, {"n": 1}, [{"us": 10.0}]) == [False]
+    parts.write(kernel_text(configs="us=[10.0]"))
+    with pytest.raises(Exception, match="changed after it was inspected"):
+        await admission.ask(kernel, {"n": 2}, [{"us": 10.0}])
+    assert admission.known(kernel, {"n": 2}, {"us": 10.0}) is None
