@@ -210,8 +210,10 @@ def test_more_important_job_goes_first_and_the_other_is_resumed(daemon: Daemon) 
 
 def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
     """While a re-tune runs, a loop of lookups gets valid configs, within its deadline, and ends on the new winner."""
-    path = daemon.kernel_file(_text())
-    daemon.tune(path=str(path))
+    door = daemon.gate("door")
+    door.open()
+    daemon.tune(path=str(daemon.kernel_file(_text(gate="door"))))
+    door.close()
     deadline_s, is_over = 10.0, threading.Event()
     hits: list[tuple[float, Hit]] = []
 
@@ -227,9 +229,9 @@ def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
     try:
         more = _text(gate="door", reference="lambda x: dict(y=x + x)")
         daemon.kernel_file(more.replace("])", ", dict(us=50.0, does='work', tag='c', gate='door')])", 1))
-        daemon.gate("door").wait_reached()
+        door.wait_reached()
         daemon.until(lambda: bool(hits) and hits[-1][1].status == "stale", "the loop to see that it is stale")
-        daemon.gate("door").open()
+        door.open()
         daemon.until(lambda: _settled(daemon, 2), "the re-tune")
         daemon.until(lambda: (hits[-1][1].config or {}).get("tag") == "c", "the loop to see the new winner")
     finally:
@@ -245,7 +247,7 @@ def test_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None
     """What does not compile is told with its first line; the old winner stays, and the undone edit is fresh at once."""
     path = daemon.kernel_file(_text())
     daemon.tune(path=str(path))
-    broken = _text(reference="lambda x: dict(y=x * 2)").replace("does='work'", "does='compile_error'")
+    broken = _text(reference="lambda x: dict(y=x * 2)").replace("Build(**c)", "Build(**{**c, 'does': 'compile_error'})")
     path.write_text(broken)
     daemon.until(lambda: _settled(daemon, 2), "the failing job")
     job = _jobs(daemon)[-1]
