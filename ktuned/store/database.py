@@ -328,6 +328,10 @@ class Store:
         """
         return trial_queries.past(self._reader, context, contexts, limit)
 
+    def failed_trials(self, context: Context, limit: int) -> list[Trial]:
+        """Return the trials of a context that ended otherwise than measured, and are not tried again."""
+        return trial_queries.failed(self._reader, context, limit)
+
     def trials(
         self,
         *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ktuned.model import Config, Context, Outcome, Trial, canonical
+from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Context, Outcome, Trial, canonical
 from ktuned.store import rows
 from ktuned.store.reader import Reader
 
@@ -53,7 +53,7 @@ def twin(reader: Reader, content: str) -> Trial | None:
 def past(reader: Reader, context: Context, contexts: int, limit: int) -> list[Trial]:
     """Return ended trials of the latest contexts of a key, the context's own first, of each the fastest first.
 
-    Of its own context only measured ones: a failure here needs no prediction, and costs nothing at any rank.
+    Of its own context only measured ones: :func:`failed` returns the others.
     """
     return reader.values(
         rows.trial,
@@ -68,6 +68,19 @@ def past(reader: Reader, context: Context, contexts: int, limit: int) -> list[Tr
         contexts,
         *rows.context_values(context),
         *rows.context_values(context),
+        limit,
+    )
+
+
+def failed(reader: Reader, context: Context, limit: int) -> list[Trial]:
+    """Return the trials of a context that ended otherwise than measured, and are not tried again."""
+    retried = sorted({*RETRIED_BY_NEXT_JOB, Outcome.COMPILE_TIMEOUT})
+    return reader.values(
+        rows.trial,
+        f"""{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)
+            AND trials.outcome NOT IN ('measured', {", ".join("?" * len(retried))}) ORDER BY trials.id LIMIT ?""",
+        *rows.context_values(context),
+        *retried,
         limit,
     )
 

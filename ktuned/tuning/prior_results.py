@@ -44,13 +44,21 @@ class Past:
     latency_us: float | None
 
 
-def order(seated: Config | None, default: Config | None, past: Sequence[Past], near: Sequence[Config] = ()) -> Order:
+def order(
+    seated: Config | None,
+    default: Config | None,
+    past: Sequence[Past],
+    near: Sequence[Config] = (),
+    settled: Sequence[Config] = (),
+) -> Order:
     """Return the most promising order, by results of earlier contexts (``past``, the newest first). No IO.
 
     The winner comes first, so that lookups soon get a fresh one that is no slower; then the default, which is the base
     of speed-ups; then measured configs, the fastest of the newest context first. Hopelessly slow ones come after the
     unknown ones, failed ones last of all. Where nothing was measured yet, ``near`` follows the default: the winners of
-    near problems and of other devices.
+    near problems and of other devices. ``settled`` are configs whose failure in this very context is known. Like its
+    measured ones they cost nothing and count towards the budget, so that a job that is asked for again has no more to
+    do, whichever configs its strategy would choose now.
     """
     known: dict[str, Past] = {}
     for entry in past:
@@ -58,6 +66,7 @@ def order(seated: Config | None, default: Config | None, past: Sequence[Past], n
     first = {canonical(config): config for config in (seated, default) if config is not None}
     measured = {text: entry.config for text, entry in known.items() if entry.outcome is Outcome.MEASURED}
     first |= measured or {canonical(config): config for config in near}
+    first |= {canonical(config): config for config in settled}
     failed = [(text, entry) for text, entry in known.items() if text not in first]
     failed.sort(key=lambda pair: pair[1].outcome is not Outcome.SLOWER)
     return Order(tuple(first.values()), tuple(entry.config for _, entry in failed))
@@ -155,7 +164,8 @@ class PriorResults:
         past = self._store.past(context, RECENT_CONTEXTS, MAX_PREDICTED)
         found = [Past(trial.config, trial.outcome, trial.latency_us) for trial in past if trial.outcome is not None]
         near = nearest(context, self._store.winners(context.kernel))
-        return order(None if seated is None else seated.config, self._work.kernel.default, found, near)
+        settled = [trial.config for trial in self._store.failed_trials(context, MAX_PREDICTED)]
+        return order(None if seated is None else seated.config, self._work.kernel.default, found, near, settled)
 
     def carried(self, compiled: Compiled) -> TrialResult | None:
         """Return the result of a compiled attempt whose twin was measured: equal bytes, called alike, on equal data."""

@@ -43,6 +43,13 @@ def test_what_must_come_first_is_not_left_for_last() -> None:
     assert found.last == ()
 
 
+def test_known_failures_count_towards_the_budget() -> None:
+    """A config whose failure here is known comes before all unknown ones, after the measured ones."""
+    found = order(None, {"n": 7}, [past(1), past(3, Outcome.HUNG)], settled=[{"n": 3}, {"n": 4}])
+    assert [config["n"] for config in found.first] == [7, 1, 3, 4]
+    assert found.last == ()
+
+
 SPACE = "[dict(us=50.0), dict(us=90.0)]"
 
 
@@ -126,3 +133,17 @@ async def test_job_seats_what_is_slower_than_a_config_that_is_gone(parts: Parts)
     seated = parts.store.winner(wanted({"n": 64}))
     assert seated is not None
     assert seated.config in ({"us": 50.0}, {"us": 90.0})
+
+
+@pytest.mark.anyio
+async def test_a_job_that_is_asked_for_again_has_nothing_to_do(parts: Parts) -> None:
+    """Its budget is spent on what is known, failures too, although its strategy would choose other configs now."""
+    configs = "[dict(us=float(50 + n), does='work' if n % 2 else 'compile_error') for n in range(40)]"
+    async with parts.working():
+        kernel = await parts.inspect(kernel_text(configs=configs, strategy="'guided'", trials="10"))
+        for count in (1, 2):
+            await parts.intake.tune_kernel(kernel, _wish())
+            ended = await parts.told.ended(count)
+            assert ended[-1]["done"] == 10
+    assert len(parts.store.trials(kernel=kernel.name)) == 10
+    assert ended[-1]["cost"].get("lane_s", 0.0) == 0.0
