@@ -18,7 +18,7 @@ from ktuned.model.plan import PRESETS
 from ktuned.model.values import Config
 from ktuned.spec.declaration import Kernel
 from ktuned.spec.loader import load_file
-from ktuned.worker.cuda_timing import CudaTimer
+from ktuned.worker.cuda_timer import CudaTimer
 from ktuned.worker.problem import ProblemData
 
 _Result = TypeVar("_Result")

@@ -54,7 +54,7 @@ class Worker(ABC):
     @property
     @abstractmethod
     def is_alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """True until it has ended."""
 
     @abstractmethod
     async def exchange(

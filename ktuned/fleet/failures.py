@@ -35,7 +35,7 @@ class WorkerDied(WorkerError):
 
     @property
     def is_outside_kill(self) -> bool:
-        """Whether a SIGKILL that ktuned did not send ended it: a user's, or the kernel's for want of memory."""
+        """True if a SIGKILL that ktuned did not send ended it: a user's, or the kernel's for want of memory."""
         return self.returncode == -signal.SIGKILL and not self.stopped
 
 

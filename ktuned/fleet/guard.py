@@ -1,4 +1,4 @@
-"""The daemon's side of the warden: has one stand by for as long as there may be workers."""
+"""The daemon's side of the warden: keeps one running for as long as there may be workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ktuned.model import WorkerError
 _log = structlog.get_logger()
 
 _REAP_S: Final = 5.0
-"""How long a warden may take to sweep and end, once its daemon has no worker any more."""
+"""Time for a warden to sweep and end, once its daemon has no worker any more."""
 
 
 class Guard:
@@ -32,12 +32,12 @@ class Guard:
 
     @property
     def pid(self) -> int:
-        """The process that stands by."""
+        """The warden's process."""
         return self._process.pid
 
     @asynccontextmanager
     async def standing(self) -> AsyncIterator[None]:
-        """Have a warden for the length of the block.
+        """Run a warden for the length of the block.
 
         Raises:
             WorkerError: no process can be started.
@@ -51,7 +51,7 @@ class Guard:
                 await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
 
     def keep(self) -> None:
-        """Have a warden again where somebody killed it: it is what ends the workers if the daemon is killed next."""
+        """Start the warden again if it was killed: it ends the workers if the daemon is killed next."""
         if self._process.poll() is None:
             return
         self._let_go()
@@ -60,7 +60,7 @@ class Guard:
         except WorkerError as error:
             _log.error("no_warden", reason=error.message)
         else:
-            _log.warning("warden_started_anew", pid=self.pid)
+            _log.warning("warden_restarted", pid=self.pid)
 
     def _start(self) -> subprocess.Popen[bytes]:
         try:

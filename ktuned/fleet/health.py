@@ -1,4 +1,4 @@
-"""Whether something that can fail may be tried again now: with back-off, and with its reason to show. No IO."""
+"""Back-off for something that fails repeatedly, with its reason to show. No IO."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from time import monotonic
 
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
-"""What fails is tried again after a second, then after twice as long each time, at least once a minute."""
+"""The first retry comes after a second, each further one after twice as long, up to a minute."""
 
 
 class Health:
@@ -22,12 +22,12 @@ class Health:
 
     @property
     def is_sick(self) -> bool:
-        """Whether it failed more often in a row than is tolerated, and has not succeeded since."""
+        """True if it failed more often in a row than is tolerated, and has not succeeded since."""
         return self._failures > self._tolerated
 
     @property
     def failures(self) -> int:
-        """How often it failed since it last succeeded."""
+        """The number of failures since the last success."""
         return self._failures
 
     @property

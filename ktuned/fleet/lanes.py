@@ -19,7 +19,7 @@ from ktuned.ipc import requests
 from ktuned.model import Device, Role, WorkerError
 
 REAP_S = 1.0
-"""How long a killed worker may take to end: a process in an endless GPU kernel was seen to take 0.15 s."""
+"""Time for a killed worker to end: a process in an endless GPU kernel was seen to take 0.15 s."""
 
 SPARES_IN_TROUBLE = 2
 """Warm spares of a lane that has just lost a worker. Bad configs come in rows, being neighbours in the space: with one
@@ -27,7 +27,7 @@ spare, the next failure waits for an interpreter that imports torch, which takes
 start together share the cores, and each holds memory."""
 
 TROUBLE_S = 60.0
-"""How long after a loss the second spare is kept: it holds some 250 MiB."""
+"""Time after a loss for which the second spare is kept: it holds some 250 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class LaneSick(WorkerError):
 
 
 class Lane:
-    """One device, which a job holds by :meth:`seat` while it measures.
+    """One device, which a job holds by :meth:`hold` while it measures.
 
     After its worker was killed a lane is suspect: on a GPU the next worker must pass a canary first. If it does not, or
     the killed one cannot be reaped because it sits in the driver, the lane is sick, and is tried again with back-off.
-    Lanes of one ``seat`` take turns on it; ``on_state`` is called when it becomes sick, and when it is well again.
+    Lanes of one device share its ``turns``; ``on_state`` is called when it becomes sick, and when it is well again.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Lane:
         device: Device,
         fleet: Fleet,
         *,
-        seat: Turns | None = None,
+        turns: Turns | None = None,
         on_state: Callable[[Lane], None] = lambda lane: None,
     ) -> None:
         self.device = device
@@ -74,7 +74,7 @@ class Lane:
         self.health = Health()
         self._fleet = fleet
         self._on_state = on_state
-        self._turns = seat or Turns()
+        self._turns = turns or Turns()
         self._worker: Worker | None = None
         self._bench: Bench | None = None
         self._killed: Worker | None = None
@@ -94,7 +94,7 @@ class Lane:
         return self._worker.pid if self._worker is not None and self._worker.is_alive else None
 
     @asynccontextmanager
-    async def seat(self, job: int) -> AsyncIterator[None]:
+    async def hold(self, job: int) -> AsyncIterator[None]:
         """Hold the device for one job's next request."""
         async with self._turns.hold(job):
             self.job = job
@@ -106,7 +106,7 @@ class Lane:
                 self.job = None
 
     async def open(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
-        """Have a worker ready that has opened ``bench``; the caller holds the seat. Waits while the lane is sick.
+        """Have a worker ready that has opened ``bench``; the caller holds the lane. Waits while the lane is sick.
 
         Raises:
             CannotOpen: the kernel file, its inputs or its reference fail, hang or crash.
@@ -119,7 +119,7 @@ class Lane:
                 return
 
     async def open_now(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
-        """Have a worker ready that has opened ``bench``, or learn that the lane is sick; the caller holds the seat.
+        """Have a worker ready that has opened ``bench``, or learn that the lane is sick; the caller holds the lane.
 
         Raises:
             CannotOpen: as :meth:`open`; what failed may be the device, which the next try finds out.
@@ -212,7 +212,7 @@ class Lane:
         *,
         on_item: Callable[[I], None] | None = None,
     ) -> tuple[R, Output]:
-        """Have the opened worker measure something; the caller holds the seat.
+        """Have the opened worker measure something; the caller holds the lane.
 
         Raises:
             WorkerDied, DeadlineExpired: the worker is gone; the next :meth:`open` takes the spare.

@@ -29,13 +29,13 @@ COMPILE_NICENESS = 10
 """The niceness of compilers, so that they yield to what people do on the machine."""
 
 _REAP_S = 5.0
-"""How long an ending daemon waits for its workers' ends; one that sits in a driver must not hold it up."""
+"""Time that an ending daemon gives its workers to end; one that sits in a driver must not hold it up."""
 
 _GENERATIONS = 20
-"""How often orphans are looked for after a worker's end: those that are ended may leave orphans of their own."""
+"""Searches for orphans after a worker's end: those that are killed may leave orphans of their own."""
 
 _WARDEN_S = 15.0
-"""How often the warden is checked, and started again where it was killed."""
+"""Interval between checks of the warden, which is started again if it was killed."""
 
 
 class LocalExecutor(Executor):

@@ -1,9 +1,9 @@
-"""How much memory a worker and what it started use, and how much they may.
+"""Memory of a worker and its descendants, and its limits.
 
 Two things keep a worker within its limit. The fleet looks five times a second at what a worker and all its descendants
 have resident, and stops the one that has too much: its outcome is ``crashed (out of memory)``, and its limit is for all
 of its processes together. Between two looks a process can take gigabytes, so the kernel bounds each process as well
-(:func:`cap`). And when the machine runs short all the same, workers are the first to go (``oom_score_adj``, which a
+(:func:`cap`). If the machine still runs short, workers are killed first (``oom_score_adj``, which a
 worker raises itself).
 """
 

@@ -1,7 +1,7 @@
-"""What a dead worker's code left running without its mark: as their subreaper, a daemon becomes their parent.
+"""Orphans: detached descendants of dead workers, which are re-parented to the daemon.
 
-A worker is the subreaper of what it starts, and the daemon is that of its workers: whatever detaches itself, throws its
-environment away and outlives its worker ends as a child of the daemon, who knows all children of its own.
+A worker is the subreaper of its descendants, and the daemon that of its workers. A process that detaches, clears its
+environment and outlives its worker becomes a child of the daemon, which kills any child that it did not start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def adopt() -> None:
 
 
 def children() -> set[int]:
-    """Return our children, the adopted ones too; none where the kernel does not tell (``CONFIG_PROC_CHILDREN``)."""
+    """Return our children, adopted ones too; none where the kernel lists none (without ``CONFIG_PROC_CHILDREN``)."""
     found: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError), open(f"/proc/self/task/{thread}/children", encoding="ascii") as stream:
@@ -32,7 +32,7 @@ def children() -> set[int]:
 
 
 def end(pids: Collection[int]) -> None:
-    """SIGKILL children that nobody else waits for, and take their exit codes. Blocks until they are gone."""
+    """SIGKILL orphans and reap them. Blocks until they are gone."""
     for pid in pids:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)

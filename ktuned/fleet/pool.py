@@ -41,7 +41,7 @@ TOLERATED_FAILURES = 3
 """Starts of a worker that may fail in a row before there is a pause between them."""
 
 _MEMORY_S = 0.2
-"""How often workers' memory is looked at."""
+"""Interval between two looks at workers' memory."""
 
 BENCH_MODULES = ("torch", "safetensors.torch")
 """The modules that a bench worker needs besides its backend; a spare has imported them."""

@@ -1,7 +1,6 @@
-"""Who goes next where only so many can: the most important job first, and whoever waits longer rises.
+"""Priority semaphore with ageing, for compile slots and for devices.
 
-Compile slots and a device's seat are handed out here. Ranks come from whoever knows the jobs; without anybody
-they are all equal, and the first come is the first served.
+The caller gives the ranks of jobs; without them all are equal, and the first come is the first served.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import anyio
 from anyio.lowlevel import checkpoint_if_cancelled
 
 LEVEL = 100
-"""How far two levels of importance are apart (:class:`~ktuned.model.Priority`), and how much one step of age lifts."""
+"""Distance of two levels of priority (:class:`~ktuned.model.Priority`), and the lift of one step of age."""
 
 TURN_AGE_S = 20.0
-"""How long a turn is waited for until that counts as a level: some compiles of more important jobs."""
+"""Waiting time that counts as a level: some compiles of more important jobs."""
 
 
 def aged(level: int, waited_s: float, step_s: float) -> int:
@@ -59,7 +58,7 @@ class Turns:
 
     @property
     def total_tokens(self) -> int:
-        """How many may hold a turn at once; fewer than do so now takes no turn away."""
+        """The number of turns that may be held at once; lowering it takes no turn away."""
         return self._total
 
     @total_tokens.setter
@@ -69,7 +68,7 @@ class Turns:
 
     @property
     def is_full(self) -> bool:
-        """Whether somebody who comes now has to wait."""
+        """True if the next caller has to wait."""
         return self.borrowed_tokens >= self._total
 
     @property

@@ -32,7 +32,7 @@ DAEMON_MARK = "KTUNED_DAEMON"
 WORKER_MARK = "KTUNED_WORKER"
 
 TAIL_BYTES = 16 * 1024
-"""How much of a worker's output is kept: enough for a compiler's first errors or a traceback."""
+"""The part of a worker's output that is kept: enough for a compiler's first errors or a traceback."""
 
 _NO_ANSWERS = "the worker sent what is no answer: its code writes to files that it did not open"
 
@@ -125,7 +125,7 @@ class WorkerProcess(Worker):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended yet."""
+        """True until the process has ended."""
         return self._returncode is None
 
     async def exchange(

@@ -1,4 +1,4 @@
-"""The gate between compiling and deciding: while finalists are measured, no compile runs."""
+"""The gate between compiles and final rounds: while finalists are measured, no compile runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import anyio
 
 
 class QuietGate:
-    """Any number may compile at once, or one may have quiet; who waits for quiet lets no new compile begin."""
+    """Any number may compile at once, or one may have quiet; no compile begins while quiet is waited for."""
 
     def __init__(self) -> None:
         self._changed = anyio.Event()
@@ -32,7 +32,7 @@ class QuietGate:
             yield
         finally:
             self._compiling -= 1
-            self._tell()
+            self._notify()
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[None]:
@@ -44,15 +44,15 @@ class QuietGate:
             self._is_quiet = True
         finally:
             self._waiting_for_quiet -= 1
-            # Cancelled: compiles that waited for this one may be woken by nobody else.
-            self._tell()
+            # If it was cancelled, nothing else wakes the compiles that waited for it.
+            self._notify()
         try:
             yield
         finally:
             self._is_quiet = False
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
-        """Have all who wait look again."""
+    def _notify(self) -> None:
+        """Wake all waiters, to check again."""
         self._changed.set()
         self._changed = anyio.Event()

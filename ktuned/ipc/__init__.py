@@ -1,4 +1,4 @@
-"""What the daemon and its workers exchange: typed requests and replies in frames, artifact manifests, file stamps."""
+"""Exchange between the daemon and its workers: typed requests and replies in frames, artifact manifests, stamps."""
 
 from ktuned.ipc import frames, manifest, replies, requests
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain

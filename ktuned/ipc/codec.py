@@ -136,7 +136,7 @@ def _reader(hint: Any) -> _Convert:
     if origin in (typing.Union, types.UnionType):
         return _union_reader(arguments)
     if origin is tuple:
-        return _tuple_reader(_reader(arguments[0]))
+        return _tuple_reader(_reader(arguments[0]), arguments[0])
     if origin in (dict, Mapping):
         return _map_reader(_reader(arguments[1]))
     if isinstance(hint, type) and issubclass(hint, StrEnum):
@@ -180,10 +180,13 @@ def _union_reader(arguments: tuple[Any, ...]) -> _Convert:
     return _scalar_reader(arguments, " or ".join(_NAMES.get(one, "nothing") for one in arguments))
 
 
-def _tuple_reader(read_item: _Convert) -> _Convert:
+def _tuple_reader(read_item: _Convert, kind: Any) -> _Convert:
     def read(value: object) -> tuple[Any, ...]:
         if type(value) is not list:
             raise _mismatch(value, "a list")
+        # A trial's samples are hundreds of floats, which need no look at each.
+        if kind is float and set(map(type, value)) == {float}:
+            return tuple(value)
         try:
             return tuple([read_item(item) for item in value])
         except _Mismatch as mismatch:

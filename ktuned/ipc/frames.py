@@ -1,7 +1,7 @@
 """Frames between daemon and workers: a 4-byte big-endian length, then one MessagePack map. No IO.
 
 A length prefix, rather than bare MessagePack, lets a reader refuse a hostile size before it allocates, and
-tell a frame cut short from a stream that ended.
+distinguish a truncated frame from the end of the stream.
 """
 
 from __future__ import annotations

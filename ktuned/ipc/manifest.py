@@ -1,6 +1,6 @@
-"""What an artifact directory says of itself: ``manifest.json`` with the SHA-256 of each of its files.
+"""An artifact directory's manifest: ``manifest.json`` with the SHA-256 of each of its files.
 
-Written before an artifact is sealed, checked whenever one is loaded; by the daemon, by workers and by whoever
+Written before an artifact is sealed and checked at each load; by the daemon, by workers and by code that
 loads an artifact without a daemon.
 """
 
@@ -63,8 +63,8 @@ def write(
         if path.is_file() and path.name != MANIFEST_NAME
     }
     manifest = Manifest(key, backend, dict(facts), files, tuple(decisive))
-    told = {"key": key, "backend": backend, "facts": manifest.facts, "files": files, "decisive": manifest.decisive}
-    text = json.dumps({"version": MANIFEST_VERSION, **told}, indent=1, sort_keys=True)
+    fields = {"key": key, "backend": backend, "facts": manifest.facts, "files": files, "decisive": manifest.decisive}
+    text = json.dumps({"version": MANIFEST_VERSION, **fields}, indent=1, sort_keys=True)
     (directory / MANIFEST_NAME).write_text(text)
     return manifest
 

@@ -1,4 +1,4 @@
-"""Where a worker finds the files that requests name, on the machine that it runs on.
+"""Places of the files that requests name, on the machine that a worker runs on.
 
 A request names a file by its project and its path there, an artifact by its key, tensors by their digest. Each executor
 gives its workers the directories of their own machine when it starts them, so that one request means the same anywhere.

@@ -1,4 +1,4 @@
-"""What a worker answers: replies, the items and phases that precede them, failures.
+"""Answers of a worker: replies, the items and phases that precede them, failures.
 
 The frames of one answer are any number of :class:`PhaseBegun` and :class:`Item`, then one :class:`Done` or
 :class:`Failed`.
@@ -30,7 +30,7 @@ class Ready(Message):
 
 @message
 class Absence(Message):
-    """Why a backend has no device: the reason's name, one line about it, and a command that mends it."""
+    """The reason why a backend has no device: its name, one line about it, and a command that mends it."""
 
     reason: str
     message: str
@@ -74,7 +74,7 @@ class ProbeReport(Message):
 
 @message
 class GpuUsers(Message):
-    """How many foreign processes had work on each GPU lately; ``absence`` says why that is unknown."""
+    """Counts of foreign processes that had work on each GPU lately; ``absence`` says why they are unknown."""
 
     users: Mapping[str, int]
     absence: str = ""
@@ -93,7 +93,7 @@ class FileFault(Message):
 
 @message
 class InspectedFile(Message):
-    """What one kernel file declares. All paths, those of the kernels too, are relative to the project's directory."""
+    """The declarations of one kernel file. All paths, also the kernels', are relative to the project's directory."""
 
     file: str
     kernels: tuple[KernelInfo, ...]
@@ -134,14 +134,14 @@ class Proposals(Message):
 
 @message
 class Admitted(Message):
-    """Whether the space admits each of the request's configs, in their order."""
+    """The space's verdict on each of the request's configs, in their order."""
 
     admitted: tuple[bool, ...]
 
 
 @message
 class CompiledUnit(Message):
-    """What became of one unit: sealed where ``outcome`` is ``None``.
+    """The result of one unit: sealed where ``outcome`` is ``None``.
 
     ``content`` is the digest of the artifact's decisive files (empty if it has none), ``bytes`` what was added to the
     disk.
@@ -158,7 +158,7 @@ class CompiledUnit(Message):
 
 @message
 class Measurement(Message):
-    """What measuring one config gave, times in µs; ``outcome`` is ``None`` if its artifact is damaged.
+    """The measurement of one config, times in µs; ``outcome`` is ``None`` if its artifact is damaged.
 
     ``phase`` is the one that it failed in, ``samples`` some of the ``count`` timings in ascending order;
     ``contention`` says why it is unknown whether others used the device. A reference has the latency alone.
@@ -178,7 +178,7 @@ class Measurement(Message):
 
 @message
 class Failure(Message):
-    """Why a request failed: a code, one line, a hint, a traceback; ``path`` and ``line`` of a kernel file's error."""
+    """The failure of a request: code, one line, hint, traceback; ``path`` and ``line`` of a kernel file's error."""
 
     code: str
     message: str

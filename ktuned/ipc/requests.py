@@ -1,4 +1,4 @@
-"""What the daemon asks of a worker: one dataclass for each operation.
+"""Requests of the daemon to a worker: one dataclass for each operation.
 
 A request holds nothing that depends on the machine: it names files by project, relative path and digest, artifacts by
 key and tensors by digest; :class:`~ktuned.ipc.places.Places` resolves them. Each request class states its operation's
@@ -67,7 +67,7 @@ class UnitRef(Message):
 
 @message
 class Tried(Message):
-    """What became of a proposed config, for the strategy; ``latency_us`` if it was measured."""
+    """The outcome of a proposed config, for the strategy; ``latency_us`` if it was measured."""
 
     config: Config
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""What files held when they were read: their paths with the SHA-256 of their bytes, behind every link.
+"""Stamps of files: their paths with the SHA-256 of their bytes, behind every link.
 
 A file that is reached through a link is stamped under each path on the way: that of the link, whose target may be
 changed, and that of the file itself, which may be edited where it lies.

@@ -93,7 +93,7 @@ class Dispatcher:
         self._idle_policy = idle_policy
         self._read = read
         self._intervals = intervals
-        self._seats: dict[str, Turns] = {}
+        self._turns: dict[str, Turns] = {}
         self._news = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
 
@@ -233,8 +233,8 @@ class Dispatcher:
         """Return the lane of a device; two backends that see one device as two models take turns on it."""
         key = (device.name, device.model, device.target)
         if key not in self.lanes:
-            seat = self._seats.setdefault(device.name, Turns(rank_of=self._machine.rank))
-            self.lanes[key] = Lane(device, self._fleet, seat=seat, on_state=self._lane_changed)
+            turns = self._turns.setdefault(device.name, Turns(rank_of=self._machine.rank))
+            self.lanes[key] = Lane(device, self._fleet, turns=turns, on_state=self._lane_changed)
         return self.lanes[key]
 
     def _lane_changed(self, lane: Lane) -> None:

@@ -257,7 +257,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """How long the job is still likely to take."""
+        """The time in s that the job is still likely to take."""
         return time_left_s(
             tried=self.done - self.reused,
             left=None if self.total is None else self.total - self.done,
@@ -267,7 +267,7 @@ class Progress:
 
     @property
     def has_measured(self) -> bool:
-        """Whether this job has used a lane: configs that were known, or carried over, need none."""
+        """True if this job has used a lane: configs that were known, or carried over, need none."""
         return self.cost.get("lane_s", 0.0) > 0
 
     def count(self, outcome: Outcome, latency_us: float | None, *, is_default: bool) -> None:

@@ -1,4 +1,4 @@
-"""How many configs to compile at once: what grouping saves is learned, what it delays is bounded. No IO."""
+"""Group sizes for compiling: the gain of grouping is learned, the delay is bounded. No IO."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import deque
 from statistics import median
 
 PAYS = 0.75
-"""Grouped where a config costs at most this part of what one alone does: who waits for a group waits for all of it."""
+"""Groups pay where a config costs at most this part of one alone: each config is ready only with the last."""
 
 TRY_EVERY = 8
-"""While groups do not pay, or nobody knows, the second of so many is a pair: headers that a worker has precompiled
-meanwhile, say, change what is saved."""
+"""One group in so many is a pair while groups do not pay, or that is unknown: the gain may change, for example because
+a worker has precompiled headers since."""
 
 _ALONE = 9
 _TOGETHER = 3
@@ -48,7 +48,7 @@ class GroupSize:
 
     @property
     def pays(self) -> bool:
-        """Whether a config in a group is known to cost clearly less than one alone."""
+        """True if a config in a group is known to cost clearly less than one alone."""
         if not (self._alone and self._together):
             return False
         return median(self._together) <= PAYS * median(self._alone)

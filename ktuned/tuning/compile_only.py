@@ -48,7 +48,7 @@ class Precompiling:
 
     @property
     def verdict(self) -> tuple[JobState, str]:
-        """How the job ends, and its message."""
+        """The job's final state, and its message."""
         ready, target = self.progress.compiled, self.work.target
         message = f"no config could be compiled for {target}"
         if ready:

@@ -1,4 +1,4 @@
-"""How long each phase may take, and how a known best shortens that. No IO."""
+"""Deadlines of the phases, which a known best shortens. No IO."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_DEADLINES: Mapping[str, float] = MappingProxyType(
         "compile": 180.0,
         # Loading is a dlopen or a module load, but the first one on a GPU makes a context.
         "load": 60.0,
-        # The reference is somebody's unoptimised program, run once.
+        # The reference is an unoptimised program, run once.
         "reference": 120.0,
         # One run of a kernel takes milliseconds; ten seconds is for the kernel that first builds tables.
         "first_launch": 10.0,

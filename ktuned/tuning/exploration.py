@@ -18,7 +18,7 @@ SHOWN_AFTER = (10, 25, 50, 100, 250, 500, 1000)
 
 @dataclass
 class SearchSummary:
-    """How a job searched: by which strategy, how much of the space, and how the best came down."""
+    """A job's search in short: its strategy, its share of the space, and how the best came down."""
 
     strategy: str = ""
     notice: str = ""

@@ -219,7 +219,7 @@ class _Contest:
         for finalist in self.finalists[first:] + self.finalists[:first]:
             if finalist.failed is None:
                 await self._time(finalist)
-        async with self._lane.seat(self._work.job.id):
+        async with self._lane.hold(self._work.job.id):
             try:
                 await self._measuring.open(self._lane)
                 request = requests.TimeReference(self._work.preset, self._work.judge_contention)
@@ -233,7 +233,7 @@ class _Contest:
     async def _time(self, finalist: _Finalist) -> None:
         attempt = finalist.attempt()
         request = requests.Time(finalist.unit, self._work.preset, self._work.judge_contention)
-        async with self._lane.seat(self._work.job.id):
+        async with self._lane.hold(self._work.job.id):
             await self._measuring.open(self._lane)
             try:
                 measured, output = await self._lane.exchange(request, self._deadlines)

@@ -73,7 +73,7 @@ class MeasureStage:
         return next(iter(self._others(lane)), lane) if lane.health.pause_s else lane
 
     async def open(self, lane: Lane) -> None:
-        """Have a lane ready for this job's trials; the caller holds its seat. Where all are sick it waits.
+        """Have a lane ready for this job's trials; the caller holds it. Where all are sick it waits.
 
         Raises:
             CannotOpen: the problem's data cannot be made.
@@ -85,7 +85,7 @@ class MeasureStage:
             await lane.open(self.bench(lane), self._work.deadlines)
 
     async def open_early(self, lane: Lane) -> None:
-        """Have a lane ready before there is anything to measure, unless it is sick; the caller holds its seat.
+        """Have a lane ready before there is anything to measure, unless it is sick; the caller holds it.
 
         Raises:
             CannotOpen: the problem's data cannot be made.
@@ -123,7 +123,7 @@ class MeasureStage:
         work, attempt = self._work, compiled.attempt
         deadlines = for_trial(work.deadlines, work.preset, best_us)
         stop_above_us = None if best_us is None else best_us * work.job.plan.early_stop
-        async with lane.seat(work.job.id):
+        async with lane.hold(work.job.id):
             # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
             began = monotonic()
             await self.open(lane)

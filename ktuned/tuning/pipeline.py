@@ -78,7 +78,7 @@ class Pipeline:
 
     @property
     def verdict(self) -> tuple[JobState, str]:
-        """How a job ends that ran to its end, and its message."""
+        """The final state of a job that ran to its end, and its message."""
         if self.progress.best_us is None:
             return JobState.FAILED, f"no config could be measured{self._first_failure}"
         return JobState.DONE, self.summary.words(self.progress.done, self.progress.best_us)
@@ -238,7 +238,7 @@ class Pipeline:
         async with self._fleet.gate.compiling():
             self._fleet.prepare_spares(Role.BENCH, self.work.environment, self.work.kernel.backend)
             if lane.state == "ready":
-                async with lane.seat(self.work.job.id):
+                async with lane.hold(self.work.job.id):
                     began = monotonic()
                     await self._measuring.open_early(lane)
                     self.progress.spend("open_s", monotonic() - began)

@@ -14,7 +14,7 @@ from ktuned.ipc import InvalidMessage, from_plain, replies, to_plain
 
 @dataclass(frozen=True, slots=True)
 class TrialDetail:
-    """What is known of a trial, as far as it got.
+    """Details of a trial, as far as it got.
 
     From its end: the ``phase`` that it failed in, ``signal``, ``after_s`` (the deadline that passed), ``story`` (its
     events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, the check's

@@ -1,4 +1,4 @@
-"""What runs inside a worker process: everything that can hang, crash or block.
+"""The inside of a worker process: everything that can hang, crash or block.
 
 The daemon never imports this package; it starts ``python -m ktuned.worker`` and speaks frames with it.
 """

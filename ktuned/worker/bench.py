@@ -12,7 +12,7 @@ from ktuned.model import Device, Outcome, Phase, Preset, Unsupported, UsageError
 from ktuned.worker.check import Verdict
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
-from ktuned.worker.cuda_timing import EVENTS, CudaTimer
+from ktuned.worker.cuda_timer import EVENTS, CudaTimer
 from ktuned.worker.failures import words
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.problem import ProblemData

@@ -1,4 +1,4 @@
-"""Whether a kernel computed the right thing."""
+"""Checks of a kernel's outputs, against the reference and by the kernel file's own function."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _die_with(daemon_pid: int) -> None:
 
 
 def _prefer_as_oom_victim() -> None:
-    """When the machine runs out of memory, let the kernel choose a worker, and not the user's editor."""
+    """Let the kernel choose a worker, and not the user's editor, when the machine runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
         stream.write(str(_OOM_SCORE))
 

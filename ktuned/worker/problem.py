@@ -64,9 +64,9 @@ class ProblemData:
         self._layouts = {name: _layout(tensor) for name, tensor in self.tensors.items()}
 
     def renew(self) -> bool:
-        """Make the tensors anew if a config has resized or replaced what it was given; tell whether it has.
+        """Recreate the tensors if a config has resized or replaced them; return whether it has.
 
-        What was bound to the old ones must be bound again.
+        Launches that were bound to the old ones must be bound again.
         """
         if all(_layout(tensor) == self._layouts[name] for name, tensor in self.tensors.items()):
             return False
@@ -98,7 +98,7 @@ class ProblemData:
 
     @property
     def restores(self) -> bool:
-        """Whether something must be restored before each run."""
+        """True if something must be restored before each run."""
         return bool(self._writes_in_place) or self._setup_call is not None
 
     def restore(self) -> None:
@@ -144,7 +144,7 @@ class ProblemData:
     def _run_reference(self) -> dict[str, Any]:
         import torch
 
-        # Clones, lest the reference change what the kernels are given.
+        # Clones, because the reference may change its inputs.
         inputs = {name: value.clone() for name, value in self._pristine.items()}
         site = self._kernel.site
         try:

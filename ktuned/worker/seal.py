@@ -1,4 +1,4 @@
-"""What makes a compiled directory an artifact: whole, described, unchangeable, durable, and in its place at once."""
+"""Sealing: a compiled directory becomes an artifact, complete, described, read-only, durable and in place at once."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _move(directory: Path, place: Path) -> Manifest | None:
 
 
 def _set_aside(place: Path, aside: Path) -> None:
-    """Remove a damaged artifact; renamed first, so that nobody finds half of it."""
+    """Remove a damaged artifact; renamed first, so that no reader finds half of it."""
     try:
         place.rename(aside)
     except FileNotFoundError:

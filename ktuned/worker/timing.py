@@ -1,4 +1,4 @@
-"""How long a launch takes: samples until the median is known well enough. The deciding part does no IO.
+"""Timing of a launch: samples until the median is known well enough. The deciding part does no IO.
 
 The figure is a median, never a mean: on a machine that does other things as well, a few samples are very late,
 and a mean follows them (a 4.6 µs kernel was seen with a mean of 156 µs beside 32 compilers).
@@ -101,7 +101,7 @@ def launches_per_sample(launch_ns: int, *, restores: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What sampling found; ``stopped_early`` when the kernel was too slow to go on."""
+    """The samples of one kernel; ``stopped_early`` when it was too slow to go on."""
 
     samples: Samples
     stopped_early: bool

@@ -62,11 +62,11 @@ async def test_one_seat(run_lane: RunLane) -> None:
         order: list[str] = []
 
         async def second() -> None:
-            async with lane.seat(2):
+            async with lane.hold(2):
                 order.append("second in")
                 assert lane.job == 2
 
-        async with anyio.create_task_group() as tasks, lane.seat(1):
+        async with anyio.create_task_group() as tasks, lane.hold(1):
             tasks.start_soon(second)
             await anyio.wait_all_tasks_blocked()
             assert (lane.state, lane.job) == ("busy", 1)
@@ -80,9 +80,9 @@ async def test_a_seat_is_freed_by_failure(run_lane: RunLane) -> None:
     """An exception on the seat closes it to nobody."""
     async with run_lane() as (lane, _):
         with pytest.raises(RuntimeError):
-            async with lane.seat(1):
+            async with lane.hold(1):
                 raise RuntimeError("no")
-        async with lane.seat(2):
+        async with lane.hold(2):
             assert lane.describe()["job"] == 2
         assert set(lane.describe()) == {"device", "model", "state", "reason", "job", "worker_pid", "busy_s"}
 
@@ -97,7 +97,7 @@ async def test_an_open_problem_is_not_opened_again(
             (requests,) = (entry["requests"] for entry in fleet.describe() if entry["pid"] == lane.worker_pid)
             return lane.worker_pid, requests
 
-        async with lane.seat(1):
+        async with lane.hold(1):
             await lane.open(bench(playground, environment), DEADLINES)
             first, _ = opened()
             await lane.open(bench(playground, environment), DEADLINES)
@@ -111,7 +111,7 @@ async def test_an_open_problem_is_not_opened_again(
 
 async def test_the_spare_takes_over(run_lane: RunLane, playground: Playground, environment: Environment) -> None:
     """After a hang the next opening gets the warm spare, and two new ones are made: failures come in rows."""
-    async with run_lane() as (lane, fleet), lane.seat(1):
+    async with run_lane() as (lane, fleet), lane.hold(1):
         await lane.open(bench(playground, environment), DEADLINES)
         (spare,) = await spares_of(fleet, 1)
         with pytest.raises(DeadlineExpired):
@@ -130,7 +130,7 @@ async def test_a_cancelled_trial_leaves_no_worker(
     """A job that is superseded in the middle of a trial stops it, and the seat is free."""
     async with run_lane() as (lane, _):
         with anyio.CancelScope() as scope:
-            async with lane.seat(1):
+            async with lane.hold(1):
                 await lane.open(bench(playground, environment), DEADLINES)
                 scope.deadline = anyio.current_time() + BRIEF_S
                 await lane.exchange(playground.request(HANG), DEADLINES)
@@ -142,7 +142,7 @@ async def test_a_problem_that_cannot_be_opened(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
     """Whatever its inputs or its reference do, it is one error that says why, and the lane goes on."""
-    async with run_lane() as (lane, _), lane.seat(1):
+    async with run_lane() as (lane, _), lane.hold(1):
         with pytest.raises(CannotOpen, match="the worker exited with code 3 during inspect"):
             await lane.open(bench(playground, environment, body=CRASH), DEADLINES)
         assert lane.worker_pid is None
@@ -158,7 +158,7 @@ async def test_a_changed_source_is_no_failure_of_the_problem(
         (file,) = playground.request("").files
         kernel = playground.kernel("it", file, {file: "other bytes"})
         changed = Bench(environment, "fake", "x", requests.Explore(kernel, {}, Plan()))
-        async with lane.seat(1):
+        async with lane.hold(1):
             with pytest.raises(RequestFailed) as caught:
                 await lane.open(changed, DEADLINES)
             assert caught.value.code == "source_changed"
@@ -169,7 +169,7 @@ async def test_a_missing_interpreter_is_told(
 ) -> None:
     """A lane that gets no worker says why, with what mends it."""
     async with run_lane() as (lane, _):
-        async with lane.seat(1):
+        async with lane.hold(1):
             with pytest.raises(CannotOpen, match="cannot start a worker with /no/such/python") as caught:
                 await lane.open(bench(playground, replace(environment, python="/no/such/python")), DEADLINES)
         assert "`python`" in caught.value.hint
@@ -180,7 +180,7 @@ async def test_a_resting_lane_gives_its_worker_back(
 ) -> None:
     """With nothing to measure the worker idles in the fleet, and is let go like any other."""
     async with run_lane() as (lane, fleet):
-        async with lane.seat(1):
+        async with lane.hold(1):
             await lane.open(bench(playground, environment), DEADLINES)
             pid = lane.worker_pid
         lane.rest()
@@ -228,7 +228,7 @@ async def test_trials_on_a_real_lane(
 
         for unit in units.values():
             seal(artifact_place(tmp_path / "artifacts", unit.key), unit)
-        async with lane.seat(1):
+        async with lane.hold(1):
             await lane.open(problem, deadlines)
             first = lane.worker_pid
             for does, (outcome, phase) in OUTCOMES.items():

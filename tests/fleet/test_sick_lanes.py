@@ -94,7 +94,7 @@ def _fakes() -> str:
 async def _lane(run_fleet: RunFleet, broken: Broken) -> AsyncIterator[tuple[Lane, Fleet]]:
     async with run_fleet() as fleet:
         lane = Lane(GPU, fleet, on_state=broken.note)
-        async with lane.seat(1):
+        async with lane.hold(1):
             await lane.open(broken.bench, DEADLINES)
             yield lane, fleet
 

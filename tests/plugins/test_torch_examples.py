@@ -17,7 +17,7 @@ from ktuned.model.plan import PRESETS
 from ktuned.model.values import Config, Problem
 from ktuned.spec.declaration import Kernel
 from ktuned.spec.loader import load_file
-from ktuned.worker.cuda_timing import CudaTimer
+from ktuned.worker.cuda_timer import CudaTimer
 from ktuned.worker.problem import ProblemData
 from ktuned_torch import Build, Torch
 

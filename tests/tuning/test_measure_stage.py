@@ -47,8 +47,8 @@ class PlayedLane:
         self._answers, self._openings = list(answers), list(openings)
 
     @asynccontextmanager
-    async def seat(self, job: int) -> AsyncIterator[None]:
-        """Give the seat to whoever asks."""
+    async def hold(self, job: int) -> AsyncIterator[None]:
+        """Lend the lane at once."""
         yield
 
     async def open_now(self, bench: Bench, deadlines: Mapping[str, float]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ktuned.model.plan import PRESETS
-from ktuned.worker.cuda_timing import EVENTS, GRAPH, CudaTimer
+from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
 
 pytestmark = pytest.mark.gpu
 

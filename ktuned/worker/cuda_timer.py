@@ -1,4 +1,4 @@
-"""How long a launch takes on a GPU, by the GPU's own clock: no cost of the host is in the figure.
+"""Timing of launches on a GPU, by the GPU's own clock: no cost of the host is in the figure.
 
 ``events``: before each run the L2 cache is flushed, then one event, the kernel, another event. The flush takes some
 tens of µs on the GPU, in which the host enqueues the rest, so the queue is ahead of the host and its gaps are not
@@ -80,7 +80,7 @@ class CudaTimer:
         samples = Samples()
         began = perf_counter()
         while not is_enough(samples, preset, perf_counter() - began, known_to_us=KNOWN_TO_US):
-            # A batch that is not longer than the time that is left, as far as the first runs tell.
+            # A batch no longer than the time that is left, by the pace of the first runs.
             fits = int((preset.timing_s - (perf_counter() - began)) * 1e6 / max(first.sorted_us[0], 1.0))
             batch = max(1, min(_BATCH, fits))
             if sample is None:
