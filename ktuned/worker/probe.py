@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from ktuned import search
 from ktuned.backends import Absent, Registry, nvml
 from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
@@ -12,6 +11,9 @@ from ktuned.model import BackendError, Device
 
 def probe(registry: Registry) -> replies.ProbeReport:
     """Report every installed backend: one that cannot be imported or probed has an ``error`` and hides no other."""
+    # Strategies take a while to import, and no other operation of this module needs them.
+    from ktuned import search
+
     backends = {name: _probe(registry, name) for name in registry.names}
     has_gpu = any(device.kind == "cuda" for report in backends.values() for device in report.devices)
     return replies.ProbeReport(
