@@ -170,6 +170,9 @@ def test_a_launch_goes_to_torchs_stream(compile_group: CompileGroup) -> None:
     unit = EXAMPLE.unit("key", shift(3), devices[0].target)
     x, y = torch.zeros(1000, device="cuda"), torch.zeros(1000, device="cuda")
     launch = TvmFfiCuda().load(into / "key", unit, devices[0]).bind({"x": x, "y": y})
+    # The first launch loads the code, for which some drivers wait until the device is idle.
+    launch()
+    torch.cuda.synchronize()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
