@@ -30,8 +30,9 @@ _SAID_OF_A_TOOLCHAIN = 3
 _PROBE_HERE = """\
 import json, sys
 from ktuned.backends import Registry
+from ktuned.ipc import to_plain
 from ktuned.worker.probe import probe
-json.dump(probe(Registry()), sys.__stdout__)
+json.dump(to_plain(probe(Registry())), sys.__stdout__)
 """
 
 

@@ -134,7 +134,7 @@ async def test_what_cannot_be_a_kernel_file_is_an_error_of_its_own(parts: Parts)
         told = {Path(error.path).name: error.message for error in parts.catalog.errors}
         assert set(told) == {"tune_\\xff.py", "tune_pipe.py"}
         assert "not UTF-8" in told["tune_\\xff.py"]
-        assert "no regular file" in told["tune_pipe.py"]
+        assert "not a regular file" in told["tune_pipe.py"]
     assert [kernel.name for kernel in parts.catalog.kernels] == ["project:a"]
     os.unlink(project + b"/tune_\xff.py")
     await survey.root(parts.root)
