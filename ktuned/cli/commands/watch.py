@@ -117,16 +117,23 @@ def _winners(client: Client, root: str | None) -> list[Mapping[str, Any]]:
 
 
 def _before(client: Client, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a case's answer from before its running job, which may have published winners already."""
-    if answer["status"] != "fresh":
+    """Return a case's answer from before its tuning.
+
+    A running job may have published winners already. An edit that takes the winner's config out of the space leaves
+    no answer with a figure; the best figure of the kernel's last measured state then counts.
+    """
+    if answer["status"] == "stale":
         return answer
     kernel, problem = answer["kernel"], answer["problem"]
-    open_jobs = [job for job in client.call("jobs", kernel=kernel)["jobs"] if job["state"] not in ENDED]
-    if not any(job["problem"] == problem for job in open_jobs):
-        return answer
-    (known,) = client.call("kernels", kernel=kernel)["kernels"]
+    digest = ""
+    if answer["status"] == "fresh":
+        open_jobs = [job for job in client.call("jobs", kernel=kernel)["jobs"] if job["state"] not in ENDED]
+        if not any(job["problem"] == problem for job in open_jobs):
+            return answer
+        (known,) = client.call("kernels", kernel=kernel)["kernels"]
+        digest = known["digest"]
     trials = client.call("results", kernel=kernel, problem=problem, outcome="measured", order="newest", limit=2000)
-    latency_us = regression.previous_us(trials["trials"], known["digest"], answer["device"])
+    latency_us = regression.previous_us(trials["trials"], digest, answer["device"])
     return {**answer, "status": "stale" if latency_us else "default", "latency_us": latency_us}
 
 
