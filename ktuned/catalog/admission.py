@@ -119,11 +119,13 @@ class Admission:
 
     def note(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
         """Take in that the space holds configs: a worker that walked it has just proposed them."""
-        self._note(kernel, problem, configs, admitted=True)
+        for asked in _asked_alike(kernel, problem):
+            self._note(kernel, asked, configs, admitted=True)
 
     async def keep(self, kernel: KernelInfo, problem: Problem, config: Config) -> None:
         """Store what is known of a config that has become a winner, before lookups are answered with it."""
-        await self._save(kernel, problem, [config])
+        for asked in _asked_alike(kernel, problem):
+            await self._save(kernel, asked, [config])
 
     def _note(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config], *, admitted: bool) -> None:
         space, text = space_digest(kernel), canonical(problem)
@@ -160,3 +162,12 @@ class Admission:
         async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
             reply, _ = await worker.exchange(request, self._deadlines)
         return list(reply.admitted)
+
+
+def _asked_alike(kernel: KernelInfo, problem: Problem) -> list[Problem]:
+    """Return a problem, and the part of it that enters the key.
+
+    An application may look up that part alone: the rest is what only the tuning needs, such as captured arguments.
+    """
+    key = kernel.specialized(problem)
+    return [problem] if key == dict(problem) else [problem, key]
