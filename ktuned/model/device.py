@@ -1,4 +1,7 @@
-"""A device as a backend found it."""
+"""A device as a backend found it.
+
+A module of its own: workers, plugins and the daemon share it, and nothing else of the model needs it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Known failures: contexts in which a job found nothing that works, so that another would find the same. No IO."""
+"""Known failures: contexts in which a job found nothing that works, so that another would find the same. No IO.
+
+A module of its own: the job machine and lookups ask it, and neither owns it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every config, in the space's own order."""
+"""Every config, in the space's own order.
+
+One module for each strategy, this short one too.
+"""
 
 from __future__ import annotations
 
