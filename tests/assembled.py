@@ -118,7 +118,7 @@ class Parts:
         self.machine = daemon.machine
         self.preparation = daemon.preparation
         self.store = daemon.store
-        self.survey = daemon.survey
+        self.inspector = daemon.inspector
         self._gates = directory / "gates"
         self.artifacts.clean_staging()
         self.catalog.when_roots_change(self._count_roots)
@@ -136,7 +136,7 @@ class Parts:
     async def inspect(self, text: str | None = None, name: str = "tune_it.py") -> KernelInfo:
         """Write a kernel file, if its text is given, and return the kernel ``it`` as it was found there."""
         path = self.project / name if text is None else self.write(text, name)
-        await self.survey.files(self.root, [str(path)])
+        await self.inspector.inspect_files(self.root, [str(path)])
         return self.catalog.resolve("it")
 
     async def measured(

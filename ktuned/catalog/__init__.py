@@ -3,17 +3,16 @@
 from ktuned.catalog.admission import Admission, completed
 from ktuned.catalog.captured_inputs import CapturedInputs
 from ktuned.catalog.catalog import Catalog, Changes, FileError, check_problem, environment_of, is_below
-from ktuned.catalog.inspection import (
+from ktuned.catalog.discovery import (
     MAX_DIRECTORIES,
     Listing,
-    Survey,
     check_extent,
     find_kernel_files,
     is_kernel_file,
     is_looked_into,
-    printable,
     walk,
 )
+from ktuned.catalog.inspection import FileInspector, printable
 from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
 from ktuned.catalog.roots import asked_again, known_roots, make_root, named, project_top
 from ktuned.catalog.trust import Trust, Untrusted
@@ -26,9 +25,9 @@ __all__ = [
     "Catalog",
     "Changes",
     "FileError",
+    "FileInspector",
     "Listing",
     "Project",
-    "Survey",
     "Trust",
     "Untrusted",
     "asked_again",

@@ -1,137 +1,40 @@
-"""Finds kernel files, has workers inspect them, and puts the results into the catalog and the store."""
+"""Inspection of kernel files by workers; the results go into the catalog and the store."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
 import structlog
 
-from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, environment_of, is_below
+from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, environment_of
+from ktuned.catalog.discovery import find_kernel_files
 from ktuned.catalog.project_file import PROJECT_FILE, digest_of
 from ktuned.catalog.roots import asked_again, named
 from ktuned.catalog.trust import Trust, Untrusted
 from ktuned.fleet import KILLS_EXCUSED, Fleet, is_outside_kill
 from ktuned.ipc import absolute, relative, replies, requests
-from ktuned.model import KernelInfo, Role, Root, SettingsError, StoreError, UsageError, WorkerError
+from ktuned.model import KernelInfo, Role, Root, SettingsError, StoreError, WorkerError
 from ktuned.store import Store
 
 _log = structlog.get_logger()
 
-SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
-"""Directories that hold no one's own kernel files; so do all whose name starts with a dot, and virtual environments."""
-
-
 MANY_FILES = 50
 """Files that are worth a second worker: their inspection takes as long as its start."""
 
-MAX_DIRECTORIES = 50_000
-"""More than any project has, and a few seconds' walk; each takes a watch, and users have some hundred thousand."""
-
-
-def is_kernel_file(name: str) -> bool:
-    """Return whether a file is a kernel file by its name."""
-    base = os.path.basename(name)
-    return base.startswith("tune_") and base.endswith(".py")
-
-
-def is_looked_into(name: str) -> bool:
-    """Return whether a survey looks for kernel files in directories of this name."""
-    return not name.startswith(".") and name not in SKIPPED_DIRECTORIES
-
-
-class Listing(NamedTuple):
-    """A directory with the names in it: of files, and of directories that are looked into."""
-
-    directory: str
-    files: list[str]
-    directories: list[str]
-
-
-def walk(top: str) -> Iterator[Listing]:
-    """Yield each directory where a survey looks, the upper ones first.
-
-    A link to a directory outside is followed, once; what it links to inside is found there. Blocks as the disk does.
-    """
-    real_top = os.path.realpath(top)
-    followed: set[str] = set()
-    places = [top]
-    while places:
-        place = places.pop()
-        try:
-            with os.scandir(place) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
-        except OSError:
-            continue
-        if any(entry.name == "pyvenv.cfg" for entry in found):
-            continue
-        listing = Listing(place, [], [])
-        below = []
-        for entry in found:
-            if not _is_directory(entry):
-                listing.files.append(entry.name)
-            elif is_looked_into(entry.name):
-                listing.directories.append(entry.name)
-                real = os.path.realpath(entry.path) if entry.is_symlink() else ""
-                if not real or not (is_below(real, real_top) or real in followed):
-                    followed.add(real)
-                    below.append(entry.path)
-        yield listing
-        places += reversed(below)
-
-
-def check_extent(top: str, limit: int = MAX_DIRECTORIES) -> None:
-    """Refuse a tree that is too large to watch, such as a whole disk or ``/proc``. Blocks as :func:`walk`.
-
-    Raises:
-        UsageError: it has more directories than ``limit``.
-    """
-    if next(islice(walk(top), limit, None), None) is not None:
-        raise UsageError(f"{top} has more than {limit:,} directories", hint="give the one that holds your kernels")
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def find_kernel_files(directory: str, root: str | None = None) -> list[str]:
-    """Return every kernel file at or below a path, sorted. Blocks as long as the disk does.
-
-    A link to a kernel file that lies below ``root`` (or else the path itself) is left out: it is found where it lies.
-    """
-    top = os.path.realpath(root or directory)
-    if os.path.isfile(directory):
-        found = [directory] if is_kernel_file(directory) else []
-    else:
-        names = ((place, name) for place, files, _ in walk(directory) for name in files)
-        found = [os.path.join(place, name) for place, name in names if is_kernel_file(name)]
-    return sorted(path for path in found if not _is_found_elsewhere(path, top))
-
-
-def _is_found_elsewhere(path: str, top: str) -> bool:
-    if not os.path.islink(path):
-        return False
-    real = os.path.realpath(path)
-    return real != path and is_below(real, top) and is_kernel_file(real)
-
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The result of a survey, whether or not it changed anything."""
+class Inspected:
+    """The files that were inspected, and what differs in the catalog since."""
 
     changes: Changes
     files: tuple[str, ...]
 
 
-class Survey:
+class FileInspector:
     """Inspects kernel files, one root at a time; those that ``trust`` refuses are errors.
 
     A root whose project file changed is followed: ``probe`` looks at its environment first, and ``renamed`` is called
@@ -158,14 +61,14 @@ class Survey:
         self._deadlines = deadlines
         self._lock = anyio.Lock()
 
-    async def root(self, root: Root) -> Found:
+    async def inspect_root(self, root: Root) -> Inspected:
         """Inspect every kernel file of a root."""
         files = await anyio.to_thread.run_sync(find_kernel_files, root.path)
         owned = [file for file in files if self._catalog.root_of(file) == root]
         gone = set(self._catalog.files_of(root)) - set(map(printable, owned)) - {_project_file(root)}
-        return await self.files(root, owned, gone)
+        return await self.inspect_files(root, owned, gone)
 
-    async def files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Found:
+    async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Inspected:
         """Inspect some kernel files of a root; ``gone`` are those that no longer exist.
 
         A file whose inspection hangs, crashes or raises is an error of that file; the others go on.
@@ -191,7 +94,7 @@ class Survey:
                     _log.warning("kernels_not_recorded", root=root.path, reason=fault.message)
         for error in changes.errors:
             _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
-        return Found(changes, tuple(map(printable, wanted)))
+        return Inspected(changes, tuple(map(printable, wanted)))
 
     async def adopt(self, root: Root) -> Changes:
         """Watch a root as it is now; under another name, all that is known of its kernels follows.
@@ -210,7 +113,7 @@ class Survey:
             self._renamed()
         return changes
 
-    async def _follow(self, root: Root, files: list[str], gone: list[str]) -> Found:
+    async def _follow(self, root: Root, files: list[str], gone: list[str]) -> Inspected:
         """Follow a project file that changed; one that is wrong changes nothing, and is an error of its own."""
         file = _project_file(root)
         others = {other.path: other.name for other in self._catalog.roots if other.path != root.path}
@@ -221,21 +124,21 @@ class Survey:
             wrong = FileError(file, 0, error.message, error.hint)
             _log.warning("project_file_wrong", path=file, reason=error.message)
             self._catalog.note_project(root.path, digest, wrong)
-            found = await self.files(root, files, gone)
-            return Found(replace(found.changes, errors=(*found.changes.errors, wrong)), found.files)
+            found = await self.inspect_files(root, files, gone)
+            return Inspected(replace(found.changes, errors=(*found.changes.errors, wrong)), found.files)
         (again,) = named([again], {root.path: root.name}, others.values())
         mended = (file,) if any(error.path == file for error in self._catalog.errors) else ()
         if again == root:
             self._catalog.add_root(again)
             self._catalog.note_project(root.path, again.project_digest)
-            found = await self.files(again, files, gone)
-            return Found(replace(found.changes, mended=(*found.changes.mended, *mended)), found.files)
+            found = await self.inspect_files(again, files, gone)
+            return Inspected(replace(found.changes, mended=(*found.changes.mended, *mended)), found.files)
         moved = await self.adopt(again)
         self._catalog.note_project(root.path, again.project_digest)
         _log.info("project_file_followed", path=file, name=again.name, python=again.python)
-        found = await self.root(again)
+        found = await self.inspect_root(again)
         changes = found.changes
-        return Found(
+        return Inspected(
             replace(
                 changes,
                 added=tuple(dict.fromkeys((*moved.added, *changes.added))),

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from ktuned.catalog import Admission, CapturedInputs, Catalog, Changes, Survey, Trust, environment_of
+from ktuned.catalog import Admission, CapturedInputs, Catalog, Changes, FileInspector, Trust, environment_of
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
 from ktuned.daemon.event_router import EventRouter, routes
@@ -102,7 +102,7 @@ class Parts:
     server: Server
     stopping: anyio.Event
     store: Store
-    survey: Survey
+    inspector: FileInspector
     watcher: Watcher
 
 
@@ -179,7 +179,7 @@ def assemble(
         captured_inputs.reload()
         caches.changed_all()
 
-    survey = Survey(catalog, fleet, store, deadlines, trust, probe=probe, renamed=project_renamed)
+    inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe, renamed=project_renamed)
 
     # What tunes.
     observer = HostObserver(fleet=fleet, machine=machine, environments=probes.environments, deadlines=deadlines)
@@ -208,7 +208,7 @@ def assemble(
     intake = Intake(
         admission=admission,
         catalog=catalog,
-        survey=survey,
+        inspector=inspector,
         machine=machine,
         store=store,
         jobs=jobs,
@@ -229,7 +229,7 @@ def assemble(
     async def take_in(changes: Changes, saved: bool) -> None:
         await intake.react(changes, saved=saved)
 
-    watcher = Watcher(catalog, survey, take_in, lookups.looked_up)
+    watcher = Watcher(catalog, inspector, take_in, lookups.looked_up)
 
     # What reports, and what the server calls.
     traffic = Traffic(caches.shortcuts)
@@ -278,7 +278,7 @@ def assemble(
         machine=machine,
         preparation=preparation,
         store=store,
-        survey=survey,
+        inspector=inspector,
         trust=trust,
     )
     methods = Methods(
@@ -336,6 +336,6 @@ def assemble(
         server=Server(table, shortcuts=caches.shortcuts, traffic=traffic),
         stopping=stopping,
         store=store,
-        survey=survey,
+        inspector=inspector,
         watcher=watcher,
     )

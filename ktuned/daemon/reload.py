@@ -9,7 +9,7 @@ import anyio
 import msgspec
 import structlog
 
-from ktuned.catalog import Catalog, Survey, Trust, known_roots
+from ktuned.catalog import Catalog, FileInspector, Trust, known_roots
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
 from ktuned.daemon.lifetime import Lifetime
@@ -69,7 +69,7 @@ class Reload:
         machine: Machine,
         preparation: Preparation,
         store: Store,
-        survey: Survey,
+        inspector: FileInspector,
         trust: Trust,
     ) -> None:
         self._current = current
@@ -86,7 +86,7 @@ class Reload:
         self._machine = machine
         self._preparation = preparation
         self._store = store
-        self._survey = survey
+        self._inspector = inspector
         self._trust = trust
         self._lock = anyio.Lock()
 
@@ -144,7 +144,7 @@ class Reload:
         paths = {root.path for root in settings.roots}
         configured = [root for root in watched_roots(settings, self._store) if root.path in paths]
         for root in configured:
-            await self._intake.react(await self._survey.adopt(root), saved=False)
+            await self._intake.react(await self._inspector.adopt(root), saved=False)
         kept = {root.path for root in (*settings.roots, *self._store.roots())}
         await self._intake.drop_roots([root for root in known if root.path not in kept])
         _log.info("config_reloaded", path=str(settings.config_path))

@@ -17,7 +17,7 @@ from ktuned.catalog import (
     Catalog,
     Changes,
     FileError,
-    Survey,
+    FileInspector,
     asked_again,
     check_extent,
     check_problem,
@@ -108,7 +108,7 @@ class Intake:
         *,
         admission: Admission,
         catalog: Catalog,
-        survey: Survey,
+        inspector: FileInspector,
         machine: Machine,
         store: Store,
         jobs: Jobs,
@@ -117,7 +117,7 @@ class Intake:
     ) -> None:
         self._admission = admission
         self._catalog = catalog
-        self._survey = survey
+        self._inspector = inspector
         self._machine = machine
         self._store = store
         self._jobs = jobs
@@ -158,17 +158,17 @@ class Intake:
         if os.path.isfile(place) and not is_kernel_file(place):
             raise UsageError(f"{path} is no kernel file", hint="kernel files are named tune_*.py")
         directory = place if os.path.isdir(place) else os.path.dirname(place)
-        self._survey.trust.check_directory(directory)
+        self._inspector.trust.check_directory(directory)
         is_new = self._catalog.root_of(place) is None
         if is_new:
-            directory = await anyio.to_thread.run_sync(project_top, directory, self._survey.trust)
+            directory = await anyio.to_thread.run_sync(project_top, directory, self._inspector.trust)
         if is_new:
             await anyio.to_thread.run_sync(check_extent, directory, self._max_directories)
         root = await self._root_for(place, directory, python)
         if os.path.isfile(place):
-            found = await self._survey.files(root, [place])
+            found = await self._inspector.inspect_files(root, [place])
         else:
-            found = await self._survey.files(root, await anyio.to_thread.run_sync(find_kernel_files, place))
+            found = await self._inspector.inspect_files(root, await anyio.to_thread.run_sync(find_kernel_files, place))
         await self._outdate(found.changes)
         kernels = self._catalog.below(place)
         errors = self._catalog.errors_below(place)
@@ -198,15 +198,15 @@ class Intake:
             return known
         if known is not None:
             asked = replace(known, asked=replace(known.asked, python=python or ""))
-            root = await anyio.to_thread.run_sync(asked_again, asked, None, self._survey.trust)
+            root = await anyio.to_thread.run_sync(asked_again, asked, None, self._inspector.trust)
             root = replace(known, python=root.python, asked=root.asked)
         else:
-            project = await anyio.to_thread.run_sync(read_project, directory, self._survey.trust)
+            project = await anyio.to_thread.run_sync(read_project, directory, self._inspector.trust)
             root = make_root(directory, python=python or "", project=project)
             taken = [other.name for other in self._catalog.roots]
             (root,) = named([root], self._store.projects.names(), taken)
         await self._store.add_root(root)
-        await self._survey.adopt(root)
+        await self._inspector.adopt(root)
         return root
 
     async def tune_kernel(self, kernel: KernelInfo, wish: Wish) -> list[Job]:
@@ -304,10 +304,10 @@ class Intake:
             if not os.path.isdir(root.path):
                 continue
             try:
-                found = await self._survey.root(root)
+                found = await self._inspector.inspect_root(root)
                 await self.react(found.changes, saved=False)
             except KtunedError as error:
-                _log.error("root_not_surveyed", root=root.path, reason=error.message, hint=error.hint)
+                _log.error("root_not_inspected", root=root.path, reason=error.message, hint=error.hint)
 
     async def react(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes, stop the jobs that they outdate, and re-tune the kernels that are in use.

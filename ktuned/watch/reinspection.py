@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import anyio.to_thread
 import structlog
 
-from ktuned.catalog import Catalog, Changes, Survey, find_kernel_files, is_kernel_file, is_looked_into, printable
+from ktuned.catalog import Catalog, Changes, FileInspector, find_kernel_files, is_kernel_file, is_looked_into, printable
 from ktuned.model import KtunedError, Root
 from ktuned.watch.snapshot import Sight, Snapshot
 
@@ -21,10 +21,10 @@ OnChanges = Callable[[Changes, bool], Awaitable[None]]
 class Reinspection:
     """Inspects what differs from the catalog; ``notice`` says why the last inspection failed, if it did."""
 
-    def __init__(self, catalog: Catalog, survey: Survey, on_changes: OnChanges) -> None:
+    def __init__(self, catalog: Catalog, inspector: FileInspector, on_changes: OnChanges) -> None:
         self.notice = ""
         self._catalog = catalog
-        self._survey = survey
+        self._inspector = inspector
         self._on_changes = on_changes
         self._snapshot = Snapshot()
 
@@ -71,7 +71,7 @@ class Reinspection:
             root = self._catalog.root_of(path)
             if root is not None and root.path == path and os.path.isdir(path):
                 try:
-                    found = await self._survey.root(root)
+                    found = await self._inspector.inspect_root(root)
                     await self._on_changes(found.changes, False)
                 except Exception as error:
                     self._refuse(error)
@@ -82,7 +82,7 @@ class Reinspection:
             sights = await self._sights(files)
             present = [file for file in files if os.path.isfile(file)]
             try:
-                found = await self._survey.files(root, present, set(files) - set(present))
+                found = await self._inspector.inspect_files(root, present, set(files) - set(present))
                 self._snapshot.accept(self._catalog.stamps(set(files)), sights)
                 await self._on_changes(found.changes, True)
                 self.notice = ""

@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from ktuned.catalog import Catalog, Survey
+from ktuned.catalog import Catalog, FileInspector
 from ktuned.model import AmbiguousName, NotFound
 from ktuned.watch.directories import NOT_UTF8, Differences, DirectorySet, Plan
 from ktuned.watch.notifications import STEP_ACTIVE_MS, STEP_AT_REST_MS, Batch, DirectoryGone, Notifications, WatchError
@@ -67,7 +67,7 @@ class Watcher:
     def __init__(
         self,
         catalog: Catalog,
-        survey: Survey,
+        inspector: FileInspector,
         on_changes: OnChanges,
         looked_up: Callable[[], Iterable[str]],
         intervals: Intervals | None = None,
@@ -75,7 +75,7 @@ class Watcher:
     ) -> None:
         self.caught_up = anyio.Event()
         self._catalog = catalog
-        self._inspections = Reinspection(catalog, survey, on_changes)
+        self._inspections = Reinspection(catalog, inspector, on_changes)
         self._looked_up = looked_up
         self._intervals = intervals or Intervals()
         self._open_watches = open_watches

@@ -20,10 +20,10 @@ async def saved(parts: Parts, text: str | None) -> None:
     (root,) = parts.catalog.roots
     if text is None:
         path.unlink()
-        found = await parts.survey.files(root, [], [str(path)])
+        found = await parts.inspector.inspect_files(root, [], [str(path)])
     else:
         path.write_text(text)
-        found = await parts.survey.files(root, [str(path)])
+        found = await parts.inspector.inspect_files(root, [str(path)])
     await parts.intake.react(found.changes, saved=True)
 
 
@@ -85,7 +85,7 @@ async def test_a_wrong_file_changes_nothing(parts: Parts) -> None:
         assert [one.name for one in parts.catalog.kernels] == ["gemms:it"]
         assert parts.catalog.errors_below(parts.root.path) == [error]
         (root,) = parts.catalog.roots
-        await parts.survey.root(root)
+        await parts.inspector.inspect_root(root)
         assert parts.catalog.errors == [error], "an inspection of the root leaves it"
     await saved(parts, "name = 'gemms'\n")
     assert parts.catalog.errors == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.catalog.inspection import Survey, find_kernel_files, is_kernel_file
+from ktuned.catalog.inspection import FileInspector
 from ktuned.fleet.failures import Output, WorkerDied
 from ktuned.ipc import replies, requests
 from ktuned.model.errors import StoreError
@@ -21,28 +21,6 @@ HANGS = "import signal\nwhile True:\n    signal.pause()\n"
 CRASHES = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("tune_a.py", True), ("/x/tune_a.py", True), ("tune.py", False), ("tune_a.pyc", False), ("/tune_x/a.py", False)],
-)
-def test_kernel_files_by_name(name: str, expected: bool) -> None:
-    """Only the file's own name counts."""
-    assert is_kernel_file(name) is expected
-
-
-def test_files_are_found_where_people_keep_them(tmp_path: Path) -> None:
-    """Hidden directories, builds, installed packages and virtual environments hold nobody's own kernel files."""
-    kept = ["tune_z.py", "a/tune_a.py", "a/b/tune_b.py"]
-    left = [".git/tune_x.py", "a/build/tune_x.py", "env/lib/tune_x.py", "a/node_modules/tune_x.py", "a/other.py"]
-    for name in [*kept, *left, "env/pyvenv.cfg"]:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    assert find_kernel_files(str(tmp_path)) == sorted(str(tmp_path / name) for name in kept)
-    assert find_kernel_files(str(tmp_path / "tune_z.py")) == [str(tmp_path / "tune_z.py")]
-    assert find_kernel_files(str(tmp_path / "a" / "other.py")) == []
-    assert find_kernel_files(str(tmp_path / "nothing")) == []
-
-
 @pytest.mark.anyio
 async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
     """Each is an error of that file, the ones before, between and behind are inspected."""
@@ -51,8 +29,8 @@ async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
     parts.write(HANGS, "tune_b.py")
     parts.write(CRASHES, "tune_d.py")
     parts.write("def (", "tune_f.py")
-    survey = Survey(parts.catalog, parts.fleet, parts.store, {**parts.deadlines, "inspect": 3.0})
-    found = await survey.root(parts.root)
+    inspector = FileInspector(parts.catalog, parts.fleet, parts.store, {**parts.deadlines, "inspect": 3.0})
+    found = await inspector.inspect_root(parts.root)
     assert found.changes.added == ("project:a", "project:c", "project:e")
     told = {Path(error.path).name: error.message for error in parts.catalog.errors}
     assert "not over after 3 s" in told["tune_b.py"]
@@ -62,7 +40,7 @@ async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
 
     for name in "abdef":
         (parts.project / f"tune_{name}.py").unlink()
-    found = await survey.root(parts.root)
+    found = await inspector.inspect_root(parts.root)
     assert found.changes.removed == ("project:a", "project:e")
     assert parts.catalog.errors == []
     assert [kernel.name for kernel in parts.store.kernels()] == ["project:c"]
@@ -76,7 +54,7 @@ async def test_missing_interpreter_is_an_error_of_each_file(parts: Parts) -> Non
     (root,) = parts.catalog.roots
     broken = type(root)(root.path, root.name, "/nowhere/python")
     parts.catalog.add_root(broken)
-    (error,) = (await parts.survey.files(broken, [str(path)])).changes.errors
+    (error,) = (await parts.inspector.inspect_files(broken, [str(path)])).changes.errors
     assert error.message.startswith(f"{path}: cannot start a worker with /nowhere/python")
     assert "config.toml" in error.hint
 
@@ -101,8 +79,8 @@ class _LastBreath:
 @pytest.mark.anyio
 async def test_worker_that_dies_after_the_last_file_blames_none(parts: Parts) -> None:
     """Everything was inspected: nothing is wrong with any file."""
-    survey = Survey(parts.catalog, _LastBreath(), parts.store, parts.deadlines)  # type: ignore[arg-type]
-    found = await survey.files(parts.root, ["/p/tune_a.py", "/p/tune_b.py"])
+    inspector = FileInspector(parts.catalog, _LastBreath(), parts.store, parts.deadlines)  # type: ignore[arg-type]
+    found = await inspector.inspect_files(parts.root, ["/p/tune_a.py", "/p/tune_b.py"])
     assert (found.files, found.changes.errors) == (("/p/tune_a.py", "/p/tune_b.py"), ())
 
 
@@ -116,7 +94,7 @@ async def test_full_disk_hides_no_change(tmp_path: Path) -> None:
     """What cannot be recorded is known all the same, and what it changed is passed on."""
     async with assembled(tmp_path, store_type=_FullDisk) as parts:
         path = parts.write(kernel_text())
-        found = await parts.survey.files(parts.root, [str(path)])
+        found = await parts.inspector.inspect_files(parts.root, [str(path)])
         assert found.changes.added == ("project:it",)
         assert isinstance(parts.catalog.resolve("it"), KernelInfo)
 
@@ -128,14 +106,14 @@ async def test_what_cannot_be_a_kernel_file_is_an_error_of_its_own(parts: Parts)
     project = os.fsencode(parts.root.path)
     (Path(os.fsdecode(project)) / os.fsdecode(b"tune_\xff.py")).write_text("x = 1")
     os.mkfifo(project + b"/tune_pipe.py")
-    survey = Survey(parts.catalog, parts.fleet, parts.store, parts.deadlines)
+    inspector = FileInspector(parts.catalog, parts.fleet, parts.store, parts.deadlines)
     for _ in range(2):
-        await survey.root(parts.root)
+        await inspector.inspect_root(parts.root)
         told = {Path(error.path).name: error.message for error in parts.catalog.errors}
         assert set(told) == {"tune_\\xff.py", "tune_pipe.py"}
         assert "not UTF-8" in told["tune_\\xff.py"]
         assert "not a regular file" in told["tune_pipe.py"]
     assert [kernel.name for kernel in parts.catalog.kernels] == ["project:a"]
     os.unlink(project + b"/tune_\xff.py")
-    await survey.root(parts.root)
+    await inspector.inspect_root(parts.root)
     assert [Path(error.path).name for error in parts.catalog.errors] == ["tune_pipe.py"]

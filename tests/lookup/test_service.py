@@ -132,7 +132,7 @@ async def test_config_that_the_space_has_lost_is_never_served(parts: Parts) -> N
     assert (ask(parts)["status"], ask(parts)["config"]) == ("fresh", {"us": 20.0})
     for configs in ("us=[10.0, 30.0]", "us=[10.0, 20.0], where=lambda p, c: c.us != 20.0"):
         parts.write(kernel_text(configs=configs, default="dict(us=10.0)"))
-        found = await parts.survey.files(parts.root, [str(parts.project / "tune_it.py")])
+        found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         before = parts.lookups.generations.of("project:it")
         await parts.intake.react(found.changes, saved=False)
         assert parts.lookups.generations.of("project:it") > before

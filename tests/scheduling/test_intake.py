@@ -45,7 +45,7 @@ def limited(parts: Parts, directories: int) -> Intake:
     return Intake(
         admission=parts.daemon.admission,
         catalog=parts.catalog,
-        survey=parts.survey,
+        inspector=parts.inspector,
         machine=parts.machine,
         store=parts.store,
         jobs=parts.jobs,
@@ -204,7 +204,7 @@ class TestReact:
     async def edited(self, parts: Parts, *, saved: bool, **options: Any) -> list[Job]:
         """Write the kernel file anew, react to what that changed, and return the jobs that wait."""
         path = parts.write(kernel_text(**options))
-        found = await parts.survey.files(parts.root, [str(path)])
+        found = await parts.inspector.inspect_files(parts.root, [str(path)])
         await parts.intake.react(found.changes, saved=saved)
         return parts.jobs.live()
 
@@ -219,7 +219,7 @@ class TestReact:
         await self.edited(parts, saved=False)
         count = len(parts.told.events)
         path = parts.write(f"# a comment\n{kernel_text()}")
-        found = await parts.survey.files(parts.root, [str(path)])
+        found = await parts.inspector.inspect_files(parts.root, [str(path)])
         await parts.intake.react(found.changes, saved=True)
         assert (parts.jobs.live(), len(parts.told.events)) == ([], count)
 
@@ -252,7 +252,7 @@ class TestReact:
         assert new.id != old.id
         path = parts.project / "tune_it.py"
         path.unlink()
-        found = await parts.survey.files(parts.root, [], [str(path)])
+        found = await parts.inspector.inspect_files(parts.root, [], [str(path)])
         await parts.intake.react(found.changes, saved=True)
         assert parts.jobs.live() == []
         assert parts.told.of("reloaded")[-1]["removed"] == ["project:it"]
@@ -262,7 +262,7 @@ class TestReact:
         path = parts.project / "tune_it.py"
         for text in (kernel_text(), "syntax error", kernel_text()):
             path.write_text(text)
-            found = await parts.survey.files(parts.root, [str(path)], [])
+            found = await parts.inspector.inspect_files(parts.root, [str(path)], [])
             await parts.intake.react(found.changes, saved=True)
         told = parts.told.of("reloaded")
         assert [event["mended"] for event in told] == [[], [], [str(path)]]

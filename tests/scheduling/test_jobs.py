@@ -221,7 +221,7 @@ async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) 
         await submit(parts, OTHER, kernel="project:none")
         assert [ended["kernel"] for ended in await parts.told.ended()] == ["project:none"]
 
-        found = await parts.survey.files(parts.root, [str(parts.project / "tune_it.py")])
+        found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         assert not found.changes
         await parts.intake.react(found.changes, saved=True)
         *_, ended = await parts.told.ended(2)

@@ -173,7 +173,7 @@ async def test_kernels_by_name_and_place(desk: Desk, parts: Parts) -> None:
     """A path may be a link, a directory or a file; errors come with the place that they are in."""
     await parts.inspect(kernel_text())
     parts.write("def (", "sub/tune_bad.py")
-    await parts.survey.root(parts.root)
+    await parts.inspector.inspect_root(parts.root)
     link = parts.project.parent / "link"
     link.symlink_to(parts.project)
     everything = await desk.call("kernels")

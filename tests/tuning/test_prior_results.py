@@ -106,7 +106,7 @@ async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, co
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
     await parts.measured(kernel, {10.0: 1.0, 50.0: 2.0, 90.0: 3.0}, rounds=ALL_ROUNDS)
     parts.write(kernel_text(configs=configs))
-    found = await parts.survey.files(parts.root, [str(parts.project / "tune_it.py")])
+    found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
     assert found.changes.replanned == ("project:it",)
     await parts.intake.react(found.changes, saved=True)
     seated = parts.store.winner(wanted({"n": 64}))

@@ -16,7 +16,7 @@ import anyio.lowlevel
 import pytest
 
 from ktuned.catalog.catalog import Changes
-from ktuned.catalog.inspection import find_kernel_files, walk
+from ktuned.catalog.discovery import find_kernel_files, walk
 from ktuned.model.kernel import Root
 from ktuned.watch.notifications import Notifications, WatchError
 from ktuned.watch.watcher import Intervals, OpenWatches, Watcher
@@ -77,13 +77,13 @@ async def watching(
     """Inspect the roots, and watch them for the length of a block."""
     for root in parts.catalog.roots:
         if os.path.isdir(root.path):
-            await parts.survey.root(root)
+            await parts.inspector.inspect_root(root)
     told: list[Watched] = []
 
     async def take(changes: Changes, saved: bool) -> None:
         await told[0].take(changes, saved)
 
-    watched = Watched(Watcher(parts.catalog, parts.survey, take, lambda: looked_up, intervals, open_watches))
+    watched = Watched(Watcher(parts.catalog, parts.inspector, take, lambda: looked_up, intervals, open_watches))
     told.append(watched)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watched.watcher.run)

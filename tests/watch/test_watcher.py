@@ -46,13 +46,13 @@ class Watched:
 async def watching(parts: Parts) -> AsyncIterator[Watched]:
     """Inspect the project, and watch it for the length of a block."""
     parts.write(kernel_text("marker"), "tune_marker.py")
-    await parts.survey.root(parts.root)
+    await parts.inspector.inspect_root(parts.root)
     send, receive = anyio.create_memory_object_stream[Changes](100)
 
     async def pass_on(changes: Changes, saved: bool) -> None:
         await send.send(changes)
 
-    watcher = Watcher(parts.catalog, parts.survey, pass_on, lambda: (), Intervals(all_s=1.0))
+    watcher = Watcher(parts.catalog, parts.inspector, pass_on, lambda: (), Intervals(all_s=1.0))
     with send, receive:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watcher.run)
@@ -135,7 +135,7 @@ async def test_save_before_the_watching_began_is_caught_up(parts: Parts) -> None
     for name in ("changed", "gone"):
         parts.write(kernel_text(name), f"tune_{name}.py")
     parts.write("import nonsense_module\n", "tune_broken.py")
-    await parts.survey.root(parts.root)
+    await parts.inspector.inspect_root(parts.root)
     async with watching(parts) as watched:
         parts.write(kernel_text("changed", rtol="0.5"), "tune_changed.py")
         parts.write(kernel_text("broken"), "tune_broken.py")

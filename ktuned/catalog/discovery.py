@@ -1,0 +1,106 @@
+"""Discovery of kernel files: the directories of a tree that are looked into, and the kernel files in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from ktuned.catalog.catalog import is_below
+from ktuned.model import UsageError
+
+SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
+"""Never looked into, like hidden directories and virtual environments: they hold builds and installed code."""
+
+MAX_DIRECTORIES = 50_000
+"""More than any project has, and a few seconds' walk; each takes a watch, and users have some hundred thousand."""
+
+
+def is_kernel_file(name: str) -> bool:
+    """Return whether a file is a kernel file by its name."""
+    base = os.path.basename(name)
+    return base.startswith("tune_") and base.endswith(".py")
+
+
+def is_looked_into(name: str) -> bool:
+    """Return whether directories of this name may hold kernel files."""
+    return not name.startswith(".") and name not in SKIPPED_DIRECTORIES
+
+
+class Listing(NamedTuple):
+    """The names in a directory: its files, and those directories that are looked into."""
+
+    directory: str
+    files: list[str]
+    directories: list[str]
+
+
+def walk(top: str) -> Iterator[Listing]:
+    """Yield each directory that may hold kernel files, the upper ones first.
+
+    A link to a directory outside is followed, once; what it links to inside is found there. Blocks as the disk does.
+    """
+    real_top = os.path.realpath(top)
+    followed: set[str] = set()
+    places = [top]
+    while places:
+        place = places.pop()
+        try:
+            with os.scandir(place) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError:
+            continue
+        if any(entry.name == "pyvenv.cfg" for entry in found):
+            continue
+        listing = Listing(place, [], [])
+        below = []
+        for entry in found:
+            if not _is_directory(entry):
+                listing.files.append(entry.name)
+            elif is_looked_into(entry.name):
+                listing.directories.append(entry.name)
+                real = os.path.realpath(entry.path) if entry.is_symlink() else ""
+                if not real or not (is_below(real, real_top) or real in followed):
+                    followed.add(real)
+                    below.append(entry.path)
+        yield listing
+        places += reversed(below)
+
+
+def check_extent(top: str, limit: int = MAX_DIRECTORIES) -> None:
+    """Refuse a tree that is too large to watch, such as a whole disk or ``/proc``. Blocks as :func:`walk`.
+
+    Raises:
+        UsageError: it has more directories than ``limit``.
+    """
+    if next(islice(walk(top), limit, None), None) is not None:
+        raise UsageError(f"{top} has more than {limit:,} directories", hint="give the one that holds your kernels")
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def find_kernel_files(directory: str, root: str | None = None) -> list[str]:
+    """Return every kernel file at or below a path, sorted. Blocks as long as the disk does.
+
+    A link to a kernel file that lies below ``root`` (or else the path itself) is left out: it is found where it lies.
+    """
+    top = os.path.realpath(root or directory)
+    if os.path.isfile(directory):
+        found = [directory] if is_kernel_file(directory) else []
+    else:
+        names = ((place, name) for place, files, _ in walk(directory) for name in files)
+        found = [os.path.join(place, name) for place, name in names if is_kernel_file(name)]
+    return sorted(path for path in found if not _is_found_elsewhere(path, top))
+
+
+def _is_found_elsewhere(path: str, top: str) -> bool:
+    if not os.path.islink(path):
+        return False
+    real = os.path.realpath(path)
+    return real != path and is_below(real, top) and is_kernel_file(real)
