@@ -18,7 +18,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from ktuned.model import Scalar
-from ktuned.spec import Conditional
+from ktuned.spec import Conditional, Expression, Term
 
 MAX_CONJUNCTS = 200
 """Conjuncts of one constraint: assignments are inlined, so that a long function could grow without end."""
@@ -52,6 +52,8 @@ def split(where: Callable[[Any, Any], object], knobs: Collection[str], p: object
     """
     if isinstance(where, Conditional):
         return _conditional(where, knobs, p)
+    if isinstance(where, Expression):
+        return [_of_expression(condition, knobs, p) for condition in where.conditions]
     if not isinstance(where, FunctionType) or where.__defaults__ or where.__kwdefaults__:
         return None
     code = where.__code__
@@ -84,6 +86,11 @@ def _conditional(where: Conditional, knobs: Collection[str], p: object) -> list[
         return exists or values[0] == where.first
 
     return [Conjunct(tuple(read), test)]
+
+
+def _of_expression(condition: Term, knobs: Collection[str], p: Any) -> Conjunct:
+    read = tuple(name for name in condition.names if name in knobs)
+    return Conjunct(read, lambda *values: condition.value({**p, **dict(zip(read, values, strict=True))}))
 
 
 class _Unsplittable(Exception):

@@ -5,6 +5,7 @@ from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
 from ktuned.spec.c_tokens import follow
 from ktuned.spec.declaration import Kernel, kernel
 from ktuned.spec.digest import describe
+from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.loader import forget_modules, is_ours, load_file
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, materialise, poison, tensor
@@ -13,8 +14,11 @@ __all__ = [
     "MEMBERSHIP_BOUND",
     "BoundSpace",
     "Conditional",
+    "Expression",
+    "Formula",
     "Kernel",
     "TensorSpec",
+    "Term",
     "declaration",
     "describe",
     "follow",

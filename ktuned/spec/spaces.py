@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from ktuned.model import Config, Problem, Scalar, canonical, listed
+from ktuned.model import Config, Problem, Scalar, UsageError, canonical, listed
 from ktuned.spec.bound_space import BoundSpace, Conditional, Generated, Indexed, Listing, Product, Where
+from ktuned.spec.expressions import Expression
 from ktuned.spec.values import Site, key_fault, mapping_fault, scalar_fault
 
 __all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space", "Where", "space"]
@@ -152,15 +153,16 @@ def space(
     configs: Iterable[Config] | Callable[[Any], Iterable[Config]] | None = None,
     /,
     *,
-    where: Where | Sequence[Where] = (),
-    when: Mapping[str, Where] | Sequence[Scalar] = (),
+    where: Where | str | Sequence[Where | str] = (),
+    when: Mapping[str, Where | str] | Sequence[Scalar] = (),
     **axes: Sequence[Scalar],
 ) -> Space:
     """Declare a space: axes (``BM=[32, 64]``), a list of configs, or a callable ``p -> configs``.
 
-    ``where`` holds one or several constraints ``(p, c)``; a config is valid when all are truthy. Values are bools,
-    ints, floats and strings; an axis is a list, a tuple or a range. Nothing is enumerated here, and an error in
-    the declaration is raised by the kernel that takes it.
+    ``where`` holds one or several constraints ``(p, c)``, or texts such as ``"BM * BN <= 1024"`` whose names are knobs
+    or problem keys; a config is valid when all are truthy. Values are bools, ints, floats and strings; an axis is a
+    list, a tuple or a range. Nothing is enumerated here, and an error in the declaration is raised by the kernel that
+    takes it.
 
     ``when={"STAGES": lambda p, c: c.ASYNC}`` says that a knob exists only where a condition holds: elsewhere it keeps
     its first value, so that no two configs differ in nothing but a knob that does not matter.
@@ -169,8 +171,13 @@ def space(
         # An axis may have that name.
         axes["when"], when = when, {}
     constraints: tuple[Any, ...] = tuple(where) if isinstance(where, list | tuple) else (where,)
-    fault = "" if all(map(callable, constraints)) else "where takes a callable (p, c), or a list of them"
-    conditions: Mapping[str, Any] = when or {}  # type: ignore[assignment]
+    conditions: dict[str, Any] = dict(when or {})  # type: ignore[arg-type]
+    try:
+        constraints = tuple(map(_parsed, constraints))
+        conditions = {knob: _parsed(holds) for knob, holds in conditions.items()}
+        fault = "" if all(map(callable, constraints)) else "where takes a callable (p, c), a text, or a list of them"
+    except UsageError as error:
+        fault = f"{error.message}; {error.hint}" if error.hint else error.message
     fault = fault or _when_fault(conditions, axes)
     if configs is None and not fault:
         constraints += tuple(Conditional(knob, axes[knob][0], holds) for knob, holds in conditions.items())
@@ -185,6 +192,10 @@ def space(
         return ListSpace(constraints, fault, ())
     fault = fault or _configs_fault(configs)
     return ListSpace(constraints, fault, tuple(configs))
+
+
+def _parsed(constraint: object) -> object:
+    return Expression(constraint) if isinstance(constraint, str) else constraint
 
 
 def _when_fault(conditions: Mapping[str, Any], axes: Mapping[str, Sequence[Scalar]]) -> str:

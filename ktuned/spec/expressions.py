@@ -1,0 +1,265 @@
+"""Constraints as text, such as ``"block_size_x * block_size_y <= 1024"``.
+
+The text is a Python expression over knobs and problem keys. It is parsed, and only arithmetic, comparisons, ``and``,
+``or``, ``not``, ``in``, ``… if … else …`` and a few functions are allowed; nothing of it reaches ``eval``, because such
+texts come in files from others, too.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ktuned.model import Scalar, UsageError, listed
+
+MAX_CHARS = 4_000
+"""Length of one constraint; the longest in public tuning spaces have some 300 characters."""
+
+MAX_NODES = 1_000
+"""Syntax nodes of one constraint: more would nest deeper than Python's stack."""
+
+MAX_BITS = 4_096
+"""Size of an integer in between, in bits: ``9**9**9`` would take the memory of the machine."""
+
+_Value = Callable[[Mapping[str, Any]], Any]
+
+_BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+}
+_UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Invert: operator.invert,
+    ast.Not: operator.not_,
+}
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, several: one in several,
+    ast.NotIn: lambda one, several: one not in several,
+}
+
+
+def _is_many(arguments: tuple[Any, ...]) -> bool:
+    """Return whether the one argument is a list; the largest of one number is that number."""
+    return bool(arguments) and isinstance(arguments[0], tuple | list)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "abs": abs,
+    "bool": bool,
+    "ceil": math.ceil,
+    "float": float,
+    "floor": math.floor,
+    "int": int,
+    "log2": math.log2,
+    "max": lambda *several: max(*several) if len(several) > 1 or _is_many(several) else several[0],
+    "min": lambda *several: min(*several) if len(several) > 1 or _is_many(several) else several[0],
+    "round": round,
+    "sqrt": math.sqrt,
+}
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A value that is computed from named values, parsed from text.
+
+    Raises:
+        UsageError: the text is no such expression; names the part that is not allowed.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        # No field: equal texts mean the same.
+        object.__setattr__(self, "_term", _term(self.text, _parsed(self.text)))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that it reads."""
+        term: Term = vars(self)["_term"]
+        return term.names
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        """Return the value.
+
+        Raises:
+            UsageError: a name has no value.
+            ArithmeticError: a division by zero, or an integer that is too large.
+            TypeError: an operator does not fit its operands.
+        """
+        term: Term = vars(self)["_term"]
+        return term.value(values)
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A constraint ``(p, c)`` that was parsed from text; a name is a knob, or else a problem key.
+
+    Raises:
+        UsageError: the text is no such expression; names the part that is not allowed.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        terms = tuple(_term(self.text, part) for part in _conjuncts(_parsed(self.text)))
+        object.__setattr__(self, "_conditions", terms)
+
+    def __call__(self, p: Mapping[str, Scalar], c: Mapping[str, Scalar]) -> bool:
+        """Return whether a config is valid for a problem; raises as :meth:`Formula.__call__`."""
+        values = {**p, **c}
+        return all(condition.value(values) for condition in self.conditions)
+
+    @property
+    def conditions(self) -> tuple[Term, ...]:
+        """The conditions that the expression joins by ``and``."""
+        found: tuple[Term, ...] = vars(self)["_conditions"]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part of an expression: the names that it reads, and its value as a function of theirs."""
+
+    names: tuple[str, ...]
+    value: _Value
+
+
+def _parsed(text: str) -> ast.expr:
+    if len(text) > MAX_CHARS:
+        raise UsageError(f"the expression has {len(text)} characters, and {MAX_CHARS} are allowed")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"{text!r} is no expression: {getattr(error, 'msg', error)}") from None
+    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
+        raise UsageError(f"the expression {text[:60]!r}… has more than {MAX_NODES} parts")
+    return tree
+
+
+def _term(text: str, tree: ast.expr) -> Term:
+    return Term(tuple(dict.fromkeys(_names(tree))), _closure(text, tree))
+
+
+def _conjuncts(tree: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
+        for part in tree.values:
+            yield from _conjuncts(part)
+    else:
+        yield tree
+
+
+def _names(tree: ast.expr) -> Iterator[str]:
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and id(node) not in called:
+            yield node.id
+
+
+def _closure(text: str, node: ast.expr) -> _Value:
+    """Return a function of the names' values that computes a node."""
+
+    def of(part: ast.expr) -> _Value:
+        return _closure(text, part)
+
+    match node:
+        case ast.Constant(value) if type(value) in (bool, int, float, str):
+            return lambda values: value
+        case ast.Name(name):
+            return lambda values: _look_up(name, values)
+        case ast.Tuple(elts) | ast.List(elts) | ast.Set(elts):
+            items = [of(item) for item in elts]
+            return lambda values: tuple(item(values) for item in items)
+        case ast.Subscript(several, ast.Constant(int(position))):
+            container = of(several)
+            return lambda values: container(values)[position]
+        case ast.UnaryOp(op, operand):
+            apply, inner = _UNARY[type(op)], of(operand)
+            return lambda values: apply(inner(values))
+        case ast.BinOp(left, op, right) if type(op) in _BINARY:
+            return _arithmetic(op, of(left), of(right))
+        case ast.BoolOp(op, operands):
+            parts = [of(operand) for operand in operands]
+            return _all(parts) if isinstance(op, ast.And) else _any(parts)
+        case ast.Compare(left, ops, comparators) if all(type(op) in _COMPARISONS for op in ops):
+            return _chain(of(left), [_COMPARISONS[type(op)] for op in ops], [of(one) for one in comparators])
+        case ast.IfExp(test, body, orelse):
+            condition, chosen, other = of(test), of(body), of(orelse)
+            return lambda values: chosen(values) if condition(values) else other(values)
+        case ast.Call(ast.Name(name), arguments, []) if name in _FUNCTIONS:
+            function, given = _FUNCTIONS[name], [of(argument) for argument in arguments]
+            return lambda values: function(*(argument(values) for argument in given))
+        case ast.Call(ast.Name(name)):
+            raise UsageError(f"the expression {text!r} calls {name} {listed(sorted(_FUNCTIONS), near=name)}")
+    part = ast.get_source_segment(text.strip(), node) or type(node).__name__
+    raise UsageError(
+        f"the expression {text!r} holds {part!r}, which is not allowed",
+        hint="use knobs, problem keys, numbers, arithmetic, comparisons, and, or, not, in, or a function (p, c)",
+    )
+
+
+def _look_up(name: str, values: Mapping[str, Any]) -> Any:
+    try:
+        return values[name]
+    except KeyError:
+        raise UsageError(f"{name!r} is neither a knob nor a problem key {listed(values, near=name)}") from None
+
+
+def _arithmetic(op: ast.operator, left: _Value, right: _Value) -> _Value:
+    apply = _BINARY[type(op)]
+
+    def compute(values: Mapping[str, Any]) -> Any:
+        one, other = left(values), right(values)
+        if isinstance(one, str | tuple) or isinstance(other, str | tuple):
+            raise TypeError("arithmetic takes numbers")
+        if isinstance(op, ast.Pow | ast.LShift) and isinstance(one, int) and isinstance(other, int):
+            bits = abs(other) * (max(1, abs(one).bit_length()) if isinstance(op, ast.Pow) else 1)
+            if bits > MAX_BITS:
+                raise OverflowError(f"an integer of more than {MAX_BITS} bits")
+        result = apply(one, other)
+        if isinstance(result, int) and result.bit_length() > 2 * MAX_BITS:
+            raise OverflowError(f"an integer of more than {MAX_BITS} bits")
+        return result
+
+    return compute
+
+
+def _all(parts: list[_Value]) -> _Value:
+    return lambda values: all(part(values) for part in parts)
+
+
+def _any(parts: list[_Value]) -> _Value:
+    return lambda values: any(part(values) for part in parts)
+
+
+def _chain(first: _Value, tests: list[Callable[[Any, Any], bool]], others: list[_Value]) -> _Value:
+    def compare(values: Mapping[str, Any]) -> bool:
+        left = first(values)
+        for test, other in zip(tests, others, strict=True):
+            right = other(values)
+            if not test(left, right):
+                return False
+            left = right
+        return True
+
+    return compare
