@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -68,18 +69,18 @@ class Store:
     def __init__(self, path: Path, *, vfs: str | None) -> None:
         self.path = path
         self.recovered = Recovered(0, 0)
-        self._connection, self.notice = database_file.open_for_writing(path, vfs=vfs, prepare=self._recover)
+        connection, self.notice = database_file.open_for_writing(path, vfs=vfs, prepare=self._recover)
         try:
             self._reader = Reader(path, vfs=vfs)
         except sqlite3.Error as error:
-            self._connection.close()
+            connection.close()
             raise database_fault(error, path) from error
         self.pinned = Pinned(self._reader, self._write)
         self.captured = Captured(self._reader, self._write)
         self.projects = Projects(self._reader, self._write)
         self.admissions = Admissions(self._reader, self._write)
         self._identity = database_file.identity(path)
-        self._writer = Writer(self._connection)
+        self._writer = Writer(connection, partial(database_file.reopen_for_writing, path, vfs=vfs))
         self._writer.start()
 
     @classmethod
@@ -99,7 +100,7 @@ class Store:
         self._writer.stop()
         # The last connection to close removes the log, and only the writer's may.
         self._reader.close()
-        self._connection.close()
+        self._writer.connection.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -56,6 +56,22 @@ def open_for_writing(
         raise database_fault(error, path) from error
 
 
+def reopen_for_writing(path: Path, *, vfs: str | None) -> sqlite3.Connection:
+    """Open a database again that is in use; a damaged one is left where it is.
+
+    Raises:
+        sqlite3.Error: it cannot be opened.
+        StoreError: its file system cannot hold it any more.
+    """
+    connection = _connect(path, vfs, "rw", WRITER_PATIENCE_S)
+    try:
+        _set_up(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def open_for_reading(path: Path, *, vfs: str | None) -> sqlite3.Connection:
     """Open a second connection, which cannot write."""
     return _connect(path, vfs, "ro", READER_PATIENCE_S)

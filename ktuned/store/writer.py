@@ -3,6 +3,9 @@
 A commit waits for the disk, and one wait serves a whole group. Within its group each write has a savepoint, so that
 one that fails fails alone; if the group itself fails (SQLite undoes all of it when the disk fills up), each write is
 tried again by itself. A write is therefore a function of the connection alone and may be called twice.
+
+A connection that cannot even roll back is in an unknown state: it is replaced before the next write, and what it was
+doing fails.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
+import structlog
 
 from ktuned.model import StoreError
+
+_log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -42,10 +48,12 @@ class _Write:
 
 
 class Writer:
-    """Owns the writing connection from :meth:`start` to :meth:`stop`."""
+    """Owns the writing connection from :meth:`start` to :meth:`stop`; ``reopen`` makes another in its place."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, reopen: Callable[[], sqlite3.Connection]) -> None:
         self._connection = connection
+        self._reopen = reopen
+        self._is_broken = False
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._slots = anyio.Semaphore(MAX_PENDING_WRITES, fast_acquire=True)
         self._lock = threading.Lock()
@@ -54,6 +62,11 @@ class Writer:
         self._groups = 0
         # A process that ends without closing loses nothing that was published, and must not wait for this thread.
         self._thread = threading.Thread(target=self._run, name="ktuned-store", daemon=True)
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The present connection: for its owner to close, after :meth:`stop`."""
+        return self._connection
 
     def start(self) -> None:
         """Start the thread."""
@@ -109,8 +122,9 @@ class Writer:
 
     def _commit(self, group: list[_Write]) -> None:
         try:
+            self._mend()
             self._connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, StoreError) as error:
             for write in group:
                 _tell(write, None, error)
             return
@@ -118,8 +132,7 @@ class Writer:
             results = self._attempt_all(group)
             self._connection.execute("COMMIT")
         except Exception as error:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            self._roll_back()
             if len(group) == 1:
                 _tell(group[0], None, error)
                 return
@@ -130,6 +143,29 @@ class Writer:
         self._writes += len(group)
         for write, (result, failure) in zip(group, results, strict=True):
             _tell(write, result, failure)
+
+    def _roll_back(self) -> None:
+        """End a failed transaction, if SQLite has not; a connection that cannot is not used again."""
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            _log.error("rollback_failed", reason=str(error))
+            self._is_broken = True
+
+    def _mend(self) -> None:
+        """Replace a broken connection; SQLite's recovery then drops the transaction that was not committed.
+
+        Raises:
+            sqlite3.Error, StoreError: none can be opened now; the next write tries again.
+        """
+        if not self._is_broken:
+            return
+        with suppress(sqlite3.Error):
+            self._connection.close()
+        self._connection = self._reopen()
+        self._is_broken = False
+        _log.warning("store_reopened")
 
     def _attempt_all(self, group: list[_Write]) -> list[tuple[Any, Exception | None]]:
         """Run each write so that it can fail alone; one that has the transaction to itself needs no savepoint."""

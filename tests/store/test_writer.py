@@ -3,6 +3,8 @@
 import sqlite3
 import threading
 from collections.abc import Callable, Generator
+from contextlib import closing
+from pathlib import Path
 
 import anyio
 import pytest
@@ -36,7 +38,7 @@ def connection() -> Generator[sqlite3.Connection]:
 @pytest.fixture
 def writer(connection: sqlite3.Connection) -> Generator[Writer]:
     """Start a writer, and stop it after the test."""
-    started = Writer(connection)
+    started = Writer(connection, lambda: connection)
     started.start()
     yield started
     started.stop()
@@ -141,3 +143,42 @@ async def test_producers_wait_when_the_disk_does_not_keep_up(writer: Writer, con
         assert writer.statistics().waiting == MAX_PENDING_WRITES
         held.go.set()
     assert values(connection) == list(range(MAX_PENDING_WRITES + 50))
+
+
+class Unyielding(sqlite3.Connection):
+    """A connection whose transactions can be neither committed nor rolled back, as on a disk that fails."""
+
+    def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        """Refuse the ends of transactions."""
+        if statement in ("COMMIT", "ROLLBACK"):
+            raise sqlite3.OperationalError("disk I/O error")
+        return super().execute(statement, *values)
+
+
+async def test_a_rollback_that_fails_costs_a_connection_and_no_later_write(tmp_path: Path) -> None:
+    """What could not be undone fails, each later write that finds no connection fails too, and then all goes on."""
+    path = tmp_path / "things.sqlite"
+
+    def connect(kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=kind, timeout=0.1)
+
+    def reopen() -> sqlite3.Connection:
+        if not repaired.is_set():
+            raise sqlite3.OperationalError("unable to open database file")
+        return connect()
+
+    repaired = threading.Event()
+    with closing(connect()) as made:
+        made.execute("CREATE TABLE things (value INTEGER UNIQUE)")
+    writer = Writer(connect(Unyielding), reopen)
+    writer.start()
+    with anyio.fail_after(60):
+        with pytest.raises(sqlite3.OperationalError, match="disk I/O"):
+            await writer.write(insert(1))
+        with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+            await writer.write(insert(2))
+        repaired.set()
+        assert await writer.write(insert(3)) == 1
+    writer.stop()
+    assert values(writer.connection) == [3]
+    writer.connection.close()
