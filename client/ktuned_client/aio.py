@@ -78,7 +78,9 @@ class AsyncClient:
         """
         memo = self._memo
         try:
-            slot, generation, until, hit = memo.answers[kernel if device is None else (kernel, device)][pack(problem)]
+            slot, generation, until, hit, _ = memo.answers[kernel if device is None else (kernel, device)][
+                pack(problem)
+            ]
             if memo.words[slot] == generation and monotonic() < until:
                 return hit
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -94,7 +96,7 @@ class AsyncClient:
 
         async def bound(problem: Mapping[str, Any]) -> Hit:
             try:
-                slot, generation, until, hit = memo.answers[name][pack(problem)]
+                slot, generation, until, hit, _ = memo.answers[name][pack(problem)]
                 if memo.words[slot] == generation and monotonic() < until:
                     return hit
             except (KeyError, TypeError, ValueError, OverflowError):

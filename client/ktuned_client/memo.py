@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any, Final
 
@@ -12,9 +12,13 @@ import msgpack
 from ktuned_client.answers import Hit, completed
 from ktuned_client.generations import NOTHING, Table, slot_of
 
-HOLDS_S: Final = 10.0
+HOLDS_S: Final = 5.0
 """Time after which a question is asked again, whatever the table contains: the mapped file may have been removed, and
 the next daemon have made another."""
+
+FRESH_S: Final = 10.0
+"""Time after which an answer that no daemon confirms is not called fresh any more: without one, no file is watched. It
+leaves a busy daemon several seconds in which to answer."""
 
 MAX_ANSWERS: Final = 10_000
 """Limit of kept answers; beyond it all are forgotten, and requested again."""
@@ -22,8 +26,11 @@ MAX_ANSWERS: Final = 10_000
 LAST_WORD_S: Final = 1.0
 """Time for which the last known answer holds while no daemon answers, before the next attempt."""
 
-Entry = tuple[int, int, float, Hit]
-"""The kernel's slot, its generation at the time of the answer, the end of validity (``monotonic``), the answer."""
+Entry = tuple[int, int, float, Hit, float]
+"""The kernel's slot, its generation at the time of the answer, the end of validity (``monotonic``), the answer, and the
+time until which it may be fresh without a daemon."""
+
+_UNWATCHED: Final = "no daemon watches its files now"
 
 pack = msgpack.Packer(strict_types=True).pack
 """Makes a problem's key: its bytes on the wire, so that ``1``, ``1.0`` and ``True`` are distinct. All threads share it,
@@ -38,14 +45,15 @@ class Memo:
     only by :meth:`recall`.
     """
 
-    __slots__ = ("_count", "_table", "answers", "incomplete", "words")
+    __slots__ = ("_clock", "_count", "_table", "answers", "incomplete", "words")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.answers: dict[Any, dict[bytes, Entry]] = {}
         self.incomplete: dict[tuple[Any, bytes], Entry] = {}
         self.words = NOTHING
         self._table: Table | None = None
         self._count = 0
+        self._clock = clock
 
     def greet(self, hello: Mapping[str, Any]) -> None:
         """Map the table that a daemon names in its ``hello``; without a readable one, no answers are kept."""
@@ -68,30 +76,40 @@ class Memo:
     def remember(self, name: Any, problem: bytes, hit: Hit) -> None:
         """Keep an answer of the daemon whose table is mapped."""
         if self._table is not None and type(hit.generation) is int:
-            self._keep(name, problem, (slot_of(hit.kernel), hit.generation, monotonic() + HOLDS_S, hit))
+            now = self._clock()
+            self._keep(name, problem, (slot_of(hit.kernel), hit.generation, now + HOLDS_S, hit, now + FRESH_S))
 
     def remember_for_good(self, name: Any, problem: bytes, hit: Hit) -> None:
         """Keep an answer that no daemon can change."""
-        self._keep(name, problem, (0, 0, float("inf"), hit))
+        self._keep(name, problem, (0, 0, float("inf"), hit, float("inf")))
 
     def recall(self, name: Any, problem: bytes, default: Mapping[str, Any] | None) -> Hit | None:
         """Return the answer that holds now, if there is one."""
         entry = self._entry(name, problem)
-        if entry is None or self.words[entry[0]] != entry[1] or monotonic() >= entry[2]:
+        if entry is None or self.words[entry[0]] != entry[1] or self._clock() >= entry[2]:
             return None
         return completed(entry[3], default)
 
     def last_word(self, name: Any, problem: bytes, default: Mapping[str, Any] | None, reason: str) -> Hit | None:
-        """Return the last known answer while no daemon answers; ``unavailable`` unless the table still confirms it."""
+        """Return the last known answer while no daemon answers; ``unavailable`` unless the table still confirms it.
+
+        A fresh one becomes stale :data:`FRESH_S` after a daemon gave it.
+        """
         entry = self._entry(name, problem)
         if entry is None:
             return None
-        slot, generation, _, hit = entry
+        slot, generation, _, hit, fresh_until = entry
         if self._table is None or self.words[slot] != generation:
             return completed(hit, default)._replace(
                 status="unavailable", message=f"{reason}; this is the last known answer"
             )
-        self._keep(name, problem, (slot, generation, monotonic() + LAST_WORD_S, hit))
+        now = self._clock()
+        until = now + LAST_WORD_S
+        if hit.status == "fresh" and now >= fresh_until:
+            hit = hit._replace(status="stale", message=f"{_UNWATCHED}: {reason}")
+        elif hit.status == "fresh":
+            until = min(until, fresh_until)
+        self._keep(name, problem, (slot, generation, until, hit, fresh_until))
         return completed(hit, default)
 
     def close(self) -> None:

@@ -306,7 +306,7 @@ def assemble(
         **methods.table(),
         **Control(catalog=catalog, machine=machine, jobs=jobs).table(),
         **sharing.table(),
-        **Captures(captured_inputs, catalog, jobs, caches.changed).table(),
+        **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),
         **artifact_cleanup.table(),
         **reload.table(),
     }

@@ -3,67 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
-
-import anyio
-import structlog
-from anyio.streams.memory import MemoryObjectReceiveStream
 
 from ktuned.catalog import Admission, Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
+from ktuned.lookup.follow_ups import MAX_FOLLOW_UPS, FollowUps
 from ktuned.lookup.ladder import decide
 from ktuned.lookup.pins import Pins
 from ktuned.model import (
-    Config,
     Device,
-    KernelInfo,
     KtunedError,
     NotFound,
-    Priority,
     Problem,
     Status,
     Winner,
-    canonical,
 )
 from ktuned.scheduling import Jobs
 from ktuned.store import Artifacts, Store
 
-_log = structlog.get_logger()
-
-MAX_FOLLOW_UPS = 1_000
-"""Follow-ups that may wait; beyond that a requested tuning is dropped, and the next lookup requests it again."""
-
 LATELY_S = 60.0
 """For this long after a lookup the files of its kernel are surveyed more often than others."""
-
-MAX_REMEMBERED = 50_000
-"""Entries of each cache, some 500 bytes each; beyond these the cache is emptied and fills again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _FollowUp:
-    """Work that a lookup started: the tuning of its key, or checking whether configs are valid for its problem."""
-
-    kernel: KernelInfo
-    problem: Problem
-    device: Device | None
-    configs: tuple[Config, ...] = ()
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """Identifies the follow-up, for the kernel as it is now."""
-        return (
-            self.kernel.name,
-            self.kernel.digest,
-            self.kernel.plan_digest,
-            canonical(self.problem) if self.configs else self.kernel.key_problem(self.problem),
-            "" if self.device is None else self.device.model,
-            *map(canonical, self.configs),
-        )
-
 
 Pinning = Callable[[], Awaitable[Answer]]
 """Writes the first answer under a pin to the disk and returns the one that holds."""
@@ -94,10 +56,9 @@ class Lookups:
         self._artifacts = artifacts
         self._jobs = jobs
         self._winners = caches.winners
-        self._sent: set[tuple[str, ...]] = set()
         self._answered = 0
         self._looked_up: dict[str, float] = {}
-        self._follow_ups, self._arriving = anyio.create_memory_object_stream[_FollowUp](MAX_FOLLOW_UPS)
+        self._follow_ups = FollowUps(admission, jobs, caches)
 
     @property
     def answered(self) -> int:
@@ -112,9 +73,8 @@ class Lookups:
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return how full the queue of follow-ups (``errands``) is, and the sizes of the ``caches``."""
-        queue = self._follow_ups.statistics()
         return {
-            "errands": {"used": queue.current_buffer_used, "size": int(queue.max_buffer_size)},
+            "errands": {"used": self._follow_ups.waiting, "size": MAX_FOLLOW_UPS},
             "caches": {
                 "answers": self.shortcuts.held,
                 "shortcuts": len(self.shortcuts),
@@ -150,6 +110,11 @@ class Lookups:
         self._answered += 1
         return replace(held, generation=self.generations.of(held.kernel))
 
+    def results_changed(self, kernel: str) -> None:
+        """Take in that results of a kernel were forgotten, or its inputs replaced: it may be tuned again."""
+        self._follow_ups.forget(kernel)
+        self.caches.changed(kernel)
+
     def _answer(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> Answer:
         try:
             kernel = self._catalog.resolve(name)
@@ -178,13 +143,13 @@ class Lookups:
             lambda config: self._admission.known(kernel, problem, config),
         )
         if found.undecided:
-            self._send(_FollowUp(kernel, problem, measured_on, found.undecided))
+            self._follow_ups.check(kernel, problem, found.undecided)
         # A tuning that failed for these very files would fail again: the answer says so instead.
         failure = fault if context is None else self._jobs.failure(context, kernel.plan_digest)
-        if tune and found.wants_tuning and measured_on is not None and not failure:
-            self._send(_FollowUp(kernel, problem, measured_on))
+        if tune and found.wants_tuning and context is not None and not failure:
+            self._follow_ups.tune(kernel, problem, context)
             # This lookup, and those that got the last answer from its shortcut.
-            self._jobs.ask(kernel.winner_key(problem, measured_on.model), 1 + self.shortcuts.repeats)
+            self._jobs.ask(kernel.winner_key(problem, context.device), 1 + self.shortcuts.repeats)
         message = "" if found.status is Status.FRESH else failure
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
             message = failure or "the space does not admit the default for this problem"
@@ -216,41 +181,6 @@ class Lookups:
             known = self._winners[kernel] = self._store.winners(kernel)
         return known
 
-    def _send(self, follow_up: _FollowUp) -> None:
-        """Queue a follow-up once for each state of the kernel; again if it failed."""
-        if follow_up.key in self._sent:
-            return
-        try:
-            self._follow_ups.send_nowait(follow_up)
-        except anyio.WouldBlock:
-            return
-        if len(self._sent) >= MAX_REMEMBERED:
-            self._sent.clear()
-        self._sent.add(follow_up.key)
-
     async def run(self) -> None:
-        """Do the follow-ups of lookups, one after the other, until cancelled."""
-        arriving: MemoryObjectReceiveStream[_FollowUp] = self._arriving
-        with self._follow_ups, arriving:
-            async for follow_up in arriving:
-                try:
-                    if follow_up.configs:
-                        await self._check_validity(follow_up)
-                    elif follow_up.device is not None:
-                        await self._jobs.submit(
-                            follow_up.kernel.winner_key(follow_up.problem, follow_up.device.model),
-                            follow_up.problem,
-                            priority=Priority.ASKED,
-                            reason="looked up",
-                            plan=follow_up.kernel.plan,
-                            any_plan=True,
-                        )
-                except KtunedError as error:
-                    self._sent.discard(follow_up.key)
-                    _log.warning("follow_up_failed", kernel=follow_up.kernel.name, reason=error.message)
-
-    async def _check_validity(self, follow_up: _FollowUp) -> None:
-        await self._admission.ask(follow_up.kernel, follow_up.problem, follow_up.configs)
-        # If the verdict is forgotten, it is asked for again.
-        self._sent.discard(follow_up.key)
-        self.caches.changed(follow_up.kernel.name)
+        """Do the follow-ups of lookups until cancelled."""
+        await self._follow_ups.run()

@@ -291,7 +291,7 @@ class Methods:
             await self._jobs.supersede(name)
         forgotten = await self._store.forget(name, wanted.outcome)
         self._jobs.forget_failures(name)
-        self._lookups.caches.changed(name)
+        self._lookups.results_changed(name)
         return {"kernel": name, "trials": forgotten}
 
     def subscribe(self, wanted: SubscribeParams, connection: Connection) -> dict[str, Any]:

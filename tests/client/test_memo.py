@@ -150,6 +150,29 @@ def test_while_no_daemon_answers_the_last_that_was_known_is_given(path: str, mon
         assert client.lookup("gemm", {"M": 2}, DEFAULT).config == DEFAULT
 
 
+def test_without_a_daemon_a_fresh_answer_becomes_stale_after_ten_seconds(path: str) -> None:
+    """No daemon watches the files: the config stays, the status and the message say so; what was not fresh stays."""
+    now = 100.0
+    kept = memo.Memo(clock=lambda: now)
+    with daemon.running(path), Client(path, deadline_s=PATIENT_S) as client:
+        hits = [client.lookup("gemm", {"M": size}) for size in range(2)]
+        hits[1] = hits[1]._replace(status="near")
+        kept.greet({"generations": os.path.join(os.path.dirname(path), "ktuned.generations")})
+    for number, hit in enumerate(hits):
+        kept.remember("gemm", bytes([number]), hit)
+    now += 9.9
+    assert [kept.last_word("gemm", bytes([number]), None, "gone") for number in range(2)] == hits
+    now += 0.1
+    assert kept.recall("gemm", b"\0", None) is None
+    stale, near = (kept.last_word("gemm", bytes([number]), None, "gone") for number in range(2))
+    assert stale is not None
+    assert (stale.status, stale.config) == ("stale", hits[0].config)
+    assert stale.message == "no daemon watches its files now: gone"
+    assert near == hits[1]
+    assert kept.recall("gemm", b"\0", None) == stale
+    kept.close()
+
+
 def test_a_removed_table_is_found_out(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever deletes the socket's directory cuts no client off: within the time that answers hold, it asks anew."""
     monkeypatch.setattr(memo, "HOLDS_S", 0.0)

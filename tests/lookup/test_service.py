@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -14,7 +14,10 @@ from ktuned.model.kernel import KernelInfo, Root
 from ktuned.model.keys import ProjectName, WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
+from ktuned.serve.connection import Connection
 from ktuned.serve.explain import Why
+from ktuned.serve.params import CaptureParams, ForgetParams
+from ktuned.store import Capture
 from ktuned.store.database import Store
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
 
@@ -256,6 +259,52 @@ async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> 
     await parts.measured(kernel, {20.0: 5.0}, {"n": 1})
     parts.lookups.caches.changed(kernel.name)
     assert [ask(parts, {"n": n})["status"] for n in (1, 1.0, True)] == ["fresh", "near", "default"]
+
+
+async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
+    """After ``forget`` of a kernel, or a capture of its inputs, the next lookup has its problem tuned once more."""
+    kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0)]"))
+    problem = wanted({"n": 64}).problem
+    forget = parts.daemon.methods["forget"]
+
+    async def ends_fresh(count: int) -> None:
+        assert ask(parts, tune=True)["status"] == "default"
+        await parts.told.ended(count)
+        assert ask(parts, tune=True)["status"] == "fresh"
+
+    async with parts.working():
+        await ends_fresh(1)
+        await forget.answer(ForgetParams(kernel=kernel.name), cast(Connection, None))
+        await ends_fresh(2)
+        # A capture that is taken back while nothing was looked up: the context is the one from before.
+        await parts.store.forget(kernel.name, None)
+        await parts.captured_inputs.hold(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
+        capture = parts.daemon.methods["capture"]
+        await capture.answer(CaptureParams(kernel=kernel.name, problem={"n": 64}, remove=True), cast(Connection, None))
+        await ends_fresh(3)
+
+
+async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts) -> None:
+    """While the ``where`` of one kernel hangs, others are tuned for lookups, and their constraints asked."""
+    slow = await parts.inspect(
+        kernel_text(configs="us=[10.0], where=lambda p, c: p.n == 64 or not __import__('ktuned_fake').wait_at('door')")
+    )
+    await parts.measured(slow, {10.0: 5.0}, rounds=ALL_ROUNDS)
+    quick = kernel_text("quick", configs="us=[10.0], where=lambda p, c: True", default="dict(us=10.0)")
+    found = await parts.inspector.inspect_files(parts.root, [str(parts.write(quick, "tune_quick.py"))])
+    assert found.changes.added == ("project:quick",)
+    generation = parts.lookups.generations.of("project:quick")
+    parts.lookups.caches.changed(slow.name)
+    async with parts.working():
+        assert ask(parts, {"n": 65})["status"] == "default"
+        await parts.reached("door")
+        assert parts.lookups.lookup("quick", {"n": 64}, None, tune=True).status == "default"
+        await parts.told.ended()
+        with anyio.fail_after(PATIENCE_S):
+            while parts.lookups.generations.of("project:quick") == generation:  # noqa: ASYNC110 - no event tells of it
+                await anyio.sleep(0.005)
+        assert parts.lookups.lookup("quick", {"n": 64}, None, tune=True).status == "fresh"
+        parts.open_gate("door")
 
 
 class FullOnce(Store):

@@ -134,9 +134,9 @@ async def test_the_store_survives_a_full_disk(store: Store) -> None:
     """Writes fail with the store's error while there is no room, reads go on, and room is all that is needed."""
     job = await new_job(store)
     kept = await tried(store, job, 1, measured(5.0))
-    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    (pages,) = store._writer.connection.execute("PRAGMA page_count").fetchone()
     # SQLite answers SQLITE_FULL beyond this many pages, just as when the disk has no more.
-    store._connection.execute(f"PRAGMA max_page_count = {pages}")
+    store._writer.connection.execute(f"PRAGMA max_page_count = {pages}")
     begun: list[int] = []
     with pytest.raises(StoreError, match="no space is left") as caught:  # noqa: PT012
         for config in range(2, 5000):
@@ -146,7 +146,7 @@ async def test_the_store_survives_a_full_disk(store: Store) -> None:
     assert (winner := store.winner(CONTEXT.key)) is not None
     assert winner.trial == kept
     assert [trial.id for trial in reversed(store.trials(limit=9999))] == [kept, *begun]
-    store._connection.execute("PRAGMA max_page_count = 1073741823")
+    store._writer.connection.execute("PRAGMA max_page_count = 1073741823")
     later = await tried(store, job, 9999, measured(4.0))
     assert (winner := store.winner(CONTEXT.key)) is not None
     assert winner.trial == later

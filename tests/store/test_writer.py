@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -148,11 +149,11 @@ async def test_producers_wait_when_the_disk_does_not_keep_up(writer: Writer, con
 class Unyielding(sqlite3.Connection):
     """A connection whose transactions can be neither committed nor rolled back, as on a disk that fails."""
 
-    def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+    def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
         """Refuse the ends of transactions."""
         if statement in ("COMMIT", "ROLLBACK"):
             raise sqlite3.OperationalError("disk I/O error")
-        return super().execute(statement, *values)
+        return super().execute(statement, values)
 
 
 async def test_a_rollback_that_fails_costs_a_connection_and_no_later_write(tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""Follow-ups of lookups: tunings to queue, and checks whether a kernel's space holds configs.
+
+Each is made once, however many lookups need it. A check runs user code, which may hang for as long as its deadline
+allows: it holds up no tuning, and no other kernel's checks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+import anyio.abc
+import structlog
+
+from ktuned.catalog import Admission
+from ktuned.lookup.answer_caches import AnswerCaches
+from ktuned.model import Config, Context, KernelInfo, KtunedError, Priority, Problem, WinnerKey, canonical
+from ktuned.scheduling import Jobs
+
+_log = structlog.get_logger()
+
+MAX_FOLLOW_UPS: Final = 1_000
+"""Tunings and checks that may wait; beyond that one is dropped, and the next lookup requests it again."""
+
+MAX_CHECKED_KERNELS: Final = 4
+"""Kernels whose spaces are asked at once: each holds a worker, which may take a core until its deadline."""
+
+MAX_REMEMBERED: Final = 50_000
+"""Tunings that are remembered as queued, some 500 bytes each; beyond these all are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuning:
+    """The tuning of a problem in a context."""
+
+    kernel: KernelInfo
+    problem: Problem
+    context: Context
+
+    @property
+    def key(self) -> WinnerKey:
+        return self.kernel.winner_key(self.problem, self.context.device)
+
+    @property
+    def state(self) -> tuple[Context, str]:
+        """The state of the kernel that it was requested for."""
+        return self.context, self.kernel.plan_digest
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """The question whether configs are in a kernel's space, for a problem."""
+
+    kernel: KernelInfo
+    problem: Problem
+    configs: tuple[Config, ...]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        kernel = self.kernel
+        states = kernel.name, kernel.digest, kernel.plan_digest, canonical(self.problem)
+        return *states, *map(canonical, self.configs)
+
+
+class FollowUps:
+    """Takes follow-ups at once, by :meth:`tune` and :meth:`check`; :meth:`run` does them."""
+
+    def __init__(self, admission: Admission, jobs: Jobs, caches: AnswerCaches) -> None:
+        self._admission = admission
+        self._jobs = jobs
+        self._caches = caches
+        self._tuned: dict[WinnerKey, tuple[Context, str]] = {}
+        self._checked: set[tuple[str, ...]] = set()
+        self._checks: dict[str, deque[_Check]] = {}
+        self._is_free = anyio.CapacityLimiter(MAX_CHECKED_KERNELS)
+        self._queue, self._arriving = anyio.create_memory_object_stream[_Tuning | _Check](MAX_FOLLOW_UPS)
+
+    @property
+    def waiting(self) -> int:
+        """Follow-ups that wait."""
+        return self._queue.statistics().current_buffer_used + sum(map(len, self._checks.values()))
+
+    def tune(self, kernel: KernelInfo, problem: Problem, context: Context) -> None:
+        """Have a problem's winner tuned, once for each change of the kernel's state; again if that failed."""
+        tuning = _Tuning(kernel, problem, context)
+        if self._tuned.get(tuning.key) == tuning.state:
+            return
+        try:
+            self._queue.send_nowait(tuning)
+        except anyio.WouldBlock:
+            return
+        if len(self._tuned) >= MAX_REMEMBERED:
+            self._tuned.clear()
+        self._tuned[tuning.key] = tuning.state
+
+    def check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
+        """Have a worker say whether configs are valid for a problem, if that is not under way."""
+        check = _Check(kernel, problem, configs)
+        if check.key in self._checked or len(self._checked) >= MAX_FOLLOW_UPS:
+            return
+        try:
+            self._queue.send_nowait(check)
+        except anyio.WouldBlock:
+            return
+        self._checked.add(check.key)
+
+    def forget(self, kernel: str) -> None:
+        """Let a kernel's tunings be queued again: what they found is gone, or holds for other inputs."""
+        for key in [key for key in self._tuned if key.kernel == kernel]:
+            del self._tuned[key]
+
+    async def run(self) -> None:
+        """Do the follow-ups until cancelled; each kernel's checks run one after the other."""
+        async with anyio.create_task_group() as tasks:
+            with self._queue, self._arriving:
+                async for follow_up in self._arriving:
+                    if isinstance(follow_up, _Tuning):
+                        await self._submit(follow_up)
+                        continue
+                    name = follow_up.kernel.name
+                    if name not in self._checks:
+                        self._checks[name] = deque()
+                        tasks.start_soon(self._check_all, name)
+                    self._checks[name].append(follow_up)
+
+    async def _submit(self, tuning: _Tuning) -> None:
+        try:
+            await self._jobs.submit(
+                tuning.key,
+                tuning.problem,
+                priority=Priority.ASKED,
+                reason="looked up",
+                plan=tuning.kernel.plan,
+                any_plan=True,
+            )
+        except KtunedError as error:
+            self._tuned.pop(tuning.key, None)
+            _log.warning("lookup_not_tuned", kernel=tuning.kernel.name, reason=error.message)
+
+    async def _check_all(self, kernel: str) -> None:
+        async with self._is_free:
+            waiting = self._checks[kernel]
+            while waiting:
+                check = waiting.popleft()
+                try:
+                    await self._admission.ask(check.kernel, check.problem, check.configs)
+                    self._caches.changed(kernel)
+                except KtunedError as error:
+                    _log.warning("space_not_asked", kernel=kernel, reason=error.message)
+                finally:
+                    # If the verdict is forgotten, it is asked for again.
+                    self._checked.discard(check.key)
+            del self._checks[kernel]
