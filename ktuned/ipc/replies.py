@@ -161,7 +161,8 @@ class Measurement(Message):
     """The measurement of one config, times in µs; ``outcome`` is ``None`` if its artifact is damaged.
 
     ``phase`` is the one that it failed in, ``samples`` some of the ``count`` timings in ascending order;
-    ``contention`` says why it is unknown whether others used the device. A reference has the latency alone.
+    ``contention`` says why it is unknown whether others used the device; ``overwritten`` names the inputs that the
+    launch wrote to without a declaration. A reference has the latency alone.
     """
 
     outcome: Outcome | None
@@ -174,6 +175,7 @@ class Measurement(Message):
     max_error: float | None = None
     mismatched_ratio: float | None = None
     contention: str | None = None
+    overwritten: tuple[str, ...] | None = None
 
 
 @message

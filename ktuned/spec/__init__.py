@@ -7,8 +7,9 @@ from ktuned.spec.declaration import Kernel, kernel
 from ktuned.spec.digest import describe
 from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.loader import forget_modules, is_ours, load_file
+from ktuned.spec.poisons import is_same, poison, unwritten
 from ktuned.spec.spaces import space
-from ktuned.spec.tensors import TensorSpec, materialise, poison, tensor
+from ktuned.spec.tensors import TensorSpec, materialise, tensor
 
 __all__ = [
     "MEMBERSHIP_BOUND",
@@ -25,10 +26,12 @@ __all__ = [
     "forget_modules",
     "functions",
     "is_ours",
+    "is_same",
     "kernel",
     "load_file",
     "materialise",
     "poison",
     "space",
     "tensor",
+    "unwritten",
 ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ktuned.model import UsageError, listed
+from ktuned.spec.poisons import poison
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +101,7 @@ def tensor(
 
     Fills: ``uniform`` draws from ``[low, high)``, by default ``[-1, 1)``; ``integer`` draws whole numbers from
     ``[low, high)``, by default -3 to 3 (unsigned: 0 to 3; bool: a coin), also for floating dtypes; ``normal`` has
-    mean 0 and deviation 1; ``zeros``; ``ones``; ``empty`` is poisoned (see :func:`poison`). ``auto`` is
+    mean 0 and deviation 1; ``zeros``; ``ones``; ``empty`` is poisoned (see :mod:`ktuned.spec.poisons`). ``auto`` is
     ``empty`` for an output, ``uniform`` for floating dtypes and ``integer`` for the others.
 
     ``dtype`` is a torch dtype or its name. ``output`` marks what the kernel writes and checks look at. Without a
@@ -161,24 +162,6 @@ def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> tor
     drawn = torch.empty(shape, dtype=wide)
     drawn = drawn.normal_(generator=generator) if fill == "normal" else drawn.uniform_(low, high, generator=generator)
     return (torch.view_as_complex(drawn) if spec.dtype in COMPLEX else drawn).to(dtype).to(device)
-
-
-def poison(target: torch.Tensor) -> torch.Tensor:
-    """Fill a tensor in place with NaN (floating, complex), the dtype's maximum (integers) or ``True``; return it.
-
-    A kernel that writes nothing, or not everywhere, is then found out by the check.
-    """
-    import torch
-
-    if target.dtype == torch.bool:
-        return target.fill_(True)
-    if target.dtype.is_floating_point or target.dtype.is_complex:
-        # On the tensor's device: a copy from the host would cost more than all else that a trial does there.
-        return target.copy_(torch.full((), math.nan, device=target.device))
-    # torch cannot fill every unsigned dtype, but can view each as the signed one of its size.
-    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[target.element_size()]
-    target.view(signed).fill_(torch.iinfo(signed).max if target.dtype.is_signed else -1)
-    return target
 
 
 def _seed(spec: TensorSpec, name: str, seed_text: str) -> int:

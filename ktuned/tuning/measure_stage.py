@@ -181,7 +181,9 @@ class MeasureStage:
 
     def _bench(self, lane: Lane) -> Bench:
         work = self._work
+        # All that decides a problem's data: kernels of one file may share their digest, but not their inputs.
         data = {
+            "kernel": work.job.kernel,
             "digest": work.context.digest,
             "problem": dict(work.problem),
             "measuring": work.context.measuring_version,
@@ -196,5 +198,5 @@ class MeasureStage:
             captured=work.captured,
             expected=expected,
         )
-        identity = canonical({**data, "kernel": work.kernel.name, "stamps": dict(work.kernel.stamps)})
+        identity = canonical({**data, "stamps": dict(work.kernel.stamps)})
         return Bench(work.environment, work.kernel.backend, identity, request)

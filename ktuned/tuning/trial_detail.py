@@ -18,9 +18,10 @@ class TrialDetail:
 
     From its end: the ``phase`` that it failed in, ``signal``, ``after_s`` (the deadline that passed), ``story`` (its
     events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, the check's
-    errors, and why contention could not be judged. From compiling: the Build, the backend's ``facts``, ``content`` (a
-    digest that equal measurements share). ``carried_from`` is the trial that measured equal content; ``rounds`` and
-    the figures after it are the finalists' round's.
+    errors, the inputs that the kernel has ``overwritten`` undeclared, and why contention could not be judged. From
+    compiling: the Build, the backend's ``facts``, ``content`` (a digest that equal measurements share).
+    ``carried_from`` is the trial that measured equal content; ``rounds`` and the figures after it are the finalists'
+    round's.
     """
 
     phase: str | None = None
@@ -34,6 +35,7 @@ class TrialDetail:
     max_error: float | None = None
     mismatched_ratio: float | None = None
     contention: str | None = None
+    overwritten: tuple[str, ...] | None = None
     build: Mapping[str, Any] | None = None
     facts: Mapping[str, Any] | None = None
     content: str | None = None
@@ -66,6 +68,7 @@ class TrialDetail:
             max_error=measured.max_error,
             mismatched_ratio=measured.mismatched_ratio,
             contention=measured.contention,
+            overwritten=measured.overwritten,
         )
 
 

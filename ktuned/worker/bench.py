@@ -100,10 +100,15 @@ class Bench:
             return _raised(error, Phase.FIRST_LAUNCH)
         reply.phase(Phase.CHECK)
         verdict = opened.data.check()
+        overwritten = opened.data.overwritten()
         if not verdict.ok:
-            return _judged(replies.Measurement(Outcome.MISMATCH, verdict.message, Phase.CHECK), verdict)
-        timed = self._time(opened, launch, request.preset, request.stop_above_us, request.judge_contention, reply)
-        return _judged(timed, verdict)
+            message = "; ".join((verdict.message, *(f"the kernel overwrites its input {name}" for name in overwritten)))
+            measured = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK)
+        else:
+            measured = self._time(
+                opened, launch, request.preset, request.stop_above_us, request.judge_contention, reply
+            )
+        return replace(_judged(measured, verdict), overwritten=overwritten or None)
 
     def time(self, request: requests.Time, reply: Reply) -> replies.Measurement:
         """Time a finalist again; it was checked when it was tried."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,21 +32,29 @@ def compare(
     rtol: float,
     atol: float,
     max_mismatched_ratio: float,
+    poisoned: Collection[str] = (),
 ) -> Verdict:
     """Compare tensors by name: an element mismatches when |out - ref| > atol + rtol · |ref| (as ``torch.isclose``).
 
-    NaN equals NaN. The verdict is of the worst tensor.
+    NaN equals NaN. The verdict is of the worst tensor. Elements that mismatch because they still hold the poison, in
+    the outputs that were ``poisoned``, were never written.
     """
     worst = Verdict(ok=True)
     for name, reference in expected.items():
-        verdict = _compare_one(name, outputs[name], reference, rtol, atol, max_mismatched_ratio)
+        verdict = _compare_one(
+            name, outputs[name], reference, rtol, atol, max_mismatched_ratio, is_poisoned=name in poisoned
+        )
         if (not verdict.ok, verdict.mismatched_ratio) > (not worst.ok, worst.mismatched_ratio):
             worst = verdict
     return worst
 
 
-def _compare_one(name: str, out: Any, reference: Any, rtol: float, atol: float, allowed: float) -> Verdict:
+def _compare_one(
+    name: str, out: Any, reference: Any, rtol: float, atol: float, allowed: float, *, is_poisoned: bool
+) -> Verdict:
     import torch
+
+    from ktuned.spec import unwritten
 
     if tuple(out.shape) != tuple(reference.shape):
         return Verdict(False, f"{name} has shape {tuple(out.shape)}, the reference {tuple(reference.shape)}", 0.0, 1.0)
@@ -69,12 +77,22 @@ def _compare_one(name: str, out: Any, reference: Any, rtol: float, atol: float, 
     largest = float(error.nan_to_num(nan=math.inf, posinf=math.inf).max())
     if ratio <= allowed:
         return Verdict(True, "", largest, ratio)
-    first = [int(index) for index in (~close).nonzero()[0]]
+    wrong_at = ~close
+    never = unwritten(out) & wrong_at if is_poisoned else wrong_at.new_zeros(())
+    missing = int(never.sum())
+    if missing == out.numel():
+        return Verdict(False, f"{name} was never written", largest, ratio)
+    shown = wrong_at & ~never if missing < wrong else never
+    first = [int(index) for index in shown.nonzero()[0]]
     place = tuple(first)
-    message = (
-        f"{name}: {wrong} of {close.numel()} elements ({ratio:.2%}) out of tolerance, "
-        f"the first at {first}: {_shown(out[place])} where the reference has {_shown(reference[place])}"
-    )
+    if missing == wrong:
+        message = f"{name}: {missing} of {out.numel()} elements were never written, the first at {first}"
+    else:
+        message = (
+            f"{name}: {wrong} of {close.numel()} elements ({ratio:.2%}) out of tolerance"
+            + (f", {missing} of them never written" if missing else "")
+            + f", the first at {first}: {_shown(out[place])} where the reference has {_shown(reference[place])}"
+        )
     return Verdict(False, message, largest, ratio)
 
 

@@ -6,6 +6,7 @@ import inspect
 import os
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,11 @@ class ProblemData:
             raise kernel.site.error("there is a reference, but inputs(p) makes no tensor with output=True")
         self._writes_in_place = tuple(kernel.setup) if isinstance(kernel.setup, tuple) else ()
         self._setup_call: Callable[..., object] | None = None if isinstance(kernel.setup, tuple) else kernel.setup
+        self._poisoned = [name for name in self._outputs if name not in self._writes_in_place]
+        workspaces = {name for name, entry in declared.items() if getattr(entry, "fill", "") == "empty"}
+        # A callable `setup` may prepare any tensor.
+        written = set(declared) if self._setup_call else {*self._outputs, *self._writes_in_place, *workspaces}
+        self._read_only = [name for name in self._pristine if name not in written]
         self._expected: dict[str, Any] = {}
         self._make()
 
@@ -117,9 +123,8 @@ class ProblemData:
 
         for name, tensor in self.tensors.items():
             tensor.copy_(self._pristine[name])
-        for name in self._outputs:
-            if name not in self._writes_in_place:
-                poison(self.tensors[name])
+        for name in self._poisoned:
+            poison(self.tensors[name])
 
     def expect(self, cached: Path) -> None:
         """Compute the reference's outputs, or read them from ``cached`` where an earlier worker left them."""
@@ -185,6 +190,8 @@ class ProblemData:
 
     def check(self) -> Verdict:
         """Judge what the last launch left in the tensors."""
+        from ktuned.spec import unwritten
+
         kernel = self._kernel
         if kernel.reference is not None:
             verdict = compare(
@@ -193,6 +200,7 @@ class ProblemData:
                 rtol=kernel.rtol,
                 atol=kernel.atol,
                 max_mismatched_ratio=kernel.max_mismatched_ratio,
+                poisoned=self._poisoned,
             )
             if not verdict.ok:
                 return verdict
@@ -201,8 +209,26 @@ class ProblemData:
         if kernel.check is not None:
             outputs = {name: self.tensors[name] for name in self._outputs}
             own = run_check(kernel.check, self._pristine, outputs)
-            return own if not own.ok else verdict
+            if own.ok:
+                return verdict
+            never = [
+                name for name in self._poisoned if (still := unwritten(self.tensors[name])).numel() and still.all()
+            ]
+            return replace(own, message=f"{never[0]} was never written; {own.message}") if never else own
         return verdict
+
+    def overwritten(self) -> tuple[str, ...]:
+        """Return the inputs that the last launch wrote to, though the file declares them neither as outputs nor in
+        ``setup``, nor as a workspace (``fill="empty"``): the launches after it do not see the same data.
+        """
+        from ktuned.spec import is_same
+
+        return tuple(
+            name
+            for name in self._read_only
+            if _layout(self.tensors[name]) == self._layouts[name]
+            and not is_same(self.tensors[name], self._pristine[name])
+        )
 
 
 def _layout(tensor: Any) -> tuple[object, ...]:

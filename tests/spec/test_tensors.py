@@ -11,7 +11,8 @@ import torch
 
 from ktuned import tensor
 from ktuned.model.errors import UsageError
-from ktuned.spec.tensors import COMPLEX, DTYPES, FILLS, FLOATS, INTEGER_BITS, materialise, poison
+from ktuned.spec.poisons import poison, unwritten
+from ktuned.spec.tensors import COMPLEX, DTYPES, FILLS, FLOATS, INTEGER_BITS, materialise
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,15 +92,32 @@ def test_fills_are_the_same_in_every_process(capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_poison_is_extreme(dtype: str) -> None:
-    """Poison is NaN, the dtype's maximum, or True, in place."""
+    """Poison is NaN, a number near the dtype's maximum, or True, in place."""
     target = torch.zeros((2, 3), dtype=getattr(torch, dtype))
     assert poison(target) is target
     if dtype == "bool":
         assert target.all()
     elif dtype in INTEGER_BITS:
-        assert {value % 2**64 for value in target.to(torch.int64).flatten().tolist()} == {INTEGER_BITS[dtype][1] - 1}
+        (value,) = {value % 2**64 for value in target.to(torch.int64).flatten().tolist()}
+        assert 0.8 * INTEGER_BITS[dtype][1] < value < INTEGER_BITS[dtype][1]
     else:
         assert target.to(torch.complex128 if dtype in COMPLEX else torch.float64).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unwritten_elements_are_known(dtype: str) -> None:
+    """Nothing that is written counts as unwritten, NaN and the largest value included; of narrow types at least an
+    output that holds poison alone is known.
+    """
+    target = poison(torch.zeros((2, 3), dtype=getattr(torch, dtype)))
+    assert unwritten(target).all()
+    target[0, 1] = 0
+    is_narrow = dtype in ("float8_e4m3fnuz", "float8_e5m2fnuz", "int8", "uint8", "bool")
+    assert unwritten(target).sum() == (0 if is_narrow else 5)
+    if not is_narrow:
+        largest = INTEGER_BITS[dtype][1] - 1 if dtype in INTEGER_BITS else float("nan")
+        target[1, 1] = torch.tensor(largest, dtype=target.dtype)
+        assert unwritten(target).tolist() == [[True, False, True], [True, False, True]]
 
 
 def test_poison_reaches_strided_views() -> None:

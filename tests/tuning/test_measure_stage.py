@@ -16,7 +16,7 @@ from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.ipc import replies, requests
 from ktuned.model.device import Device
-from ktuned.model.keys import DeviceModel, DeviceName, Phase, Target
+from ktuned.model.keys import DeviceModel, DeviceName, KernelName, Phase, Target
 from ktuned.model.lifecycle import Event
 from ktuned.model.values import Outcome
 from ktuned.scheduling.intake import Wish
@@ -180,3 +180,17 @@ async def test_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
     (told, *_) = parts.told.of("lane")
     assert (told["device"], told["state"]) == ("cuda:97", "sick")
     assert "the canary failed" in told["reason"]
+
+
+def test_kernels_of_one_digest_share_no_expected_outputs(tmp_path: Path) -> None:
+    """Two kernels of one file may have equal bodies, but each has inputs of its own; one kernel's lanes share them."""
+
+    def expected(kernel: str, lane: str) -> str:
+        work = replace(WORK, job=replace(WORK.job, kernel=KernelName(kernel)))
+        played = PlayedLane(lane, [MEASURED])
+        stage = MeasureStage(work, [], cast("CompileStage", None), Artifacts(tmp_path, 1))
+        request = stage.bench(cast("Lane", played)).request
+        assert isinstance(request, requests.Open)
+        return request.expected
+
+    assert expected("p:one", "cuda:0") == expected("p:one", "cuda:1") != expected("p:other", "cuda:0")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ktuned.spec.poisons import poison
 from ktuned.worker.check import Verdict, compare, run_check
 
 
@@ -171,3 +172,33 @@ def test_a_kernel_files_own_check(check: Callable[[Any, Any], object], ok: bool,
     assert verdict.ok is ok
     assert pytest.approx(verdict.mismatched_ratio) == (0.0 if ok else 1.0)
     assert re.match(message.replace("(", r"\(").replace(")", r"\)"), verdict.message)
+
+
+PARTLY = (
+    "y: 3 of 4 elements (75.00%) out of tolerance, 2 of them never written, "
+    "the first at [1]: {} where the reference has {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ({}, "y was never written"),
+        ({0: 0.0, 1: 1.0}, "y: 2 of 4 elements were never written, the first at [2]"),
+        (
+            {0: 0.0, 1: 5.0},
+            PARTLY,
+        ),
+    ],
+    ids=["nothing", "a-part", "a-part-wrongly"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.uint16], ids=str)
+def test_poison_is_called_by_its_name(dtype: torch.dtype, written: dict[int, float], words: str) -> None:
+    """An element that the kernel did not write has no number in the message; one that it wrote wrongly has."""
+    out = poison(torch.empty(4, dtype=dtype))
+    for place, value in written.items():
+        out[place] = value
+    expected = torch.arange(4).to(dtype)
+    verdict = compare({"y": out}, {"y": expected}, rtol=0, atol=0, max_mismatched_ratio=0, poisoned=["y"])
+    shown = (5.0, 1.0) if dtype.is_floating_point else (5, 1)
+    assert (verdict.ok, verdict.message) == (False, words.format(*shown))

@@ -71,6 +71,38 @@ def test_an_overwritten_input_is_put_back(cached: Path) -> None:
     assert run(data, double).ok
 
 
+@pytest.mark.parametrize(
+    ("x", "arguments", "found"),
+    [
+        (tensor(N), {}, ("x",)),
+        (tensor(N), {"setup": "x"}, ()),
+        (tensor(N), {"setup": lambda tensors: None}, ()),
+        (tensor(N, fill="empty"), {}, ()),
+        (tensor(N, "complex64"), {}, ("x",)),
+    ],
+    ids=["undeclared", "restored", "prepared", "workspace", "complex"],
+)
+def test_an_overwritten_input_is_named(x: Any, arguments: dict[str, Any], found: tuple[str, ...]) -> None:
+    """Unless the kernel file says that it is written: as an output, in ``setup``, as a workspace."""
+
+    def inputs(p: Any) -> dict[str, Any]:
+        return dict(x=x, y=tensor(N, output=True))
+
+    data = ProblemData(declare(inputs=inputs, check=None, **arguments), PROBLEM, CPU)
+    data.begin_trial()
+    data.tensors["y"].zero_()
+    assert data.overwritten() == ()
+    data.tensors["x"][N - 1] = 7
+    assert data.overwritten() == found
+
+
+def test_a_failed_check_says_that_nothing_was_written() -> None:
+    """The kernel file's own check sees the poison as numbers; the message says what it is."""
+    data = ProblemData(declare(check=lambda inputs, outputs: False), PROBLEM, CPU)
+    data.begin_trial()
+    assert data.check().message == "y was never written; check returned False"
+
+
 def test_every_worker_gets_the_same_inputs() -> None:
     """Two workers draw equal tensors for one problem, and other ones for another problem or kernel."""
     first, again = (ProblemData(declare(), PROBLEM, CPU).tensors["x"] for _ in range(2))

@@ -1,0 +1,86 @@
+"""Poison: what an output holds before a launch, so that elements which a kernel does not write are known for it.
+
+Floating and complex outputs hold a NaN with a payload that no arithmetic makes, integers an odd number near the end of
+their range. Types too narrow for either hold a value that a kernel may well write; of those only an output that holds
+nothing else counts as unwritten.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+_DISTINCT: dict[str, int] = {
+    "float64": 0x7FF8_DEAD_DEAD_DEAD,
+    "float32": 0x7FC0_DEAD,
+    "float16": 0x7EAD,
+    "bfloat16": 0x7FDE,
+    "float8_e4m3fn": 0xFF,
+    "float8_e5m2": 0xFE,
+    "int64": 0x7EAD_DEAD_DEAD_DEAD,
+    "int32": 0x7EAD_DEAD,
+    "int16": 0x7EAD,
+    "uint64": 0xDEAD_DEAD_DEAD_DEAD,
+    "uint32": 0xDEAD_DEAD,
+    "uint16": 0xDEAD,
+}
+"""Bits that a kernel writes by no accident, by dtype; the quiet NaNs differ from those that conversions give."""
+
+_ORDINARY: dict[str, int] = {
+    "float8_e4m3fnuz": 0x80,
+    "float8_e5m2fnuz": 0x80,
+    "int8": 0x7F,
+    "uint8": 0xFF,
+    "bool": 0x01,
+}
+"""The only NaN, the largest value, ``True``."""
+
+_PARTS = {"complex128": "float64", "complex64": "float32"}
+
+
+def poison(target: torch.Tensor) -> torch.Tensor:
+    """Fill a tensor in place with its dtype's poison; return it."""
+    bits, pattern, _ = _bits(target)
+    # On the tensor's device: a copy from the host would cost more than all else that a trial does there.
+    bits.fill_(pattern)
+    return target
+
+
+def unwritten(target: torch.Tensor) -> torch.Tensor:
+    """Return where a tensor that was poisoned still is, as bools of its shape."""
+    bits, pattern, is_distinct = _bits(target)
+    still: torch.Tensor = bits == pattern
+    if target.dtype.is_complex:
+        still = still.all(-1)
+    if not is_distinct and not bool(still.all()):
+        still.zero_()
+    return still
+
+
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors of one dtype and shape hold the same bits, NaNs included."""
+    import torch
+
+    return torch.equal(as_bits(one), as_bits(other))
+
+
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's memory as signed integers of the elements' size, complex numbers as two."""
+    import torch
+
+    plain = torch.view_as_real(tensor) if tensor.dtype.is_complex else tensor
+    # torch cannot fill or compare every unsigned dtype, but can view each as the signed one of its size.
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
+    return plain.view(signed)
+
+
+def _bits(tensor: Any) -> tuple[torch.Tensor, int, bool]:
+    name = str(tensor.dtype).removeprefix("torch.")
+    name = _PARTS.get(name, name)
+    bits = as_bits(tensor)
+    pattern = _DISTINCT.get(name, _ORDINARY.get(name, 0))
+    # As a number of the signed type that the bits are viewed as.
+    width = 8 * bits.element_size()
+    return bits, pattern - (1 << width if pattern >> (width - 1) else 0), name in _DISTINCT
