@@ -6,13 +6,14 @@ import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem
 from ktuned.devices import Machine
 from ktuned.lookup import Answer, Lookups
-from ktuned.model import KernelInfo, KtunedError, NotFound, Priority, Trial, UsageError, canonical
+from ktuned.model import KernelInfo, KeyProblem, KtunedError, NotFound, Priority, UsageError, WinnerKey, canonical
 from ktuned.scheduling import Intake, Jobs, Wish
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
@@ -39,6 +40,7 @@ CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
 """Features that a client may rely on besides the protocol's version."""
 
 MAX_ROWS = 2_000
+MAX_DETAILED_ROWS = 200
 """Trials or jobs in one answer, which must stay below the limit of a message."""
 
 
@@ -236,16 +238,19 @@ class Methods:
         }
 
     def results(self, wanted: ResultsParams, connection: Connection) -> dict[str, Any]:
-        """List trials; ``detail`` comes with a single one only."""
+        """List trials; ``detail`` comes with a single one, or where it is asked for."""
         if wanted.trial is not None:
             trial = self._store.trial(wanted.trial)
             if trial is None:
                 raise NotFound(f"there is no trial {wanted.trial}", hint="`ktuned results KERNEL` lists them")
-            return {"trials": [trial.to_wire()]}
+            incumbent = self._store.winner(WinnerKey(trial.kernel, KeyProblem(canonical(trial.problem)), trial.device))
+            return {"trials": [{**trial.to_wire(), "winner": incumbent is not None and incumbent.trial == trial.id}]}
         if wanted.kernel is None:
             raise UsageError("results needs a kernel or a trial")
         if wanted.order not in ("fastest", "newest"):
             raise UsageError(f"there is no order {wanted.order!r}", hint="there are fastest and newest")
+        if wanted.before is not None and wanted.order != "newest":
+            raise UsageError("before continues a list in the order newest", hint="give order='newest', too")
         kernel = self._catalog.resolve(wanted.kernel)
         problem = None
         if wanted.problem is not None:
@@ -254,30 +259,33 @@ class Methods:
         device = None if wanted.device is None else self._model(kernel, wanted.device)
         tried = self._store.problems(kernel.name) if wanted.current else []
         digests = {self._machine.digest(kernel, found) for found in tried} if wanted.current else None
-        limit = _rows(wanted.limit)
-
-        def rows(order: Literal["fastest", "newest"]) -> list[Trial]:
-            return self._store.trials(
-                kernel=kernel.name,
-                problem=problem,
-                device=device,
-                outcome=wanted.outcome,
-                job=wanted.job,
-                digests=digests,
-                limit=limit,
-                order=order,
-            )
-
+        limit = min(_rows(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
+        chosen = partial(
+            self._store.trials,
+            kernel=kernel.name,
+            problem=problem,
+            device=device,
+            outcome=wanted.outcome,
+            job=wanted.job,
+            digests=digests,
+            before=wanted.before,
+        )
         if wanted.order == "newest":
-            trials = rows("newest")
+            trials = chosen(limit=limit)
         else:
-            timed = rows("fastest")
+            timed = chosen(limit=limit, order="fastest")
             # What has no figure stands behind what has one.
-            trials = timed + [trial for trial in rows("newest") if trial.latency_us is None]
-        public = [trial.to_wire() for trial in trials[:limit]]
-        for entry in public:
-            del entry["detail"]
-        return {"trials": public}
+            rest = chosen(limit=limit) if len(timed) < limit else []
+            trials = timed + [trial for trial in rest if trial.latency_us is None]
+        winners = {winner.trial for winner in self._store.winners(kernel.name)}
+        public = [{**trial.to_wire(), "winner": trial.id in winners} for trial in trials[:limit]]
+        if not wanted.details:
+            for entry in public:
+                del entry["detail"]
+        if not wanted.count:
+            return {"trials": public}
+        total = self._store.count_trials(kernel.name, problem, device, wanted.outcome, wanted.job, digests)
+        return {"trials": public, "total": total}
 
     def _model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""

@@ -84,7 +84,10 @@ class KernelsParams(msgspec.Struct, frozen=True):
 
 
 class ResultsParams(msgspec.Struct, frozen=True):
-    """``results``: a kernel's trials, or one trial with all its details."""
+    """``results``: a kernel's trials, or one trial with all its details.
+
+    ``before`` is the id of a trial, and continues a list in the order ``newest``; ``count`` asks for the ``total``.
+    """
 
     kernel: str | None = None
     problem: dict[str, Scalar] | None = None
@@ -95,6 +98,9 @@ class ResultsParams(msgspec.Struct, frozen=True):
     current: bool = False
     order: str = "fastest"
     limit: int = 200
+    before: int | None = None
+    count: bool = False
+    details: bool = False
 
 
 class ForgetParams(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Context, Outcome, Trial, canonical
@@ -96,6 +97,32 @@ def chosen(reader: Reader, conditions: Mapping[str, Any], limit: int, order: Ord
     # An index covers what chooses and orders; only the chosen rows are read whole, for sorting whole ones is slow.
     ids = f"SELECT trials.id {rows.FROM_TRIALS} {wanted} {tail} LIMIT ?"
     return reader.values(rows.trial, f"{rows.SELECT_TRIALS} WHERE trials.id IN ({ids}) {tail}", *values, limit)
+
+
+def count(reader: Reader, conditions: Mapping[str, Any]) -> int:
+    """Return how many trials meet every condition which has a value."""
+    wanted, values = where(conditions)
+    ((number,),) = reader.rows(f"SELECT count(*) {rows.FROM_TRIALS} {wanted}", *values)
+    return int(number)
+
+
+def conditions(
+    kernel: str | None,
+    problem: str | None,
+    device: str | None,
+    outcome: Outcome | None,
+    job: int | None,
+    digests: Iterable[str] | None,
+) -> dict[str, Any]:
+    """Return conditions on trials with their values; one without a value does not count."""
+    return {
+        "contexts.kernel = ?": kernel,
+        "contexts.problem = ?": problem,
+        "contexts.device = ?": device,
+        "trials.outcome = ?": outcome,
+        "trials.job_id = ?": job,
+        "contexts.digest IN (SELECT value FROM json_each(?))": None if digests is None else json.dumps([*digests]),
+    }
 
 
 def where(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:

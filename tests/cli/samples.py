@@ -53,6 +53,7 @@ def trial_map(number: int = 1, outcome: str = "measured", **changes: Any) -> dic
         "artifact": None,
         "digest": "d" * 8,
         "updated": 1000.0,
+        "winner": False,
         "detail": {},
     }
     return trial | changes

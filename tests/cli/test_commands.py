@@ -197,11 +197,12 @@ def test_cancel_takes_a_number_or_a_kernel(run: Run, serve: Serve, target: str, 
 
 def test_results_shows_one_line_each(run: Run, serve: Serve) -> None:
     """A table row per trial, with the message's first line only."""
-    daemon = serve(results={"trials": [trial_map(1), trial_map(2, "hung")]})
+    daemon = serve(results={"trials": [trial_map(1, winner=True), trial_map(2, "hung")], "total": 2})
     ran = run("results", "gemm", "--outcome", "hung", "-p", "M=64")
-    asked = {"kernel": "gemm", "problem": {"M": 64}, "outcome": "hung", "limit": 50}
+    asked = {"kernel": "gemm", "problem": {"M": 64}, "outcome": "hung", "limit": 50, "count": True, "details": False}
     assert daemon.params_of("results") == {**asked, "current": True}
-    assert ran.code == 0
+    assert (ran.code, ran.err) == (0, "")
+    assert re.search(r"^ *\* 1 ", ran.out, re.MULTILINE)
     assert len(ran.out.splitlines()) == 3
     assert "why it is hung" in ran.out
     assert "more of it" not in ran.out
@@ -250,17 +251,40 @@ def test_a_trial_is_told_whole(run: Run, serve: Serve) -> None:
 
 def test_results_of_all_sources_tell_their_age(run: Run, serve: Serve) -> None:
     """`--all` shows what was measured before an edit too, and when."""
-    daemon = serve(results={"trials": [trial_map(1, updated=time.time() - 75)]})
+    daemon = serve(results={"trials": [trial_map(1, updated=time.time() - 75)], "total": 1})
     ran = run("results", "gemm", "--all")
-    assert daemon.params_of("results") == {"kernel": "gemm", "limit": 50}
+    assert daemon.params_of("results") == {"kernel": "gemm", "limit": 50, "count": True, "details": False}
     heading, row = ran.out.splitlines()
     assert heading.split()[-2:] == ["age", "message"]
     assert row.endswith("1 min 15 s")
 
 
+def test_a_short_list_says_how_much_is_missing(run: Run, serve: Serve) -> None:
+    """A list that ends before the last trial says how many there are, also beside JSON."""
+    serve(results={"trials": [trial_map(1)], "total": 1234})
+    for options in ((), ("--limit", "1", "--json"), ("--limit", "1", "--format", "csv")):
+        assert run("results", "gemm", *options).err == "1 of 1234 trials; --limit 1234 shows all\n"
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "t4"])
+def test_files_have_all_trials(run: Run, serve: Serve, form: str) -> None:
+    """Without --limit no trial is left out of a format for programs, however many requests that takes."""
+    daemon = serve(results={"trials": [trial_map(2), trial_map(1)]})
+    ran = run("results", "gemm", "--format", form)
+    assert (ran.code, ran.err) == (0, "")
+    asked = {"kernel": "gemm", "limit": 2000, "order": "newest", "details": form == "t4", "current": True}
+    assert [params for method, params in daemon.calls if method == "results"] == [asked, {**asked, "before": 1}]
+
+
+def test_formats_do_not_contradict(run: Run) -> None:
+    """--json beside another format is a usage error."""
+    ran = run("results", "gemm", "--json", "--format", "csv")
+    assert (ran.code, ran.out) == (2, "")
+
+
 def test_no_results_exit_1(run: Run, serve: Serve) -> None:
     """A trial that is not there is a result not reached; there may be earlier ones."""
-    serve(results={"trials": []})
+    serve(results={"trials": [], "total": 0})
     ran = run("results", "gemm")
     assert ran.code == 1
     assert "no such trial of gemm as it is now; " in ran.err

@@ -52,6 +52,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("kernels", {"kernel": "nothing"}, "no kernel 'nothing'"),
     ("results", {}, "a kernel or a trial"),
     ("results", {"kernel": "it", "order": "best"}, "'best'"),
+    ("results", {"kernel": "it", "before": 3}, "order newest"),
     ("results", {"kernel": "it", "problem": {"m": 1}}, "names m"),
     ("results", {"kernel": "it", "outcome": "good"}, "outcome"),
     ("results", {"trial": 99}, "no trial 99"),
@@ -205,6 +206,20 @@ async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:
     (one,) = (await desk.call("results", trial=1))["trials"]
     assert one["detail"] == {"note": "kept"}
     assert (await desk.call("results", kernel="it", problem={"n": 65}))["trials"] == []
+
+
+async def test_results_go_on_where_a_page_ended(desk: Desk, parts: Parts) -> None:
+    """Pages before a trial leave none out, the total counts all, and the winner is marked in each."""
+    kernel = await parts.inspect(kernel_text())
+    await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0, 70.0: 5.0}, note="kept")
+    first = await desk.call("results", kernel="it", order="newest", limit=2, count=True, details=True)
+    assert [trial["id"] for trial in first["trials"]] == [3, 2]
+    assert first["total"] == 3
+    assert first["trials"][0]["detail"] == {"note": "kept"}
+    rest = await desk.call("results", kernel="it", order="newest", limit=2, before=2, count=True)
+    assert ([trial["id"] for trial in rest["trials"]], rest["total"]) == ([1], 3)
+    assert [trial["winner"] for trial in (*first["trials"], *rest["trials"])] == [False, True, False]
+    assert (await desk.call("results", trial=2))["trials"][0]["winner"]
 
 
 async def test_results_take_a_device_by_its_name_here(desk: Desk, parts: Parts) -> None:

@@ -11,11 +11,15 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import device_option, given, json_option, problem_option
+from ktuned.cli.trial_pages import all_trials
 from ktuned.model import TRIED_AGAIN, Outcome
+from ktuned.report import FORMATS, rendered
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 50
-"""Default number of trials: about a screen."""
+"""Default number of trials in a table: about a screen."""
+
+TABLE = "table"
 
 _TOLD_APART = ("stdout", "stderr", "samples", "story")
 _LABELS = {"count": "samples", "open_s": "opening"}
@@ -33,8 +37,11 @@ _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
 @click.option("--trial", type=click.IntRange(min=1), help="Show everything about one trial.")
 @click.option("--all", "everything", is_flag=True, help="Also trials of earlier versions of the kernel.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=DEFAULT_LIMIT, show_default=True, help="At most this many."
+    "--limit",
+    type=click.IntRange(min=1),
+    help=f"At most this many. Default: {DEFAULT_LIMIT} in a table, else all.",
 )
+@click.option("--format", "form", type=click.Choice([TABLE, *FORMATS]), help="Default: table.")
 @json_option
 def results(
     kernel: str | None,
@@ -43,29 +50,42 @@ def results(
     outcome: str | None,
     trial: int | None,
     everything: bool,
-    limit: int,
+    limit: int | None,
+    form: str | None,
     as_json: bool,
 ) -> int:
     """List trials of KERNEL, or show everything about one.
 
-    The list has the trials of the kernel as it is now, the fastest of each problem first.
+    The list has the trials of the kernel as it is now, the fastest of each problem first; a star marks winners.
+    --json is --format json.
     """
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json and --format {form} contradict each other", click.get_current_context())
+    form = "json" if as_json else form or TABLE
     if kernel is None and trial is None:
         raise click.UsageError("name a kernel, or a trial with --trial", click.get_current_context())
     chosen = given(kernel=kernel, problem=problem, device=device, outcome=outcome, trial=trial)
     if trial is None and not everything:
         chosen["current"] = True
     with Client() as client:
-        trials = client.call("results", limit=limit, **chosen)["trials"]
-    if as_json:
-        output.emit_json(trials)
+        if trial is not None:
+            trials = client.call("results", **chosen)["trials"]
+            total = len(trials)
+        elif limit is None and form != TABLE:
+            trials = all_trials(client, details=form == "t4", **chosen)
+            total = len(trials)
+        else:
+            answer = client.call("results", limit=limit or DEFAULT_LIMIT, count=True, details=form == "t4", **chosen)
+            trials, total = answer["trials"], answer["total"]
+    if form != TABLE:
+        output.emit(rendered(trials, form))
     elif trial is not None:
         for found in trials:
             _tell(found)
     elif trials:
         _show(trials, with_age=everything)
-        if len(trials) == limit:
-            output.say(f"(the first {limit}; --limit shows more)")
+    if len(trials) < total:
+        output.say(f"{len(trials)} of {total} trials; --limit {total} shows all")
     if not trials:
         what = f"no such trial of {kernel}" if everything else f"no such trial of {kernel} as it is now"
         output.complain(what, "`ktuned jobs` shows what was tuned" + ("" if everything else ", --all earlier trials"))
@@ -77,7 +97,7 @@ def _show(trials: Iterable[Mapping[str, Any]], *, with_age: bool) -> None:
     now = time.time()
     rows = (
         [
-            str(trial["id"]),
+            f"{'* ' if trial['winner'] else ''}{trial['id']}",
             text.flat(trial["problem"]),
             trial["device"],
             text.flat(trial["config"]),

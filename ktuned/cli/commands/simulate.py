@@ -12,6 +12,7 @@ import click
 from ktuned.cli import output
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import device_option, given, json_option, problem_option
+from ktuned.cli.trial_pages import all_trials
 from ktuned.model import UsageError
 from ktuned.search import RecordedSpace, Run, read_recorded, recorded, relative
 from ktuned.search import simulate as run_once
@@ -22,9 +23,6 @@ COUNTS = (10, 25, 50, 100, 200, 400, 800)
 
 DEFAULT_TRIALS = 200
 DEFAULT_SEEDS = 20
-
-ALL_TRIALS = 2_000
-"""Trials that are read of a kernel of the own store: as many as the daemon lists at once."""
 
 PLOT_WIDTH, PLOT_HEIGHT = 64, 12
 MARKS = "●○▲△■□◆◇"
@@ -81,7 +79,7 @@ def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> Rec
     """Read a kernel's trials as it is now, of the one problem and device that were tried, or that are named."""
     wanted = given(kernel=kernel, problem=problem, device=device, current=True)
     with Client() as client:
-        trials = client.call("results", limit=ALL_TRIALS, **wanted)["trials"]
+        trials = all_trials(client, **wanted)
     keys = {(str(trial["problem"]), trial["device"]) for trial in trials}
     if len(keys) > 1:
         raise UsageError(

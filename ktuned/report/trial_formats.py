@@ -1,0 +1,111 @@
+"""Trials as text for other programs: JSON, CSV and T4.
+
+T4 is the autotuning community's format for results (https://github.com/autotuning/schemas), as Kernel Tuner writes it:
+times are in milliseconds, and the objective is called ``time``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ktuned.model import Outcome
+
+Trials = Sequence[Mapping[str, Any]]
+"""Trials as the protocol's maps."""
+
+T4_VERSION = "1.0.0"
+
+_MS_PER_S = 1e3
+_US_PER_MS = 1e3
+
+_INVALIDITY: Mapping[str, str] = {
+    Outcome.MEASURED: "correct",
+    Outcome.SLOWER: "correct",
+    Outcome.COMPILE_ERROR: "compile",
+    Outcome.COMPILE_TIMEOUT: "timeout",
+    Outcome.UNSUPPORTED: "constraints",
+    Outcome.MISMATCH: "correctness",
+    Outcome.LAUNCH_ERROR: "runtime",
+    Outcome.CRASHED: "runtime",
+    Outcome.HUNG: "timeout",
+}
+"""T4's words for outcomes; a trial whose outcome says nothing of its config is no result."""
+
+_CSV_FIELDS = ("trial", "kernel", "device", "outcome", "winner", "latency_us", "spread_us", "compile_s", "lane_s")
+"""Columns before those of the problem's keys, ``p.KEY``, and of the knobs, ``c.KNOB``."""
+
+
+def rendered(trials: Trials, kind: str) -> str:
+    """Return trials in one of :data:`FORMATS`."""
+    return FORMATS[kind](trials)
+
+
+def _json(trials: Trials) -> str:
+    return json.dumps(list(trials), ensure_ascii=False)
+
+
+def _csv(trials: Trials) -> str:
+    keys = list(dict.fromkeys(key for trial in trials for key in trial["problem"]))
+    knobs = list(dict.fromkeys(knob for trial in trials for knob in trial["config"]))
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    columns = [*_CSV_FIELDS, *(f"p.{key}" for key in keys), *(f"c.{knob}" for knob in knobs), "updated", "message"]
+    writer.writerow(columns)
+    for trial in trials:
+        values = {**trial, "trial": trial["id"], "winner": int(trial["winner"])}
+        writer.writerow(
+            [
+                *(values[name] for name in _CSV_FIELDS),
+                *(trial["problem"].get(key) for key in keys),
+                *(trial["config"].get(knob) for knob in knobs),
+                _timestamp(trial),
+                trial["message"],
+            ]
+        )
+    return written.getvalue().rstrip("\n")
+
+
+def _t4(trials: Trials) -> str:
+    results = [_t4_result(trial) for trial in trials if trial["outcome"] in _INVALIDITY]
+    return json.dumps({"schema_version": T4_VERSION, "results": results}, ensure_ascii=False)
+
+
+def _t4_result(trial: Mapping[str, Any]) -> dict[str, Any]:
+    detail: Mapping[str, Any] = trial.get("detail") or {}
+    invalidity = _INVALIDITY[trial["outcome"]]
+    measurements = [] if trial["latency_us"] is None else [_t4_time("time", trial["latency_us"])]
+    if trial["spread_us"] is not None:
+        measurements.append(_t4_time("spread", trial["spread_us"]))
+    return {
+        "timestamp": _timestamp(trial),
+        "configuration": dict(trial["config"]),
+        "times": {
+            "compilation": trial["compile_s"] * _MS_PER_S,
+            "benchmark": trial["lane_s"] * _MS_PER_S,
+            "framework": 0.0,
+            "search_algorithm": 0.0,
+            "validation": 0.0,
+            "runtimes": [sample / _US_PER_MS for sample in detail.get("samples") or ()],
+        },
+        "invalidity": invalidity,
+        "correctness": int(invalidity == "correct"),
+        "measurements": measurements,
+        "objectives": ["time"],
+    }
+
+
+def _t4_time(name: str, microseconds: float) -> dict[str, Any]:
+    return {"name": name, "value": microseconds / _US_PER_MS, "unit": "ms"}
+
+
+def _timestamp(trial: Mapping[str, Any]) -> str:
+    return datetime.fromtimestamp(trial["updated"], UTC).isoformat(timespec="milliseconds")
+
+
+FORMATS: Mapping[str, Callable[[Trials], str]] = {"json": _json, "csv": _csv, "t4": _t4}
+"""Each format's function by its name."""

@@ -1,0 +1,52 @@
+"""Formats of trials: each holds every trial, and is read back as it was written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from ktuned.model import Outcome
+from ktuned.report import FORMATS, rendered
+from ktuned.search import read_recorded
+from tests.cli.samples import trial_map
+
+TRIALS = [
+    trial_map(1, winner=True, latency_us=12.5, detail={"samples": [12.25, 12.5]}),
+    trial_map(2, "compile_error", message='it said "no",\nand more', problem={"M": 64, "N": 3}),
+    trial_map(3, "interrupted"),
+]
+
+
+def test_json_is_the_protocols_maps() -> None:
+    """JSON holds the trials as the protocol has them."""
+    assert json.loads(rendered(TRIALS, "json")) == TRIALS
+
+
+def test_csv_has_a_row_for_each_trial() -> None:
+    """CSV has a column for each problem key and knob, and survives quotes and line breaks in messages."""
+    first, second, third = csv.DictReader(io.StringIO(rendered(TRIALS, "csv")))
+    assert (first["trial"], first["winner"], first["latency_us"], first["c.BM"]) == ("1", "1", "12.5", "1")
+    assert (second["p.N"], second["message"]) == ("3", 'it said "no",\nand more')
+    assert (third["p.N"], third["outcome"]) == ("", "interrupted")
+
+
+def test_t4_is_read_back(tmp_path: Path) -> None:
+    """T4 gives the configs and their objectives in ms; a trial that says nothing of its config is left out."""
+    path = tmp_path / "results.json"
+    path.write_text(rendered(TRIALS, "t4"))
+    found = read_recorded(path)
+    assert found.configs == ({"BM": 1}, {"BM": 2})
+    assert found.objectives == (0.0125, None)
+    result = json.loads(path.read_text())["results"][0]
+    assert result["times"]["runtimes"] == [0.01225, 0.0125]
+    assert result["timestamp"] == "1970-01-01T00:16:40.000+00:00"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_outcome_has_a_place(form: str) -> None:
+    """No outcome stops an export."""
+    assert rendered([trial_map(1, outcome) for outcome in Outcome], form)
