@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any, NoReturn
-from unittest import mock
 
 import redis
 
@@ -111,11 +110,11 @@ def placed(servers: list[int], *, apart: bool) -> Iterator[None]:
             os.sched_setaffinity(pid, cores)
 
 
-@contextlib.contextmanager
-def forgetful() -> Iterator[None]:
-    """Make every lookup ask the daemon, because no answer holds."""
-    with mock.patch.object(memo, "HOLDS_S", 0.0):
-        yield
+def forgetful(daemon: Path) -> Client:
+    """Return a client whose every lookup asks the daemon, because no answer holds."""
+    client = Client(daemon, deadline_s=PATIENT_S)
+    client._memo.holds_s = 0.0
+    return client
 
 
 def ask_in_turns(count: int, questions: list[Ask], meet: Callable[[], object] = lambda: None) -> list[list[float]]:
@@ -214,17 +213,16 @@ def socket_beside_redis(what: str, daemon: Path, cache: Path, clients: int, coun
     """Measure both over their sockets, one question at a time, by several clients at once."""
 
     def ours() -> Ask:
-        client = Client(daemon, deadline_s=PATIENT_S)
+        client = forgetful(daemon)
         return lambda: client.lookup(NAME, PROBLEM)
 
     def theirs() -> Ask:
         peer = redis.Redis(unix_socket_path=str(cache))
         return lambda: peer.get(NAME)
 
-    with forgetful():
-        if clients == 1:
-            ask_in_turns(10 * TURN, [ours(), theirs()])
-        took = ask_by_many(clients, count, [ours, theirs])
+    if clients == 1:
+        ask_in_turns(10 * TURN, [ours(), theirs()])
+    took = ask_by_many(clients, count, [ours, theirs])
     many = f"{clients} client{'s' if clients > 1 else ''}, {what}"
     rows = [_row(f"{name}, {many}", times) for name, times in zip(("lookup", "Redis GET"), took, strict=True)]
     ratios = [rows[0][column] / rows[1][column] for column in ("median_us", "p99_us")]
@@ -235,7 +233,7 @@ def socket_beside_redis(what: str, daemon: Path, cache: Path, clients: int, coun
 
 def pipelined(daemon: Path, cache: Path, count: int) -> list[dict[str, Any]]:
     """Measure many at once: per lookup, in requests of :data:`TURN`."""
-    with Client(daemon, deadline_s=PATIENT_S) as client, redis.Redis(unix_socket_path=str(cache)) as peer, forgetful():
+    with forgetful(daemon) as client, redis.Redis(unix_socket_path=str(cache)) as peer:
 
         def theirs() -> object:
             pipeline = peer.pipeline(transaction=False)
@@ -276,12 +274,12 @@ def with_a_large_store(count: int) -> list[dict[str, Any]]:
         (store,) = (many / "state").glob("*.sqlite")
         fill(store, TRIALS, trials_per_job=TRIALS // WINNERS, first_job=10)
         rows = []
-        with serving(few) as small, serving(many) as large, forgetful():
+        with serving(few) as small, serving(many) as large:
             rows.append(
                 _row(f"start with {TRIALS} trials", [large.ready_s * 1e6])
                 | {"in_budget": large.ready_s <= START_BUDGET_S}
             )
-            with Client(small.socket, deadline_s=PATIENT_S) as one, Client(large.socket, deadline_s=PATIENT_S) as other:
+            with forgetful(small.socket) as one, forgetful(large.socket) as other:
                 asks: list[Ask] = [lambda: one.lookup(NAME, PROBLEM), lambda: other.lookup(NAME, PROBLEM)]
                 with placed([small.process.pid, large.process.pid], apart=False):
                     ask_in_turns(10 * TURN, asks)

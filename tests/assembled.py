@@ -198,7 +198,13 @@ async def assembled(
     env = {**os.environ, "PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(directory / "gates")}
     told = Told()
     replaced = Replacements(
-        adopts=False, base_env=env, events=told, intervals=intervals, preparation_type=preparation_type, read=read
+        adopts=False,
+        base_env=env,
+        events=told,
+        intervals=intervals,
+        preparation_type=preparation_type,
+        read=read,
+        spare_modules=(),
     )
     async with store_type.open(directory / "k.sqlite") as store:
         for key, report in _reports.items():

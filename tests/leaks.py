@@ -48,19 +48,19 @@ class Snapshot:
         """Look now."""
         return cls(_processes(), frozenset(threading.enumerate()), _descriptors())
 
-    def leaked_since(self) -> list[str]:
+    def leaked_since(self, grace_s: float = GRACE_S) -> list[str]:
         """Return one line for each thing that is there now, was not there then and does not end within the grace.
 
         Leaked processes are killed, so that they disturb no other test.
         """
-        found = [f"process {text}" for text in _end(self._new_processes())]
+        found = [f"process {text}" for text in _end(self._new_processes(), grace_s)]
         for thread in set(threading.enumerate()) - self.threads:
-            thread.join(GRACE_S)
+            thread.join(grace_s)
             if thread.is_alive():
                 found.append(f"thread {thread.name}")
         if _descriptors() - self.descriptors:
             gc.collect()
-        end = monotonic() + GRACE_S
+        end = monotonic() + grace_s
         while monotonic() < end and any(
             target.startswith("anon_inode:") for _, target in _descriptors() - self.descriptors
         ):
@@ -90,8 +90,8 @@ def _processes() -> frozenset[psutil.Process]:
     return frozenset(found)
 
 
-def _end(processes: Iterable[psutil.Process]) -> list[str]:
-    _, alive = psutil.wait_procs(list(processes), timeout=GRACE_S)
+def _end(processes: Iterable[psutil.Process], grace_s: float) -> list[str]:
+    _, alive = psutil.wait_procs(list(processes), timeout=grace_s)
     texts = []
     for process in alive:
         with suppress(psutil.NoSuchProcess):
@@ -134,7 +134,9 @@ class LeakedTasks(AssertionError):
     """A test ended while tasks that it made still ran."""
 
 
-def without_leaked_tasks(test: Callable[..., Awaitable[None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+def without_leaked_tasks(
+    test: Callable[..., Awaitable[None]], grace_s: float = GRACE_S
+) -> Callable[..., Coroutine[Any, Any, None]]:
     """Wrap an async test so that it fails when a task that it made outlives it.
 
     Tasks that fixtures made, before the test or while it ran, are the fixtures' own.
@@ -147,7 +149,7 @@ def without_leaked_tasks(test: Callable[..., Awaitable[None]]) -> Callable[..., 
         await test(**arguments)
         leaked = {task for task in asyncio.all_tasks() - before if _is_made_by(task, current, before)}
         if leaked:
-            _, leaked = await asyncio.wait(leaked, timeout=GRACE_S)
+            _, leaked = await asyncio.wait(leaked, timeout=grace_s)
         for task in leaked:
             task.cancel()
         if leaked:

@@ -230,11 +230,13 @@ def next_id(request_id: int) -> int:
 
 
 class Backoff:
-    """Interval during which a daemon that did not answer is not asked again."""
+    """Interval during which a daemon that did not answer is not asked again: ``first_s``, doubling up to ``last_s``."""
 
-    __slots__ = ("_interval_s", "_retry_at", "message")
+    __slots__ = ("_first_s", "_interval_s", "_last_s", "_retry_at", "message")
 
-    def __init__(self) -> None:
+    def __init__(self, first_s: float = FIRST_RETRY_S, last_s: float = LAST_RETRY_S) -> None:
+        self._first_s = first_s
+        self._last_s = last_s
         self._interval_s = 0.0
         self._retry_at = 0.0
         self.message = ""
@@ -245,8 +247,8 @@ class Backoff:
         return self._interval_s > 0 and time.monotonic() < self._retry_at
 
     def failed(self, message: str) -> None:
-        """Start the next interval: twice the last one, up to :data:`LAST_RETRY_S`."""
-        self._interval_s = min(self._interval_s * 2 or FIRST_RETRY_S, LAST_RETRY_S)
+        """Start the next interval: twice the last one."""
+        self._interval_s = min(self._interval_s * 2 or self._first_s, self._last_s)
         self._retry_at = time.monotonic() + self._interval_s
         self.message = message
 

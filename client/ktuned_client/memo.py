@@ -42,12 +42,20 @@ class Memo:
 
     A hot loop reads ``answers`` and ``words`` directly: an entry holds while its slot's word equals its generation,
     and its time has not passed. An answer without a config, which each caller completes by its own default, is found
-    only by :meth:`recall`.
+    only by :meth:`recall`. ``holds_s`` and ``max_answers`` may be changed at any time.
     """
 
-    __slots__ = ("_clock", "_count", "_table", "answers", "incomplete", "words")
+    __slots__ = ("_clock", "_count", "_table", "answers", "holds_s", "incomplete", "max_answers", "words")
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = monotonic,
+        *,
+        holds_s: float = HOLDS_S,
+        max_answers: int = MAX_ANSWERS,
+    ) -> None:
+        self.holds_s = holds_s
+        self.max_answers = max_answers
         self.answers: dict[Any, dict[bytes, Entry]] = {}
         self.incomplete: dict[tuple[Any, bytes], Entry] = {}
         self.words = NOTHING
@@ -77,7 +85,7 @@ class Memo:
         """Keep an answer of the daemon whose table is mapped."""
         if self._table is not None and type(hit.generation) is int:
             now = self._clock()
-            self._keep(name, problem, (slot_of(hit.kernel), hit.generation, now + HOLDS_S, hit, now + FRESH_S))
+            self._keep(name, problem, (slot_of(hit.kernel), hit.generation, now + self.holds_s, hit, now + FRESH_S))
 
     def remember_for_good(self, name: Any, problem: bytes, hit: Hit) -> None:
         """Keep an answer that no daemon can change."""
@@ -126,7 +134,7 @@ class Memo:
 
     def _keep(self, name: Any, problem: bytes, entry: Entry) -> None:
         self._count += 1
-        if self._count > MAX_ANSWERS:
+        if self._count > self.max_answers:
             self._count = 1
             self.answers.clear()
             self.incomplete.clear()

@@ -7,7 +7,7 @@ No part is completed after its construction. What would be a cycle is broken by 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,11 @@ from ktuned.daemon.notices import Notices
 from ktuned.daemon.reload import CurrentSettings, Reload, watched_roots
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Machine, Probes
-from ktuned.fleet import Fleet, LocalExecutor
+from ktuned.fleet import BENCH_MODULES, Fleet, LocalExecutor
 from ktuned.lookup import AnswerCaches, Generations, Lookups
 from ktuned.model import Root
 from ktuned.scheduling import (
+    Dispatcher,
     HostObserver,
     IdlePolicy,
     Intake,
@@ -41,14 +42,14 @@ from ktuned.serve import (
     Captures,
     Control,
     Events,
+    Explainer,
     Method,
     Methods,
     Server,
-    Sharing,
     StatusReport,
     Traffic,
     TrialCount,
-    Why,
+    WinnerExchange,
 )
 from ktuned.store import Artifacts, Store
 from ktuned.watch import Watcher
@@ -59,7 +60,7 @@ class Replacements:
     """Parts that a test brings itself; ``None`` leaves the daemon's own.
 
     ``read`` gives readings of the machine, ``base_env`` is the workers' environment; a fleet that ``adopts`` takes
-    every child of the process for its own.
+    every child of the process for its own. Spare workers import ``spare_modules``.
     """
 
     adopts: bool = True
@@ -68,6 +69,7 @@ class Replacements:
     intervals: Intervals | None = None
     preparation_type: type[Preparation] = Preparation
     read: Callable[[], Awaitable[Reading]] | None = None
+    spare_modules: Sequence[str] = BENCH_MODULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,7 @@ def assemble(
         memory_limits=(settings.bench_bytes, settings.compile_bytes),
         keeps_spares=settings.keeps_spares,
         rank_of=job_machine.rank,
+        spare_modules=replaced.spare_modules,
     )
 
     # What is known: kernels, inputs, devices, artifacts.
@@ -193,7 +196,7 @@ def assemble(
         deadlines=deadlines,
         captured=captured_inputs.digest_for,
     )
-    jobs = Jobs(
+    dispatcher = Dispatcher(
         job_machine,
         fleet=fleet,
         store=store,
@@ -202,8 +205,9 @@ def assemble(
         publish=router.publish,
         idle_policy=idle_policy,
         read=replaced.read or observer.read,
-        intervals=replaced.intervals,
+        intervals=replaced.intervals or Intervals(),
     )
+    jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish)
     reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
     intake = Intake(
         admission=admission,
@@ -289,12 +293,12 @@ def assemble(
         jobs=jobs,
         store=store,
         events=events,
-        explain=Why(catalog, admission, machine, store).explain,
+        explain=Explainer(catalog, admission, machine, store).explain,
         status=status.figures,
         probe=probes.reports,
         stop=stopping.set,
     )
-    sharing = Sharing(
+    exchange = WinnerExchange(
         admission=admission,
         catalog=catalog,
         machine=machine,
@@ -305,7 +309,7 @@ def assemble(
     table = {
         **methods.table(),
         **Control(catalog=catalog, machine=machine, jobs=jobs).table(),
-        **sharing.table(),
+        **exchange.table(),
         **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),
         **artifact_cleanup.table(),
         **reload.table(),

@@ -275,17 +275,17 @@ class Machine:
         captured = self._captured(kernel.name, specialized)
         return hashlib.sha256(f"{kernel.digest} {captured}".encode()).hexdigest() if captured else kernel.digest
 
-    def seats(self, environment: Environment | None = None) -> dict[str, set[str]]:
+    def device_models(self, environment: Environment | None = None) -> dict[str, set[str]]:
         """Return the devices that are known, of one environment or of all: their models by their names.
 
         Two backends may know one device by two models.
         """
         reports = self._reports.values() if environment is None else filter(None, [self.report(environment)])
-        seats: dict[str, set[str]] = {}
+        models: dict[str, set[str]] = {}
         for report in reports:
             for device in report.devices:
-                seats.setdefault(device.name, set()).add(device.model)
-        return seats
+                models.setdefault(device.name, set()).add(device.model)
+        return models
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""

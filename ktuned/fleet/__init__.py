@@ -5,11 +5,12 @@ from ktuned.fleet.executor import Environment, Executor, Worker
 from ktuned.fleet.failures import KILLS_EXCUSED, DeadlineExpired, Output, RequestFailed, WorkerDied, is_outside_kill
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
-from ktuned.fleet.pool import Fleet
+from ktuned.fleet.pool import BENCH_MODULES, Fleet
 from ktuned.fleet.priority_semaphore import Turns, aged
 from ktuned.fleet.usage import CpuUse, Usage
 
 __all__ = [
+    "BENCH_MODULES",
     "KILLS_EXCUSED",
     "Bench",
     "CannotOpen",

@@ -13,8 +13,11 @@ LAST_PAUSE_S = 60.0
 class Health:
     """Counts failures in a row; ``tolerated`` of them are forgiven before pauses begin."""
 
-    def __init__(self, *, tolerated: int = 0, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, *, tolerated: int = 0, first_pause_s: float = FIRST_PAUSE_S, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._tolerated = tolerated
+        self._first_pause_s = first_pause_s
         self._clock = clock
         self._failures = 0
         self._retry_at = 0.0
@@ -41,7 +44,7 @@ class Health:
         self.reason = reason
         if self.is_sick:
             doublings = min(self._failures - self._tolerated - 1, 10)
-            self._retry_at = self._clock() + min(LAST_PAUSE_S, FIRST_PAUSE_S * 2**doublings)
+            self._retry_at = self._clock() + min(LAST_PAUSE_S, self._first_pause_s * 2**doublings)
 
     def succeeded(self) -> None:
         """Forget all failures."""

@@ -67,13 +67,16 @@ class Lane:
         *,
         turns: Turns | None = None,
         on_state: Callable[[Lane], None] = lambda lane: None,
+        health: Health | None = None,
+        reap_s: float = REAP_S,
     ) -> None:
         self.device = device
         self.busy_s = 0.0
         self.job: int | None = None
-        self.health = Health()
+        self.health = health or Health()
         self._fleet = fleet
         self._on_state = on_state
+        self._reap_s = reap_s
         self._turns = turns or Turns()
         self._worker: Worker | None = None
         self._bench: Bench | None = None
@@ -179,7 +182,7 @@ class Lane:
         killed = self._killed
         if killed is None:
             return ""
-        with anyio.move_on_after(REAP_S):
+        with anyio.move_on_after(self._reap_s):
             await killed.gone.wait()
             self._killed = None
             return ""

@@ -34,7 +34,7 @@ _REAP_S = 5.0
 _GENERATIONS = 20
 """Searches for orphans after a worker's end: those that are killed may leave orphans of their own."""
 
-_WARDEN_S = 15.0
+WARDEN_S = 15.0
 """Interval between checks of the warden, which is started again if it was killed."""
 
 
@@ -55,6 +55,7 @@ class LocalExecutor(Executor):
         base_env: Mapping[str, str],
         compile_cores: Collection[int] = (),
         adopts: bool = False,
+        warden_s: float = WARDEN_S,
     ) -> None:
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.scratch = scratch / self._id
@@ -63,6 +64,7 @@ class LocalExecutor(Executor):
         self._base_env = {**base_env, DAEMON_MARK: self._id, "KTUNED_CACHE": str(cache)}
         self._compile_cores = self._all_compile_cores = frozenset(compile_cores)
         self._adopts = adopts
+        self._warden_s = warden_s
         self._guard = Guard(f"{DAEMON_MARK}={self._id}", self.scratch)
         self._workers: dict[int, WorkerProcess] = {}
         self._ending = anyio.Lock()
@@ -150,7 +152,7 @@ class LocalExecutor(Executor):
 
     async def _keep_warden(self) -> None:
         while True:
-            await anyio.sleep(_WARDEN_S)
+            await anyio.sleep(self._warden_s)
             self._guard.keep()
 
     async def _watch(self, worker: WorkerProcess) -> None:

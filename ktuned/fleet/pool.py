@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ import structlog
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor, Worker
 from ktuned.fleet.failures import is_outside_kill
-from ktuned.fleet.health import Health
+from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.fleet.priority_semaphore import RankOf, Turns
 from ktuned.fleet.quiet import QuietGate
 from ktuned.ipc import requests
@@ -23,19 +24,12 @@ from ktuned.model import Phase, Role, WorkerError
 
 _log = structlog.get_logger()
 
-IDLE_S = 60.0
-"""An idle worker is let go after this long: a bench worker holds torch, some 300 MiB."""
-
 IDLE_S_OF = {Role.INSPECT: 900.0, Role.EXPLORE: 900.0}
 """Roles that idle longer: such a worker holds some 30 MiB, and an author thinks for minutes between two saves."""
 
-MAX_IDLE = 8
-"""Idle workers of one role, environment and device; a job's compile workers come back all at once."""
-
-MAX_REQUESTS = 500
 WORN_SHARE = 0.25
-"""A worker is replaced after this many requests, or when it has grown by this part of its memory limit since it had
-settled: what loaded code leaks must not add up until an innocent config is stopped for it."""
+"""A worker is replaced when it has grown by this part of its memory limit since it had settled, or after a number of
+requests: what loaded code leaks must not add up until a harmless config is stopped for it."""
 
 TOLERATED_FAILURES = 3
 """Starts of a worker that may fail in a row before there is a pause between them."""
@@ -45,6 +39,23 @@ _MEMORY_S = 0.2
 
 BENCH_MODULES = ("torch", "safetensors.torch")
 """The modules that a bench worker needs besides its backend; a spare has imported them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """Limits of the workers that a pool keeps."""
+
+    idle_s: float = 60.0
+    """An idle worker is let go after this long: a bench worker holds torch, some 300 MiB."""
+
+    max_idle: int = 8
+    """Idle workers of one role, environment and device; a job's compile workers come back all at once."""
+
+    max_requests: int = 500
+    """Requests after which a worker is replaced."""
+
+    first_pause_s: float = FIRST_PAUSE_S
+    """Pause after the first start that is not tolerated to fail."""
 
 
 class Fleet:
@@ -64,12 +75,14 @@ class Fleet:
         keeps_spares: bool = True,
         rank_of: RankOf = lambda job: 0,
         spare_modules: Sequence[str] = BENCH_MODULES,
+        pool: PoolLimits | None = None,
     ) -> None:
         self.gate = QuietGate()
         self.compile_slots = Turns(compile_slots, rank_of=rank_of)
         self.spawn_s = spawn_s
         self.keeps_spares = keeps_spares
         self._executor = executor
+        self._pool = pool or PoolLimits()
         self._spare_modules = tuple(spare_modules)
         self._idle: dict[tuple[Role, Environment], list[tuple[float, Worker]]] = {}
         self._spares_under_way: dict[tuple[Role, Environment], list[anyio.Event]] = {}
@@ -152,12 +165,12 @@ class Fleet:
             return worker
 
     def release(self, worker: Worker) -> None:
-        """Take a worker back; it idles until it is lent again or :data:`IDLE_S` have passed."""
+        """Take a worker back; it idles until it is lent again, or has idled for too long."""
         idle = self._idle.setdefault((worker.role, worker.environment), [])
         if not worker.settled_bytes:
             worker.settle()
         alike = sum(other.device == worker.device for _, other in idle)
-        if not worker.is_alive or self._closing or alike >= MAX_IDLE or self.is_worn(worker):
+        if not worker.is_alive or self._closing or alike >= self._pool.max_idle or self.is_worn(worker):
             worker.kill()
             return
         idle.append((monotonic(), worker))
@@ -165,7 +178,7 @@ class Fleet:
     def is_worn(self, worker: Worker) -> bool:
         """Return whether a worker is due to be replaced, between two requests."""
         grown = worker.memory_bytes - worker.settled_bytes
-        return worker.requests >= MAX_REQUESTS or grown > WORN_SHARE * self._limits[worker.role]
+        return worker.requests >= self._pool.max_requests or grown > WORN_SHARE * self._limits[worker.role]
 
     def prepare_spares(self, role: Role, environment: Environment, backend: str, count: int = 1) -> None:
         """Start idle workers of a role in the background until ``count`` are there, if spares are kept."""
@@ -196,7 +209,10 @@ class Fleet:
             made.set()
 
     async def _start(self, role: Role, environment: Environment) -> Worker:
-        health = self._health.setdefault((role, environment), Health(tolerated=TOLERATED_FAILURES))
+        health = self._health.setdefault(
+            (role, environment),
+            Health(tolerated=TOLERATED_FAILURES, first_pause_s=self._pool.first_pause_s),
+        )
         if health.pause_s:
             raise WorkerError(
                 f"{environment.python} failed to run a worker {health.failures} times in a row and is left alone for "
@@ -217,9 +233,9 @@ class Fleet:
 
     async def _retire_idle(self) -> None:
         while True:
-            await anyio.sleep(IDLE_S / 4)
+            await anyio.sleep(self._pool.idle_s / 4)
             for idle in self._idle.values():
-                while idle and monotonic() - idle[0][0] > IDLE_S_OF.get(idle[0][1].role, IDLE_S):
+                while idle and monotonic() - idle[0][0] > IDLE_S_OF.get(idle[0][1].role, self._pool.idle_s):
                     idle.pop(0)[1].kill()
 
     async def _watch_memory(self) -> None:

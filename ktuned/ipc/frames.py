@@ -25,15 +25,15 @@ class FrameError(Exception):
     """The other side sent something that is no frame; the stream cannot be read on."""
 
 
-def encode(message: dict[str, Any]) -> bytes:
+def encode(message: dict[str, Any], limit: int = MAX_FRAME_BYTES) -> bytes:
     """Return one frame.
 
     Raises:
-        FrameError: the message is larger than :data:`MAX_FRAME_BYTES`.
+        FrameError: the message is larger than ``limit``.
     """
     body: bytes = msgpack.packb(message, use_bin_type=True)
-    if len(body) > MAX_FRAME_BYTES:
-        raise FrameError(f"a message of {len(body)} bytes exceeds the frame limit of {MAX_FRAME_BYTES}")
+    if len(body) > limit:
+        raise FrameError(f"a message of {len(body)} bytes exceeds the frame limit of {limit}")
     return _LENGTH.pack(len(body)) + body
 
 

@@ -72,9 +72,9 @@ class Lookups:
         return list(self._looked_up)
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Return how full the queue of follow-ups (``errands``) is, and the sizes of the ``caches``."""
+        """Return how full the queue of ``follow_ups`` is, and the sizes of the ``caches``."""
         return {
-            "errands": {"used": self._follow_ups.waiting, "size": MAX_FOLLOW_UPS},
+            "follow_ups": {"used": self._follow_ups.waiting, "size": MAX_FOLLOW_UPS},
             "caches": {
                 "answers": self.shortcuts.held,
                 "shortcuts": len(self.shortcuts),

@@ -1,6 +1,6 @@
 """Jobs: their intake, order, dispatch, pauses and re-verification."""
 
-from ktuned.scheduling.dispatcher import Intervals
+from ktuned.scheduling.dispatcher import Dispatcher, Intervals
 from ktuned.scheduling.host_observer import HostObserver
 from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake, Wish
@@ -13,6 +13,7 @@ from ktuned.scheduling.reverification import Reverification
 __all__ = [
     "EVERYTHING",
     "POLICIES",
+    "Dispatcher",
     "HostObserver",
     "IdlePolicy",
     "Intake",

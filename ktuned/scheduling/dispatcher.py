@@ -32,7 +32,7 @@ from ktuned.scheduling.job_events import (
 )
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.store import Artifacts, Store
-from ktuned.tuning import Pipeline, Precompiling, Work, publish_job
+from ktuned.tuning import CompileOnly, Pipeline, Work, publish_job
 from ktuned.tuning import Publish as PublishEvent
 
 _log = structlog.get_logger()
@@ -58,7 +58,7 @@ class Intervals:
 class PipelineTask:
     """A running job's pipeline; cancelling ``scope`` stops it."""
 
-    pipeline: Pipeline | Precompiling
+    pipeline: Pipeline | CompileOnly
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
@@ -217,9 +217,9 @@ class Dispatcher:
         state, message = task.pipeline.verdict
         return (Ending.DONE if state is JobState.DONE else Ending.FAILED), message
 
-    def _pipeline(self, work: Work) -> Pipeline | Precompiling:
+    def _pipeline(self, work: Work) -> Pipeline | CompileOnly:
         if not work.devices:
-            return Precompiling(work, fleet=self._fleet, artifacts=self._artifacts, publish=self._publish)
+            return CompileOnly(work, fleet=self._fleet, artifacts=self._artifacts, publish=self._publish)
         return Pipeline(
             work,
             fleet=self._fleet,

@@ -51,7 +51,7 @@ class HostObserver:
     async def _gpu_users(self) -> Mapping[str, int]:
         """Ask a worker of the first environment that knows GPUs; without one there are no users."""
         for environment in self._environments():
-            if any(name.startswith("cuda:") for name in self._machine.seats(environment)):
+            if any(name.startswith("cuda:") for name in self._machine.device_models(environment)):
                 try:
                     async with self._fleet.lend(Role.INSPECT, environment) as worker:
                         found, _ = await worker.exchange(requests.GpuUsers(tuple(self._usage.pids())), self._deadlines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from time import time
@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 
-from ktuned.fleet import Fleet, Lane
+from ktuned.fleet import Lane
 from ktuned.model import (
     Context,
     IllegalMove,
@@ -24,8 +24,7 @@ from ktuned.model import (
     StoreError,
     WinnerKey,
 )
-from ktuned.scheduling.dispatcher import Dispatcher, Intervals, Prepare
-from ktuned.scheduling.idle_policy import IdlePolicy, Reading
+from ktuned.scheduling.dispatcher import Dispatcher
 from ktuned.scheduling.job_endings import sentence
 from ktuned.scheduling.job_events import (
     Arrived,
@@ -43,7 +42,7 @@ from ktuned.scheduling.job_events import (
 )
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.queue import Arrival
-from ktuned.store import Artifacts, Store
+from ktuned.store import Store
 from ktuned.tuning import Publish
 
 MAX_WAITING = 10_000
@@ -51,39 +50,21 @@ MAX_WAITING = 10_000
 
 
 class Jobs:
-    """The daemon's jobs. :meth:`run` works on them until it is cancelled; what is unfinished then stays queued.
-
-    ``idle_policy`` decides when tuning yields to others, from what ``read`` returns; without it nothing is read.
-    """
+    """The daemon's jobs. :meth:`run` works on them until it is cancelled; what is unfinished then stays queued."""
 
     def __init__(
         self,
         machine: JobMachine,
+        dispatcher: Dispatcher,
         *,
-        fleet: Fleet,
         store: Store,
-        artifacts: Artifacts,
-        prepare: Prepare,
         publish: Publish,
-        idle_policy: IdlePolicy,
-        read: Callable[[], Awaitable[Reading]] | None = None,
-        intervals: Intervals | None = None,
     ) -> None:
         self._machine = machine
         self._queue = machine.queue
         self._store = store
         self._publish = publish
-        self._dispatcher = Dispatcher(
-            machine,
-            fleet=fleet,
-            store=store,
-            artifacts=artifacts,
-            prepare=prepare,
-            publish=publish,
-            idle_policy=idle_policy,
-            read=read,
-            intervals=intervals or Intervals(),
-        )
+        self._dispatcher = dispatcher
         # Between the store and the machine: a job that is in the one is not in the other while this is held.
         self._arriving = anyio.Lock()
 

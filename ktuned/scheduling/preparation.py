@@ -67,7 +67,7 @@ class Preparation:
             raise NotFound(f"{kernel.file} is below no watched root")
         environment = environment_of(root)
         aim = self._machine.aim(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
-        self._leave_cores(len(self._machine.seats(environment)))
+        self._leave_cores(len(self._machine.device_models(environment)))
         return Work(
             job=job,
             kernel=kernel,

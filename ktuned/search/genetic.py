@@ -1,7 +1,8 @@
 """Genetic search: the fastest configs found so far breed the next ones.
 
 A steady-state algorithm (Syswerda, 1991) rather than generations, because outcomes come one by one: each choice is a
-child of two parents that won small tournaments among the best, with a mutation in the mean.
+child of two parents that won small tournaments among the best, with a mutation in the mean. One module for each
+strategy, short ones too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Local search: first improvement from the fastest config, with restarts.
 
 Neighbours differ in one knob. Once all of the fastest config's are known, those of the next fastest follow, and every
-few choices a random config, from which a better valley may open.
+few choices a random config, from which a better valley may open. One module for each strategy, short ones too.
 """
 
 from __future__ import annotations

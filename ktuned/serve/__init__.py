@@ -5,8 +5,8 @@ from ktuned.serve.captures import Captures
 from ktuned.serve.connection import Connection
 from ktuned.serve.control import Control
 from ktuned.serve.events import Events
-from ktuned.serve.exchange import Sharing
-from ktuned.serve.explain import Why
+from ktuned.serve.exchange import WinnerExchange
+from ktuned.serve.explain import Explainer
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.method import Later, Method
 from ktuned.serve.methods import Methods
@@ -22,17 +22,17 @@ __all__ = [
     "Connection",
     "Control",
     "Events",
+    "Explainer",
     "Later",
     "Method",
     "Methods",
     "NoParams",
     "Server",
-    "Sharing",
     "StatusReport",
     "Traffic",
     "TrialCount",
     "UnpinParams",
-    "Why",
+    "WinnerExchange",
     "bind_socket",
     "inherit_socket",
     "keep_reachable",

@@ -56,10 +56,10 @@ class Control:
 
     def _models_of(self, wanted: str) -> set[str]:
         """Return the models of a device, given its name (``cuda:1``) or one of them."""
-        seats = self._machine.seats()
-        if any(wanted in models for models in seats.values()) or wanted in self._jobs.pauses:
+        models = self._machine.device_models()
+        if any(wanted in known for known in models.values()) or wanted in self._jobs.pauses:
             return {wanted}
-        if wanted not in seats:
-            known = ", ".join(f"{lane} ({', '.join(sorted(models))})" for lane, models in sorted(seats.items()))
-            raise NotFound(f"there is no device {wanted!r}", hint=f"known are: {known or 'none'}")
-        return seats[wanted]
+        if wanted not in models:
+            lines = ", ".join(f"{name} ({', '.join(sorted(known))})" for name, known in sorted(models.items()))
+            raise NotFound(f"there is no device {wanted!r}", hint=f"known are: {lines or 'none'}")
+        return models[wanted]

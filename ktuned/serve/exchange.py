@@ -35,7 +35,7 @@ MAX_IMPORTED: Final = 200
 """Winners in one ``import``: some 20 ms of the loop's time."""
 
 
-class Sharing:
+class WinnerExchange:
     """Exports winners and imports others; ``publish`` announces those that became winners here."""
 
     def __init__(

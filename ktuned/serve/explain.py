@@ -12,7 +12,7 @@ from ktuned.model import CAPTURED, SPACE, Change, Context, KernelInfo, KtunedErr
 from ktuned.store import Store
 
 
-class Why:
+class Explainer:
     """Compares winners' contexts with that of a measurement made now."""
 
     def __init__(self, catalog: Catalog, admission: Admission, machine: Machine, store: Store) -> None:

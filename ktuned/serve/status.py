@@ -95,7 +95,7 @@ class StatusReport:
             "compile_slots": self._fleet.compile_slots.total_tokens,
             "channels": {
                 **self._jobs.channels(),
-                "errands": self._lookups.statistics()["errands"],
+                "errands": self._lookups.statistics()["follow_ups"],
                 "writer": {"used": writer.waiting, "writes": writer.writes, "commits": writer.groups},
             },
             "caches": self._lookups.statistics()["caches"],

@@ -66,10 +66,12 @@ class Store:
     a daemon that died had left under way.
     """
 
-    def __init__(self, path: Path, *, vfs: str | None) -> None:
+    def __init__(self, path: Path, *, vfs: str | None, patience_s: float) -> None:
         self.path = path
         self.recovered = Recovered(0, 0)
-        connection, self.notice = database_file.open_for_writing(path, vfs=vfs, prepare=self._recover)
+        connection, self.notice = database_file.open_for_writing(
+            path, vfs=vfs, prepare=self._recover, patience_s=patience_s
+        )
         try:
             self._reader = Reader(path, vfs=vfs)
         except sqlite3.Error as error:
@@ -84,16 +86,17 @@ class Store:
         self._writer.start()
 
     @classmethod
-    def open(cls, path: Path, *, vfs: str | None = None) -> Self:
+    def open(cls, path: Path, *, vfs: str | None = None, patience_s: float = database_file.WRITER_PATIENCE_S) -> Self:
         """Open the database at ``path``, making it and its directory if need be.
 
         A damaged one is moved aside (see ``notice``). ``vfs`` names one of SQLite's file layers
-        (https://www.sqlite.org/vfs.html) instead of its default.
+        (https://www.sqlite.org/vfs.html) instead of its default; ``patience_s`` is how long another
+        process may hold it.
 
         Raises:
             StoreError: no space, read-only, no locks, held by another process, another program's, a newer schema.
         """
-        return cls(path, vfs=vfs)
+        return cls(path, vfs=vfs, patience_s=patience_s)
 
     def close(self) -> None:
         """Commit what waits, fold the log into the database and end the writer's thread; harmless when repeated."""

@@ -31,7 +31,7 @@ class _Damaged(Exception):
 
 
 def open_for_writing(
-    path: Path, *, vfs: str | None, prepare: Callable[[sqlite3.Connection], None]
+    path: Path, *, vfs: str | None, prepare: Callable[[sqlite3.Connection], None], patience_s: float
 ) -> tuple[sqlite3.Connection, str]:
     """Open, migrate and ``prepare`` the database; return it and a notice (``""`` unless a damaged one was moved).
 
@@ -44,14 +44,14 @@ def open_for_writing(
         raise file_fault(error, f"the directory {path.parent} cannot be made") from error
     try:
         try:
-            return _opened(path, vfs, prepare), ""
+            return _opened(path, vfs, prepare, patience_s), ""
         except _Damaged as error:
             notice = _move_aside(path, str(error))
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if not is_damage(error):
                 raise
             notice = _move_aside(path, str(error))
-        return _opened(path, vfs, prepare), notice
+        return _opened(path, vfs, prepare, patience_s), notice
     except sqlite3.Error as error:
         raise database_fault(error, path) from error
 
@@ -104,8 +104,10 @@ def _connect(path: Path, vfs: str | None, mode: str, patience_s: float) -> sqlit
     return sqlite3.connect(uri, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False)
 
 
-def _opened(path: Path, vfs: str | None, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
-    connection = _connect(path, vfs, "rwc", WRITER_PATIENCE_S)
+def _opened(
+    path: Path, vfs: str | None, prepare: Callable[[sqlite3.Connection], None], patience_s: float
+) -> sqlite3.Connection:
+    connection = _connect(path, vfs, "rwc", patience_s)
     try:
         check_ours(connection, str(path))
         if _marker(path).exists():

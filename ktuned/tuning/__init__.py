@@ -1,7 +1,7 @@
 """Tuning one problem: the pipeline of bounded channels from strategy to store."""
 
 from ktuned.tuning.attempt import Work
-from ktuned.tuning.compile_only import Precompiling
+from ktuned.tuning.compile_only import CompileOnly
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merged
 from ktuned.tuning.job_events import Publish, publish_job, publish_winner
 from ktuned.tuning.pipeline import Pipeline
@@ -9,8 +9,8 @@ from ktuned.tuning.prior_results import restore
 
 __all__ = [
     "DEFAULT_DEADLINES",
+    "CompileOnly",
     "Pipeline",
-    "Precompiling",
     "Publish",
     "Work",
     "merged",

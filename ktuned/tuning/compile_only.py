@@ -27,7 +27,7 @@ ASK_AT_ONCE = 16
 """Configs asked for in one request: nothing is learned from them, so nothing is lost by asking for many."""
 
 
-class Precompiling:
+class CompileOnly:
     """A job that only compiles; :meth:`run` returns when every config has its artifact, or the reason why not."""
 
     def __init__(self, work: Work, *, fleet: Fleet, artifacts: Artifacts, publish: Publish) -> None:

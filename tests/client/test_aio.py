@@ -9,7 +9,8 @@ import anyio
 import pytest
 import uvloop
 
-from ktuned_client import AsyncClient, Client, DaemonError, DaemonUnavailable, answers
+from ktuned_client import AsyncClient, Client, DaemonError, DaemonUnavailable
+from ktuned_client.answers import Backoff
 from tests import leaks
 from tests.client import daemon
 
@@ -61,9 +62,7 @@ async def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
             await client.call("status")
 
 
-async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> None:
     """A daemon that accepts and never answers delays one lookup, which then backs off."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
@@ -73,8 +72,7 @@ async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(
             hit = await client.lookup("gemm", {}, DEFAULT)
             assert asyncio.get_running_loop().time() - start < PATIENT_S
             assert (hit.status, hit.config) == ("unavailable", DEFAULT)
-            for interval in ("FIRST_RETRY_S", "LAST_RETRY_S"):
-                monkeypatch.setattr(answers, interval, PATIENT_S)
+            client._knowledge.backoff = Backoff(PATIENT_S, PATIENT_S)
             client._knowledge.backoff.failed("still silent")
             assert (await client.lookup("gemm", {}, DEFAULT)).message == "still silent"
 

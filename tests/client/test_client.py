@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from ktuned_client import Client, DaemonError, DaemonUnavailable, answers, wire
+from ktuned_client import Client, DaemonError, DaemonUnavailable, wire
+from ktuned_client.answers import Backoff
 from tests.client import daemon
 
 DEFAULT = {"BM": 64}
@@ -167,7 +168,7 @@ def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
     assert "ktuned serve" in hit.message
 
 
-def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> None:
     """A daemon that accepts and never answers delays one lookup; those that follow do not even ask."""
     with silent_listener(path), Client(path, deadline_s=0.05) as client:
         start = time.monotonic()
@@ -176,8 +177,7 @@ def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str, monk
         assert (hit.status, hit.config) == ("unavailable", DEFAULT)
         assert "within 0.05 s" in hit.message
         assert 0.05 <= took_s < PATIENT_S
-        for interval in ("FIRST_RETRY_S", "LAST_RETRY_S"):
-            monkeypatch.setattr(answers, interval, PATIENT_S)
+        client._knowledge.backoff = Backoff(PATIENT_S, PATIENT_S)
         client._knowledge.backoff.failed("still silent")
         assert client.lookup("gemm", {}, DEFAULT).message == "still silent"
 

@@ -131,10 +131,10 @@ def test_a_dead_daemons_answers_hold_until_the_next_one_starts(path: str) -> Non
             assert asked(client) == 1
 
 
-def test_while_no_daemon_answers_the_last_that_was_known_is_given(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_no_daemon_answers_the_last_that_was_known_is_given(path: str) -> None:
     """Past its time an answer is looked for again; without a daemon it stays, marked only if the table changed."""
-    monkeypatch.setattr(memo, "HOLDS_S", 0.0)
     with Client(path, deadline_s=PATIENT_S) as client:
+        client._memo.holds_s = 0.0
         with daemon.running(path):
             first = client.lookup("gemm", {"M": 1}, DEFAULT)
             assert client.lookup("gemm", {"M": 1}, DEFAULT) is not first
@@ -173,10 +173,10 @@ def test_without_a_daemon_a_fresh_answer_becomes_stale_after_ten_seconds(path: s
     kept.close()
 
 
-def test_a_removed_table_is_found_out(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_table_is_found_out(path: str) -> None:
     """Whoever deletes the socket's directory cuts no client off: within the time that answers hold, it asks anew."""
-    monkeypatch.setattr(memo, "HOLDS_S", 0.0)
     with Client(path, deadline_s=PATIENT_S) as client:
+        client._memo.holds_s = 0.0
         with daemon.running(path) as process:
             first = client.lookup("gemm", {"M": 1})
             process.kill()
@@ -187,7 +187,7 @@ def test_a_removed_table_is_found_out(path: str, monkeypatch: pytest.MonkeyPatch
             again = client.lookup("gemm", {"M": 1})
             assert again.status == "fresh"
             assert again.generation != first.generation
-            monkeypatch.setattr(memo, "HOLDS_S", 10.0)
+            client._memo.holds_s = 10.0
             kept = client.lookup("gemm", {"M": 1})
             assert client.lookup("gemm", {"M": 1}) is kept
 
@@ -266,10 +266,10 @@ def test_closing_lets_go_of_the_table(path: str, served: "subprocess.Popen[str]"
     assert served.poll() is None
 
 
-def test_the_memo_is_bounded(path: str, served: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memo_is_bounded(path: str, served: "subprocess.Popen[str]") -> None:
     """More problems than it holds make it begin anew, and every answer stays right."""
-    monkeypatch.setattr(memo, "MAX_ANSWERS", 10)
     with Client(path, deadline_s=PATIENT_S) as client:
+        client._memo.max_answers = 10
         assert [client.lookup("gemm", {"M": size}).config for size in range(35)] == [{"BM": s} for s in range(35)]
         assert len(client._memo.answers["gemm"]) <= 10
     assert served.poll() is None

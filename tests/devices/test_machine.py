@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from ktuned.devices.machine import Machine, fingerprint_digest
-from ktuned.fleet import pool
 from ktuned.fleet.executor import Environment
 from ktuned.model.errors import BackendError, NotFound
 from ktuned.model.keys import DeviceModel
@@ -41,9 +40,8 @@ async def test_devices_by_name_model_or_none(parts: Parts) -> None:
     parts.kill_workers()
 
 
-async def test_what_measures_starts_beside_the_first_probe(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_measures_starts_beside_the_first_probe(parts: Parts) -> None:
     """Once for an environment, and not where there was no device the last time."""
-    monkeypatch.setattr(pool, "BENCH_MODULES", ())
     parts.fleet.keeps_spares = True
 
     def spares() -> int:

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from ktuned.fleet.executor import Environment
-from ktuned.fleet.local_executor import LocalExecutor
-from ktuned.fleet.pool import Fleet
+from ktuned.fleet.local_executor import WARDEN_S, LocalExecutor
+from ktuned.fleet.pool import Fleet, PoolLimits
 from ktuned.fleet.process import WorkerProcess, spawn
 from ktuned.ipc import Places
 from ktuned.model.keys import Role
@@ -83,6 +83,8 @@ def run_fleet(tmp_path: Path) -> RunFleet:
         spawn_s: float = DEADLINE_S,
         compile_cores: frozenset[int] = frozenset(),
         spare_modules: Sequence[str] = (),
+        pool: PoolLimits | None = None,
+        warden_s: float = WARDEN_S,
         **env: str,
     ) -> AsyncIterator[Fleet]:
         executor = LocalExecutor(
@@ -92,8 +94,9 @@ def run_fleet(tmp_path: Path) -> RunFleet:
             captures=tmp_path / "captures",
             base_env=base_env() | env,
             compile_cores=compile_cores,
+            warden_s=warden_s,
         )
-        fleet = Fleet(executor, compile_slots=2, spawn_s=spawn_s, spare_modules=spare_modules)
+        fleet = Fleet(executor, compile_slots=2, spawn_s=spawn_s, spare_modules=spare_modules, pool=pool)
         async with fleet.running():
             yield fleet
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.fleet import pool
 from ktuned.fleet.executor import Environment, Worker
 from ktuned.fleet.failures import WorkerDied
-from ktuned.fleet.pool import Fleet
+from ktuned.fleet.pool import Fleet, PoolLimits
 from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import DEADLINES, HANG, Playground, until
@@ -96,18 +95,15 @@ async def test_a_worker_that_grew_is_replaced(run_fleet: RunFleet, environment: 
             assert await _used(fleet, environment, "") != first
 
 
-async def test_a_worker_of_many_requests_is_replaced(
-    run_fleet: RunFleet, environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_of_many_requests_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
     """After so many requests a worker is let go, whatever it says."""
-    monkeypatch.setattr(pool, "MAX_REQUESTS", 3)
     playground = Playground(Path(environment.cwd))
 
     async def ask(worker: Worker) -> int:
         await worker.exchange(playground.request(""), DEADLINES)
         return worker.pid
 
-    async with run_fleet() as fleet:
+    async with run_fleet(pool=PoolLimits(max_requests=3)) as fleet:
         pids = []
         for _ in range(4):
             async with fleet.lend(Role.INSPECT, environment) as worker:

@@ -12,11 +12,10 @@ import anyio
 import psutil
 import pytest
 
-from ktuned.fleet import local_executor, pool
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import DeadlineExpired
 from ktuned.fleet.local_executor import COMPILE_NICENESS
-from ktuned.fleet.pool import Fleet
+from ktuned.fleet.pool import Fleet, PoolLimits
 from ktuned.model.errors import WorkerError
 from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
@@ -173,22 +172,16 @@ async def test_a_spare_that_cannot_be_made_disturbs_nobody(run_fleet: RunFleet, 
         await until(lambda: list(states(fleet).values()) == ["idle"])
 
 
-async def test_an_idle_worker_is_let_go(
-    run_fleet: RunFleet, environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker that nobody asked for a while is killed and forgotten; one that is lent stays."""
-    monkeypatch.setattr(pool, "IDLE_S", 0.04)
-    async with run_fleet() as fleet, fleet.lend(Role.BENCH, environment) as kept:
+async def test_an_idle_worker_is_let_go(run_fleet: RunFleet, environment: Environment) -> None:
+    """A worker that has been idle for a while is killed and forgotten; one that is lent stays."""
+    async with run_fleet(pool=PoolLimits(idle_s=0.04)) as fleet, fleet.lend(Role.BENCH, environment) as kept:
         await lent_pid(fleet, Role.BENCH, environment)
         await until(lambda: states(fleet) == {kept.pid: "busy"})
 
 
-async def test_idle_workers_are_few(
-    run_fleet: RunFleet, environment: Environment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_workers_are_few(run_fleet: RunFleet, environment: Environment) -> None:
     """Beyond the limit a worker that comes back is killed."""
-    monkeypatch.setattr(pool, "MAX_IDLE", 1)
-    async with run_fleet() as fleet:
+    async with run_fleet(pool=PoolLimits(max_idle=1)) as fleet:
         async with fleet.lend(Role.INSPECT, environment), fleet.lend(Role.INSPECT, environment):
             pass
         await until(lambda: list(states(fleet).values()) == ["idle"])
@@ -327,15 +320,14 @@ async def test_a_status_says_of_each_worker(run_fleet: RunFleet, environment: En
         assert entry["age_s"] >= 0
 
 
-async def test_a_warden_that_was_killed_is_replaced(run_fleet: RunFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_warden_that_was_killed_is_replaced(run_fleet: RunFleet) -> None:
     """What ends the workers of a killed daemon is there again before long."""
-    monkeypatch.setattr(local_executor, "_WARDEN_S", 0.02)
 
     def wardens() -> set[int]:
         children = psutil.Process().children()
         return {child.pid for child in children if is_running(child.pid) and "warden.py" in " ".join(child.cmdline())}
 
-    async with run_fleet():
+    async with run_fleet(warden_s=0.02):
         (first,) = wardens()
         os.kill(first, signal.SIGKILL)
         await until(lambda: wardens() - {first})

@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned.fleet import health, lanes
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import DeadlineExpired
-from ktuned.fleet.lanes import Bench, Lane
+from ktuned.fleet.health import Health
+from ktuned.fleet.lanes import REAP_S, Bench, Lane
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import WorkerProcess
 from ktuned.model.device import Device
@@ -78,9 +78,8 @@ class Broken:
 
 
 @pytest.fixture
-def broken(tmp_path: Path, playground: Playground, environment: Environment, monkeypatch: pytest.MonkeyPatch) -> Broken:
-    """Return a device to break; pauses begin at a twentieth of a second."""
-    monkeypatch.setattr(health, "FIRST_PAUSE_S", 0.05)
+def broken(tmp_path: Path, playground: Playground, environment: Environment) -> Broken:
+    """Return a device to break."""
     directory = tmp_path / "driver"
     in_driver = replace(environment, env=(("PYTHONPATH", f"{directory}:{_fakes()}"),))
     return Broken(directory, playground, in_driver)
@@ -91,9 +90,10 @@ def _fakes() -> str:
 
 
 @asynccontextmanager
-async def _lane(run_fleet: RunFleet, broken: Broken) -> AsyncIterator[tuple[Lane, Fleet]]:
+async def _lane(run_fleet: RunFleet, broken: Broken, *, reap_s: float = REAP_S) -> AsyncIterator[tuple[Lane, Fleet]]:
+    """Hold a lane whose pauses begin at a twentieth of a second."""
     async with run_fleet() as fleet:
-        lane = Lane(GPU, fleet, on_state=broken.note)
+        lane = Lane(GPU, fleet, on_state=broken.note, health=Health(first_pause_s=0.05), reap_s=reap_s)
         async with lane.hold(1):
             await lane.open(broken.bench, DEADLINES)
             yield lane, fleet
@@ -142,13 +142,10 @@ class Stuck:
     gone: anyio.Event = field(default_factory=anyio.Event)
 
 
-async def test_a_worker_that_cannot_be_reaped_makes_its_lane_sick(
-    run_fleet: RunFleet, broken: Broken, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_that_cannot_be_reaped_makes_its_lane_sick(run_fleet: RunFleet, broken: Broken) -> None:
     """Nobody measures on a device that a dead worker still holds; when it is let go, a canary and on it goes."""
-    monkeypatch.setattr(lanes, "REAP_S", 0.05)
     stuck = Stuck()
-    async with _lane(run_fleet, broken) as (lane, _):
+    async with _lane(run_fleet, broken, reap_s=0.05) as (lane, _):
         await broken.lose_worker(lane)
         worker: WorkerProcess = stuck  # type: ignore[assignment]
         lane._killed = worker

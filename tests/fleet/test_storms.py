@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.fleet import health
 from ktuned.fleet.executor import Environment
-from ktuned.fleet.pool import TOLERATED_FAILURES, Fleet
+from ktuned.fleet.pool import TOLERATED_FAILURES, Fleet, PoolLimits
 from ktuned.model.errors import WorkerError
 from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
@@ -81,12 +80,9 @@ async def test_spares_are_no_way_around_it(run_fleet: RunFleet, broken: Broken) 
         assert broken.starts <= TOLERATED_FAILURES + 2
 
 
-async def test_what_is_mended_is_found_out(
-    run_fleet: RunFleet, broken: Broken, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_mended_is_found_out(run_fleet: RunFleet, broken: Broken) -> None:
     """After the pause it is tried again; a success forgets the failures, and the status says no more of them."""
-    monkeypatch.setattr(health, "FIRST_PAUSE_S", 0.05)
-    async with run_fleet() as fleet:
+    async with run_fleet(pool=PoolLimits(first_pause_s=0.05)) as fleet:
         for _ in range(TOLERATED_FAILURES + 1):
             await _fail(fleet, broken.environment)
         broken.mend()

@@ -15,7 +15,7 @@ from ktuned.model.keys import ProjectName, WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
 from ktuned.serve.connection import Connection
-from ktuned.serve.explain import Why
+from ktuned.serve.explain import Explainer
 from ktuned.serve.params import CaptureParams, ForgetParams
 from ktuned.store import Capture
 from ktuned.store.database import Store
@@ -146,7 +146,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     """A winner that a constraint may refuse by now is not served until a worker has found it in the space."""
     kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
     generation = parts.lookups.generations.of(kernel.name)
-    explain = Why(parts.catalog, parts.daemon.admission, parts.machine, parts.store).explain
+    explain = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store).explain
     assert ask(parts)["status"] == "default"
     (entry,) = explain(kernel)
     assert entry["changes"][0]["name"] == '{"us":20.0} is served once a worker has found it in the space'

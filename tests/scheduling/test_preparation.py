@@ -53,5 +53,5 @@ async def test_compilers_have_the_cores_that_lanes_leave(parts: Parts) -> None:
     assert parts.fleet.compile_slots.total_tokens == before
     parts.preparation.settings = replace(parts.preparation.settings, slots_are_given=False)
     parts.preparation.prepare(job)
-    lanes = len(parts.machine.seats(parts.environment))
+    lanes = len(parts.machine.device_models(parts.environment))
     assert parts.fleet.compile_slots.total_tokens == default_compile_slots(len(os.sched_getaffinity(0)), lanes)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.serve.exchange import Sharing
+from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.params import ImportParams
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
@@ -34,9 +34,9 @@ def document(*figures: tuple[float, float]) -> dict[str, Any]:
     return {"ktuned_winners": 1, **shared}
 
 
-def sharing(parts: Parts) -> Sharing:
+def sharing(parts: Parts) -> WinnerExchange:
     """Return the methods over a daemon's parts."""
-    return Sharing(
+    return WinnerExchange(
         admission=parts.daemon.admission,
         catalog=parts.catalog,
         machine=parts.machine,

@@ -103,14 +103,13 @@ async def test_a_file_layer_without_shared_memory_is_refused(database: Path) -> 
     assert "KTUNED_HOME" in caught.value.hint
 
 
-async def test_a_database_that_somebody_holds_is_refused(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_database_that_another_process_holds_is_refused(database: Path) -> None:
     """Another process's lock is waited for, for a while, and then named as what it is."""
-    monkeypatch.setattr(opening, "WRITER_PATIENCE_S", 0.05)
     await filled(database, 1)
     with closing(sqlite3.connect(database, isolation_level=None)) as holder:
         holder.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreError, match="held by another process"):
-            Store.open(database)
+            Store.open(database, patience_s=0.05)
 
 
 async def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class LiveWatch:
         self._board = Board()
         self._news = asyncio.Event()
         self._quit = asyncio.Event()
-        self._errands: set[asyncio.Task[None]] = set()
+        self._requests: set[asyncio.Task[None]] = set()
         self._console = Console(markup=False, highlight=False, emoji=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
         self._keyboard = Keyboard(sys.stdin.fileno())
@@ -65,9 +65,9 @@ class LiveWatch:
                 try:
                     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    for task in [*tasks, *self._errands]:
+                    for task in [*tasks, *self._requests]:
                         task.cancel()
-                    await asyncio.gather(*tasks, *self._errands, return_exceptions=True)
+                    await asyncio.gather(*tasks, *self._requests, return_exceptions=True)
             for task in done:
                 task.result()
 
@@ -178,20 +178,20 @@ class LiveWatch:
         else:
             self._do(act(row))
 
-    def _do(self, errand: Coroutine[Any, Any, str]) -> None:
+    def _do(self, action: Coroutine[Any, Any, str]) -> None:
         """Act on a key in the background, and show the result."""
 
         async def run() -> None:
             try:
-                said = await errand
+                said = await action
             except DaemonError as error:
                 said = f"{error.message}; {error.hint}" if error.hint else error.message
             self._board = self._board.say(text.first_line(said))
             self._news.set()
 
         task = asyncio.create_task(run())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
 
     async def _tune(self, row: Row) -> str:
         wanted: dict[str, Any] = {"kernel": row.kernel, "problem": dict(row.problem)}
