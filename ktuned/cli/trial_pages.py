@@ -17,12 +17,14 @@ _DEADLINE_S = 60.0
 def all_trials(client: Client, *, page: int = PAGE, **chosen: Any) -> list[dict[str, Any]]:
     """Return all trials that ``results`` chooses, in the order of its table."""
     found: list[dict[str, Any]] = []
+    before: dict[str, int] = {}
     while True:
-        before = {"before": found[-1]["id"]} if found else {}
         more = client.call("results", limit=page, order="newest", deadline_s=_DEADLINE_S, **before, **chosen)["trials"]
-        if not more or (found and more[0]["id"] >= found[-1]["id"]):
+        # A daemon of an earlier version does not know `before`, and would return the first page for ever.
+        if not more or more[0]["id"] >= before.get("before", more[0]["id"] + 1):
             return sorted(found, key=_place)
         found += more
+        before = {"before": min(trial["id"] for trial in more)}
 
 
 def _place(trial: Mapping[str, Any]) -> tuple[bool, str, str, float, int]:

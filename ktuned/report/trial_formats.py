@@ -57,7 +57,7 @@ def _csv(trials: Trials) -> str:
     columns = [*_CSV_FIELDS, *(f"p.{key}" for key in keys), *(f"c.{knob}" for knob in knobs), "updated", "message"]
     writer.writerow(columns)
     for trial in trials:
-        values = {**trial, "trial": trial["id"], "winner": int(trial["winner"])}
+        values = {**trial, "trial": trial["id"], "winner": int(trial.get("winner", False))}
         writer.writerow(
             [
                 *(values[name] for name in _CSV_FIELDS),

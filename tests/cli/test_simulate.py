@@ -63,6 +63,7 @@ def test_bad_input_is_a_usage_error(run: Run, arguments: tuple[str, ...], words:
 def trial(number: int, **changes: Any) -> dict[str, Any]:
     """Return a trial as the daemon lists it."""
     listed = {
+        "id": number,
         "problem": {"N": 1},
         "device": "cpu",
         "config": {"A": number},

@@ -76,7 +76,9 @@ def results(
             total = len(trials)
         else:
             answer = client.call("results", limit=limit or DEFAULT_LIMIT, count=True, details=form == "t4", **chosen)
-            trials, total = answer["trials"], answer["total"]
+            trials = answer["trials"]
+            # A daemon that was started before an upgrade does not count.
+            total = answer.get("total", len(trials))
     if form != TABLE:
         output.emit(rendered(trials, form))
     elif trial is not None:
@@ -97,7 +99,7 @@ def _show(trials: Iterable[Mapping[str, Any]], *, with_age: bool) -> None:
     now = time.time()
     rows = (
         [
-            f"{'* ' if trial['winner'] else ''}{trial['id']}",
+            f"{'* ' if trial.get('winner') else ''}{trial['id']}",
             text.flat(trial["problem"]),
             trial["device"],
             text.flat(trial["config"]),
