@@ -161,8 +161,9 @@ class Measurement(Message):
     """The measurement of one config, times in µs; ``outcome`` is ``None`` if its artifact is damaged.
 
     ``phase`` is the one that it failed in, ``samples`` some of the ``count`` timings in ascending order;
-    ``contention`` says why it is unknown whether others used the device; ``overwritten`` names the inputs that the
-    launch wrote to without a declaration. A reference has the latency alone.
+    ``low_us`` and ``high_us`` are the median's 95 % interval (with fewer than six timings their range); ``beaten`` says
+    that sampling ended early, because the config could not win. ``contention`` says why it is unknown whether others
+    used the device; ``overwritten`` names the inputs that the launch wrote to without a declaration.
     """
 
     outcome: Outcome | None
@@ -170,6 +171,9 @@ class Measurement(Message):
     phase: Phase | None = None
     latency_us: float | None = None
     spread_us: float | None = None
+    low_us: float | None = None
+    high_us: float | None = None
+    beaten: bool | None = None
     count: int | None = None
     samples: tuple[float, ...] | None = None
     max_error: float | None = None

@@ -194,11 +194,32 @@ class Canary(Request[replies.Empty, Never]):
 
 
 @message
+class Incumbent(Message):
+    """The latency to beat, with the 95 % interval of its median, as measured in this job."""
+
+    latency_us: float
+    low_us: float
+    high_us: float
+
+    @staticmethod
+    def after(incumbent: Incumbent | None, measured: replies.Measurement) -> Incumbent | None:
+        """Return the latency to beat after a measurement: the incumbent's, unless a fully sampled one is lower."""
+        if measured.outcome is not Outcome.MEASURED or measured.beaten:
+            return incumbent
+        if measured.latency_us is None or measured.low_us is None or measured.high_us is None:
+            return incumbent
+        if incumbent is not None and incumbent.latency_us <= measured.latency_us:
+            return incumbent
+        return Incumbent(measured.latency_us, measured.low_us, measured.high_us)
+
+
+@message
 class Trial(Request[replies.Measurement, replies.Measurement]):
     """Load, check and time configs of the opened problem, one after the other.
 
     All measurements but the last are sent as items, the last one is the reply. A config that raises ends the batch:
-    it may have left the process in any state.
+    it may have left the process in any state. A config that is slower than ``stop_above_us`` is not measured; one that
+    cannot beat the ``incumbent``, or one before it in the batch, is measured no better than that takes.
     """
 
     operation: ClassVar = "trial"
@@ -208,6 +229,7 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     preset: Preset
     judge_contention: bool
     stop_above_us: float | None = None
+    incumbent: Incumbent | None = None
 
 
 @message

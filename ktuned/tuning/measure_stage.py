@@ -41,9 +41,13 @@ class MeasureStage:
         self._compiling = compiling
         self._artifacts = artifacts
         self._benches: dict[str, Bench] = {}
+        self._incumbent: requests.Incumbent | None = None
 
     async def measure(self, lane: Lane, compiled: Compiled, best_us: float | None) -> TrialResult:
         """Measure a compiled attempt; early stop and the deadlines follow from ``best_us``.
+
+        It races against the fastest that this job has measured: figures of an earlier hour may be of other clocks. A
+        config without ``best_us`` is measured in full.
 
         Raises:
             CannotOpen: the problem's data cannot be made, so nothing of this job can be measured.
@@ -131,7 +135,8 @@ class MeasureStage:
             attempt.life.tell(Event.LANE_TAKEN)
             began = monotonic()
             try:
-                request = requests.Trial((attempt.unit,), work.preset, work.judge_contention, stop_above_us)
+                incumbent = None if best_us is None else self._incumbent
+                request = requests.Trial((attempt.unit,), work.preset, work.judge_contention, stop_above_us, incumbent)
                 measured, output = await lane.exchange(request, deadlines)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 attempt.lane_s += monotonic() - began
@@ -148,6 +153,7 @@ class MeasureStage:
         self, lane: Lane, compiled: Compiled, measured: replies.Measurement, output: Output
     ) -> TrialResult | None:
         attempt = compiled.attempt
+        self._incumbent = requests.Incumbent.after(self._incumbent, measured)
         if measured.outcome is None:
             attempt.life.tell(Event.ARTIFACT_DAMAGED)
             _log.debug("artifact_damaged", artifact=attempt.unit.key, reason=measured.message)

@@ -17,11 +17,11 @@ class TrialDetail:
     """Details of a trial, as far as it got.
 
     From its end: the ``phase`` that it failed in, ``signal``, ``after_s`` (the deadline that passed), ``story`` (its
-    events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, the check's
-    errors, the inputs that the kernel has ``overwritten`` undeclared, and why contention could not be judged. From
-    compiling: the Build, the backend's ``facts``, ``content`` (a digest that equal measurements share).
-    ``carried_from`` is the trial that measured equal content; ``rounds`` and the figures after it are the finalists'
-    round's.
+    events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, ``low_us`` and
+    ``high_us`` (the median's 95 % interval), ``beaten`` (sampling ended early: it could not win), the check's errors,
+    the inputs that the kernel has ``overwritten`` undeclared, and why contention could not be judged. From compiling:
+    the Build, the backend's ``facts``, ``content`` (a digest that equal measurements share). ``carried_from`` is the
+    trial that measured equal content; ``rounds`` and the figures after it are the finalists' round's.
     """
 
     phase: str | None = None
@@ -32,6 +32,9 @@ class TrialDetail:
     stderr: str | None = None
     count: int | None = None
     samples: tuple[float, ...] | None = None
+    low_us: float | None = None
+    high_us: float | None = None
+    beaten: bool | None = None
     max_error: float | None = None
     mismatched_ratio: float | None = None
     contention: str | None = None
@@ -65,6 +68,9 @@ class TrialDetail:
             phase=measured.phase,
             count=measured.count,
             samples=measured.samples,
+            low_us=measured.low_us,
+            high_us=measured.high_us,
+            beaten=measured.beaten,
             max_error=measured.max_error,
             mismatched_ratio=measured.mismatched_ratio,
             contention=measured.contention,

@@ -16,6 +16,7 @@ from ktuned.worker.cuda_timer import EVENTS, CudaTimer
 from ktuned.worker.failures import words
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.problem import ProblemData
+from ktuned.worker.race import Ending
 from ktuned.worker.reply import Reply
 from ktuned.worker.timing import HostTimer, Timing
 
@@ -72,6 +73,7 @@ class Bench:
             measured = self._measure(unit, request, reply)
             if measured.outcome is Outcome.LAUNCH_ERROR:
                 return measured
+            request = replace(request, incumbent=requests.Incumbent.after(request.incumbent, measured))
             reply.item(measured)
             # The next config begins where this request began.
             reply.phase(request.first_phase)
@@ -106,7 +108,13 @@ class Bench:
             measured = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK)
         else:
             measured = self._time(
-                opened, launch, request.preset, request.stop_above_us, request.judge_contention, reply
+                opened,
+                launch,
+                request.preset,
+                request.judge_contention,
+                reply,
+                stop_above_us=request.stop_above_us,
+                incumbent=request.incumbent,
             )
         return replace(_judged(measured, verdict), overwritten=overwritten or None)
 
@@ -120,7 +128,7 @@ class Bench:
             return replies.Measurement(None, str(error))
         except Exception as error:
             return _raised(error, Phase.LOAD)
-        return self._time(opened, launch, request.preset, None, request.judge_contention, reply)
+        return self._time(opened, launch, request.preset, request.judge_contention, reply)
 
     def canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
         """Run something tiny on a device, to see that it still works after a worker on it was killed."""
@@ -147,7 +155,7 @@ class Bench:
                 return _raised(error, Phase.REFERENCE)
             # Some of torch's operations cannot be captured in a graph.
             timing = CudaTimer(opened.device.name, EVENTS).time(reference, request.preset)
-        if watch is not None and watch.is_contended():
+        if watch is not None and watch.is_contended(timing.samples):
             return _contended(opened.device, Phase.REFERENCE)
         return _timed(timing)
 
@@ -177,9 +185,11 @@ class Bench:
         opened: _Opened,
         launch: Launch,
         preset: Preset,
-        stop_above_us: float | None,
         judge_contention: bool,
         reply: Reply,
+        *,
+        stop_above_us: float | None = None,
+        incumbent: requests.Incumbent | None = None,
     ) -> replies.Measurement:
         reply.phase(Phase.TIMING)
         watch = _watch(opened.device, judge_contention)
@@ -189,10 +199,11 @@ class Bench:
                 preset,
                 restore=opened.data.restore if opened.data.restores else None,
                 stop_above_us=stop_above_us,
+                incumbent=incumbent,
             )
         except Exception as error:
             return _raised(error, Phase.TIMING)
-        if watch is not None and not timing.stopped_early and watch.is_contended():
+        if watch is not None and not timing.stopped_early and watch.is_contended(timing.samples):
             return _contended(opened.device, Phase.TIMING)
         absence = watch.absence if isinstance(watch, GpuWatch) else ""
         return replace(_timed(timing), contention=f"not judged: {absence}" if absence else None)
@@ -224,11 +235,15 @@ def crash_at_once() -> None:
 
 def _timed(timing: Timing) -> replies.Measurement:
     samples = timing.samples
+    low_us, high_us = samples.interval_us
     kept = samples.sorted_us[:: max(1, len(samples) // _KEPT_SAMPLES)]
     return replies.Measurement(
         Outcome.SLOWER if timing.stopped_early else Outcome.MEASURED,
         latency_us=samples.median_us,
         spread_us=samples.spread_us,
+        low_us=low_us,
+        high_us=high_us,
+        beaten=True if timing.ending is Ending.BEATEN else None,
         count=len(samples),
         samples=tuple(round(value, 3) for value in kept),
     )

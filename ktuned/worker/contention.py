@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
 from ktuned.backends import CpuTicks, gpu_uuids, nvml, read_ticks
 from ktuned.ipc import replies
+from ktuned.worker.samples import Samples
 
 CONTENDED_SHARE = 0.6
 """Share of all CPU time that others must take, with none left idle, before a timing is thrown away.
@@ -25,6 +26,21 @@ One busy neighbour on two cores takes half and leaves a core to a single-threade
 IDLE_SHARE = 0.05
 MIN_WINDOW_TICKS = 20
 """Shorter windows are not judged: the kernel counts CPU time in ticks of 10 ms."""
+
+HEAVY_SHARE = 0.3
+"""Share of a GPU's time that others must take before a timing is thrown away whatever it looks like."""
+
+STRETCHING_SHARE = 0.05
+"""The same for launches longer than :data:`TURN_US`, which are stretched by about this much."""
+
+TURN_US = 1_000.0
+"""A GPU's turn for one process lasts a few ms."""
+
+UNDISTURBED = 0.1
+"""The share of a timing's samples that are taken for undisturbed, the fastest ones."""
+
+SHIFTED = 0.05
+"""Their distance below the median, relative to it, that proves that the median itself was disturbed."""
 
 RECENT_US = 5_000_000
 """GPU work that is older does not count as current; NVML keeps some seconds of samples."""
@@ -57,14 +73,33 @@ def is_contended(before: CpuTimes, after: CpuTimes) -> bool:
     return passed.unused / passed.total < IDLE_SHARE and others / passed.total > CONTENDED_SHARE
 
 
+def gpu_is_contended(foreign: Sequence[nvml.Sample], samples: Samples) -> bool:
+    """Return whether other processes' use of a GPU changed the median of a timing that it fell into.
+
+    A desktop's compositor is at work most of the time, and delays a few launches: the median does not see that. GPUs
+    give time to one process after the other. A launch that is shorter than such a turn is delayed by a whole one, or
+    not at all: if that happens to many, the faster ones are far below the median. A longer launch is stretched by
+    the share that others take, each alike.
+    """
+    most: dict[int, int] = {}
+    for use in foreign:
+        most[use.pid] = max(use.percent, most.get(use.pid, 0))
+    share = sum(most.values()) / 100
+    if not share or not len(samples):
+        return False
+    if share >= HEAVY_SHARE or (share >= STRETCHING_SHARE and samples.median_us >= TURN_US):
+        return True
+    return samples.quantile(UNDISTURBED) < samples.median_us * (1 - SHIFTED)
+
+
 class CpuWatch:
     """Watches the CPUs from its construction on."""
 
     def __init__(self) -> None:
         self._before = CpuTimes.now()
 
-    def is_contended(self) -> bool:
-        """Return whether other programs took the CPUs since."""
+    def is_contended(self, samples: Samples) -> bool:
+        """Return whether other programs took the CPUs while these samples were taken."""
         return is_contended(self._before, CpuTimes.now())
 
 
@@ -98,11 +133,11 @@ class GpuWatch:
             self.absence = str(error)
             return []
 
-    def is_contended(self) -> bool:
-        """Return whether another process kept the device busy since."""
+    def is_contended(self, samples: Samples) -> bool:
+        """Return whether other processes changed the median of these samples, which were taken since."""
         unknown_or_own = (0, os.getpid())
-        samples = self._samples(self._since_us)
-        return any(sample.pid not in unknown_or_own and sample.percent > 0 for sample in samples)
+        foreign = [use for use in self._samples(self._since_us) if use.pid not in unknown_or_own]
+        return gpu_is_contended(foreign, samples)
 
 
 def gpu_users(ours: Iterable[int]) -> replies.GpuUsers:

@@ -12,12 +12,16 @@ of 4.6 µs and a mean of 156; a plain loop of 20 launches between two events too
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from ktuned.backends import Launch
+from ktuned.ipc import requests
 from ktuned.model import Preset
-from ktuned.worker.timing import EARLY_STOP_LAUNCHES, Samples, Timing, is_enough
+from ktuned.worker.race import Race
+from ktuned.worker.samples import Samples
+from ktuned.worker.timing import Timing
 
 EVENTS, GRAPH = "events", "graph"
 
@@ -62,33 +66,35 @@ class CudaTimer:
         *,
         restore: Callable[[], None] | None = None,
         stop_above_us: float | None = None,
+        incumbent: requests.Incumbent | None = None,
     ) -> Timing:
-        """Sample a launch until its median is known to 1 % or 0.5 µs, or the preset's time is spent.
+        """Sample a launch for as long as the :class:`~ktuned.worker.race.Race` wants samples.
 
-        Sampling does not begin when the best of the first launches exceeds ``stop_above_us``.
+        All figures that are compared are timed alike: a launch by events, with a cold cache, says nothing about one in
+        a graph.
         """
         self._warm_clocks()
-        wanted = max(1, preset.warmup, EARLY_STOP_LAUNCHES if stop_above_us is not None else 0)
-        first = Samples()
+        in_graph = self.method == GRAPH and restore is None
+        race = Race(
+            preset,
+            stop_above_us=stop_above_us,
+            incumbent=incumbent,
+            resolution_us=KNOWN_TO_US / (GRAPH_LAUNCHES if in_graph else 1),
+            warm_counts=not in_graph,
+        )
         began = perf_counter()
-        while len(first) < wanted and (len(first) == 0 or perf_counter() - began < preset.timing_s):
-            self._by_events(launch, restore, 1, first)
-        if stop_above_us is not None and first.sorted_us[0] > stop_above_us:
-            self._last_work = perf_counter()
-            return Timing(first, stopped_early=True)
-        sample = self._by_graph(launch) if self.method == GRAPH and restore is None else None
-        samples = Samples()
-        began = perf_counter()
-        while not is_enough(samples, preset, perf_counter() - began, known_to_us=KNOWN_TO_US):
-            # A batch no longer than the time that is left, by the pace of the first runs.
-            fits = int((preset.timing_s - (perf_counter() - began)) * 1e6 / max(first.sorted_us[0], 1.0))
-            batch = max(1, min(_BATCH, fits))
-            if sample is None:
-                self._by_events(launch, restore, batch, samples)
-            else:
-                sample(batch, samples)
+        while race.wants_warm_up(perf_counter() - began):
+            self._by_events(launch, restore, 1, race.warm)
+        if not race.gives_up(perf_counter() - began):
+            sample = self._by_graph(launch) if in_graph else partial(self._by_events, launch, restore)
+            pace_s = race.warm.sorted_us[0] / 1e6 * (GRAPH_LAUNCHES if in_graph else 1)
+            began = perf_counter()
+            while batch := race.next_batch(perf_counter() - began):
+                # A batch no longer than the time that is left, by the pace of the first runs.
+                fits = int((preset.timing_s - (perf_counter() - began)) / max(pace_s, 1e-6))
+                sample(max(1, min(batch, fits)), race.samples)
         self._last_work = perf_counter()
-        return Timing(samples, stopped_early=False)
+        return Timing.of(race)
 
     def _by_events(self, launch: Launch, restore: Callable[[], None] | None, count: int, samples: Samples) -> None:
         event = self._torch.cuda.Event

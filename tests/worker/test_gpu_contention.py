@@ -12,12 +12,20 @@ from typing import Any
 
 import pytest
 
-from ktuned.backends.nvml import NOT_INSTALLED
+from ktuned.backends.nvml import NOT_INSTALLED, Sample
 from ktuned.ipc import replies
 from ktuned.worker import contention
-from ktuned.worker.contention import FOREIGN_PIDS, GpuWatch, gpu_users
+from ktuned.worker.contention import FOREIGN_PIDS, GpuWatch, gpu_is_contended, gpu_users
+from ktuned.worker.samples import Samples
 
 OWN, OTHER = os.getpid(), 1
+STEADY = Samples([100.0] * 18 + [400.0] * 2)
+"""A timing of which two launches were delayed."""
+
+SHIFTED = Samples([100.0] * 6 + [250.0] * 14)
+"""A timing of which most were, but not all."""
+
+LONG = Samples([5_000.0] * 20)
 
 NEIGHBOUR = """
 import sys, torch
@@ -101,10 +109,11 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedNvml]:
         ([], False),
         ([(OWN, 20, 90)], False),
         ([(OWN, 20, 60), (OTHER, 20, 30)], True),
+        ([(OWN, 20, 60), (OTHER, 20, 3)], False),
         ([(OTHER, 20, 0)], False),
         ([(0, 20, 50)], False),
     ],
-    ids=["nobody", "ourselves", "somebody-else", "an-idle-one", "nobody-known"],
+    ids=["nobody", "ourselves", "somebody-else", "a-compositor", "an-idle-one", "nobody-known"],
 )
 def test_somebody_elses_work_since_then_is_contention(
     nvml: PlayedNvml, later: list[tuple[int, int, int]], contended: bool
@@ -114,7 +123,29 @@ def test_somebody_elses_work_since_then_is_contention(
     watch = GpuWatch("a")
     assert not watch.absence
     nvml.samples += later
-    assert watch.is_contended() is contended
+    assert watch.is_contended(STEADY) is contended
+
+
+@pytest.mark.parametrize(
+    ("percents", "samples", "contended"),
+    [
+        ((), SHIFTED, False),
+        ((0,), SHIFTED, False),
+        ((3,), STEADY, False),
+        ((29,), STEADY, False),
+        ((30,), STEADY, True),
+        ((15, 15), STEADY, True),
+        ((1,), SHIFTED, True),
+        ((4,), LONG, False),
+        ((5,), LONG, True),
+        ((100,), Samples(), False),
+    ],
+    ids=["alone", "idle", "compositor", "light", "heavy", "two-are-heavy", "median-moved", "long", "stretched", "none"],
+)
+def test_a_neighbour_counts_by_its_effect(percents: tuple[int, ...], samples: Samples, contended: bool) -> None:
+    """A light one counts if it moved the median, or if launches are so long that it must have stretched them all."""
+    foreign = [Sample(pid, 20, percent) for pid, percent in enumerate(percents, start=1)]
+    assert gpu_is_contended(foreign, samples) is contended
 
 
 def test_what_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
@@ -123,7 +154,7 @@ def test_what_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
         contention._gpu.cache_clear()
         nvml.users = users
         watch = GpuWatch("a")
-        assert (watch.absence, watch.is_contended()) == (reason, False)
+        assert (watch.absence, watch.is_contended(STEADY)) == (reason, False)
 
 
 def test_processes_at_work_on_a_gpu_are_counted(nvml: PlayedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +173,7 @@ def test_a_gpu_that_is_lost_meanwhile_is_not_judged(nvml: PlayedNvml) -> None:
     """The timing's own failure tells of it; the watch only says that it saw nothing."""
     watch = GpuWatch("a")
     nvml.samples = None
-    assert not watch.is_contended()
+    assert not watch.is_contended(STEADY)
     assert watch.absence == "NVML: GPU is lost"
 
 
@@ -173,11 +204,11 @@ def test_a_real_neighbour_is_seen() -> None:
             torch.cuda.synchronize()
         return watch
 
-    assert not busy(2.0).is_contended()
+    assert not busy(2.0).is_contended(STEADY)
     with subprocess.Popen([sys.executable, "-c", NEIGHBOUR], stdout=subprocess.PIPE, text=True) as neighbour:
         try:
             assert neighbour.stdout is not None
             assert neighbour.stdout.readline() == "works\n"
-            assert busy(3.0).is_contended()
+            assert busy(3.0).is_contended(STEADY)
         finally:
             neighbour.kill()

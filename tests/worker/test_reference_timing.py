@@ -16,6 +16,7 @@ from ktuned.model.plan import PRESETS
 from ktuned.worker import bench
 from ktuned.worker.bench import Bench
 from ktuned.worker.reply import Reply
+from ktuned.worker.samples import Samples
 from ktuned.worker.timing import HostTimer
 
 
@@ -45,7 +46,7 @@ class Watch:
     def __init__(self, contended: bool) -> None:
         self._contended = contended
 
-    def is_contended(self) -> bool:
+    def is_contended(self, samples: Samples) -> bool:
         """Say it."""
         return self._contended
 

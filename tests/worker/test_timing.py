@@ -1,35 +1,19 @@
-"""Sampling: the statistics are right by brute force, and it stops when they say so."""
+"""Timing on the host's clock: every launch is timed as the figure says, and hopeless ones are given up."""
 
-import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ktuned.model.plan import Preset
 from ktuned.worker import timing
 from ktuned.worker.timing import (
     MAX_LAUNCHES_PER_SAMPLE,
-    RELATIVE_CI,
     SAMPLE_FLOOR_NS,
-    Samples,
-    is_enough,
     launches_per_sample,
     time_on_host,
 )
 
 PRESET = Preset("test", warmup=2, repetitions=10, timing_s=1.0, finalists=1, finalist_rounds=1)
-TIMES = st.lists(st.floats(0.001, 1e6), min_size=1, max_size=50)
-
-
-def sampled(values: Sequence[float]) -> Samples:
-    """Return samples of these values."""
-    samples = Samples()
-    for value in values:
-        samples.add(value)
-    return samples
 
 
 class Clock:
@@ -50,81 +34,6 @@ class Clock:
         """Take a whole millisecond, which must not be measured."""
         self.log.append("restore")
         self.now_ns += 1_000_000
-
-
-@given(TIMES)
-def test_the_median_is_the_median(values: list[float]) -> None:
-    """In whatever order samples come, they stay sorted and their median is that of the standard library."""
-    samples = sampled(values)
-    assert samples.sorted_us == sorted(values)
-    assert samples.median_us == pytest.approx(statistics.median(values))
-    assert (samples.quantile(0.0), samples.quantile(1.0)) == (min(values), max(values))
-
-
-@given(st.lists(st.floats(0.001, 1e6), min_size=2, max_size=50))
-def test_quantiles_are_those_of_the_literature(values: list[float]) -> None:
-    """The quartiles are the standard library's inclusive ones (linear between the closest ranks)."""
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    assert sampled(values).spread_us == pytest.approx(high - low, abs=1e-6)
-
-
-def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
-    """By brute force over the binomial, the interval holds the true median in at least 95 % for every size.
-
-    The sample at rank r is below the median with the odds of at least r of n fair coins; a uniform grid 0, 1, 2, …
-    makes the interval's width tell its ranks.
-    """
-    for n in range(6, 400):
-        samples = sampled(range(1, n + 1))
-        width = 2 * samples.relative_ci * samples.median_us
-        low = (n - 1 - width) / 2
-        assert low == pytest.approx(round(low)), f"the ranks of n={n} are not symmetric"
-        tail = sum(math.comb(n, k) for k in range(round(low) + 1)) / 2**n
-        assert 1 - 2 * tail >= 0.95, f"n={n} covers {1 - 2 * tail}"
-
-
-def test_the_interval_is_not_much_wider_than_needed() -> None:
-    """At most two ranks on each side beyond the narrowest interval that still covers 95 %: sampling must end."""
-    for n in range(10, 400):
-        samples = sampled(range(1, n + 1))
-        low = round((n - 1 - 2 * samples.relative_ci * samples.median_us) / 2)
-        tail = sum(math.comb(n, k) for k in range(low + 3)) / 2**n
-        assert 1 - 2 * tail < 0.95, f"n={n}"
-
-
-def test_few_samples_say_nothing() -> None:
-    """Below six samples no interval covers 95 %, so it is infinite; equal ones make it zero; so does a zero median."""
-    assert sampled([1.0] * 5).relative_ci == math.inf
-    assert sampled([1.0] * 6).relative_ci == 0.0
-    assert sampled([0.0] * 6 + [1.0]).relative_ci == 0.0
-
-
-@pytest.mark.parametrize(
-    ("values", "elapsed_s", "enough"),
-    [
-        ([], 0.0, False),
-        ([], 9.0, False),
-        ([1.0] * 9, 0.1, False),
-        ([1.0] * 10, 0.1, True),
-        ([*range(1, 31)], 0.1, False),
-        ([*range(1, 31)], 1.0, True),
-        ([5.0], 1.0, True),
-    ],
-    ids=["none", "none-late", "too-few", "known", "unknown", "unknown-late", "one-late"],
-)
-def test_sampling_ends_when_the_median_is_known_or_time_is_up(
-    values: list[float], elapsed_s: float, enough: bool
-) -> None:
-    """It takes the preset's repetitions and an interval within 1 %, or the preset's time; but one sample always."""
-    assert is_enough(sampled(values), PRESET, elapsed_s) is enough
-
-
-def test_one_per_cent_is_where_the_line_is() -> None:
-    """An interval a little below 1 % is enough, a little above is not."""
-    for width, enough in ((0.9 * RELATIVE_CI, True), (1.1 * RELATIVE_CI, False)):
-        samples = sampled([100 * (1 - width)] * 20 + [100.0] + [100 * (1 + width)] * 20)
-        assert samples.relative_ci == pytest.approx(width)
-        assert is_enough(samples, PRESET, 0.0) is enough
 
 
 @pytest.mark.parametrize("launch_ns", [0, 1, 4, 5, 49, 1_000, SAMPLE_FLOOR_NS - 1, SAMPLE_FLOOR_NS, 10**9])
@@ -179,7 +88,8 @@ def test_a_slow_kernel_is_given_up(monkeypatch: pytest.MonkeyPatch, first: list[
     found = time_on_host(clock.launch, PRESET, stop_above_us=300.0)
     assert found.stopped_early is stops
     if stops:
-        assert (len(found.samples), found.samples.median_us) == (timing.EARLY_STOP_LAUNCHES, pytest.approx(500.0))
+        assert len(clock.log) == 5, "two launches of warm-up count as well as three samples"
+        assert found.samples.median_us == pytest.approx(500.0)
 
 
 def test_a_very_slow_kernel_is_given_up_after_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,205 @@
+"""The race: what cannot win is sampled no further, what may win is sampled until it is known."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.race_replay import Recorded, Recording, Replays
+from ktuned.ipc import replies, requests
+from ktuned.model import PRESETS, Outcome, Preset
+from ktuned.worker.race import FEW_MARGIN, LOOK_AFTER_S, MARGIN, RELATIVE_CI, Ending, Race
+
+PRESET = Preset("test", warmup=2, repetitions=10, timing_s=1.0, finalists=1, finalist_rounds=1)
+LONG_ENOUGH_S = 2 * LOOK_AFTER_S
+BEST = requests.Incumbent(100.0, 99.0, 101.0)
+REPLAYS = 1_000
+
+
+def end(
+    values: Sequence[float],
+    *,
+    elapsed_s: float = LONG_ENOUGH_S,
+    preset: Preset = PRESET,
+    stop_above_us: float | None = None,
+    incumbent: requests.Incumbent | None = None,
+    resolution_us: float = 0.0,
+) -> Ending | None:
+    """Return the end of a race that has these samples, or that it wants more."""
+    race = Race(preset, stop_above_us=stop_above_us, incumbent=incumbent, resolution_us=resolution_us)
+    for value in values:
+        race.samples.add(value)
+    wants = race.next_batch(elapsed_s)
+    assert (wants == 0) == (race.ending is not None)
+    return race.ending
+
+
+@pytest.mark.parametrize(
+    ("values", "elapsed_s", "expected"),
+    [
+        ([], LONG_ENOUGH_S, None),
+        ([], 9.0, None),
+        ([1.0] * 9, LONG_ENOUGH_S, None),
+        ([1.0] * 10, LONG_ENOUGH_S, Ending.KNOWN),
+        ([*range(1, 31)], LONG_ENOUGH_S, None),
+        ([*range(1, 31)], 1.0, Ending.OUT_OF_TIME),
+        ([5.0], 1.0, Ending.OUT_OF_TIME),
+    ],
+    ids=["none", "none-late", "too-few", "known", "unknown", "unknown-late", "one-late"],
+)
+def test_alone_it_ends_when_the_median_is_known_or_time_is_up(
+    values: list[float], elapsed_s: float, expected: Ending | None
+) -> None:
+    """It takes the preset's repetitions and an interval within 1 %, or the preset's time; but one sample always."""
+    assert end(values, elapsed_s=elapsed_s) is expected
+
+
+def test_one_per_cent_is_where_the_line_is() -> None:
+    """An interval a little below 1 % is enough, a little above is not, unless the clock resolves no more."""
+    for width, ending in ((0.9 * RELATIVE_CI, Ending.KNOWN), (1.1 * RELATIVE_CI, None)):
+        values = [100 * (1 - width)] * 20 + [100.0] + [100 * (1 + width)] * 20
+        assert end(values) is ending
+        assert end(values, resolution_us=2.0) is Ending.KNOWN
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([127.0] * 2, None),
+        ([127.0] * 3, Ending.BEATEN),
+        ([126.0] * 3, None),
+        ([104.0] * 5, None),
+        ([104.0] * 6, Ending.BEATEN),
+        ([103.0] * 6, None),
+        ([104.0] * 5 + [102.0], None),
+        ([104.0] * 9 + [102.0], Ending.BEATEN),
+        ([103.0] * 10, Ending.KNOWN),
+        ([98.0] * 6, None),
+    ],
+)
+def test_a_config_is_beaten_by_more_than_both_uncertainties_and_the_margin(
+    values: list[float], expected: Ending | None
+) -> None:
+    """Six samples have an interval, and two per cent beyond the incumbent's is enough; three need to be far off."""
+    assert end(values, incumbent=BEST) is expected
+
+
+def test_the_clocks_resolution_is_an_uncertainty() -> None:
+    """A figure that the clock cannot tell from the margin is not beaten."""
+    assert end([104.0] * 6, incumbent=BEST, resolution_us=0.5) is Ending.BEATEN
+    assert end([104.0] * 6, incumbent=BEST, resolution_us=1.0) is None
+
+
+def test_an_interruption_beats_no_config() -> None:
+    """Samples that were all taken within a moment may all be late."""
+    assert end([150.0] * 6, incumbent=BEST, elapsed_s=LOOK_AFTER_S / 2) is None
+    assert end([150.0] * 6, incumbent=BEST, elapsed_s=LOOK_AFTER_S) is Ending.BEATEN
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+@given(values=st.lists(st.floats(90.0, 400.0), min_size=1, max_size=60))
+def test_what_may_be_within_two_per_cent_of_the_best_goes_on(preset: Preset, values: list[float]) -> None:
+    """Whatever the samples, one is beaten only if its whole interval lies beyond the margin."""
+    race = Race(preset, incumbent=BEST)
+    for value in values:
+        race.samples.add(value)
+    race.next_batch(LONG_ENOUGH_S)
+    low, high = race.samples.interval_us
+    assert low <= race.samples.median_us <= high
+    margin = MARGIN if len(values) >= 6 else FEW_MARGIN
+    assert race.ending is not Ending.BEATEN or low > BEST.high_us * (1 + margin)
+
+
+def test_thorough_looks_later() -> None:
+    """More repetitions mean more samples before a config may be beaten."""
+    assert end([104.0] * 9, incumbent=BEST, preset=PRESETS["thorough"]) is None
+    assert end([104.0] * 10, incumbent=BEST, preset=PRESETS["thorough"]) is Ending.BEATEN
+
+
+def test_the_hopeless_are_no_more_than_that() -> None:
+    """Beyond early stop a config has no figure, although it was beaten as well; its fastest launch counts."""
+    assert end([301.0] * 3, incumbent=BEST, stop_above_us=300.0) is Ending.HOPELESS
+    assert end([301.0, 301.0, 300.0], incumbent=BEST, stop_above_us=300.0) is Ending.BEATEN
+    assert end([301.0] * 2, incumbent=BEST, stop_above_us=300.0) is None
+    assert end([301.0], elapsed_s=1.0, stop_above_us=300.0) is Ending.HOPELESS
+
+
+def test_a_warm_up_that_is_timed_otherwise_is_not_compared() -> None:
+    """One fast launch of the warm-up saves a config, but only if it was timed as the samples are."""
+    for warm_counts, ending in ((True, None), (False, Ending.HOPELESS)):
+        race = Race(PRESET, stop_above_us=300.0, warm_counts=warm_counts)
+        race.warm.add(200.0)
+        for _ in range(3):
+            race.samples.add(400.0)
+        race.next_batch(LONG_ENOUGH_S)
+        assert race.ending is ending
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_batches_grow_and_end_at_the_looks(preset: Preset) -> None:
+    """The first looks come early, later ones seldom: even a thousand samples are judged a few times only."""
+    race, looks = Race(preset), []
+    while len(race.samples) < 1_000:
+        for _ in range(race.next_batch(0.0)):
+            race.samples.add(float(len(race.samples)))
+        looks.append(len(race.samples))
+    assert looks[0] == max(3, preset.repetitions // 4)
+    assert preset.repetitions in looks or preset.repetitions < 6
+    assert len(looks) < 20
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        (replies.Measurement(Outcome.MEASURED, latency_us=90.0, low_us=89.0, high_us=91.0), 90.0),
+        (replies.Measurement(Outcome.MEASURED, latency_us=100.0, low_us=89.0, high_us=110.0), 100.0),
+        (replies.Measurement(Outcome.MEASURED, latency_us=90.0, low_us=89.0, high_us=91.0, beaten=True), 100.0),
+        (replies.Measurement(Outcome.MEASURED, latency_us=90.0), 100.0),
+        (replies.Measurement(Outcome.SLOWER, latency_us=90.0, low_us=89.0, high_us=91.0), 100.0),
+        (replies.Measurement(Outcome.CONTENDED), 100.0),
+    ],
+)
+def test_the_incumbent_is_the_fastest_that_is_known_well(measured: replies.Measurement, expected: float) -> None:
+    """A lower figure takes over, unless its sampling ended early."""
+    after = requests.Incumbent.after(BEST, measured)
+    assert after is not None
+    assert after.latency_us == expected
+
+
+def late(dice: random.Random, noise: float, share: float, delay: float) -> float:
+    """Return a factor of a sample: a little noise, and now and then an interruption."""
+    return 1 + abs(dice.gauss(0, noise)) + (dice.expovariate(1 / delay) if dice.random() < share else 0.0)
+
+
+def space(noise: float, share: float, delay: float, *, slow_clock: float = 1.0, configs: int = 40) -> Recording:
+    """Return a space of which eight configs are within 3 % of the best, the others anywhere up to five times."""
+    dice = random.Random(configs)
+    latencies = [600 * (1 + 0.004 * place) for place in range(8)]
+    latencies += [600 * math.exp(abs(dice.gauss(0.1, 0.6))) for _ in range(configs - 8)]
+    recorded = []
+    for latency in latencies:
+        clocks = [slow_clock if dice.random() < 0.3 else 1.0 for _ in range(300)]
+        recorded.append(Recorded({}, tuple(latency * clock * late(dice, noise, share, delay) for clock in clocks)))
+    return Recording("synthetic", tuple(recorded))
+
+
+@pytest.mark.parametrize(
+    ("noise", "share", "delay", "slow_clock"),
+    [(0.005, 0.05, 0.3, 1.0), (0.005, 0.05, 0.3, 1.05), (0.03, 0.1, 0.5, 1.0)],
+    ids=["gpu", "two-clocks", "cpu"],
+)
+def test_the_race_finds_the_winner_that_full_sampling_finds(
+    noise: float, share: float, delay: float, slow_clock: float
+) -> None:
+    """In 99 % of 1,000 replays the winner is within 1 % of the best, for less than two thirds of the lane's time."""
+    recording = space(noise, share, delay, slow_clock=slow_clock)
+    raced = [Replays(recording, PRESETS["default"]).run(seed) for seed in range(REPLAYS)]
+    full = [Replays(recording, PRESETS["default"], races=False).run(seed) for seed in range(20)]
+    assert sum(replay.regret <= 0.01 for replay in raced) >= 0.99 * REPLAYS
+    mean_s = sum(replay.lane_s for replay in raced) / len(raced)
+    assert mean_s <= 2 / 3 * sum(replay.lane_s for replay in full) / len(full)
