@@ -10,7 +10,7 @@ from typing import Any
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
 from ktuned.model.values import Config, Outcome, Problem
 
-MEASURING_VERSION = 1
+MEASURING_VERSION = 2
 """Raised whenever the way of measuring changes, so that latencies of two ways are never compared."""
 
 

@@ -9,7 +9,7 @@ from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.loader import forget_modules, is_ours, load_file
 from ktuned.spec.poisons import is_same, poison, unwritten
 from ktuned.spec.spaces import space
-from ktuned.spec.tensors import TensorSpec, materialise, tensor
+from ktuned.spec.tensors import TensorSpec, materialise, materialise_numpy, tensor
 
 __all__ = [
     "MEMBERSHIP_BOUND",
@@ -30,6 +30,7 @@ __all__ = [
     "kernel",
     "load_file",
     "materialise",
+    "materialise_numpy",
     "poison",
     "space",
     "tensor",

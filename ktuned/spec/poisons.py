@@ -7,6 +7,7 @@ nothing else counts as unwritten.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ _ORDINARY: dict[str, int] = {
 """The only NaN, the largest value, ``True``."""
 
 _PARTS = {"complex128": "float64", "complex64": "float32"}
+
+
+def poison_bits(dtype: str) -> tuple[int, int]:
+    """Return the width of a real dtype in bits, and its poison as an unsigned number."""
+    digits = re.search(r"\d+", dtype)
+    return int(digits[0]) if digits else 8, _DISTINCT.get(dtype, _ORDINARY.get(dtype, 0))
 
 
 def poison(target: torch.Tensor) -> torch.Tensor:
@@ -78,9 +85,7 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _bits(tensor: Any) -> tuple[torch.Tensor, int, bool]:
     name = str(tensor.dtype).removeprefix("torch.")
-    name = _PARTS.get(name, name)
-    bits = as_bits(tensor)
-    pattern = _DISTINCT.get(name, _ORDINARY.get(name, 0))
+    width, pattern = poison_bits(_PARTS.get(name, name))
     # As a number of the signed type that the bits are viewed as.
-    width = 8 * bits.element_size()
-    return bits, pattern - (1 << width if pattern >> (width - 1) else 0), name in _DISTINCT
+    signed = pattern - (1 << width if pattern >> (width - 1) else 0)
+    return as_bits(tensor), signed, _PARTS.get(name, name) in _DISTINCT

@@ -1,24 +1,26 @@
 """Tensors that a kernel is measured on: declared by shape, dtype and fill, made identically for every config.
 
-Declaring one needs no torch. :func:`materialise` makes it on the CPU, from a seed, and only then moves it, so that
-every config and every device sees the same data.
+Declaring one needs no torch. :func:`materialise` makes it from a key, on the device itself, with the same bytes on
+every device, so that every config sees the same data.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ktuned.model import UsageError, listed
-from ktuned.spec.poisons import poison
+from ktuned.spec import draws
+from ktuned.spec.poisons import poison, poison_bits
 
 if TYPE_CHECKING:
+    import numpy
     import torch
 
     from ktuned.backends import Layout
+    from ktuned.spec.draws import Arrays
 
 FLOATS = (
     "float64",
@@ -50,7 +52,19 @@ INTEGER_RANGE = (-3, 4)
 """Small integers (unsigned dtypes: from 0): their products and sums are exact in float32 for any usual length."""
 
 LARGEST_DRAWN = 2**63 - 1
-"""torch draws integers as int64, for uint64 too."""
+"""Integers are drawn as int64, for uint64 too."""
+
+_LARGEST = {
+    "float16": 65504.0,
+    "float8_e4m3fn": 448.0,
+    "float8_e4m3fnuz": 240.0,
+    "float8_e5m2": 57344.0,
+    "float8_e5m2fnuz": 57344.0,
+}
+"""The largest number of the dtypes whose range is easily left; beyond it a random number becomes that."""
+
+_PARTS = {"complex64": "float32", "complex128": "float64"}
+"""The dtype of which a complex number has two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,36 +153,93 @@ def layout(entry: Any) -> Layout:
 
 
 def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> torch.Tensor:
-    """Make the tensor called ``name`` on ``device`` (``cpu``, ``cuda:0``).
+    """Make the tensor called ``name`` on ``device`` (``cpu``, ``cuda:0``), there.
 
-    The seed is the spec's, or else the SHA-256 of ``seed_text`` and ``name``: equal texts give equal bits, in any
-    process. Half and smaller dtypes are drawn in float32 and rounded.
+    The key of its random numbers is the spec's seed, or else ``seed_text`` and ``name``: equal texts give equal bytes,
+    in any process, on any device, and in :func:`materialise_numpy`.
     """
     import torch
+
+    from ktuned.spec.arrays import TorchArrays
 
     dtype = getattr(torch, spec.dtype)
     fill = spec.resolved_fill
     if fill == "empty":
         return poison(torch.empty(spec.shape, dtype=dtype, device=device))
     if fill in ("zeros", "ones"):
-        return torch.full(spec.shape, int(fill == "ones"), dtype=torch.int8).to(dtype).to(device)
-    generator = torch.Generator().manual_seed(_seed(spec, name, seed_text))
+        return torch.full(spec.shape, int(fill == "ones"), dtype=torch.int8, device=device).to(dtype)
+    part = _PARTS.get(spec.dtype, spec.dtype)
+    count = math.prod(spec.shape) * (1 + (part != spec.dtype))
+    arrays = TorchArrays(device)
+    made = arrays.empty(count, part)
+    for place, values in _drawn(arrays, spec, part, count, _key(spec, name, seed_text)):
+        arrays.store(made, place, values)
+    return (torch.view_as_complex(made.view(-1, 2)) if part != spec.dtype else made).view(spec.shape)
+
+
+def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndarray[Any, Any]:
+    """Make the tensor called ``name`` as an array of NumPy, with the bytes of :func:`materialise`.
+
+    An array of bfloat16 or float8 holds the bits as uint16 or uint8.
+    """
+    import numpy
+
+    from ktuned.spec.arrays import NumPyArrays
+
+    arrays = NumPyArrays()
+    fill = spec.resolved_fill
+    part = _PARTS.get(spec.dtype, spec.dtype)
+    count = math.prod(spec.shape) * (1 + (part != spec.dtype))
+    if fill == "empty":
+        width, pattern = poison_bits(part)
+        made = numpy.full(count, pattern, f"uint{width}").view(arrays.held_as(part))
+    else:
+        made = arrays.empty(count, part)
+        if fill in ("zeros", "ones"):
+            arrays.store(made, 0, numpy.zeros(count, "float32"), part)
+            step = 1 + (part != spec.dtype)
+            if fill == "ones":
+                arrays.store(made[::step], 0, numpy.ones(count // step, "float32"), part)
+        else:
+            for place, values in _drawn(arrays, spec, part, count, _key(spec, name, seed_text)):
+                arrays.store(made, place, values, part)
+    return (made.view(spec.dtype) if part != spec.dtype else made).reshape(spec.shape)
+
+
+def _drawn(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: int) -> Iterator[tuple[int, Any]]:
+    """Yield the places and the values of a random tensor's elements, in chunks."""
+    fill = spec.resolved_fill
     low, high = spec.range
+    whole = int(low), int(high)
+    bits = 32
     if fill == "integer":
-        drawn = torch.randint(int(low), int(high), spec.shape, generator=generator)
-        return drawn.to(dtype).to(device)
-    wide = torch.float64 if spec.dtype in ("float64", "complex128") else torch.float32
-    shape = (*spec.shape, 2) if spec.dtype in COMPLEX else spec.shape
-    drawn = torch.empty(shape, dtype=wide)
-    drawn = drawn.normal_(generator=generator) if fill == "normal" else drawn.uniform_(low, high, generator=generator)
-    return (torch.view_as_complex(drawn) if spec.dtype in COMPLEX else drawn).to(dtype).to(device)
+        bits = draws.integer_bits(*whole)
+    elif fill == "uniform":
+        bits = draws.uniform_bits(part)
+    table = arrays.table(draws.quantiles()) if fill == "normal" else None
+    largest = _LARGEST.get(part, math.inf)
+    each = 64 // bits
+    for first in range(0, -(-count // each), arrays.chunk):
+        place = first * each
+        number = min(count - place, arrays.chunk * each)
+        drawn = arrays.split(draws.words(arrays, key, first, -(-number // each)), bits)[:number]
+        if fill == "uniform":
+            values = draws.uniform(arrays, drawn, bits, low, high)
+        elif fill == "normal":
+            values = draws.normal(arrays, table, drawn, "float64" if part == "float64" else "float32")
+        else:
+            values = draws.integers(arrays, drawn, bits, *whole)
+            if part in FLOATS and not draws.is_exact(*whole):
+                # From float32 every library rounds to the narrower ones alike.
+                values = arrays.cast(values, "float64" if part == "float64" else "float32")
+        if max(-low, high) > largest:
+            # Libraries differ in what becomes of larger numbers.
+            values = values.clip(-largest, largest)
+        yield place, values
 
 
-def _seed(spec: TensorSpec, name: str, seed_text: str) -> int:
-    if spec.seed is not None:
-        return spec.seed % 2**63
-    digest = hashlib.sha256(f"{seed_text}\0{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+def _key(spec: TensorSpec, name: str, seed_text: str) -> int:
+    return draws.key_of(f"seed {spec.seed}" if spec.seed is not None else f"{seed_text}\0{name}")
 
 
 def _fill_fault(spec: TensorSpec) -> str:

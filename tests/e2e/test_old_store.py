@@ -54,16 +54,18 @@ def lookup(daemon: Daemon, kernel: str, problem: dict[str, int], pin: str | None
     return answer
 
 
-def test_winners_are_served_and_are_fresh(daemon: Daemon) -> None:
-    """Nothing that decided them has changed; sizes that do not enter the key make no difference."""
+def test_winners_are_served(daemon: Daemon) -> None:
+    """Only the way of measuring has changed; sizes that do not enter the key make no difference."""
     for kernel, problem, latency_us in (
         ("fixture:scale", {"n": 64, "k": 1}, 52.0675),
         ("scale", {"n": 64, "k": 2}, 52.0675),
         ("added:copy", {"n": 64}, 51.841499999999996),
     ):
         answer = lookup(daemon, kernel, problem)
-        assert (answer["status"], answer["config"]["tag"]) == ("fresh", "fast")
+        assert (answer["status"], answer["config"]["tag"]) == ("stale", "fast")
         assert answer["latency_us"] == latency_us
+        (entry, *_) = daemon.client.call("kernels", kernel=kernel, why=True)["kernels"][0]["why"]
+        assert {change["kind"] for change in entry["changes"]} == {"measuring"}
 
 
 def test_pins_hold(daemon: Daemon) -> None:
@@ -99,7 +101,7 @@ def test_exports_are_the_same_and_come_in_again(daemon: Daemon) -> None:
         assert {winner["reason"] for winner in told} == {"it is the same"}
         assert daemon.client.call("forget", kernel=kernel)["trials"]
         told = daemon.client.call("import", document=document)["winners"]
-        assert {(winner["taken"], winner["status"]) for winner in told} == {(True, "fresh")}
+        assert {(winner["taken"], winner["status"]) for winner in told} == {(True, "stale")}
 
 
 def test_settings_and_captures_are_read(daemon: Daemon) -> None:
@@ -115,12 +117,12 @@ def test_settings_and_captures_are_read(daemon: Daemon) -> None:
 def test_a_project_that_gets_a_file_keeps_what_it_had(daemon: Daemon) -> None:
     """Its new name is followed when the file is saved, and by the next daemon; the old one still serves."""
     (daemon.directory / "added" / "ktuned.toml").write_text('name = "copies"\n')
-    daemon.until(lambda: lookup(daemon, "copies:copy", {"n": 64})["status"] == "fresh", "the new name")
+    daemon.until(lambda: lookup(daemon, "copies:copy", {"n": 64})["status"] == "stale", "the new name")
     (daemon.directory / "project" / "ktuned.toml").write_text('name = "ignored"\n')
     for _ in range(2):
         for kernel in ("copies:copy", "added:copy", "copy", "fixture:scale"):
             problem = {"n": 64, "k": 1} if "scale" in kernel else {"n": 64}
-            assert lookup(daemon, kernel, problem)["status"] == "fresh"
+            assert lookup(daemon, kernel, problem)["status"] == "stale"
         for kernel in ("copies:copy", "added:copy"):
             assert lookup(daemon, kernel, {"n": 64}, "run-1")["latency_us"] == 51.841499999999996
         assert daemon.client.call("pins")["pins"][0]["questions"] == 6

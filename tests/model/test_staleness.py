@@ -11,7 +11,7 @@ from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
 from ktuned.model.staleness import CAPTURED, sentence, since
 from ktuned.model.trial import Context
 
-THEN = Context(KernelName("p:k"), KeyProblem("{}"), DeviceModel("cpu"), "d1", "gcc1", "linux1")
+THEN = Context(KernelName("p:k"), KeyProblem("{}"), DeviceModel("cpu"), "d1", "gcc1", "linux1", 1)
 NOTHING: tuple[Any, Any] = ({}, {})
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,8 +14,10 @@ import torch
 
 from ktuned import tensor
 from ktuned.model.errors import UsageError
-from ktuned.spec.poisons import poison, unwritten
-from ktuned.spec.tensors import COMPLEX, DTYPES, FILLS, FLOATS, INTEGER_BITS, materialise
+from ktuned.spec import draws
+from ktuned.spec.arrays import NumPyArrays
+from ktuned.spec.poisons import as_bits, poison, unwritten
+from ktuned.spec.tensors import COMPLEX, DTYPES, FILLS, FLOATS, INTEGER_BITS, TensorSpec, materialise, materialise_numpy
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -57,6 +62,97 @@ def test_range_is_what_was_asked() -> None:
     assert wide.max() <= 6
     top = materialise(tensor(100, "int64", "integer", low=2**63 - 3, high=2**63 - 1), "A", "k", "cpu")
     assert set(top.tolist()) == {2**63 - 3, 2**63 - 2}
+
+
+QUANTILES = "b5eae150beded850aa745929a810e4752dfa1e2a784d6125ff90bc2176c4eb03"
+
+RANGES: tuple[dict[str, float], ...] = (
+    {},
+    {"low": -1.7, "high": 5.3},
+    {"low": 2, "high": 9},
+    {"low": -600, "high": 1e6},
+    {"low": 0, "high": 2**40 + 5},
+    {"low": -(2**63), "high": 2**63 - 1},
+)
+
+
+def specs(dtype: str, shape: tuple[int, ...]) -> Iterator[TensorSpec]:
+    """Return a dtype's tensors with every fill and range that it may have."""
+    for fill in FILLS:
+        for limits in RANGES:
+            with suppress(UsageError):
+                yield tensor(shape, dtype, fill, low=limits.get("low"), high=limits.get("high"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numpy_makes_the_bytes_of_torch(dtype: str) -> None:
+    """Each fill, range and dtype: rounding, subnormal numbers, both zeros and what is beyond the dtype's range."""
+    for spec in specs(dtype, (127, 31)):
+        ours = as_bits(materialise(spec, "A", "k", "cpu")).contiguous().numpy().tobytes()
+        assert materialise_numpy(spec, "A", "k").tobytes() == ours, spec
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_makes_the_bytes_of_a_cpu(dtype: str) -> None:
+    """Each fill, range and dtype, over several of the CPU's chunks and of the GPU's."""
+    for spec in specs(dtype, (1 << 12, 33)):
+        made, there = (materialise(spec, "A", "k", device) for device in ("cpu", "cuda:0"))
+        assert as_bits(made).equal(as_bits(there.cpu())), spec
+    large = tensor((1 << 25) + 7, "float16")
+    assert materialise(large, "A", "k", "cuda:0").cpu().equal(materialise(large, "A", "k", "cpu"))
+
+
+def test_the_generator_is_splitmix64() -> None:
+    """Its words are those of the reference implementation, seeded with 1234567; chunks change nothing."""
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    arrays = NumPyArrays()
+    assert draws.words(arrays, 1234567, 0, 5).astype("uint64").tolist() == published
+    assert draws.words(arrays, 1234567, 2, 3).astype("uint64").tolist() == published[2:]
+
+
+def test_a_prefix_of_a_larger_tensor_is_the_smaller_one() -> None:
+    """An element depends on its place alone, whatever its chunk."""
+    for dtype in ("float16", "float32", "float64", "int8"):
+        large = materialise(tensor(300_001, dtype), "A", "k", "cpu")
+        assert large[:1001].equal(materialise(tensor(1001, dtype), "A", "k", "cpu"))
+
+
+def test_moments_are_those_that_are_documented() -> None:
+    """Mean, deviation and tails of a normal tensor; the mean of a uniform one; integers with equal chances."""
+    normal = materialise(tensor(1 << 20, "float32", "normal"), "A", "k", "cpu").double()
+    assert (abs(normal.mean()) < 0.004, abs(normal.std() - 1) < 0.004) == (True, True)
+    assert 4 < normal.abs().max() < 5.2
+    assert abs((normal.abs() < 1).double().mean() - 0.6827) < 0.003
+    uniform = materialise(tensor(1 << 20, "float16"), "A", "k", "cpu").double()
+    assert (abs(uniform.mean()) < 0.003, abs(uniform.std() - 3**-0.5) < 0.003) == (True, True)
+    integer = materialise(tensor(1 << 20, "int32", "integer"), "A", "k", "cpu")
+    assert ((torch.bincount(integer + 3) * 7 / (1 << 20) - 1).abs() < 0.02).all()
+
+
+def test_the_table_of_quantiles_is_the_same_everywhere() -> None:
+    """It is made with the machine's logarithm, and rounded so that this makes no difference."""
+    table = draws.quantiles()
+    assert hashlib.sha256(",".join(map(str, table)).encode()).hexdigest() == QUANTILES
+    assert sum(table) == 0
+
+
+def test_user_code_that_sets_defaults_changes_no_data() -> None:
+    """Neither torch's default dtype nor its seed has a part in it."""
+    spec = tensor(64, "float32", "normal")
+    before = materialise(spec, "A", "k", "cpu")
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(5)
+    try:
+        assert materialise(spec, "A", "k", "cpu").equal(before)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_seed_comes_from_the_name_or_is_said() -> None:

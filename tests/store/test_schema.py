@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,12 +53,13 @@ def schema_of(path: Path) -> tuple[int, set[str]]:
 async def test_an_older_database_keeps_what_it_holds(version: int, database: Path, tmp_path: Path) -> None:
     """Each older schema becomes today's, with its trials, winners and jobs, and goes on from there."""
     made_by(version, database)
+    old = replace(CONTEXT, measuring_version=1)
     async with Store.open(database) as store:
         winner = store.winner(CONTEXT.key)
         assert winner is not None
-        assert (winner.config, winner.latency_us, winner.context) == ({"BM": 1}, 5.0, CONTEXT)
+        assert (winner.config, winner.latency_us, winner.context) == ({"BM": 1}, 5.0, old)
         assert (store.recovered.trials, store.recovered.jobs) == (1, 1)
-        retried = await store.begin_trial(CONTEXT, PROBLEM, 1, {"BM": 2})
+        retried = await store.begin_trial(old, PROBLEM, 1, {"BM": 2})
         assert retried == 2
         assert await store.finish_trial(retried, measured(4.0)) is not None
     async with Store.open(tmp_path / "fresh.db"):
