@@ -103,6 +103,7 @@ class Machine:
             if (report := EnvironmentReport.from_json(kept)) is not None
         }
         self._probed: set[str] = set()
+        self._expected: set[str] = set()
         self._locks: dict[str, anyio.Lock] = {}
 
     async def probe(self, environment: Environment, *, again: bool = False) -> EnvironmentReport:
@@ -152,14 +153,21 @@ class Machine:
                 hint="name one that is installed",
             )
 
-    def expect_measuring(self, environment: Environment, backend: str) -> None:
-        """Have a worker that measures start beside an environment's first probe: both take seconds.
+    def expect_measuring(self, environment: Environment) -> None:
+        """Have the workers of an environment's first job start beside its first probe and inspection.
 
-        Not where there was no device the last time.
+        Once in a daemon's life: later ones are warm, or found nothing to do. A worker that measures imports torch, for
+        seconds; it is not started where no backend had a device the last time.
         """
-        is_first = _key(environment) not in self._probed
-        if is_first and (self.report(environment) is None or self.devices(environment, backend)):
-            self._fleet.prepare_spares(Role.BENCH, environment, backend)
+        key = _key(environment)
+        if key in self._expected:
+            return
+        self._expected.add(key)
+        self._fleet.prepare_spares(Role.EXPLORE, environment)
+        self._fleet.prepare_spares(Role.COMPILE, environment)
+        report = self.report(environment)
+        if report is None or any(backend.devices for backend in report.backends.values()):
+            self._fleet.prepare_spares(Role.BENCH, environment)
 
     def report(self, environment: Environment) -> EnvironmentReport | None:
         """Return what is known of an environment now."""

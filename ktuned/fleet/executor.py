@@ -87,6 +87,10 @@ class Worker(ABC):
     def measure_memory(self) -> None:
         """Set :attr:`memory_bytes` to what the worker and its children use now."""
 
+    @abstractmethod
+    def timeline(self) -> Mapping[str, float]:
+        """Return the seconds that each phase of the last request took, for the log."""
+
     def settle(self) -> None:
         """Take what it uses now as what it needs; anything beyond that is growth."""
         self.measure_memory()

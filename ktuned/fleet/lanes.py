@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 import anyio
+import structlog
 
 from ktuned.fleet.executor import Environment, I, R, Worker
 from ktuned.fleet.failures import Output, RequestFailed
@@ -18,16 +19,19 @@ from ktuned.fleet.priority_semaphore import Turns
 from ktuned.ipc import requests
 from ktuned.model import Device, Role, WorkerError
 
+_log = structlog.get_logger()
+
 REAP_S = 1.0
 """Time for a killed worker to end: a process in an endless GPU kernel was seen to take 0.15 s."""
 
-SPARES_IN_TROUBLE = 2
-"""Warm spares of a lane that has just lost a worker. Bad configs come in rows, being neighbours in the space: with one
-spare, the next failure waits for an interpreter that imports torch, which takes two seconds and more. Spares that
-start together share the cores, and each holds memory."""
+SPARES = {"cpu": 1, "cuda": 2}
+SPARES_IN_TROUBLE = {"cpu": 2, "cuda": 4}
+"""Warm spares of a lane, by the kind of its device, and of one that has just lost a worker. Bad configs come in rows,
+being neighbours in the space: with one spare, the next failure waits for an interpreter that imports torch and makes a
+context, which takes two seconds and more. Spares that start together share the cores, and each holds memory."""
 
 TROUBLE_S = 60.0
-"""Time after a loss for which the second spare is kept: it holds some 250 MiB."""
+"""Time after a loss for which more spares are kept: each holds some 250 MiB, and 500 MiB of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +137,12 @@ class Lane:
                 self._let_go()
             elif self._bench.identity == bench.identity:
                 return
+        began = monotonic()
         try:
             if self._worker is None or not self._worker.is_alive:
                 self._bench = None
                 self._worker = await self._well_worker(bench, deadlines)
+            had_worker_s = monotonic() - began
             if self._is_in_trouble:
                 self._prepare_spares(bench)
             await self._worker.exchange(bench.request, deadlines)
@@ -145,6 +151,14 @@ class Lane:
             # The problem's data is its to keep; only what comes on top wears a worker out.
             self._worker.settle()
             self._bench = bench
+            _log.debug(
+                "lane_opened",
+                device=self.device.name,
+                pid=self._worker.pid,
+                worker_s=round(had_worker_s, 3),
+                took_s=round(monotonic() - began, 3),
+                phases=self._worker.timeline(),
+            )
         except BaseException as error:
             self.drop()
             if isinstance(error, LaneSick) or (isinstance(error, RequestFailed) and error.code == "source_changed"):
@@ -174,8 +188,9 @@ class Lane:
         return monotonic() - self._killed_at < TROUBLE_S
 
     def _prepare_spares(self, bench: Bench) -> None:
-        count = SPARES_IN_TROUBLE if self._is_in_trouble else 1
-        self._fleet.prepare_spares(Role.BENCH, bench.environment, bench.backend, count)
+        wanted = SPARES_IN_TROUBLE if self._is_in_trouble else SPARES
+        count = wanted.get(self.device.kind, 1)
+        self._fleet.prepare_spares(Role.BENCH, bench.environment, bench.backend, count, self.device)
 
     async def _unreaped(self) -> str:
         """Wait for the killed worker's end; return why the device cannot be used if it does not come."""

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Self
 
 import anyio
@@ -122,7 +123,7 @@ class LocalExecutor(Executor):
                 f"{environment.python} cannot run a worker: {error.message}",
                 hint="install ktuned into that interpreter, or set this root's `python`",
             ) from error
-        _log.debug("worker_started", role=role, pid=worker.pid)
+        _log.debug("worker_started", role=role, pid=worker.pid, took_s=round(monotonic() - worker.started, 3))
         return worker
 
     def leave_cores(self, lanes: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Self
 
@@ -15,12 +15,12 @@ import structlog
 
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor, Worker
-from ktuned.fleet.failures import is_outside_kill
+from ktuned.fleet.failures import RequestFailed, is_outside_kill
 from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.fleet.priority_semaphore import RankOf, Turns
 from ktuned.fleet.quiet import QuietGate
 from ktuned.ipc import requests
-from ktuned.model import Phase, Role, WorkerError
+from ktuned.model import Device, Phase, Role, WorkerError
 
 _log = structlog.get_logger()
 
@@ -33,6 +33,10 @@ requests: what loaded code leaks must not add up until a harmless config is stop
 
 TOLERATED_FAILURES = 3
 """Starts of a worker that may fail in a row before there is a pause between them."""
+
+WARM_S = 5.0
+"""Time for a spare's context on a device that another worker uses already, where it takes half a second: a lane that
+waits for a spare must not wait for a device that hangs."""
 
 _MEMORY_S = 0.2
 """Interval between two looks at workers' memory."""
@@ -56,6 +60,14 @@ class PoolLimits:
 
     first_pause_s: float = FIRST_PAUSE_S
     """Pause after the first start that is not tolerated to fail."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Spare:
+    """A spare under way, for one device (empty for any); ``made`` is set when it is there, or has failed."""
+
+    device: str
+    made: anyio.Event = field(default_factory=anyio.Event)
 
 
 class Fleet:
@@ -85,9 +97,10 @@ class Fleet:
         self._pool = pool or PoolLimits()
         self._spare_modules = tuple(spare_modules)
         self._idle: dict[tuple[Role, Environment], list[tuple[float, Worker]]] = {}
-        self._spares_under_way: dict[tuple[Role, Environment], list[anyio.Event]] = {}
+        self._spares_under_way: dict[tuple[Role, Environment], list[_Spare]] = {}
         self._spares_awaited: Counter[tuple[Role, Environment]] = Counter()
         self._health: dict[tuple[Role, Environment], Health] = {}
+        self._cold: dict[str, str] = {}
         self._limits: dict[Role, int] = {}
         self._limit(*(memory_limits or memory.default_limits(compile_slots)))
         self._busy = anyio.Event()
@@ -156,7 +169,7 @@ class Fleet:
                 self._spares_awaited[role, environment] += 1
                 try:
                     with anyio.move_on_after(self.spawn_s):
-                        await under_way[0].wait()
+                        await under_way[0].made.wait()
                         continue
                 finally:
                     self._spares_awaited[role, environment] -= 1
@@ -180,33 +193,60 @@ class Fleet:
         grown = worker.memory_bytes - worker.settled_bytes
         return worker.requests >= self._pool.max_requests or grown > WORN_SHARE * self._limits[worker.role]
 
-    def prepare_spares(self, role: Role, environment: Environment, backend: str, count: int = 1) -> None:
-        """Start idle workers of a role in the background until ``count`` are there, if spares are kept."""
-        key = (role, environment)
-        under_way = self._spares_under_way.setdefault(key, [])
-        there = sum(worker.is_alive and not worker.device for _, worker in self._idle.get(key, ()))
-        for _ in range(0 if self._closing or not self.keeps_spares else count - there - len(under_way)):
-            made = anyio.Event()
-            under_way.append(made)
-            self._tasks.start_soon(self._make_spare, role, environment, backend, made)
+    def prepare_spares(
+        self, role: Role, environment: Environment, backend: str = "", count: int = 1, device: Device | None = None
+    ) -> None:
+        """Start idle workers of a role in the background until ``count`` are there, if spares are kept.
 
-    async def _make_spare(self, role: Role, environment: Environment, backend: str, made: anyio.Event) -> None:
+        They have imported ``backend``, if it is known yet, and one that measures the spare modules. With a GPU's
+        ``device`` they are warm: they have its context.
+        """
+        key = (role, environment)
+        name = "" if device is None or device.kind == "cpu" else device.name
+        under_way = self._spares_under_way.setdefault(key, [])
+        there = sum(worker.is_alive and worker.device == name for _, worker in self._idle.get(key, ()))
+        there += sum(spare.device == name for spare in under_way)
+        for _ in range(0 if self._closing or not self.keeps_spares else count - there):
+            spare = _Spare(name)
+            under_way.append(spare)
+            self._tasks.start_soon(self._make_spare, role, environment, backend, spare, device if name else None)
+
+    async def _make_spare(
+        self, role: Role, environment: Environment, backend: str, spare: _Spare, device: Device | None
+    ) -> None:
         try:
             # Not acquired: that would wait for this very spare.
             worker = await self._start(role, environment)
             try:
-                wanted = requests.Prepare((backend,), self._spare_modules)
+                modules = self._spare_modules if role is Role.BENCH else ()
+                wanted = requests.Prepare((backend,) if backend else (), modules)
                 await worker.exchange(wanted, {Phase.LOAD: self.spawn_s})
+                if device is not None:
+                    await self._warm(worker, device)
             except BaseException:
                 worker.kill()
                 raise
+            took_s = round(monotonic() - worker.started, 3)
+            _log.debug("spare_ready", role=role, pid=worker.pid, took_s=took_s, phases=worker.timeline())
             self.release(worker)
         except WorkerError as error:
             # The lane meets the same error when it needs the worker, and reports it.
             _log.info("spare_failed", role=role, reason=error.message)
         finally:
-            self._spares_under_way[role, environment].remove(made)
-            made.set()
+            self._spares_under_way[role, environment].remove(spare)
+            spare.made.set()
+
+    async def _warm(self, worker: Worker, device: Device) -> None:
+        """Have a spare make its context on a device; one that the device refuses stays cold, and is announced."""
+        try:
+            await worker.exchange(requests.Canary(device), {Phase.LOAD: min(WARM_S, self.spawn_s)})
+        except RequestFailed as error:
+            self._cold[device.name] = error.message
+            _log.info("spare_cold", device=device.name, reason=error.message)
+        else:
+            self._cold.pop(device.name, None)
+        # Cold or warm it is this device's: counted among its spares, and not tried again.
+        worker.device = device.name
 
     async def _start(self, role: Role, environment: Environment) -> Worker:
         health = self._health.setdefault(
@@ -259,8 +299,12 @@ class Fleet:
 
     @property
     def notices(self) -> list[str]:
-        """Reasons why workers cannot be started now, one line each."""
-        return [
+        """Reasons why workers cannot be started now, or spares not be kept warm, one line each."""
+        cold = [
+            f"no warm spare on {device}: after a failure its lane takes longer to come back: {reason}"
+            for device, reason in self._cold.items()
+        ]
+        return cold + [
             f"{environment.python} runs no {role} worker, tried again in {health.pause_s:.0f} s: {health.reason}"
             for (role, environment), health in self._health.items()
             if health.is_sick

@@ -113,6 +113,7 @@ class WorkerProcess(Worker):
         self._deadlines: Mapping[str, float] = {}
         self._reading = True
         self._phase = Phase.SPAWN
+        self._phases: list[tuple[Phase, float]] = []
         self._returncode: int | None = None
         self._stopped = ""
         self._tails = [_Tail(process.stdout.fileno()), _Tail(process.stderr.fileno())]
@@ -142,6 +143,7 @@ class WorkerProcess(Worker):
         """
         self.requests += 1
         self._phase = request.first_phase
+        self._phases = [(self._phase, self._loop.time())]
         self._deadlines = deadlines
         self._answer_types = requests.answer_types(type(request))
         for tail in self._tails:
@@ -274,6 +276,7 @@ class WorkerProcess(Worker):
         if phase not in self._deadlines:
             raise InvalidMessage(f"a phase {phase!r} that has no deadline")
         self._phase = phase
+        self._phases.append((phase, self._loop.time()))
         self._expiry.begin(self._deadlines[phase])
 
     def _on_output(self, tail: _Tail) -> None:
@@ -308,6 +311,14 @@ class WorkerProcess(Worker):
         except (BlockingIOError, frames.FrameError, InvalidMessage):
             return False
         return bool(data)
+
+    def timeline(self) -> dict[str, float]:
+        """Return the seconds that each phase of the last request took, until now."""
+        spent: dict[str, float] = {}
+        ends = [began for _, began in self._phases[1:]] + [self._loop.time()]
+        for (phase, began), end in zip(self._phases, ends, strict=True):
+            spent[phase.value] = round(spent.get(phase.value, 0.0) + end - began, 3)
+        return spent
 
     def measure_memory(self) -> None:
         """Set :attr:`memory_bytes` to what the process and its descendants have resident."""

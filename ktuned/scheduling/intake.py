@@ -164,7 +164,7 @@ class Intake:
             directory = await anyio.to_thread.run_sync(project_top, directory, self._inspector.trust)
         if is_new:
             await anyio.to_thread.run_sync(check_extent, directory, self._max_directories)
-        root = await self._root_for(place, directory, python)
+        root = await self._root_for(place, directory, python, measures=not wish.compile_only)
         if os.path.isfile(place):
             found = await self._inspector.inspect_files(root, [place])
         else:
@@ -187,8 +187,10 @@ class Intake:
             await self._renew(found.changes, saved=False)
         return jobs, errors
 
-    async def _root_for(self, place: str, directory: str, python: str | None) -> Root:
+    async def _root_for(self, place: str, directory: str, python: str | None, *, measures: bool) -> Root:
         """Return the root of a path, with the interpreter that was asked for; ``directory`` becomes one if need be.
+
+        Where a job that ``measures`` follows, its workers start beside the first look at the root.
 
         Raises:
             SettingsError: its project file cannot be followed.
@@ -205,6 +207,8 @@ class Intake:
             root = make_root(directory, python=python or "", project=project)
             taken = [other.name for other in self._catalog.roots]
             (root,) = named([root], self._store.projects.names(), taken)
+        if measures:
+            self._machine.expect_measuring(environment_of(root))
         await self._store.add_root(root)
         await self._inspector.adopt(root)
         return root
@@ -223,7 +227,7 @@ class Intake:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
         environment = self._catalog.environment(kernel)
         if not wish.compile_only:
-            self._machine.expect_measuring(environment, kernel.backend)
+            self._machine.expect_measuring(environment)
         await self._machine.probe(environment)
         await self._machine.check_strategy(environment, plan.strategy)
         if not self._machine.devices(environment, kernel.backend):

@@ -8,6 +8,7 @@ from ktuned.backends import Registry, Unit
 from ktuned.ipc import Places, replies, requests
 from ktuned.model import BackendError, Outcome, Phase
 from ktuned.spec import forget_modules
+from ktuned.worker import bytecode
 from ktuned.worker.inspect import check_digests
 from ktuned.worker.reply import Reply
 from ktuned.worker.seal import seal
@@ -33,7 +34,8 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     A unit whose sources changed meanwhile is no result: the request fails with ``source_changed``.
     """
     kernel = request.kernel
-    backend = registry.load(kernel.backend)
+    with bytecode.written():
+        backend = registry.load(kernel.backend)
     into = places.staging(request.staging)
     units = [unit_of(registry, places, kernel, request.target, unit) for unit in request.units]
     for unit in units:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from ktuned.backends import Registry
 from ktuned.ipc import Places, frames, replies, requests
 from ktuned.model import Role
+from ktuned.worker import bytecode
 from ktuned.worker.failures import describe_failure
 from ktuned.worker.reply import Reply
 
@@ -67,14 +68,16 @@ class Operations:
         self._places = places
         self._registry = Registry()
         self._loaded: dict[type[requests.Request[Any, Any]], Operation] = {}
-        for load in (_LOADERS[request] for request in _AT_START.get(role, ())):
-            self._loaded |= load(self._registry, places)
+        with bytecode.written():
+            for load in (_LOADERS[request] for request in _AT_START.get(role, ())):
+                self._loaded |= load(self._registry, places)
 
     def carry_out(self, request: requests.Request[Any, Any], reply: Reply) -> Any:
         """Carry a request out and return its reply; phases and items are sent meanwhile."""
         kind = type(request)
         if kind not in self._loaded:
-            self._loaded |= _LOADERS[kind](self._registry, self._places)
+            with bytecode.written():
+                self._loaded |= _LOADERS[kind](self._registry, self._places)
         return self._loaded[kind](request, reply)
 
 

@@ -7,6 +7,7 @@ import sys
 from ktuned.backends import Absent, Registry, nvml
 from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
+from ktuned.worker import bytecode
 
 
 def probe(registry: Registry) -> replies.ProbeReport:
@@ -49,8 +50,9 @@ def _probe(registry: Registry, name: str) -> replies.BackendReport:
 
 def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
     """Import what a later request will need, so that a spare takes over without that wait."""
-    for name in request.backends:
-        registry.load(name)
-    for module in request.modules:
-        __import__(module)
+    with bytecode.written():
+        for name in request.backends:
+            registry.load(name)
+        for module in request.modules:
+            __import__(module)
     return replies.Empty()

@@ -72,7 +72,7 @@ BAD = {
 """How each kind ends, and a word of its message."""
 
 NOISE = 0.05
-TAKE_OVER_S = 1.5
+TAKE_OVER_S = 0.5
 
 
 def _configs() -> list[dict[str, Any]]:
@@ -132,8 +132,8 @@ def test_gpu_faults(tmp_path: Path, row: Row) -> None:
         assert max(map(abs, off.values())) <= NOISE
         assert (lane["state"], lane["reason"]) == ("ready", "")
         hung = found["ENDLESS"]
-        if "ENDLESS" in back_s:
-            assert hung["lane_s"] + back_s["ENDLESS"] <= hung["detail"]["after_s"] + TAKE_OVER_S
+        assert max(back_s.values()) <= TAKE_OVER_S
+        assert hung["lane_s"] <= hung["detail"]["after_s"] + TAKE_OVER_S
     finally:
         assert daemon.stop() == os.EX_OK
         daemon.client.close()

@@ -1,6 +1,7 @@
 """A lane whose device does not come back: sick, probed with back-off, and ready by itself once a canary sings."""
 
 import itertools
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -16,9 +17,9 @@ from ktuned.fleet.lanes import REAP_S, Bench, Lane
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import WorkerProcess
 from ktuned.model.device import Device
-from ktuned.model.keys import DeviceModel, DeviceName, Target
+from ktuned.model.keys import DeviceModel, DeviceName, Role, Target
 from tests.fleet.conftest import RunFleet
-from tests.fleet.playing import BRIEF_S, DEADLINES, HANG, Playground, until
+from tests.fleet.playing import BRIEF_S, DEADLINES, FAKE_DIRECTORY, HANG, Playground, until
 
 pytestmark = pytest.mark.anyio
 
@@ -157,3 +158,35 @@ async def test_a_worker_that_cannot_be_reaped_makes_its_lane_sick(run_fleet: Run
             stuck.gone.set()
         assert (lane.health.is_sick, broken.diary[0]) == (False, "sick")
         assert lane.worker_pid is not None
+
+
+async def spare_phases(run_fleet: RunFleet, tmp_path: Path, state: str) -> tuple[list[int], list[str]]:
+    """Make a spare for a GPU that is in a state; return how many requests each spare has had, and the notices."""
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "torch.py").write_text(TORCH)
+    (torch / "device").write_text(state)
+    environment = Environment(sys.executable, str(tmp_path), (("PYTHONPATH", f"{FAKE_DIRECTORY}:{torch}"),))
+    async with run_fleet() as fleet:
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2, GPU)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2, GPU)
+        await until(lambda: [entry["state"] for entry in fleet.describe()] == ["idle", "idle"])
+        worker = await fleet.acquire(Role.BENCH, environment, GPU.name)
+        other = await fleet.acquire(Role.BENCH, environment, "cuda:1")
+        counts = [worker.requests, other.requests]
+        for one in (worker, other):
+            one.kill()
+        return counts, fleet.notices
+
+
+async def test_spare_of_a_gpu_has_its_context(run_fleet: RunFleet, tmp_path: Path) -> None:
+    """It has imported everything and worked on the device before it is lent; another device's lane gets its own."""
+    assert await spare_phases(run_fleet, tmp_path, "well") == ([2, 0], [])
+
+
+async def test_spare_that_the_gpu_refuses_stays_cold_and_is_announced(run_fleet: RunFleet, tmp_path: Path) -> None:
+    """For want of GPU memory a spare has no context: the notice says so, and it is not made again and again."""
+    counts, notices = await spare_phases(run_fleet, tmp_path, "CUDA error: out of memory")
+    assert counts == [2, 0]
+    assert [notice.split(":")[0] for notice in notices] == ["no warm spare on cuda"]
+    assert "out of memory" in notices[0]

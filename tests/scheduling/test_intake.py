@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from ktuned.model.errors import NotFound, UsageError
@@ -12,6 +13,7 @@ from ktuned.model.job import Job, Priority
 from ktuned.model.plan import Plan
 from ktuned.scheduling.intake import Intake, Wish
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
+from tests.fleet.playing import until
 
 DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=9.0)
 
@@ -70,6 +72,23 @@ class TestTunePath:
         assert ["nonsense_module" in error.message for error in errors] == [True]
         jobs, errors = await parts.intake.tune_path(str(parts.project / "sub"), None, Wish())
         assert ([job.kernel for job in jobs], errors) == (["project:two"], [])
+
+    async def test_the_workers_of_a_first_job_start_beside_the_inspection(self, parts: Parts, tmp_path: Path) -> None:
+        """While the first kernel file of a new root is still imported, all that its job will need is started."""
+        parts.fleet.keeps_spares = True
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / "tune_it.py").write_text(f"import ktuned_fake\nktuned_fake.wait_at('import')\n{kernel_text()}")
+
+        def roles() -> list[str]:
+            return sorted(worker["role"] for worker in parts.fleet.describe())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(parts.intake.tune_path, str(elsewhere), None, Wish())
+            await parts.reached("import")
+            await until(lambda: {"bench", "compile", "explore"} <= set(roles()))
+            parts.open_gate("import")
+        parts.kill_workers()
 
     async def test_another_interpreter_changes_nothing_else_of_a_root(self, parts: Parts) -> None:
         """A root that is polled still is when it is tuned with another interpreter."""

@@ -1,0 +1,47 @@
+"""Bytecode of installed packages that have none."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+USE = """
+import sys
+from ktuned.worker import bytecode
+bytecode.use({{"XDG_CACHE_HOME": {cache!r}}}, ["installed"])
+sys.dont_write_bytecode = True
+with bytecode.written():
+    import installed
+import project
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return a directory with an installed module and one of a project."""
+    for name in ("installed", "project"):
+        (tmp_path / f"{name}.py").write_text("x = 1\n")
+    return tmp_path
+
+
+def run(place: Path, code: str) -> list[str]:
+    """Run code beside both modules; return the names of all bytecode files, relative to the directory."""
+    env = {**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+    return sorted(str(path.relative_to(place)).split(".")[0] for path in place.rglob("*.pyc"))
+
+
+def test_bytecode_of_what_is_installed_is_kept_in_the_cache(place: Path) -> None:
+    """Only that: nothing beside the sources, and nothing of a project, whose bytecode could be of an older save."""
+    cache = place / "cache"
+    found = run(place, USE.format(cache=str(cache)))
+    assert found == [str(Path(f"cache/ktuned/bytecode{place}/installed"))]
+
+
+def test_bytecode_beside_the_sources_is_used(place: Path) -> None:
+    """Where the installation has bytecode the cache is not used: it would hide that."""
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(place / "installed.py")], check=True, timeout=60)
+    found = run(place, USE.format(cache=str(place / "cache")))
+    assert found == ["__pycache__/installed"]
