@@ -32,3 +32,31 @@ __global__ void __launch_bounds__(128) at_most_128_threads(int* out) { out[threa
 extern "C" __global__ void plain(int* out) { *out = 3; }
 
 __global__ void add_one(int* out) { *out += 1; }
+
+__constant__ float weights[4];
+
+namespace tables {
+__device__ int steps[3];
+}
+
+__global__ void sum_of_constants(float* out) {
+  *out = weights[0] + weights[1] + weights[2] + weights[3] + tables::steps[0] + tables::steps[1] + tables::steps[2];
+}
+
+struct View {
+  short scale;
+  const int* data;
+  float shift;
+};
+
+__global__ void through_pointers(float* out, const int* middle, View view) {
+  out[0] = middle[0];
+  out[1] = view.data[1] * view.scale + view.shift;
+}
+
+__global__ void through_textures(float* out, cudaTextureObject_t line, cudaTextureObject_t image) {
+  out[0] = tex1Dfetch<int>(line, 3);
+  out[1] = tex2D<float>(image, 1.0f, 1.5f);  // between two columns, in the middle of a row
+  const float far = tex2D<float>(image, 1e6f, 0.5f);
+  out[2] = far;
+}

@@ -537,3 +537,18 @@ def test_another_architectures_artifact_is_unsupported(compile_one: Compile) -> 
     unit = Unit("unit", entry(2), (SOURCE,), SOURCE, "scale", "sm_100a")
     with pytest.raises(Unsupported, match=r"compiled for sm_90a, and cuda:0 is sm_100a"):
         Nvrtc().load(artifact, unit, Device(DeviceName("cuda:0"), DeviceModel("NVIDIA B200"), Target("sm_100a")))
+
+
+def test_constants_have_symbols(compile_one: Compile, tmp_path: Path) -> None:
+    """An artifact has the symbol of each variable that tensors are copied into; one that is missing is an error."""
+    source = tmp_path / "filter.cu"
+    source.write_text("namespace a { __constant__ float taps[9]; }\n__global__ void k(float* y) { *y = a::taps[1]; }\n")
+    result, artifact = compile_one(Build("k", ("y",), constants={"a::taps": "taps"}), source)
+    assert result.outcome is None, result.message
+    assert json.loads((artifact / "kernel.json").read_text())["constants"] == {"a::taps": "_ZN1a4tapsE"}
+    assert result.facts["kernels_in_cubin"] == 1
+    missing, _ = compile_one(Build("k", ("y",), constants={"a::tap": "taps"}), source)
+    assert missing.outcome is Outcome.COMPILE_ERROR
+    assert "tap" in missing.message
+    with pytest.raises(ValueError, match="is not the name of a variable"):
+        Build("k", constants={"a taps": "taps"})

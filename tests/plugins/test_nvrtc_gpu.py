@@ -13,7 +13,7 @@ import pytest
 from ktuned.backends.contract import Absent, Launch, Unit
 from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
-from ktuned_nvrtc import Build, Nvrtc, NvrtcKernel, bf16, f16, f32, i8, struct, u16
+from ktuned_nvrtc import Build, Nvrtc, NvrtcKernel, bf16, f16, f32, fields, i8, i16, pointer, struct, texture, u16
 from ktuned_nvrtc.launch import _parameter_sizes
 from tests.plugins import scale
 
@@ -36,7 +36,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that gives an artifact of each kernel; all of them are one program."""
     into = tmp_path_factory.mktemp("launches")
     names = ("scalars", "last_of_shared", "cluster_sizes", "at_most_128_threads", "plain", "add_one")
-    units = [Unit(name, Build(name), (SOURCE,), SOURCE, name, gpu().target) for name in names]
+    builds = {name: Build(name) for name in (*names, "through_pointers", "through_textures")}
+    builds["sum_of_constants"] = Build("sum_of_constants", constants={"weights": "w", "tables::steps": "s"})
+    units = [Unit(name, build, (SOURCE,), SOURCE, name, gpu().target) for name, build in builds.items()]
     for unit in units:
         (into / unit.key).mkdir()
     for result in Nvrtc().compile(units, into):
@@ -74,6 +76,48 @@ def test_scalars_of_every_type_arrive(load: Load) -> None:
     bits = [half.view(torch.int16).item() for half in halves]
     expected = [1, -5, 60000, -70000, 4e9, -(2.0**40), 2.0**50, 3, 0.1, *bits, 7, 0.125]
     assert out.tolist() == expected
+
+
+def test_constants_are_copied_into_their_variables(load: Load) -> None:
+    """A tensor reaches a `__constant__` array, and one in a namespace; another tensor follows when it is bound."""
+    import torch
+
+    build = Build("sum_of_constants", ("out",), constants={"weights": "w", "tables::steps": "s"})
+    kernel, out = load(build), zeros(1, "float32")
+    steps = torch.tensor([10, 20, 30], dtype=torch.int32, device=gpu().name)
+    for weights, expected in (([1.0, 2.0, 3.0, 4.0], 70.0), ([5.0, 5.0, 5.0, 5.0], 80.0)):
+        kernel.bind({"out": out, "w": torch.tensor(weights, device=gpu().name), "s": steps})()
+        assert out.item() == expected
+    with pytest.raises(ValueError, match="'w' has 20 bytes, and its variable 16"):
+        kernel.bind({"out": out, "w": zeros(5, "float32"), "s": steps})
+    with pytest.raises(KeyError, match="'s'"):
+        kernel.bind({"out": out, "w": zeros(4, "float32")})
+
+
+def test_pointers_have_offsets_and_structures_hold_them(load: Load) -> None:
+    """A pointer into a tensor, and a structure with a pointer between members of other sizes, as C lays it out."""
+    import torch
+
+    data, out = torch.arange(8, dtype=torch.int32, device=gpu().name), zeros(2, "float32")
+    view = fields(i16(3), pointer("data", 8), f32(0.5))
+    load(Build("through_pointers", ("out", pointer("data", 16), view))).bind({"out": out, "data": data})()
+    assert out.tolist() == [4.0, 9.5]
+    with pytest.raises(ValueError, match="behind the end of data"):
+        load(Build("through_pointers", ("out", pointer("data", 64), view))).bind({"out": out, "data": data})
+
+
+def test_textures_are_made_of_tensors(load: Load) -> None:
+    """Linear memory is read as it is; rows are filtered, and clamped at their edges."""
+    import torch
+
+    line = torch.arange(8, dtype=torch.int32, device=gpu().name)
+    image = torch.arange(128, dtype=torch.float32, device=gpu().name).reshape(2, 64)
+    args = ("out", texture("line"), texture("image", filter_mode="linear"))
+    out = zeros(3, "float32")
+    load(Build("through_textures", args)).bind({"out": out, "line": line, "image": image})()
+    assert out.tolist() == [3.0, 64.5, 63.0]
+    with pytest.raises(ValueError, match="no texture can be made of line"):
+        load(Build("through_textures", args)).bind({"out": out, "line": line.double(), "image": image})
 
 
 def test_the_parameters_sizes_are_the_kernels(load: Load) -> None:

@@ -8,8 +8,26 @@ from typing import Any
 import pytest
 import torch
 
-from ktuned_nvrtc import Build, bf16, f16, f32, f64, i8, i16, i32, i64, struct, u8, u16, u32, u64
-from ktuned_nvrtc.scalars import to_bytes
+from ktuned_nvrtc import (
+    Build,
+    bf16,
+    f16,
+    f32,
+    f64,
+    fields,
+    i8,
+    i16,
+    i32,
+    i64,
+    pointer,
+    struct,
+    texture,
+    u8,
+    u16,
+    u32,
+    u64,
+)
+from ktuned_nvrtc.scalars import tensors_of, to_bytes
 
 
 @pytest.mark.parametrize(
@@ -104,3 +122,38 @@ def test_what_does_not_fit_or_is_open_is_refused(refused: Callable[[], object], 
     """Never cut off, never guessed."""
     with pytest.raises(ValueError, match=message):
         refused()
+
+
+class Inner(ctypes.Structure):
+    _fields_ = (("flag", ctypes.c_int8), ("wide", ctypes.c_int64))
+
+
+class Outer(ctypes.Structure):
+    _fields_ = (("short", ctypes.c_int16), ("data", ctypes.c_uint64), ("inner", Inner), ("last", ctypes.c_float))
+
+
+def test_structures_are_laid_out_as_c_does() -> None:
+    """Members, nested ones too, stand at multiples of their alignment, and the end is padded."""
+    argument = fields(i16(-2), pointer("x", 16), fields(i8(1), i64(-9)), f32(0.5))
+    expected = bytes(Outer(-2, 0x7000 + 16, Inner(1, -9), 0.5))
+    assert to_bytes(argument, len(expected), lambda kind, value: 0x7000 + value[1]) == expected
+    build = Build("k", (argument, texture("y", filter_mode="linear")))
+    assert Build.from_plain(build.to_plain()) == build
+    assert [tensors_of(one) for one in (*build.args, "z", 3, i8(1))] == [("x",), ("y",), ("z",), (), ()]
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        ("pointer", ("x", -1)),
+        ("pointer", "x"),
+        ("texture", ("x", "cubic", "clamp", False)),
+        ("fields", ()),
+        ("fields", (3,)),
+        ("fields", (("struct", b"abc"),)),
+    ],
+)
+def test_arguments_without_a_meaning_are_refused(argument: Any) -> None:
+    """A Build refuses an argument that no parameter could take."""
+    with pytest.raises(ValueError, match=r"cannot be of type|has no type"):
+        Build("k", (argument,))

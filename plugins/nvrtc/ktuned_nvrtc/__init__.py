@@ -3,7 +3,24 @@
 from ktuned_nvrtc.backend import Nvrtc
 from ktuned_nvrtc.build import Build
 from ktuned_nvrtc.launch import NvrtcKernel
-from ktuned_nvrtc.scalars import bf16, f16, f32, f64, i8, i16, i32, i64, struct, u8, u16, u32, u64
+from ktuned_nvrtc.scalars import (
+    bf16,
+    f16,
+    f32,
+    f64,
+    fields,
+    i8,
+    i16,
+    i32,
+    i64,
+    pointer,
+    struct,
+    texture,
+    u8,
+    u16,
+    u32,
+    u64,
+)
 
 __all__ = [
     "Build",
@@ -13,11 +30,14 @@ __all__ = [
     "f16",
     "f32",
     "f64",
+    "fields",
     "i8",
     "i16",
     "i32",
     "i64",
+    "pointer",
     "struct",
+    "texture",
     "u8",
     "u16",
     "u32",

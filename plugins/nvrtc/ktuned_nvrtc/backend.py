@@ -76,4 +76,5 @@ class Nvrtc(backends.Backend):
         if not runs_on(description["target"], device.target):
             raise Unsupported(f"compiled for {description['target']}, and {device.name} is {device.target}")
         cubin = (artifact / CUBIN_FILE).read_bytes()
-        return NvrtcKernel(cubin, description["lowered"], cast(Build, unit.build), device)
+        build, constants = cast(Build, unit.build), description.get("constants", {})
+        return NvrtcKernel(cubin, description["lowered"], build, device, constants)

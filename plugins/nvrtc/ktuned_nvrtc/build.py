@@ -11,6 +11,7 @@ from ktuned import backends, model
 from ktuned_nvrtc.scalars import Scalar, encode
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = re.compile(rf"{_IDENTIFIER.pattern}(::{_IDENTIFIER.pattern})*")
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,16 @@ class Build(backends.Build):
     Attributes:
         entry: the kernel's C++ name at the end of the source: ``gemm<64, 64, 16>``, ``space::kernel``.
         args: the kernel's arguments, in order: a string names a tensor of ``inputs`` and passes its address, a number
-            has the parameter's size; :mod:`ktuned_nvrtc.scalars` has explicit types.
+            has the parameter's size; :mod:`ktuned_nvrtc.scalars` has explicit types, pointers with offsets, structures
+            and textures.
         grid: blocks in x, y, z; missing dimensions are 1. With a cluster, multiples of its sizes.
         block: threads of a block in x, y, z.
         shared_bytes: dynamic shared memory of a block; above 48 KiB the kernel's attribute is set before the launch.
         cluster: blocks of a cluster in x, y, z; empty for none.
         defines: preprocessor macros; ``True`` defines the bare name, ``False`` leaves it undefined.
         flags: more options for NVRTC, each one a word; relative paths in them start at the first source's directory.
+        constants: tensors of ``inputs`` by the ``__constant__`` or ``__device__`` variable, ``d_filter`` or
+            ``space::table``, that each is copied into when the kernel is bound to its tensors.
 
     Raises:
         ValueError: a macro's name is not an identifier, a size is not a positive int, a scalar does not fit its type.
@@ -42,6 +46,7 @@ class Build(backends.Build):
     cluster: tuple[int, ...] = ()
     defines: Mapping[str, model.Scalar] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    constants: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.entry.strip():
@@ -52,6 +57,9 @@ class Build(backends.Build):
         for name in self.defines:
             if not _IDENTIFIER.fullmatch(name):
                 raise ValueError(f"{name!r} is not a C++ identifier")
+        for name, tensor in self.constants.items():
+            if not _VARIABLE.fullmatch(name) or not isinstance(tensor, str):
+                raise ValueError(f"constants: {name!r}: {tensor!r} is not the name of a variable with that of a tensor")
         for name in ("grid", "block", "cluster"):
             sizes: object = getattr(self, name)
             if not isinstance(sizes, tuple) or len(sizes) > 3 or not all(_is_count(size) for size in sizes):
@@ -67,6 +75,11 @@ class Build(backends.Build):
             for name, value in sorted(self.defines.items())
             if value is not False
         )
+
+
+def name_expressions(build: Build) -> tuple[str, ...]:
+    """Return the expressions whose symbols a Build needs: its kernel, then the addresses of its constants."""
+    return build.entry, *(f"&{name}" for name in sorted(build.constants))
 
 
 def three(sizes: tuple[int, ...]) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas
 from ktuned.model import Outcome, Unsupported
 from ktuned.spec import follow
 from ktuned_nvrtc import headers, precompiled, program
-from ktuned_nvrtc.build import Build, three
+from ktuned_nvrtc.build import Build, name_expressions, three
 from ktuned_nvrtc.program import Program, Refused
 
 CUBIN_FILE = "kernel.cubin"
@@ -137,7 +137,7 @@ def _compile(source: _Source, units: Sequence[Unit], *, into: Path) -> Mapping[s
         Refused: it does not compile.
     """
     # Sorted: the same units give the same bytes in any order.
-    compiled = source.compile(sorted({cast(Build, unit.build).entry for unit in units}))
+    compiled = source.compile(sorted({name for unit in units for name in name_expressions(cast(Build, unit.build))}))
     used = ptxas.parse(compiled.log)
     return {unit.key: _save(compiled, used, source, unit, into / unit.key) for unit in units}
 
@@ -148,7 +148,7 @@ def _save(
     """Fill an artifact and return its facts."""
     build = cast(Build, unit.build)
     symbol = compiled.symbols[build.entry]
-    description = {
+    description: dict[str, Any] = {
         "entry": build.entry,
         "lowered": symbol,
         "target": unit.target,
@@ -157,12 +157,14 @@ def _save(
         "cluster": three(build.cluster),
         "shared_bytes": build.shared_bytes,
     }
+    if build.constants:
+        description["constants"] = {name: compiled.symbols[f"&{name}"] for name in sorted(build.constants)}
     (artifact / CUBIN_FILE).write_bytes(compiled.cubin)
     (artifact / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1, sort_keys=True))
     source.copy(artifact / SOURCES_DIRECTORY)
     return {
         "lowered": symbol,
         "options": list(source.options),
-        "kernels_in_cubin": len(compiled.symbols),
+        "kernels_in_cubin": sum(not name.startswith("&") for name in compiled.symbols),
         **(asdict(used[symbol]) if symbol in used else {}),
     }

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import ctypes
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from ktuned import backends
 from ktuned.backends import Absent, Launch, cuda_devices
 from ktuned.model import BackendError, Device, Unsupported
+from ktuned_nvrtc.arguments import Arguments, fill
 from ktuned_nvrtc.build import Build, three
 from ktuned_nvrtc.limits import allow, checked
-from ktuned_nvrtc.scalars import to_bytes
-
-_ALIGNMENT = 16
+from ktuned_nvrtc.scalars import tensors_of
 
 
 class NvrtcKernel(backends.Kernel):
     """A kernel of a loaded cubin, on one device, with its launch sizes."""
 
-    def __init__(self, cubin: bytes, symbol: str, build: Build, device: Device) -> None:
+    def __init__(
+        self,
+        cubin: bytes,
+        symbol: str,
+        build: Build,
+        device: Device,
+        constants: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Load the cubin into the device's primary context, torch's own, and make that current.
+
+        ``constants`` are the symbols of the Build's ``constants``, by their names.
 
         Raises:
             Unsupported: the device cannot run or launch it.
@@ -32,7 +40,8 @@ class NvrtcKernel(backends.Kernel):
         self._build = build
         self._index = int(device.name.rpartition(":")[2])
         handle = _enter(self._index)
-        module = _load(cubin, device)
+        self._module = module = _load(cubin, device)
+        self._constants = {symbol: build.constants[name] for name, symbol in constants.items()}
         # Not at exit: the context, and the module with it, may no longer exist.
         weakref.finalize(self, driver.cuModuleUnload, module).atexit = False
         self._function = checked(driver.cuModuleGetFunction(module, symbol.encode()), f"finding {build.entry}")
@@ -40,20 +49,24 @@ class NvrtcKernel(backends.Kernel):
         allow(self._function, handle, build, self._config, device)
 
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
-        """Return a launch on torch's current stream of the device; the arguments are packed here, once.
+        """Return a launch on torch's current stream of the device; arguments are packed, and constants copied, once.
 
         Raises:
-            KeyError: ``args`` names a tensor that ``inputs`` does not declare.
-            ValueError: the arguments do not fit the kernel's parameters.
+            KeyError: ``args`` or ``constants`` name a tensor that ``inputs`` does not declare.
+            ValueError: the arguments do not fit the kernel's parameters, or a tensor its variable or texture.
         """
         import torch
         from cuda.bindings import driver
 
-        for arg in self._build.args:
-            if isinstance(arg, str) and arg not in tensors:
-                raise KeyError(f"args names the tensor {arg!r}; inputs declares {', '.join(sorted(tensors)) or 'none'}")
-        values = [tensors[arg].data_ptr() if isinstance(arg, str) else arg for arg in self._build.args]
-        arguments = _Arguments(self._build.entry, values, _parameter_sizes(self._function))
+        named = [name for arg in self._build.args for name in tensors_of(arg)]
+        for name in (*named, *self._build.constants.values()):
+            if name not in tensors:
+                raise KeyError(
+                    f"args names the tensor {name!r}; inputs declares {', '.join(sorted(tensors)) or 'none'}"
+                )
+        arguments = Arguments(self._build.entry, self._build.args, _parameter_sizes(self._function), tensors)
+        for symbol, name in self._constants.items():
+            fill(self._module, symbol, name, tensors[name])
         launch_kernel, success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
         # As torch.cuda.current_stream(index).cuda_stream, without creating a Stream object for each launch.
         current_stream = torch._C._cuda_getCurrentRawStream
@@ -70,28 +83,6 @@ class NvrtcKernel(backends.Kernel):
                 checked((result,), "launching")
 
         return launch
-
-
-class _Arguments:
-    """Arguments for the driver: an array of pointers to the values, whose memory lives as long as this object."""
-
-    def __init__(self, entry: str, values: Sequence[Any], sizes: Sequence[int]) -> None:
-        if len(values) != len(sizes):
-            raise ValueError(f"args has {len(values)} arguments; {entry} has {len(sizes)} parameters")
-        offsets = []
-        total = 0
-        for size in sizes:
-            offsets.append(total)
-            total += -(-size // _ALIGNMENT) * _ALIGNMENT
-        self._values = ctypes.create_string_buffer(max(total, 1))
-        start = ctypes.addressof(self._values)
-        for number, (value, offset, size) in enumerate(zip(values, offsets, sizes, strict=True), 1):
-            try:
-                ctypes.memmove(start + offset, to_bytes(value, size), size)
-            except ValueError as error:
-                raise ValueError(f"argument {number} of {entry}: {error}") from error
-        self._pointers = (ctypes.c_void_p * max(len(sizes), 1))(*(start + offset for offset in offsets))
-        self.address = ctypes.addressof(self._pointers)
 
 
 def _enter(index: int) -> Any:

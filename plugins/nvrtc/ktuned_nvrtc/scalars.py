@@ -1,19 +1,28 @@
-"""Scalar arguments of kernels: C types by name, and their bytes.
+"""Arguments of kernels: C types by name, and their bytes.
 
 A cubin contains the size of each parameter, not its type. So a plain number takes the parameter's size: a bool or an
 int is an integer of 1, 2, 4 or 8 bytes, a float is a ``float`` or a ``double``. Other types are stated with the
-functions here, each of which returns a plain pair ``(type, value)`` that a ``Build`` can carry.
+functions here, each of which returns a plain pair ``(type, value)`` that a ``Build`` can carry. Pointers, structures of
+them and textures refer to tensors, so they have their bytes once the tensors are known.
 """
 
 from __future__ import annotations
 
 import struct as packing
+from collections.abc import Callable
 from math import isfinite, isnan
+from typing import Any
 
-Typed = tuple[str, int | float | bytes]
-"""A scalar with its C type: the name of one of the functions below, and the value."""
+Typed = tuple[str, Any]
+"""An argument with its C type: the name of one of the functions below, and the value."""
 
 Scalar = bool | int | float | Typed
+
+Resolve = Callable[[str, Any], int]
+"""Returns the address of a ``pointer`` or the object of a ``texture``, given the value of its pair."""
+
+FILTERS = ("point", "linear")
+ADDRESS_MODES = ("clamp", "border", "wrap", "mirror")
 
 _INTEGERS = {"i8": "<b", "i16": "<h", "i32": "<i", "i64": "<q", "u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q"}
 _FLOATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
@@ -87,14 +96,43 @@ def struct(content: bytes) -> Typed:
     return _typed("struct", bytes(content))
 
 
-def to_bytes(scalar: Scalar, size: int) -> bytes:
-    """Return the bytes of a scalar for a parameter of ``size`` bytes.
+def pointer(tensor: str, offset: int = 0) -> Typed:
+    """Return the address of a tensor, ``offset`` bytes after its start."""
+    return _typed("pointer", (tensor, offset))
+
+
+def fields(*members: str | Typed) -> Typed:
+    """Return a structure by its members, aligned as C aligns them; a string is the address of a tensor."""
+    return _typed("fields", tuple(pointer(member) if isinstance(member, str) else member for member in members))
+
+
+def texture(tensor: str, *, filter_mode: str = "point", address: str = "clamp", normalized: bool = False) -> Typed:
+    """Return a ``cudaTextureObject_t`` of a tensor: of one dimension, or of rows that are multiples of 32 bytes.
+
+    ``filter_mode`` is one of :data:`FILTERS`, ``address`` one of :data:`ADDRESS_MODES`; ``normalized`` coordinates are
+    0 to 1.
+    """
+    return _typed("texture", (tensor, filter_mode, address, normalized))
+
+
+def tensors_of(argument: object) -> tuple[str, ...]:
+    """Return the names of the tensors that an argument refers to."""
+    match argument:
+        case str(name) | ("pointer" | "texture", (str(name), *_)):
+            return (name,)
+        case ("fields", tuple(members)):
+            return tuple(name for member in members for name in tensors_of(member))
+    return ()
+
+
+def to_bytes(scalar: Scalar, size: int, resolve: Resolve | None = None) -> bytes:
+    """Return the bytes of an argument for a parameter of ``size`` bytes; ``resolve`` knows the tensors.
 
     Raises:
         ValueError: it does not fit, or the type of a plain number is ambiguous.
     """
     if isinstance(scalar, tuple):
-        content = encode(*scalar)
+        content = encode(*scalar, resolve)
         if len(content) != size:
             raise ValueError(f"{scalar[0]} has {len(content)} bytes, the parameter has {size}")
         return content
@@ -108,12 +146,21 @@ def to_bytes(scalar: Scalar, size: int) -> bytes:
     return encode(signed if scalar < 0 else unsigned, int(scalar))
 
 
-def encode(kind: str, value: int | float | bytes) -> bytes:
+def encode(kind: str, value: Any, resolve: Resolve | None = None) -> bytes:
     """Return the bytes of a value of a named type, lowest first, as CUDA's devices store them.
+
+    Without ``resolve`` the address of every tensor is 0.
 
     Raises:
         ValueError: the type is unknown, or the value does not fit it.
     """
+    match kind, value:
+        case ("pointer", (str(), int(offset))) if offset >= 0:
+            return packing.pack("<Q", 0 if resolve is None else resolve(kind, value))
+        case ("texture", (str(), filter_mode, address, bool())) if filter_mode in FILTERS and address in ADDRESS_MODES:
+            return packing.pack("<Q", 0 if resolve is None else resolve(kind, value))
+        case ("fields", tuple(members)) if members:
+            return _structure(members, resolve)[0]
     if kind == "struct" and isinstance(value, bytes):
         return value
     try:
@@ -128,7 +175,24 @@ def encode(kind: str, value: int | float | bytes) -> bytes:
     raise ValueError(f"{value!r} cannot be of type {kind}")
 
 
-def _typed(kind: str, value: int | float | bytes) -> Typed:
+def _structure(members: tuple[Any, ...], resolve: Resolve | None) -> tuple[bytes, int]:
+    """Return a structure's bytes and its alignment (System V ABI: each member at a multiple of its own)."""
+    content, widest = b"", 1
+    for member in members:
+        match member:
+            case ("fields", tuple(inner)) if inner:
+                piece, alignment = _structure(inner, resolve)
+            case (str(kind), value) if kind != "struct":
+                piece = encode(kind, value, resolve)
+                alignment = len(piece)
+            case _:
+                raise ValueError(f"a member {member!r} has no type: use i32(…), f32(…), pointer(…) or fields(…)")
+        content += bytes(-len(content) % alignment) + piece
+        widest = max(widest, alignment)
+    return content + bytes(-len(content) % widest), widest
+
+
+def _typed(kind: str, value: Any) -> Typed:
     encode(kind, value)
     return kind, value
 
