@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,6 +23,7 @@ from ktuned.cli.options import (
 )
 from ktuned.cli.present import choose
 from ktuned.cli.progress import ENDED, FAILURES, JobView, View, begin, fold
+from ktuned.cli.t1_file import is_t1, kernel_file_of
 from ktuned.model import PRESETS, UNTIL
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
@@ -60,11 +62,16 @@ def tune(
     no_spawn: bool,
     as_json: bool,
 ) -> int:
-    """Tune a kernel file, a directory, or a kernel.
+    """Tune a kernel file, a directory, a kernel, or a T1 file.
 
     Ctrl-C detaches from the jobs, which continue. Exits with 1 unless every job has a winner.
     """
     kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
+    if path is not None and is_t1(Path(path)):
+        file, is_new = kernel_file_of(Path(path))
+        path = str(file)
+        if is_new:
+            output.say(f"wrote {path}, which declares the kernel of {target}")
     plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
     plan |= given(strategy=strategy, until=until, seed=seed, priority=priority)
     if not no_spawn:
