@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ktuned.model import Device, Outcome
+from ktuned.model import Device, Outcome, Record, record
 
 API_VERSION = 1
 """The major version of this contract; a plugin that states a newer one is refused."""
@@ -85,8 +85,8 @@ def _frozen(value: Any) -> Any:
     return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+@record
+class Unit(Record):
     """Unit of compiling: a config's ``Build`` and its sources.
 
     ``key`` is the artifact's key and the name of the directory to fill; ``sources`` are absolute paths.
@@ -101,8 +101,8 @@ class Unit:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+@record
+class Compiled(Record):
     """Result of one unit.
 
     ``outcome`` is ``None`` on success, else ``compile_error`` or ``unsupported``; ``message`` is the compiler's;
@@ -126,8 +126,8 @@ class Absence(StrEnum):
     HIDDEN = "hidden"
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
+@record
+class Absent(Record):
     """A backend that cannot run here: the reason, one line about it, and the command that fixes it."""
 
     reason: Absence

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import platform
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,7 +61,7 @@ def device() -> Device:
         DeviceName("cpu:0"),
         DeviceModel(f"{name} ({cores} core{'s' if cores > 1 else ''})"),
         Target(target()),
-        {"arch": platform.machine(), "cpu_flags": _short_hash(flags)},
+        {"arch": os.uname().machine, "cpu_flags": _short_hash(flags)},
     )
 
 
@@ -82,7 +81,7 @@ def _identity() -> tuple[str, str]:
     for line in text.splitlines():
         key, _, value = line.partition(":")
         fields.setdefault(key.strip(), value.strip())
-    name = fields.get("model name") or platform.processor() or platform.machine()
+    name = fields.get("model name") or os.uname().machine
     return name, fields.get("flags") or fields.get("Features") or ""
 
 

@@ -11,7 +11,6 @@ import ctypes
 import importlib.util
 import os
 import runpy
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -156,7 +155,8 @@ def _uuid(driver: ctypes.CDLL, index: int) -> str:
     _check(driver, driver.cuDeviceGet(ctypes.byref(handle), index))
     raw = (ctypes.c_ubyte * _UUID_BYTES)()
     _check(driver, driver.cuDeviceGetUuid(raw, handle))
-    return f"GPU-{uuid.UUID(bytes=bytes(raw))}"
+    digits = bytes(raw).hex()
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 def _attribute(driver: ctypes.CDLL, handle: ctypes.c_int, attribute: int) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from ktuned.model import Record, record
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _FUNCTION = re.compile(r"Function properties for (\S+)")
@@ -12,8 +13,8 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
 
 
-@dataclass(frozen=True, slots=True)
-class Resources:
+@record
+class Resources(Record):
     """One kernel's registers for a thread, stack and spills in bytes for a thread, static shared memory in bytes."""
 
     registers: int = 0

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ktuned.model import Record, record
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_VERSION = 1
@@ -21,8 +22,8 @@ class DamagedArtifact(Exception):
     """An artifact's files are not those that its manifest promises."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+@record
+class Manifest(Record):
     """An artifact's identity: its key, the backend that made it, the backend's facts, its files' hashes.
 
     ``decisive`` are the files that, with the Build, decide what runs; none where other code runs, too.

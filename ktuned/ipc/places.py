@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from ktuned.ipc.codec import InvalidMessage
+from ktuned.model import Record, record
 
 _TENSORS = ".safetensors"
 _STAGING = ".staging"
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+@record
+class Places(Record):
     """The directories of projects (by name), sealed artifacts, captured inputs and the references' results."""
 
     projects: Mapping[str, str]

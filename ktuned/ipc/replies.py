@@ -12,24 +12,23 @@ from typing import Any
 
 from ktuned.ipc import frames
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
-from ktuned.ipc.message import Message, message
-from ktuned.model import Config, Device, KernelInfo, Outcome, Phase
+from ktuned.model import Config, Device, KernelInfo, Outcome, Phase, Record, record
 
 
-@message
-class Empty(Message):
+@record
+class Empty(Record):
     """The reply of an operation that has nothing to say but that it is done."""
 
 
-@message
-class Ready(Message):
+@record
+class Ready(Record):
     """The first message of a worker's life."""
 
     pid: int
 
 
-@message
-class Absence(Message):
+@record
+class Absence(Record):
     """The reason why a backend has no device: its name, one line about it, and a command that mends it."""
 
     reason: str
@@ -37,8 +36,8 @@ class Absence(Message):
     hint: str = ""
 
 
-@message
-class Fault(Message):
+@record
+class Fault(Record):
     """An error as data: a code, one line, a hint that mends it."""
 
     code: str
@@ -46,8 +45,8 @@ class Fault(Message):
     hint: str = ""
 
 
-@message
-class BackendReport(Message):
+@record
+class BackendReport(Record):
     """One backend: its versions, what it gains from grouping, its devices, or why it has none."""
 
     version: str
@@ -59,8 +58,8 @@ class BackendReport(Message):
     error: Fault | None = None
 
 
-@message
-class ProbeReport(Message):
+@record
+class ProbeReport(Record):
     """An interpreter's backends by name, and its strategies.
 
     ``nvml`` says why NVML cannot be used, empty if it can or need not be.
@@ -72,16 +71,16 @@ class ProbeReport(Message):
     strategies: tuple[str, ...] = ()
 
 
-@message
-class GpuUsers(Message):
+@record
+class GpuUsers(Record):
     """Counts of foreign processes that had work on each GPU lately; ``absence`` says why they are unknown."""
 
     users: Mapping[str, int]
     absence: str = ""
 
 
-@message
-class FileFault(Message):
+@record
+class FileFault(Record):
     """An error of a kernel file, with its place; ``path`` may be absolute, or empty where it is unknown."""
 
     code: str
@@ -91,8 +90,8 @@ class FileFault(Message):
     line: int
 
 
-@message
-class InspectedFile(Message):
+@record
+class InspectedFile(Record):
     """The declarations of one kernel file. All paths, also the kernels', are relative to the project's directory."""
 
     file: str
@@ -101,8 +100,8 @@ class InspectedFile(Message):
     digests: Mapping[str, str]
 
 
-@message
-class Explored(Message):
+@record
+class Explored(Record):
     """The size of an opened space (``None`` where it cannot be counted) and the strategy that walks it.
 
     ``notice`` says why that strategy is another than the plan's.
@@ -113,8 +112,8 @@ class Explored(Message):
     notice: str = ""
 
 
-@message
-class Proposal(Message):
+@record
+class Proposal(Record):
     """One config with its Build as plain data; without one, ``outcome`` and ``message`` say why."""
 
     config: Config
@@ -123,8 +122,8 @@ class Proposal(Message):
     message: str = ""
 
 
-@message
-class Proposals(Message):
+@record
+class Proposals(Record):
     """The strategy's next configs: ``finished`` if these are the last, ``converged`` if no better one is likely."""
 
     proposals: tuple[Proposal, ...]
@@ -132,15 +131,15 @@ class Proposals(Message):
     converged: bool = False
 
 
-@message
-class Admitted(Message):
+@record
+class Admitted(Record):
     """The space's verdict on each of the request's configs, in their order."""
 
     admitted: tuple[bool, ...]
 
 
-@message
-class CompiledUnit(Message):
+@record
+class CompiledUnit(Record):
     """The result of one unit: sealed where ``outcome`` is ``None``.
 
     ``content`` is the digest of the artifact's decisive files (empty if it has none), ``bytes`` what was added to the
@@ -156,8 +155,8 @@ class CompiledUnit(Message):
     bytes: int = 0
 
 
-@message
-class Measurement(Message):
+@record
+class Measurement(Record):
     """The measurement of one config, times in µs; ``outcome`` is ``None`` if its artifact is damaged.
 
     ``phase`` is the one that it failed in, ``samples`` some of the ``count`` timings in ascending order;
@@ -182,8 +181,8 @@ class Measurement(Message):
     overwritten: tuple[str, ...] | None = None
 
 
-@message
-class Failure(Message):
+@record
+class Failure(Record):
     """The failure of a request: code, one line, hint, traceback; ``path`` and ``line`` of a kernel file's error."""
 
     code: str
@@ -195,29 +194,29 @@ class Failure(Message):
     line: int = 0
 
 
-@message
-class PhaseBegun(Message):
+@record
+class PhaseBegun(Record):
     """The operation enters a phase, whose deadline runs from now on."""
 
     phase: Phase
 
 
-@message
-class Item(Message):
+@record
+class Item(Record):
     """One of several results; the phase's deadline begins again."""
 
     value: Any
 
 
-@message
-class Done(Message):
+@record
+class Done(Record):
     """The operation's reply."""
 
     value: Any
 
 
-@message
-class Failed(Message):
+@record
+class Failed(Record):
     """The operation could not be done; the worker lives on."""
 
     failure: Failure

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
 
 from ktuned.ipc import frames, replies
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
-from ktuned.ipc.message import Message, message
 from ktuned.ipc.places import relative
-from ktuned.model import Config, Device, KernelInfo, Outcome, Phase, Plan, Preset, Problem
+from ktuned.model import Config, Device, KernelInfo, Outcome, Phase, Plan, Preset, Problem, Record, record
 
 R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
@@ -22,15 +21,15 @@ I = TypeVar("I")  # noqa: E741 - an item
 _OPERATION = "op"
 
 
-class Request(Message, Generic[R, I]):
+class Request(Record, Generic[R, I]):
     """One operation's request; ``R`` is its reply, ``I`` what it sends before (``Never`` if nothing)."""
 
     operation: ClassVar[str]
     first_phase: ClassVar[Phase]
 
 
-@message
-class KernelRef(Message):
+@record
+class KernelRef(Record):
     """A kernel and the files that it was inspected in.
 
     ``file`` and ``sources`` are relative to the project's directory, as are the keys of ``digests``: each file that
@@ -57,16 +56,16 @@ class KernelRef(Message):
         )
 
 
-@message
-class UnitRef(Message):
+@record
+class UnitRef(Record):
     """One config's Build as plain data, and the key of its artifact."""
 
     key: str
     build: Mapping[str, Any]
 
 
-@message
-class Tried(Message):
+@record
+class Tried(Record):
     """The outcome of a proposed config, for the strategy; ``latency_us`` if it was measured."""
 
     config: Config
@@ -74,7 +73,7 @@ class Tried(Message):
     latency_us: float | None = None
 
 
-@message
+@record
 class Prepare(Request[replies.Empty, Never]):
     """Import backends and modules that later requests will need."""
 
@@ -85,7 +84,7 @@ class Prepare(Request[replies.Empty, Never]):
     modules: tuple[str, ...] = ()
 
 
-@message
+@record
 class Probe(Request[replies.ProbeReport, Never]):
     """Report the interpreter's backends, their toolchains and their devices."""
 
@@ -93,7 +92,7 @@ class Probe(Request[replies.ProbeReport, Never]):
     first_phase: ClassVar = Phase.INSPECT
 
 
-@message
+@record
 class GpuUsers(Request[replies.GpuUsers, Never]):
     """Count the processes besides ``ours`` that had work on each GPU lately."""
 
@@ -103,7 +102,7 @@ class GpuUsers(Request[replies.GpuUsers, Never]):
     ours: tuple[int, ...]
 
 
-@message
+@record
 class Inspect(Request[replies.Empty, replies.InspectedFile]):
     """Import kernel files (paths relative to the project) and send an item for each."""
 
@@ -114,7 +113,7 @@ class Inspect(Request[replies.Empty, replies.InspectedFile]):
     files: tuple[str, ...]
 
 
-@message
+@record
 class Explore(Request[replies.Explored, Never]):
     """Open the space of a kernel's problem: configs to propose ``first``, and those to leave for ``last``."""
 
@@ -128,7 +127,7 @@ class Explore(Request[replies.Explored, Never]):
     last: tuple[Config, ...] = ()
 
 
-@message
+@record
 class Ask(Request[replies.Proposals, Never]):
     """Report outcomes to the strategy of the opened space, and ask it for up to ``n`` configs."""
 
@@ -139,7 +138,7 @@ class Ask(Request[replies.Proposals, Never]):
     tried: tuple[Tried, ...] = ()
 
 
-@message
+@record
 class Admits(Request[replies.Admitted, Never]):
     """Ask which configs a kernel's space admits for a problem."""
 
@@ -151,7 +150,7 @@ class Admits(Request[replies.Admitted, Never]):
     configs: tuple[Config, ...]
 
 
-@message
+@record
 class Compile(Request[replies.Empty, replies.CompiledUnit]):
     """Compile units for a target in the directory ``staging``, seal their artifacts and send an item for each."""
 
@@ -164,7 +163,7 @@ class Compile(Request[replies.Empty, replies.CompiledUnit]):
     units: tuple[UnitRef, ...]
 
 
-@message
+@record
 class Open(Request[replies.Empty, Never]):
     """Make a problem's data on a device, for the trials that follow.
 
@@ -183,7 +182,7 @@ class Open(Request[replies.Empty, Never]):
     expected: str
 
 
-@message
+@record
 class Canary(Request[replies.Empty, Never]):
     """Run something tiny on a device, to learn whether it works."""
 
@@ -193,8 +192,8 @@ class Canary(Request[replies.Empty, Never]):
     device: Device
 
 
-@message
-class Incumbent(Message):
+@record
+class Incumbent(Record):
     """The latency to beat, with the 95 % interval of its median, as measured in this job."""
 
     latency_us: float
@@ -213,7 +212,7 @@ class Incumbent(Message):
         return Incumbent(measured.latency_us, measured.low_us, measured.high_us)
 
 
-@message
+@record
 class Trial(Request[replies.Measurement, replies.Measurement]):
     """Load, check and time configs of the opened problem, one after the other.
 
@@ -232,7 +231,7 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     incumbent: Incumbent | None = None
 
 
-@message
+@record
 class Time(Request[replies.Measurement, Never]):
     """Time a finalist of the opened problem again."""
 
@@ -244,7 +243,7 @@ class Time(Request[replies.Measurement, Never]):
     judge_contention: bool
 
 
-@message
+@record
 class TimeReference(Request[replies.Measurement, Never]):
     """Time the reference function of the opened problem."""
 

@@ -39,6 +39,7 @@ from ktuned.model.keys import (
 )
 from ktuned.model.lifecycle import TRIED_AGAIN, Event, Life
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
+from ktuned.model.record import Record, record
 from ktuned.model.staleness import CAPTURED, SPACE, Change, sentence, since
 from ktuned.model.trial import Context, Trial, TrialResult, Winner
 from ktuned.model.values import (
@@ -90,6 +91,7 @@ __all__ = [
     "Priority",
     "Problem",
     "ProjectName",
+    "Record",
     "Role",
     "Root",
     "Scalar",
@@ -112,6 +114,7 @@ __all__ = [
     "key_values",
     "listed",
     "project_of",
+    "record",
     "sentence",
     "since",
 ]

@@ -6,14 +6,15 @@ A module of its own: workers, plugins and the daemon share it, and nothing else 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ktuned.model.keys import DeviceModel, DeviceName, Target
+from ktuned.model.record import Record, record
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+@record
+class Device(Record):
     """A CPU or GPU that kernels can run on, as a backend found it.
 
     ``name`` is its place on this machine (``cpu:0``), ``model`` the key of winners, ``target`` the architecture for

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum, StrEnum
 from typing import Any
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, key_problem
 from ktuned.model.plan import Plan
+from ktuned.model.record import Record, record
 from ktuned.model.values import Problem
 
 
@@ -43,8 +44,8 @@ MAX_PRIORITY = 999
 """Highest priority of a request: levels are bounded, so that a job that has waited long enough passes them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+@record
+class Job(Record):
     """The tuning of one kernel and one problem on one device model, or only its compiling for one target.
 
     ``done`` counts configs with an outcome, ``total`` all configs (``None`` if the space cannot be counted),

@@ -10,11 +10,12 @@ from typing import Any
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName, WinnerKey, full_name, key_problem
 from ktuned.model.plan import Plan, PlanDefaults
+from ktuned.model.record import Record, record
 from ktuned.model.values import Config, Problem, Scalar, canonical
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+@record
+class Asked(Record):
     """Explicit settings of a root, by ``config.toml`` or a request; they come before all others."""
 
     name: str = ""
@@ -51,8 +52,8 @@ class Root:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class KernelInfo:
+@record
+class KernelInfo(Record):
     """A kernel's declaration without its code.
 
     ``digest`` changes when old measurements no longer hold; ``source_digest`` when old artifacts do not;

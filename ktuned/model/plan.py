@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from ktuned.model.record import Record, record
 
-@dataclass(frozen=True, slots=True)
-class Preset:
+
+@record
+class Preset(Record):
     """Thoroughness of measurements.
 
     ``warmup`` untimed runs; then batches until the 95 % confidence interval of the median is within 1 %, at least
@@ -42,8 +44,8 @@ UNTIL = ("budget", "converged")
 """Ends of a job: its budget, or the point before at which more than 1 % of improvement is unlikely."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@record
+class Plan(Record):
     """Plan of a job for a space: strategy, seed, preset, budgets; or only compiling. ``until`` is in :data:`UNTIL`."""
 
     strategy: str = "auto"
@@ -61,8 +63,8 @@ class Plan:
         return dataclasses.asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanDefaults:
+@record
+class PlanDefaults(Record):
     """A project's budgets for kernel files that set none of their own; ``None`` leaves ktuned's."""
 
     preset: str | None = None

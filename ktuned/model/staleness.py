@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from ktuned.model.record import Record, record
 from ktuned.model.trial import Context
 
 SOURCE = "source"
@@ -22,8 +23,8 @@ _DEFINITION = re.compile(r"(?P<file>[^:<]+\.py):(?P<name>.+)", re.DOTALL)
 _MISSING = " includes "
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+@record
+class Change(Record):
     """One difference between two contexts.
 
     ``kind`` is ``source``, ``definition``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones), ``toolchain``,

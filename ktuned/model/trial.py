@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
+from ktuned.model.record import Record, record
 from ktuned.model.values import Config, Outcome, Problem
 
 MEASURING_VERSION = 2
@@ -32,8 +33,8 @@ class Context:
         return WinnerKey(self.kernel, self.problem, self.device)
 
 
-@dataclass(frozen=True, slots=True)
-class TrialResult:
+@record
+class TrialResult(Record):
     """Result of one config; times in the unit at the end of their name.
 
     ``detail`` holds further facts of an outcome: ``phase``, ``signal``, ``stderr``, ``stdout``,
@@ -50,8 +51,8 @@ class TrialResult:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+@record
+class Trial(Record):
     """One config tried on one problem on one device model, as the store keeps it.
 
     ``outcome`` is ``None`` while it is running; ``problem`` is the specialised one. ``updated`` is Unix time in s.
@@ -79,8 +80,8 @@ class Trial:
         return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
 
 
-@dataclass(frozen=True, slots=True)
-class Winner:
+@record
+class Winner(Record):
     """The best valid trial of a (kernel, problem, device model), with the context of its measurement."""
 
     context: Context

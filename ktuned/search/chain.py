@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
-from ktuned.model import Scalar
+from ktuned.model import Record, Scalar, record
 from ktuned.search.conjuncts import Conjunct
 
 Code = tuple[int, ...]
@@ -30,16 +29,16 @@ class TooLarge(Exception):
     """The count needs more than :data:`MAX_CELLS`."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
+@record
+class _Check(Record):
     """A conjunct, by the axes that it reads."""
 
     axes: tuple[int, ...]
     conjunct: Conjunct
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
+@record
+class _Level(Record):
     """One axis to bind: the checks that become decidable, and the bound axes that later checks still read."""
 
     axis: int
@@ -47,8 +46,8 @@ class _Level:
     live: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Branches:
+@record
+class _Branches(Record):
     """The admissible values at one level, and how many completions they and those before them have."""
 
     values: Sequence[int]

@@ -5,10 +5,9 @@ Every strategy is supervised here: whatever a third party's does wrong ends its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.util import find_spec
 
-from ktuned.model import Config, KtunedError, Outcome, Scalar, UsageError, canonical
+from ktuned.model import Config, KtunedError, Outcome, Record, Scalar, UsageError, canonical, record
 from ktuned.search.strategy import Strategy, load
 from ktuned.spec import BoundSpace
 
@@ -24,8 +23,8 @@ MAX_REMEMBERED = 1_000_000
 """Configs by which repetitions are noticed: as many as a job may try, some 200 MiB at the very end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+@record
+class Budget(Record):
     """How far a job may go."""
 
     trials: int
@@ -33,8 +32,8 @@ class Budget:
     until_converged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+@record
+class Choice(Record):
     """A strategy at work, its name, and a remark for the user, if there is one."""
 
     name: str

@@ -13,11 +13,10 @@ import copy
 import inspect
 import linecache
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
-from ktuned.model import Scalar
+from ktuned.model import Record, Scalar, record
 from ktuned.spec import Conditional, Expression, Term
 
 MAX_CONJUNCTS = 200
@@ -29,8 +28,8 @@ MAX_NODES = 5_000
 _PREFIX = "_knob_"
 
 
-@dataclass(frozen=True, slots=True)
-class Conjunct:
+@record
+class Conjunct(Record):
     """A necessary condition on a few knobs; ``test`` takes their values in the order of ``knobs``."""
 
     knobs: tuple[str, ...]

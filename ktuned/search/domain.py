@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from random import Random
 from time import monotonic
 
-from ktuned.model import Config, Scalar
+from ktuned.model import Config, Record, Scalar, record
 from ktuned.search.chain import Chain, Code, TooLarge, walk
 from ktuned.search.conjuncts import Conjunct, split
 from ktuned.spec import BoundSpace
@@ -217,8 +216,8 @@ class ProductDomain(Domain):
         return max(1, self._chain.count * max(hits, 1) // max(drawn, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+@record
+class _Placed(Record):
     """A conjunct, and the places of its knobs among the axes."""
 
     conjunct: Conjunct

@@ -14,11 +14,10 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ktuned.model import Config, Scalar, UsageError, canonical
+from ktuned.model import Config, Record, Scalar, UsageError, canonical, record
 from ktuned.spec import BoundSpace, space
 
 MAX_BYTES = 2 * 2**30
@@ -28,8 +27,8 @@ NEVER = 1e18
 """Values from here on stand for a failure in files that have no better word."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedSpace:
+@record
+class RecordedSpace(Record):
     """The configs of a space with their objectives, smaller being better; ``None`` for those that failed."""
 
     name: str

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import mean
 from time import process_time
 
-from ktuned.model import Outcome, canonical
+from ktuned.model import Outcome, Record, canonical, record
 from ktuned.search.choice import Budget, choose
 from ktuned.search.recorded import RecordedSpace
 
@@ -15,8 +13,8 @@ MAX_FRUITLESS = 1_000
 """Asks without a proposal after which a strategy is taken to have ended: every outcome is known at once here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+@record
+class Run(Record):
     """One search: the best objective after each trial, ``None`` as long as all failed; failed configs are trials.
 
     ``chosen`` is the strategy that worked, which for ``auto`` depends on the budget. ``converged_after`` is the trial
@@ -62,12 +60,21 @@ def simulate(recorded: RecordedSpace, strategy: str, seed: int, trials: int) -> 
         fruitless = 0 if proposed else fruitless + 1
         if converged_after is None and chosen.strategy.converged:
             converged_after = len(best)
-    return Run(strategy, chosen.name, seed, tuple(best), converged_after, mean(spent or [0.0]), max(spent, default=0.0))
+    return Run(
+        strategy,
+        chosen.name,
+        seed,
+        tuple(best),
+        converged_after,
+        sum(spent) / max(1, len(spent)),
+        max(spent, default=0.0),
+    )
 
 
 def relative(runs: Sequence[Run], optimum: float, trials: int) -> float | None:
     """Return the mean of best ÷ optimum after a number of trials; ``None`` if some run had found nothing by then."""
     found = [run.best[min(trials, len(run.best)) - 1] if run.best else None for run in runs]
-    if any(value is None for value in found) or not optimum:
+    known = [value for value in found if value is not None]
+    if len(known) < len(found) or not known or not optimum:
         return None
-    return mean(value / optimum for value in found if value is not None)
+    return sum(known) / len(known) / optimum

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ktuned.model import Config, KernelFileError, Problem, Scalar, canonical, is_among
+from ktuned.model import Config, KernelFileError, Problem, Record, Scalar, canonical, is_among, record
 from ktuned.spec.values import Site, Values, mapping_fault
 
 MEMBERSHIP_BOUND = 100_000
@@ -22,8 +21,8 @@ Where = Callable[[Any, Any], object]
 """A constraint ``(p, c)``: truthy for configs that may be tried."""
 
 
-@dataclass(frozen=True)
-class Conditional:
+@record
+class Conditional(Record):
     """A constraint on a knob that exists only where ``when`` holds: elsewhere it keeps its first value."""
 
     knob: str

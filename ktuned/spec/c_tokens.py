@@ -11,11 +11,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from ktuned.ipc import lexical
+from ktuned.model import Record, record
 
 SUFFIXES = frozenset(
     {".c", ".cc", ".cpp", ".cxx", ".c++", ".cu", ".h", ".hh", ".hpp", ".hxx", ".h++", ".cuh"}
@@ -46,8 +46,8 @@ _TOKEN = re.compile(
 _SPLICE = re.compile(r"\\\r?\n")
 
 
-@dataclass(frozen=True, slots=True)
-class Normalised:
+@record
+class Normalised(Record):
     """A source's meaning as text, one directive or run of tokens a line, and its includes in order.
 
     ``includes`` are those in quotes, also of ``__has_include``; ``angled`` those in angle brackets.
@@ -58,8 +58,8 @@ class Normalised:
     angled: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Followed:
+@record
+class Followed(Record):
     """Sources with all that they include: the bytes of each file found, and the places where one was missed.
 
     ``contents`` is in the order of discovery. ``unresolved`` maps (including file, name) to nothing found;

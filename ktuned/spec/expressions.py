@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ktuned.model import Scalar, UsageError, listed
+from ktuned.model import Record, Scalar, UsageError, listed, record
 
 MAX_CHARS = 4_000
 """Length of one constraint; the longest in public tuning spaces have some 300 characters."""
@@ -137,8 +137,8 @@ class Expression:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+@record
+class Term(Record):
     """A part of an expression: the names that it reads, and its value as a function of theirs."""
 
     names: tuple[str, ...]

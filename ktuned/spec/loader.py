@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -18,7 +17,7 @@ from types import ModuleType
 
 from ktuned.backends import ENTRY_POINT_GROUP as BACKENDS_GROUP
 from ktuned.ipc import lexical
-from ktuned.model import KernelFileError, listed
+from ktuned.model import KernelFileError, Record, listed, record
 from ktuned.spec.declaration import Collector, Kernel, collecting
 from ktuned.spec.values import one_line
 
@@ -41,8 +40,8 @@ _DISTRIBUTIONS = {
 _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+@record
+class Loaded(Record):
     """The kernels that one kernel file declares, and its errors.
 
     ``files`` are the project's files that had a part in it, also when it failed: a change of one may fix it.

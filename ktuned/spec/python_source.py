@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from symtable import Function, SymbolTable, symtable
 from types import CodeType
 from typing import Any
+
+from ktuned.model import Record, record
 
 PARSED_FILES_KEPT = 32
 """A file with many kernels is parsed once for all of them."""
@@ -61,8 +62,8 @@ class Syntax:
         return [node for node in ast.walk(self.tree) if isinstance(node, (*_SCOPES, ast.Import, ast.ImportFrom))]
 
 
-@dataclass(frozen=True)
-class Source:
+@record
+class Source(Record):
     """One file's syntax, and the namespace of the module that was loaded from it (empty if none was)."""
 
     path: Path

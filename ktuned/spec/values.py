@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from ktuned.model import KernelFileError, KtunedError, Scalar, listed
+from ktuned.model import KernelFileError, KtunedError, Record, Scalar, listed, record
 
 MAX_MESSAGE_CHARS = 500
 """Length at which messages of user code are cut: errors are one line that a terminal can show."""
@@ -65,8 +64,8 @@ class Values(Mapping[str, Scalar]):
         return ", ".join(f"{key}={value!r}" for key, value in self._values.items())
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+@record
+class Site(Record):
     """Place where a kernel is declared, for errors about it."""
 
     path: str = ""

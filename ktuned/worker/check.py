@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from ktuned.model import Record, record
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+
+@record
+class Verdict(Record):
     """``ok``, or what is wrong: a sentence, the largest absolute error of an element
     that is out of tolerance, and the share of such elements.
     """

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
 from ktuned.backends import CpuTicks, gpu_uuids, nvml, read_ticks
 from ktuned.ipc import replies
+from ktuned.model import Record, record
 from ktuned.worker.samples import Samples
 
 CONTENDED_SHARE = 0.6
@@ -50,8 +50,8 @@ FOREIGN_PIDS = "NVML names processes of another PID namespace (run the container
 _NO_TICKS = CpuTicks(*[0] * len(CpuTicks._fields))
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTimes:
+@record
+class CpuTimes(Record):
     """CPU time since boot, in ticks: the machine's by kind, and this process's own."""
 
     machine: CpuTicks

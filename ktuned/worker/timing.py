@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter_ns
 
 from ktuned.ipc import requests
-from ktuned.model import Preset
+from ktuned.model import Preset, Record, record
 from ktuned.worker.race import Ending, Race
 from ktuned.worker.samples import Samples
 
@@ -28,8 +27,8 @@ def launches_per_sample(launch_ns: int, *, restores: bool) -> int:
     return min(MAX_LAUNCHES_PER_SAMPLE, math.ceil(SAMPLE_FLOOR_NS / max(launch_ns, 1)))
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+@record
+class Timing(Record):
     """The samples of one kernel, and the reason why there are no more."""
 
     samples: Samples

@@ -1,6 +1,7 @@
-"""Frozen dataclasses that take little time to define: a worker defines some thirty of them at each start.
+"""Frozen dataclasses that take little time to define: a worker defines some sixty of them at each start.
 
-The standard decorator compiles five methods for each class, half a millisecond; messages share those of one base class.
+The standard decorator compiles six methods for each class, half a millisecond; records share those of one base class.
+Making one takes 1 µs longer, so that what is made at each lookup is a standard dataclass.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, Never, TypeVar, dataclass_transform
 
-_T = TypeVar("_T", bound="Message")
+_T = TypeVar("_T", bound="Record")
 
 
-class Message:
-    """The methods of all messages: construction, equality, a readable form; no attribute can be set."""
+class Record:
+    """The methods of all records: construction, equality, a readable form; no attribute can be set."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     __match_args__: ClassVar[tuple[str, ...]]
@@ -54,6 +55,6 @@ class Message:
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
-def message(cls: type[_T]) -> type[_T]:
-    """Make a subclass of :class:`Message` a dataclass with the methods of its base."""
+def record(cls: type[_T]) -> type[_T]:
+    """Make a subclass of :class:`Record` a dataclass with the methods of its base."""
     return dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
