@@ -10,11 +10,11 @@ from ktuned.model import Phase, WorkerError
 
 
 class WorkerDied(WorkerError):
-    """The process ended during a request."""
+    """The process ended during a request; ``fault`` is what it did to memory that is not its own."""
 
     code = "worker_died"
 
-    def __init__(self, returncode: int, phase: Phase, output: Output, stopped: str = "") -> None:
+    def __init__(self, returncode: int, phase: Phase, output: Output, stopped: str = "", fault: str = "") -> None:
         self.returncode = returncode
         self.phase = phase
         self.output = output
@@ -26,7 +26,8 @@ class WorkerDied(WorkerError):
             return
         # After a signal the last line is that of a stack dump, which says nothing by itself.
         words = output.last_line() if returncode >= 0 else ""
-        super().__init__(f"the worker {describe_exit(returncode)} during {phase}{words}")
+        died = f"the worker {describe_exit(returncode)} during {phase}{words}"
+        super().__init__(f"{fault}; {died}" if fault else died)
 
     @property
     def signal(self) -> str | None:

@@ -61,6 +61,7 @@ class Lane:
 
     After its worker was killed a lane is suspect: on a GPU the next worker must pass a canary first. If it does not, or
     the killed one cannot be reaped because it sits in the driver, the lane is sick, and is tried again with back-off.
+    ``is_doubtful`` says that the last config may have damaged the worker, so that a failure after it proves nothing.
     Lanes of one device share its ``turns``; ``on_state`` is called when it becomes sick, and when it is well again.
     """
 
@@ -87,6 +88,7 @@ class Lane:
         self._killed: Worker | None = None
         self._killed_at = -TROUBLE_S
         self._is_suspect = False
+        self.is_doubtful = False
 
     @property
     def state(self) -> str:
@@ -255,9 +257,12 @@ class Lane:
             self._worker.kill()
         self._worker = None
         self._bench = None
+        self.is_doubtful = False
 
     def rest(self) -> None:
         """Give the worker back when there is nothing to measure, so that it can be let go."""
+        if self.is_doubtful:
+            self._let_go()
         if self._worker is not None and self._bench is not None:
             self._fleet.release(self._worker)
         self._worker = None

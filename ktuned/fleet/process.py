@@ -25,7 +25,7 @@ from ktuned.fleet import memory, warden
 from ktuned.fleet.executor import Environment, I, R, Worker
 from ktuned.fleet.expiry import Expiry
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
-from ktuned.ipc import InvalidMessage, Places, frames, replies, requests
+from ktuned.ipc import InvalidMessage, MemoryFault, Places, describe_fault, frames, replies, requests
 from ktuned.model import Phase, Role, WorkerError
 
 DAEMON_MARK = "KTUNED_DAEMON"
@@ -116,6 +116,7 @@ class WorkerProcess(Worker):
         self._phases: list[tuple[Phase, float]] = []
         self._returncode: int | None = None
         self._stopped = ""
+        self._fault = ""
         self._tails = [_Tail(process.stdout.fileno()), _Tail(process.stderr.fileno())]
         for descriptor in (read_fd, write_fd, *(tail.fd for tail in self._tails)):
             os.set_blocking(descriptor, False)
@@ -145,6 +146,7 @@ class WorkerProcess(Worker):
         self._phase = request.first_phase
         self._phases = [(self._phase, self._loop.time())]
         self._deadlines = deadlines
+        self._fault = ""
         self._answer_types = requests.answer_types(type(request))
         for tail in self._tails:
             tail.take()
@@ -187,7 +189,7 @@ class WorkerProcess(Worker):
         with anyio.move_on_after(deadline_s) as scope:
             while view:
                 if self._returncode is not None:
-                    raise WorkerDied(self._returncode, self._phase, self._output(), self._stopped)
+                    raise self._death(self._returncode)
                 try:
                     view = view[os.write(self._write_fd, view) :]
                 except BlockingIOError:
@@ -222,7 +224,7 @@ class WorkerProcess(Worker):
     async def _receive(self) -> replies.Item | replies.Done | replies.Failed:
         while not self._inbox:
             if self._returncode is not None:
-                raise WorkerDied(self._returncode, self._phase, self._output(), self._stopped)
+                raise self._death(self._returncode)
             if self._expiry.is_over:
                 raise DeadlineExpired(self._phase, self._expiry.deadline_s, self._output())
             self._news = self._loop.create_future()
@@ -232,6 +234,9 @@ class WorkerProcess(Worker):
             self._reading = True
             self._loop.add_reader(self._read_fd, self._on_message)
         return answer
+
+    def _death(self, returncode: int) -> WorkerDied:
+        return WorkerDied(returncode, self._phase, self._output(), self._stopped, self._fault)
 
     def _output(self) -> Output:
         """Return what was printed since the request began, what still lies in the pipes included."""
@@ -266,6 +271,9 @@ class WorkerProcess(Worker):
         answer = replies.decode(message, *self._answer_types)
         if isinstance(answer, replies.PhaseBegun):
             self._begin_phase(answer.phase)
+            return
+        if isinstance(answer, MemoryFault):
+            self._fault = describe_fault(answer)
             return
         if isinstance(answer, replies.Item):
             self._begin_phase(self._phase)

@@ -3,22 +3,38 @@
 from ktuned.ipc import frames, manifest, replies, requests
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
+from ktuned.ipc.memory_fault import (
+    MAX_FAULT_BYTES,
+    FaultFrame,
+    MemoryFault,
+    Region,
+    describe_fault,
+    describe_place,
+    prepare_fault,
+)
 from ktuned.ipc.places import Places, absolute, artifact_place, relative, staging_place
 from ktuned.ipc.stamps import ABSENT, lexical, stamp, stamps
 
 __all__ = [
     "ABSENT",
     "MANIFEST_NAME",
+    "MAX_FAULT_BYTES",
     "DamagedArtifact",
+    "FaultFrame",
     "InvalidMessage",
     "Manifest",
+    "MemoryFault",
     "Places",
+    "Region",
     "absolute",
     "artifact_place",
+    "describe_fault",
+    "describe_place",
     "frames",
     "from_plain",
     "lexical",
     "manifest",
+    "prepare_fault",
     "relative",
     "replies",
     "requests",

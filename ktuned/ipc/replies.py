@@ -12,6 +12,7 @@ from typing import Any
 
 from ktuned.ipc import frames
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
+from ktuned.ipc.memory_fault import MemoryFault, decode_fault
 from ktuned.model import Config, Device, KernelInfo, Outcome, Phase, Record, record
 
 
@@ -162,7 +163,8 @@ class Measurement(Record):
     ``phase`` is the one that it failed in, ``samples`` some of the ``count`` timings in ascending order;
     ``low_us`` and ``high_us`` are the median's 95 % interval (with fewer than six timings their range); ``beaten`` says
     that sampling ended early, because the config could not win. ``contention`` says why it is unknown whether others
-    used the device; ``overwritten`` names the inputs that the launch wrote to without a declaration.
+    used the device; ``overwritten`` names the inputs that the launch wrote to without a declaration. A config that
+    wrote outside its tensors ``is_guilty``; the worker ``is_unsound`` if more than its guards may have been hit.
     """
 
     outcome: Outcome | None
@@ -178,6 +180,8 @@ class Measurement(Record):
     max_error: float | None = None
     mismatched_ratio: float | None = None
     contention: str | None = None
+    is_guilty: bool = False
+    is_unsound: bool = False
     overwritten: tuple[str, ...] | None = None
 
 
@@ -223,6 +227,7 @@ class Failed(Record):
 
 
 Answer = PhaseBegun | Item | Done | Failed
+"""An answer that a worker sends; a :class:`~ktuned.ipc.memory_fault.MemoryFault` is the last word of one that dies."""
 
 
 def encode(answer: Answer) -> bytes:
@@ -242,7 +247,7 @@ def encode(answer: Answer) -> bytes:
             return frames.encode({"failed": to_plain(failure)})
 
 
-def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) -> Answer:
+def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) -> Answer | MemoryFault:
     """Return the answer that a frame holds, to an operation with these types of reply and items.
 
     Raises:
@@ -259,6 +264,8 @@ def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) ->
             return Done(from_plain(reply, value))
         case {"failed": value}:
             return Failed(from_plain(Failure, value))
+        case {"fault": value}:
+            return decode_fault(value)
     raise InvalidMessage(f"no answer: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
 
 

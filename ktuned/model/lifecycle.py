@@ -6,7 +6,8 @@
       ▲        │               ▲            │
       ├─ killed┘               ├─ contended ┤          measured ──▶ refining ──▶ measured, or worse
       └── artifact found ──────┤   killed ──┤
-                               ├─ given back┘
+                               ├─ given back┤
+                               ├─ doubted ──┘
                                └─ known (its twin was measured) ──▶ measured
 
 An event that the table does not allow changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose
@@ -54,6 +55,7 @@ class Event(StrEnum):
     CANNOT_RUN = "cannot_run"
     KILLED = "killed"
     GIVEN_BACK = "given_back"
+    DOUBTED = "doubted"
     CHOSEN = "chosen"
     CANCELLED = "cancelled"
     DAEMON_DIED = "daemon_died"
@@ -103,6 +105,7 @@ MOVES: dict[Place, dict[Event, Place]] = {
         Event.ARTIFACT_DAMAGED: State.ASKED,
         Event.KILLED: State.COMPILED,
         Event.GIVEN_BACK: State.COMPILED,
+        Event.DOUBTED: State.COMPILED,
         **_ON_LANE,
         **_STOPPED,
     },

@@ -111,7 +111,8 @@ class Attempt:
     """One trial under way: its config, its Build, its place in a trial's life, and what it has cost.
 
     ``unit`` has no key where the kernel function gave no Build. ``disturbed`` and ``killed`` count what is excused,
-    ``given_back`` is whether its device failed once.
+    ``given_back`` is whether its device failed once, ``doubted`` whether it failed once in a worker that the config
+    before may have damaged.
     """
 
     trial: int
@@ -124,6 +125,15 @@ class Attempt:
     disturbed: int = 0
     killed: int = 0
     given_back: bool = False
+    doubted: bool = False
+
+    def doubt(self, *, is_doubtful: bool) -> bool:
+        """Move the attempt back, once, after a failure in a worker that may have been damaged; return whether."""
+        if not is_doubtful or self.doubted:
+            return False
+        self.doubted = True
+        self.life.tell(Event.DOUBTED)
+        return True
 
     def excuse_kill(self, error: Exception) -> bool:
         """Move the attempt back after an excused kill from outside; return whether ``error`` is one.
@@ -155,7 +165,7 @@ class Attempt:
             detail,
             build=self.unit.build or None,
             open_s=round(self.open_s, 3) if self.open_s else None,
-            story=tuple(map(str, self.life.story)) if failed or self.killed or self.disturbed else None,
+            story=tuple(map(str, self.life.story)) if failed or self.killed or self.disturbed or self.doubted else None,
             stdout=(output.stdout or None) if failed and output is not None else None,
             stderr=(output.stderr or None) if failed and output is not None else None,
         )

@@ -31,6 +31,9 @@ _EVENTS: Mapping[Outcome, Event] = {
     Outcome.UNSUPPORTED: Event.CANNOT_RUN,
 }
 
+_FAILURES = (Outcome.MISMATCH, Outcome.LAUNCH_ERROR)
+"""Outcomes of a measurement that a damaged worker may be the reason for."""
+
 
 class MeasureStage:
     """Measures one job's configs, one at a time on each of its lanes; other lanes stand in for a sick one."""
@@ -133,6 +136,7 @@ class MeasureStage:
             await self.open(lane)
             attempt.open_s += monotonic() - began
             attempt.life.tell(Event.LANE_TAKEN)
+            is_doubtful, lane.is_doubtful = lane.is_doubtful, False
             began = monotonic()
             try:
                 incumbent = None if best_us is None else self._incumbent
@@ -140,13 +144,23 @@ class MeasureStage:
                 measured, output = await lane.exchange(request, deadlines)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 attempt.lane_s += monotonic() - began
-                is_excused = attempt.excuse_kill(error) or await self._is_given_back(lane, attempt)
-                if is_excused:
+                if attempt.excuse_kill(error):
+                    return None
+                if not isinstance(error, DeadlineExpired) and attempt.doubt(is_doubtful=is_doubtful):
+                    lane.drop()
+                    return None
+                if await self._is_given_back(lane, attempt):
                     return None
                 if isinstance(error, RequestFailed) and error.code == "source_changed":
                     raise
                 return attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED, detail=compiled.detail())
             attempt.lane_s += monotonic() - began
+            if measured.outcome in _FAILURES and attempt.doubt(is_doubtful=is_doubtful):
+                lane.drop()
+                return None
+            lane.is_doubtful = measured.is_guilty
+            if measured.is_unsound:
+                lane.drop()
             return await self._judge(lane, compiled, measured, output)
 
     async def _judge(

@@ -13,7 +13,9 @@ from ktuned.worker.check import Verdict
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
 from ktuned.worker.cuda_timer import EVENTS, CudaTimer
+from ktuned.worker.damage import Damage
 from ktuned.worker.failures import words
+from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.race import Ending
@@ -33,6 +35,7 @@ class _Opened:
     device: Device
     data: ProblemData
     timer: HostTimer | CudaTimer
+    faults: FaultReporter
 
 
 class Bench:
@@ -57,7 +60,9 @@ class Bench:
         if request.device.kind == "cuda":
             timer = CudaTimer(request.device.name, kernel.timing)
         data.expect(self._places.reference(request.expected))
-        self._open = _Opened(request.kernel, request.target, backend, request.device, data, timer)
+        self._open = _Opened(
+            request.kernel, request.target, backend, request.device, data, timer, FaultReporter(reply.descriptor)
+        )
         return replies.Empty()
 
     def trial(self, request: requests.Trial, reply: Reply) -> replies.Measurement:
@@ -92,8 +97,35 @@ class Bench:
             return _raised(error, Phase.LOAD)
         opened.data.begin_trial()
         reply.phase(Phase.FIRST_LAUNCH)
+        first = self._checked_launch(opened, launch, reply)
+        if first.outcome is not Outcome.MEASURED:
+            return first
+        timed = self._time(
+            opened,
+            launch,
+            request.preset,
+            request.judge_contention,
+            reply,
+            stop_above_us=request.stop_above_us,
+            incumbent=request.incumbent,
+        )
+        if timed.outcome is Outcome.MEASURED:
+            reply.phase(Phase.CHECK)
+            again = self._checked_launch(opened, launch, reply)
+            if again.outcome is not Outcome.MEASURED:
+                return replace(again, message=f"the first launch was right, a later one was not: {again.message}")
+        return replace(
+            timed,
+            max_error=first.max_error,
+            mismatched_ratio=first.mismatched_ratio,
+            overwritten=first.overwritten,
+        )
+
+    def _checked_launch(self, opened: _Opened, launch: Launch, reply: Reply) -> replies.Measurement:
+        """Launch once as before each run, and judge the outputs; the measurement of a right one has no latency."""
+        data = opened.data
         try:
-            opened.data.restore()
+            data.begin_checked_launch()
             launch()
             opened.timer.synchronize()
         except Unsupported as error:
@@ -101,21 +133,14 @@ class Bench:
         except Exception as error:
             return _raised(error, Phase.FIRST_LAUNCH)
         reply.phase(Phase.CHECK)
-        verdict = opened.data.check()
-        overwritten = opened.data.overwritten()
+        if damage := data.damage():
+            return _guilty(damage, Phase.CHECK)
+        verdict = data.check()
+        overwritten = data.overwritten()
+        measured = replies.Measurement(Outcome.MEASURED)
         if not verdict.ok:
             message = "; ".join((verdict.message, *(f"the kernel overwrites its input {name}" for name in overwritten)))
             measured = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK)
-        else:
-            measured = self._time(
-                opened,
-                launch,
-                request.preset,
-                request.judge_contention,
-                reply,
-                stop_above_us=request.stop_above_us,
-                incumbent=request.incumbent,
-            )
         return replace(_judged(measured, verdict), overwritten=overwritten or None)
 
     def time(self, request: requests.Time, reply: Reply) -> replies.Measurement:
@@ -177,6 +202,8 @@ class Bench:
         loaded: Kernel = opened.backend.load(artifact, built, opened.device)
         launch = loaded.bind(opened.data.tensors)
         crash_at_once()
+        opened.faults.know(opened.data.regions())
+        opened.faults.arm()
         self._bound = (unit.key, launch)
         return launch
 
@@ -203,6 +230,8 @@ class Bench:
             )
         except Exception as error:
             return _raised(error, Phase.TIMING)
+        if damage := opened.data.damage():
+            return _guilty(damage, Phase.TIMING)
         if watch is not None and not timing.stopped_early and watch.is_contended(timing.samples):
             return _contended(opened.device, Phase.TIMING)
         absence = watch.absence if isinstance(watch, GpuWatch) else ""
@@ -252,6 +281,12 @@ def _timed(timing: Timing) -> replies.Measurement:
 def _judged(measured: replies.Measurement, verdict: Verdict) -> replies.Measurement:
     """Add the errors that the check found."""
     return replace(measured, max_error=verdict.finite_error, mismatched_ratio=verdict.mismatched_ratio)
+
+
+def _guilty(damage: Damage, phase: Phase) -> replies.Measurement:
+    return replies.Measurement(
+        Outcome.MISMATCH, damage.message, phase, is_guilty=True, is_unsound=not damage.is_contained
+    )
 
 
 def _contended(device: Device, phase: Phase) -> replies.Measurement:

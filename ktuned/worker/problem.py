@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ktuned.backends import Launch
+from ktuned.ipc import Region
 from ktuned.model import Device, canonical
 from ktuned.worker.check import Verdict, compare, run_check
+from ktuned.worker.damage import Damage
+from ktuned.worker.guards import Guards
 
 if TYPE_CHECKING:
     from ktuned.spec import declaration
@@ -22,7 +25,7 @@ _CAPTURE_AGAIN = "capture them again, or take them back: `capture` with `remove=
 class ProblemData:
     """The tensors of one problem: the same for every config, restored after each, and what they must become.
 
-    Those that the file ``captured`` holds are taken from there.
+    Those that the file ``captured`` holds are taken from there. All tensors have guards around them.
     """
 
     def __init__(
@@ -63,10 +66,16 @@ class ProblemData:
         written = set(declared) if self._setup_call else {*self._outputs, *self._writes_in_place, *workspaces}
         self._read_only = [name for name in self._pristine if name not in written]
         self._expected: dict[str, Any] = {}
-        self._make()
+        self._guards = Guards()
+        try:
+            for name, value in self._pristine.items():
+                self._pristine[name] = self._guards.keep(f"ktuned's copy of {name}", value)
+            self._make()
+        except RuntimeError as error:
+            raise kernel.site.failure("inputs(p)", error) from error
 
     def _make(self) -> None:
-        self.tensors = {name: value.clone() for name, value in self._pristine.items()}
+        self.tensors = {name: self._guards.place(name, value) for name, value in self._pristine.items()}
         self._layouts = {name: _layout(tensor) for name, tensor in self.tensors.items()}
 
     def renew(self) -> bool:
@@ -115,16 +124,32 @@ class ProblemData:
             self._setup_call(self.tensors)
 
     def begin_trial(self) -> None:
-        """Give every tensor its first content again; an output that is only written gets a poison instead.
+        """Give every tensor its first content again.
 
-        The config before may have written where it should not, and left the right answer where this one must write.
+        The config before may have written where it should not.
+        """
+        self._guards.seal()
+        for name, tensor in self.tensors.items():
+            tensor.copy_(self._pristine[name])
+
+    def begin_checked_launch(self) -> None:
+        """Poison the outputs that are only written, and restore what ``setup`` asks for, as before each launch.
+
+        The launch before may have left the right answer where this one must write.
         """
         from ktuned.spec import poison
 
-        for name, tensor in self.tensors.items():
-            tensor.copy_(self._pristine[name])
         for name in self._poisoned:
             poison(self.tensors[name])
+        self.restore()
+
+    def damage(self) -> Damage | None:
+        """Return what was written outside the tensors since the last call; it waits for the device."""
+        return self._guards.damage()
+
+    def regions(self) -> Iterable[Region]:
+        """Return the memory of all tensors whose guards stop the process at once."""
+        return self._guards.regions()
 
     def expect(self, cached: Path) -> None:
         """Compute the reference's outputs, or read them from ``cached`` where an earlier worker left them."""
@@ -144,7 +169,10 @@ class ProblemData:
 
     def _keep_expected(self, expected: Mapping[str, Any]) -> None:
         """Keep the expected outputs where the outputs are: no trial's check is to copy them there again."""
-        self._expected = {name: value.to(self.tensors[name].device) for name, value in expected.items()}
+        self._expected = {
+            name: self._guards.keep(f"the expected {name}", value.to(self.tensors[name].device))
+            for name, value in expected.items()
+        }
 
     def _run_reference(self) -> dict[str, Any]:
         import torch
@@ -208,7 +236,8 @@ class ProblemData:
             verdict = Verdict(ok=True)
         if kernel.check is not None:
             outputs = {name: self.tensors[name] for name in self._outputs}
-            own = run_check(kernel.check, self._pristine, outputs)
+            with self._guards.unsealed():
+                own = run_check(kernel.check, self._pristine, outputs)
             if own.ok:
                 return verdict
             never = [

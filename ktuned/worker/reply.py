@@ -19,6 +19,11 @@ class Reply:
         self._write_fd = write_fd
         self._pid = os.getpid()
 
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor that answers are written to."""
+        return self._write_fd
+
     def phase(self, phase: Phase) -> None:
         """Name the phase that begins, so that its deadline runs."""
         self.send(replies.PhaseBegun(phase))

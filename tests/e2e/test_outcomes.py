@@ -25,6 +25,9 @@ FAILURES = {
     "unsupported": ("dict(us=1.0, does='unsupported', tag='unsupported')", "unsupported"),
     "wrong": ("dict(us=1.0, does='wrong', tag='wrong')", "mismatch"),
     "nothing": ("dict(us=1.0, does='nothing', tag='nothing')", "mismatch"),
+    "beyond": ("dict(us=1.0, does='beyond', tag='beyond')", "crashed"),
+    "before": ("dict(us=1.0, does='before', tag='before')", "mismatch"),
+    "dirty": ("dict(us=1.0, does='dirty', tag='dirty')", "mismatch"),
     "raise": ("dict(us=1.0, does='raise', tag='raise')", "launch_error"),
     "flood": ("dict(us=1.0, does='flood', tag='flood')", "launch_error"),
     "segfault": ("dict(us=1.0, does='segfault', tag='segfault')", "crashed"),
@@ -49,7 +52,7 @@ def test_every_failure_has_its_outcome_and_the_healthy_best_wins(daemon: Daemon)
     assert {tag: trials[tag]["outcome"] for tag in FAILURES} == {tag: pair[1] for tag, pair in FAILURES.items()}
     assert trials["best"]["outcome"] == trials["default"]["outcome"] == "measured"
     assert job["done"] == job["total"] == len(FAILURES) + 2
-    assert job["outcomes"]["crashed"] == 4
+    assert job["outcomes"]["crashed"] == 5
 
     hit = daemon.client.lookup("it", dict(n=64))
     assert (hit.status, hit.config["tag"] if hit.config else None) == ("fresh", "best")
@@ -66,6 +69,9 @@ def _check_stories(daemon: Daemon, trials: dict[str, dict[str, Any]]) -> None:
     assert segfault["detail"]["signal"] == "SIGSEGV"
     assert "Segmentation fault" in segfault["detail"]["stderr"]
     assert "code 3" in trials["exit"]["message"]
+    assert trials["beyond"]["message"].startswith("wrote outside its tensors: 8192 bytes after y; the worker")
+    assert trials["before"]["message"] == "wrote outside its tensors: 32 bytes before y"
+    assert trials["dirty"]["message"].startswith("the first launch was right, a later one was not: y: 64 of 64")
     flood = daemon.trial(trials["flood"]["id"])
     assert "last words" in flood["detail"]["stderr"]
     assert len(flood["detail"]["stdout"]) <= 16 * 1024

@@ -7,6 +7,7 @@ left ``<name>.reached``: so a test knows where a config is, and decides when it 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
 import json
@@ -77,6 +78,7 @@ class FakeKernel(Kernel):
         """Return the launch that does what the Build says."""
         build, x, y = self._build, tensors["x"], tensors["y"]
         chatter = itertools.chain([10_000_000], itertools.repeat(10_000))
+        launches = itertools.count()
 
         def launch() -> None:
             wait_at(build.gate if build.does != "gate_compile" else "")
@@ -103,13 +105,18 @@ class FakeKernel(Kernel):
                     os.write(1, b"x" * next(chatter))
                 case "nothing":
                     return
+                case "beyond":
+                    ctypes.memset(y.data_ptr() + y.numel() * y.element_size() + 8192, 1, 32)
+                case "before":
+                    ctypes.memset(y.data_ptr() - 32, 1, 32)
                 case "eat":
                     eaten = []
                     while True:
                         eaten.append(b"x" * 50_000_000)
             end = time.perf_counter_ns() + int(build.us * 1000)
             y.copy_(x)
-            y.mul_(3.0 if build.does == "wrong" else 2.0)
+            is_wrong = build.does == "wrong" or (build.does == "dirty" and next(launches))
+            y.mul_(3.0 if is_wrong else 2.0)
             while time.perf_counter_ns() < end:
                 pass
 

@@ -43,7 +43,8 @@ class PlayedLane:
     def __init__(self, name: str, answers: Sequence[Any], openings: Sequence[Exception | None] = (None,)) -> None:
         self.device = Device(DeviceName(name), DeviceModel("x"), Target("native"))
         self.health = Health()
-        self.opened = self.asked = 0
+        self.opened = self.asked = self.dropped = 0
+        self.is_doubtful = False
         self._answers, self._openings = list(answers), list(openings)
 
     @asynccontextmanager
@@ -72,6 +73,8 @@ class PlayedLane:
 
     def drop(self) -> None:
         """Lose the worker, of which there is none."""
+        self.dropped += 1
+        self.is_doubtful = False
 
 
 async def measured(tmp_path: Path, *lanes: PlayedLane) -> tuple[Outcome, Attempt]:
@@ -145,6 +148,40 @@ async def test_disturbed_trial_is_measured_again(tmp_path: Path, disturbed: int,
     lane = PlayedLane("cuda:0", [CONTENDED] * disturbed + [MEASURED])
     assert (await measured(tmp_path, lane))[0] is outcome
     assert lane.asked == CONTENDED_TRIES
+
+
+WRONG = replies.Measurement(Outcome.MISMATCH, "y is wrong")
+GUILTY = replies.Measurement(Outcome.MISMATCH, "wrote outside its tensors: 32 bytes after y", is_guilty=True)
+
+
+@pytest.mark.parametrize("failure", [WRONG, REFUSED, DIED, GUILTY], ids=["wrong", "raised", "died", "guilty"])
+async def test_failure_after_a_guilty_config_is_tried_once_more(tmp_path: Path, failure: Any) -> None:
+    """In a new worker, which the guilty one has not touched; there a failure counts."""
+    lane = PlayedLane("cuda:0", [GUILTY, failure, MEASURED])
+    assert (await measured(tmp_path / "1", lane))[0] is Outcome.MISMATCH
+    outcome, attempt = await measured(tmp_path / "2", lane)
+    assert (outcome, lane.asked, lane.dropped) == (Outcome.MEASURED, 3, 1)
+    assert attempt.life.story[-3:] == [Event.DOUBTED, Event.LANE_TAKEN, Event.TIMED]
+    lane = PlayedLane("cuda:0", [GUILTY, failure, failure, MEASURED])
+    await measured(tmp_path / "3", lane)
+    assert (await measured(tmp_path / "4", lane))[0] in (Outcome.MISMATCH, Outcome.LAUNCH_ERROR, Outcome.CRASHED)
+    assert lane.asked == 3
+
+
+async def test_only_the_config_that_directly_follows_a_guilty_one_is_tried_again(tmp_path: Path) -> None:
+    """One that was measured meanwhile shows that the worker works."""
+    lane = PlayedLane("cuda:0", [GUILTY, MEASURED, WRONG, MEASURED])
+    ends = [(await measured(tmp_path / str(number), lane))[0] for number in range(3)]
+    assert ends == [Outcome.MISMATCH, Outcome.MEASURED, Outcome.MISMATCH]
+    assert lane.dropped == 0
+
+
+async def test_worker_whose_data_was_damaged_is_replaced(tmp_path: Path) -> None:
+    """The next config starts in a new one, where nothing needs to be doubted."""
+    lane = PlayedLane("cuda:0", [replace(GUILTY, is_unsound=True), WRONG])
+    assert (await measured(tmp_path / "1", lane))[0] is Outcome.MISMATCH
+    assert lane.dropped == 1
+    assert not (await measured(tmp_path / "2", lane))[1].doubted
 
 
 async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:

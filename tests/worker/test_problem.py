@@ -32,8 +32,9 @@ def opened(kernel: Kernel, cached: Path) -> ProblemData:
 def run(data: ProblemData, launch: Callable[[dict[str, torch.Tensor]], object]) -> Any:
     """Try one config, as the bench does, and return the verdict."""
     data.begin_trial()
-    data.restore()
+    data.begin_checked_launch()
     launch(data.tensors)
+    assert data.damage() is None
     return data.check()
 
 
@@ -300,12 +301,16 @@ def test_a_resized_tensor_is_made_anew(cached: Path, name: str) -> None:
 
     data = opened(declare(), cached)
     assert not data.renew()
-    for spoil in (swap, lambda tensors: tensors[name].resize_(3), lambda tensors: tensors[name].resize_(100_000)):
+    for spoil in (swap, lambda tensors: tensors[name].resize_(3)):
         data.begin_trial()
         spoil(data.tensors)
         assert data.renew()
         assert run(data, double).ok
         assert not data.renew()
+    with pytest.raises(RuntimeError, match="not resizable"):
+        data.tensors[name].resize_(100_000)
+    data.renew()
+    assert run(data, double).ok
 
 
 def test_inputs_that_do_not_fit_into_memory_are_told_by_name() -> None:

@@ -1,0 +1,98 @@
+"""A fault at a guard page: the frame that a dying worker leaves, and its meaning in words. No IO.
+
+The frame is prepared before anything can fail. A signal handler that can call no function of Python's only fills in
+the address and the CPU's error code, and writes the frame to the daemon; so both are raw bytes of the machine's order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ktuned.ipc import frames
+from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
+from ktuned.model import Record, record
+
+MAX_FAULT_BYTES = 32 * 1024
+"""Half of what a pipe holds, so that the dying worker need not wait: some 500 tensors; of more, the rest is unnamed."""
+
+_FAULT = "fault"
+_ADDRESS = b"\xffaddress"
+_ERROR = b"\xfferror\xff\xff"
+_WRITE = 2
+"""Bit 1 of the error code of a page fault on x86 (Intel SDM volume 3, 4.7)."""
+
+
+@record
+class Region(Record):
+    """A tensor's memory, ``size`` bytes at ``start``, in an allocation from ``first`` to ``end`` that is its own."""
+
+    name: str
+    start: int
+    size: int
+    first: int
+    end: int
+
+
+@record
+class MemoryFault(Record):
+    """The ``address`` that a worker could not access, the CPU's ``error`` code, and the tensors that it held."""
+
+    address: int
+    error: int
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FaultFrame:
+    """A frame to be written as it is, once eight bytes are filled in at each of two offsets."""
+
+    data: bytes
+    address_at: int
+    error_at: int
+
+
+def prepare_fault(regions: Iterable[Region]) -> FaultFrame:
+    """Return the frame that names these tensors, or the first ones that it has room for."""
+    kept = [to_plain(region) for region in regions]
+    while len(data := _frame(kept)) > MAX_FAULT_BYTES:
+        kept = kept[: len(kept) // 2]
+    return FaultFrame(data, data.index(_ADDRESS), data.index(_ERROR))
+
+
+def _frame(regions: list[dict[str, Any]]) -> bytes:
+    # The regions last: the places of the others are the same in every frame.
+    return frames.encode({_FAULT: {"address": _ADDRESS, "error": _ERROR, "regions": regions}})
+
+
+def decode_fault(value: object) -> MemoryFault:
+    """Return the fault that a frame's map holds.
+
+    Raises:
+        InvalidMessage: it holds none; a worker's pipe may be written by the code that runs there.
+    """
+    match value:
+        case {"address": bytes(address), "error": bytes(error), "regions": regions}:
+            numbers = {"address": int.from_bytes(address, sys.byteorder), "error": int.from_bytes(error, sys.byteorder)}
+            return from_plain(MemoryFault, {**numbers, "regions": regions})
+    raise InvalidMessage("a fault without an address")
+
+
+def describe_fault(fault: MemoryFault) -> str:
+    """Return ``wrote outside its tensors: 32 bytes after y``, or nothing if no tensor's allocation has the address."""
+    for region in fault.regions:
+        if region.first <= fault.address < region.end:
+            verb = "wrote" if fault.error & _WRITE else "read"
+            return f"{verb} outside its tensors: {describe_place(region, fault.address)}"
+    return ""
+
+
+def describe_place(region: Region, address: int) -> str:
+    """Return where an address is, as seen from a tensor: ``32 bytes after y``."""
+    if address < region.start:
+        return f"{region.start - address} bytes before {region.name}"
+    if address < region.start + region.size:
+        return f"at byte {address - region.start} of {region.name}"
+    return f"{address - region.start - region.size} bytes after {region.name}"

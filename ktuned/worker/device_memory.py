@@ -1,0 +1,154 @@
+"""Tensors on a GPU between guard bands, and checksums of all that ktuned owns there.
+
+A GPU has no guard pages: an access beyond a tensor hits whatever lies there. So each tensor has an allocation of its
+own, with a band of a known pattern on both sides, and after a launch the sums of all bands, and of the copies that no
+launch may change, are compared with what they were. All of it is done on the device; one short vector comes back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ktuned.ipc import Region
+from ktuned.worker.damage import PATTERN, Damage
+
+if TYPE_CHECKING:
+    import torch
+
+BAND_BYTES = 1 << 20
+"""Width of the band on either side: a row or a tile too many lands in it."""
+
+_WORD = 8
+"""Sums are of words of 8 bytes, modulo 2^64: a change goes unseen only if it leaves the sum as it was."""
+
+
+class DeviceMemory:
+    """The tensors of one problem that are on a GPU."""
+
+    def __init__(self) -> None:
+        self._placed: dict[str, _Banded] = {}
+        self._kept: dict[str, _Banded] = {}
+        self._parts: list[Callable[[], torch.Tensor]] = []
+        self._sums: torch.Tensor | None = None
+
+    def place(self, name: str, value: Any) -> Any:
+        """Return a copy of a tensor between bands of its own."""
+        self._placed[name] = banded = _Banded(name, value)
+        self._sums = None
+        return banded.tensor
+
+    def keep(self, name: str, value: Any) -> Any:
+        """Return a copy whose bytes are watched once it is sealed."""
+        self._kept[name] = banded = _Banded(name, value)
+        self._sums = None
+        return banded.tensor
+
+    def seal(self) -> None:
+        """Remember the sums of all bands and of the copies that are kept."""
+        if self._sums is None:
+            guards = [part for banded in self._placed.values() for part in banded.guards()]
+            self._parts = [*guards, *(banded.words.sum for banded in self._kept.values())]
+            self._sums = self._summed() if self._parts else None
+
+    def unseal(self) -> None:
+        """Forget the sums."""
+        self._sums = None
+
+    def _summed(self) -> torch.Tensor:
+        import torch
+
+        return torch.stack([part() for part in self._parts])
+
+    def damage(self) -> Damage | None:
+        """Return which byte nearest to a tensor was overwritten, and write the bands again.
+
+        What is not a band of a placed tensor is left as it is, as is anything beyond a band that was overwritten to
+        its outer end: such damage is not contained.
+        """
+        if self._sums is None or not bool((self._summed() != self._sums).any()):
+            return None
+        found = [damage for banded in self._placed.values() if (damage := banded.mend())]
+        intact = self._summed() == self._sums
+        if not bool(intact.all()):
+            # The sums of the kept copies are the last ones.
+            index = intact[-len(self._kept) :].tolist().index(False)
+            return found[0] if found else Damage.at(f"into {list(self._kept)[index]}", is_contained=False)
+        is_contained = all(damage.is_contained for damage in found)
+        return Damage(found[0].message, is_contained)
+
+    def regions(self) -> Iterable[Region]:
+        """Return none: nothing here stops a process."""
+        return ()
+
+
+class _Banded:
+    """One tensor in an allocation of its own, between two bands."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        import torch
+
+        self.name = name
+        self._size = value.numel() * value.element_size()
+        total = -(-(self._size + 2 * BAND_BYTES) // _WORD) * _WORD
+        self._bytes = torch.full((total,), PATTERN, dtype=torch.uint8, device=value.device)
+        self.words = self._bytes.view(torch.int64)
+        storage = _part_of(self._bytes, BAND_BYTES, self._size).untyped_storage()
+        strides = torch.empty_like(value, device="meta").stride()
+        empty = torch.empty(0, dtype=value.dtype, device=value.device)
+        self.tensor = empty.set_(storage, 0, value.shape, strides).copy_(value)
+
+    def guards(self) -> Sequence[Callable[[], torch.Tensor]]:
+        """Return what sums both bands."""
+        last, rest = divmod(BAND_BYTES + self._size, _WORD)
+        before, after = self.words[: BAND_BYTES // _WORD].sum, self.words[last + (rest > 0) :].sum
+        if not rest:
+            return before, after
+        # The word in which the tensor ends: its bytes are masked, whichever they are.
+        beyond = -1 << (8 * rest) if sys.byteorder == "little" else (1 << 8 * (_WORD - rest)) - 1
+        shared = self.words[last]
+        return before, after, lambda: shared & beyond
+
+    def mend(self) -> Damage | None:
+        """Fill both bands again; return the damage nearest to the tensor."""
+        end = BAND_BYTES + self._size
+        before, after = self._bytes[:BAND_BYTES], self._bytes[end:]
+        left = (before != PATTERN).nonzero().flatten()
+        right = (after != PATTERN).nonzero().flatten()
+        before.fill_(PATTERN)
+        after.fill_(PATTERN)
+        if right.numel():
+            offset = int(right[0])
+            is_contained = int(right[-1]) < after.numel() - 1 and not (left.numel() and int(left[0]) == 0)
+            return Damage.at(f"{offset} bytes after {self.name}", is_contained=is_contained)
+        if left.numel():
+            # The nearest bytes without a gap are one write, which began at the first of them.
+            gaps = (left.diff() != 1).nonzero().flatten()
+            begin = int(left[gaps[-1] + 1] if gaps.numel() else left[0])
+            return Damage.at(f"{BAND_BYTES - begin} bytes before {self.name}", is_contained=int(left[0]) > 0)
+        return None
+
+
+def _part_of(memory: torch.Tensor, offset: int, size: int) -> torch.Tensor:
+    """Return part of an allocation as a tensor whose storage is that part alone.
+
+    A view would have the whole allocation as its storage, and ``resize_`` would let it grow into the band.
+    """
+    import torch
+
+    start = memory.data_ptr() + offset
+    if memory.device.type == "cpu":
+        part = (ctypes.c_ubyte * size).from_address(start)
+        part.memory = memory  # type: ignore[attr-defined]
+        return torch.frombuffer(part, dtype=torch.uint8)
+    return torch.as_tensor(_Span(memory, start, size), device=memory.device)
+
+
+class _Span:
+    """Part of an allocation by the CUDA array interface, which torch takes without copying and keeps alive."""
+
+    def __init__(self, memory: torch.Tensor, start: int, size: int) -> None:
+        self._memory = memory
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (start, False), "version": 2}

@@ -1,0 +1,68 @@
+"""Guards around all tensors of a problem, on whichever device each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ktuned.ipc import Region
+from ktuned.worker.damage import Damage, Memory
+from ktuned.worker.device_memory import DeviceMemory
+from ktuned.worker.host_memory import HostMemory
+
+
+class Guards:
+    """Allocates a problem's tensors so that what a launch does outside of them is noticed.
+
+    Without ``is_active`` they are ordinary tensors: a sanitizer knows the bounds of those better.
+    """
+
+    def __init__(self, *, is_active: bool = True) -> None:
+        self._memories: Mapping[str, Memory] = {"cpu": HostMemory(), "cuda": DeviceMemory()} if is_active else {}
+
+    def place(self, name: str, value: Any) -> Any:
+        """Return a copy of a tensor for launches to work on, in place of an earlier one of this name."""
+        memory = self._memory_for(value)
+        return value.clone() if memory is None else memory.place(name, value)
+
+    def keep(self, name: str, value: Any) -> Any:
+        """Return a tensor, or a copy of it, that no launch may change; it is called ``name`` if one does."""
+        memory = self._memory_for(value)
+        return value if memory is None else memory.keep(name, value)
+
+    def _memory_for(self, value: Any) -> Memory | None:
+        """Return the memory for a tensor; ``None`` for one that is more than numbers in memory, or less."""
+        import torch
+
+        is_plain = (
+            type(value) in (torch.Tensor, torch.nn.Parameter)
+            and value.layout is torch.strided
+            and value.numel() > 0
+            and not (value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg())
+        )
+        return self._memories.get(value.device.type) if is_plain else None
+
+    def seal(self) -> None:
+        """Take the contents of the tensors that are kept for what they must stay; again does nothing."""
+        for memory in self._memories.values():
+            memory.seal()
+
+    @contextmanager
+    def unsealed(self) -> Iterator[None]:
+        """Let user code have the tensors that are kept."""
+        for memory in self._memories.values():
+            memory.unseal()
+        try:
+            yield
+        finally:
+            self.seal()
+
+    def damage(self) -> Damage | None:
+        """Return what was written outside the placed tensors since the last call; it waits for the device."""
+        found = [damage for memory in self._memories.values() if (damage := memory.damage()) is not None]
+        return found[0] if found else None
+
+    def regions(self) -> Iterable[Region]:
+        """Return the allocations whose guards stop the process at once."""
+        return [region for memory in self._memories.values() for region in memory.regions()]

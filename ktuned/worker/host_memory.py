@@ -1,0 +1,142 @@
+"""Tensors on the CPU between guard pages.
+
+A tensor ends where its memory ends, as nearly as its alignment allows; beyond, and before its first page, lie pages
+that cannot be accessed, so that a read or write there is stopped at once. The bytes between the tensor and those pages
+hold a pattern, which is compared after a launch. Copies that no launch may change are read-only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from ktuned.ipc import Region, describe_place
+from ktuned.worker.damage import PATTERN, Damage
+
+GUARD_BYTES = 16 << 20
+"""Width of the guards on both sides: a row or a tile too many is stopped. It takes addresses, and no memory."""
+
+ALIGNMENT = 64
+"""Alignment of a tensor's start in bytes: a cache line, and the alignment of torch's own allocations."""
+
+_NO_ACCESS = 0
+_READ, _WRITE = mmap.PROT_READ, mmap.PROT_WRITE
+_MAP_NORESERVE = 0x4000
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class HostMemory:
+    """The tensors of one problem that are on the CPU."""
+
+    def __init__(self) -> None:
+        self._placed: dict[str, _Pages] = {}
+        self._kept: dict[str, _Pages] = {}
+        self._is_sealed = False
+
+    def place(self, name: str, value: Any) -> Any:
+        """Return a copy of a tensor between guards of its own."""
+        self._placed[name] = pages = _Pages(name, value.numel() * value.element_size())
+        return pages.tensor(value)
+
+    def keep(self, name: str, value: Any) -> Any:
+        """Return a copy that is read-only once it is sealed."""
+        self._kept[name] = pages = _Pages(name, value.numel() * value.element_size())
+        self._is_sealed = False
+        return pages.tensor(value)
+
+    def seal(self) -> None:
+        """Make the copies that are kept read-only."""
+        if not self._is_sealed:
+            self._protect(_READ)
+        self._is_sealed = True
+
+    def unseal(self) -> None:
+        """Make the copies that are kept writable."""
+        if self._is_sealed:
+            self._protect(_READ | _WRITE)
+        self._is_sealed = False
+
+    def _protect(self, access: int) -> None:
+        for pages in self._kept.values():
+            pages.protect(access)
+
+    def damage(self) -> Damage | None:
+        """Return which pattern beside a tensor was overwritten first, and write it again.
+
+        Beyond the patterns nothing can be hit: the guards stop the process.
+        """
+        found = [describe_place(pages.region, address) for pages in self._placed.values() if (address := pages.mend())]
+        return Damage.at(found[0], is_contained=True) if found else None
+
+    def regions(self) -> Iterable[Region]:
+        """Return every allocation."""
+        return [pages.region for pages in (*self._placed.values(), *self._kept.values())]
+
+
+class _Pages:
+    """One tensor's pages, which live as long as a tensor refers to them."""
+
+    def __init__(self, name: str, size: int) -> None:
+        body = _up(size, ALIGNMENT)
+        self._inner_size = _up(body, mmap.PAGESIZE)
+        total = self._inner_size + 2 * GUARD_BYTES
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        first = _libc.mmap(None, total, _NO_ACCESS, flags, -1, 0)
+        if first == _FAILED:
+            raise RuntimeError(f"cannot allocate {total} bytes for {name}")
+        self._inner = first + GUARD_BYTES
+        start = self._inner + self._inner_size - body
+        self._memory = (ctypes.c_ubyte * size).from_address(start)
+        # Torch keeps the array alive as long as any tensor uses it. At exit tensors may still be in use.
+        weakref.finalize(self._memory, _libc.munmap, first, total).atexit = False
+        self.region = Region(name, start, size, first, first + total)
+        self.protect(_READ | _WRITE)
+        self._slacks = ((self._inner, start - self._inner), (start + size, body - size))
+        self.mend()
+
+    def protect(self, access: int) -> None:
+        """Set the access to the pages between the guards.
+
+        Raises:
+            RuntimeError: there is no memory for them.
+        """
+        if _libc.mprotect(self._inner, self._inner_size, access):
+            raise RuntimeError(f"cannot allocate {self._inner_size} bytes for {self.region.name}")
+
+    def tensor(self, value: Any) -> Any:
+        """Return a copy of a tensor in these pages, with the strides that ``clone`` would give it."""
+        import torch
+
+        storage = torch.frombuffer(self._memory, dtype=torch.uint8).untyped_storage()
+        strides = torch.empty_like(value, device="meta").stride()
+        copy = torch.empty(0, dtype=value.dtype).set_(storage, 0, value.shape, strides)
+        return copy.copy_(value)
+
+    def mend(self) -> int:
+        """Fill both slacks with the pattern; return where the damage nearest to the tensor begins, or 0."""
+        damaged = 0
+        for start, size in self._slacks:
+            found = ctypes.string_at(start, size)
+            if found != bytes([PATTERN]) * size:
+                stripped = found.rstrip(bytes([PATTERN]))
+                nearest_run = stripped.rfind(PATTERN) + 1 if start == self._inner else _first_other(found)
+                damaged = damaged or start + nearest_run
+                ctypes.memset(start, PATTERN, size)
+        return damaged
+
+
+def _first_other(found: bytes) -> int:
+    return len(found) - len(found.lstrip(bytes([PATTERN])))
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
