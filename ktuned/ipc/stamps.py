@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 MAX_LINKS = 40
 """Links that are followed for one file, as many as Linux follows; more are a circle."""
@@ -40,11 +41,14 @@ def stamp(path: Path) -> str:
         return ABSENT
 
 
-def stamps(paths: Iterable[Path]) -> dict[str, str]:
-    """Stamp files by their paths, and by those that links lead to."""
+def stamps(paths: Iterable[Path], known: Mapping[Path, str] = MappingProxyType({})) -> dict[str, str]:
+    """Stamp files by their paths, and by those that links lead to.
+
+    A file whose bytes were read before has the digest that is ``known`` of them: it may hold others by now.
+    """
     found: dict[str, str] = {}
     for path in paths:
-        held = stamp(path)
+        held = known[path] if path in known else stamp(path)
         found |= {str(place): held for place in trail(path)}
     return found
 

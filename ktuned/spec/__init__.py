@@ -6,17 +6,21 @@ from ktuned.spec.c_tokens import follow
 from ktuned.spec.declaration import Kernel, kernel
 from ktuned.spec.digest import describe
 from ktuned.spec.expressions import Expression, Formula, Term
-from ktuned.spec.loader import forget_modules, is_ours, load_file
+from ktuned.spec.loader import forget_modules, load_file, load_unless_held
+from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
+from ktuned.spec.origin import is_ours
 from ktuned.spec.poisons import is_same, poison, unwritten
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, materialise, materialise_numpy, tensor
 
 __all__ = [
     "MEMBERSHIP_BOUND",
+    "OBSERVER",
     "BoundSpace",
     "Conditional",
     "Expression",
     "Formula",
+    "FreshProcessNeeded",
     "Kernel",
     "TensorSpec",
     "Term",
@@ -29,6 +33,7 @@ __all__ = [
     "is_same",
     "kernel",
     "load_file",
+    "load_unless_held",
     "materialise",
     "materialise_numpy",
     "poison",

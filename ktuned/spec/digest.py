@@ -13,7 +13,6 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ktuned.ipc import stamps
 from ktuned.model import KernelInfo, ProjectName
@@ -21,10 +20,11 @@ from ktuned.spec import c_tokens
 from ktuned.spec.declaration import Kernel
 from ktuned.spec.declaration import kernel as declare
 from ktuned.spec.include_search import include_searches
+from ktuned.spec.observer import OBSERVER
 from ktuned.spec.python_reach import Reach
 from ktuned.spec.python_source import meaning, parse
 
-DIGEST_VERSION = 1
+DIGEST_VERSION = 2
 """Raised whenever the texts below change, because every digest then does."""
 
 
@@ -43,15 +43,16 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     sources = _sources(kernel)
     home = kernel.file.parent
     texts = _source_texts(kernel, sources)
-    function, measured, plan = (Reach(home, root, _is_declaration) for _ in range(3))
+    function, measured, plan = (Reach(kernel.file, root, _is_declaration) for _ in range(3))
     try:
-        _reach(kernel, function, measured, plan, root)
+        _reach(kernel, function, measured, plan)
     except (OSError, SyntaxError, RecursionError) as error:
         raise kernel.site.failure("its Python files cannot be followed", error) from error
     problems = kernel.problem_list()
     plan.add("problems", problems)
     source_digest = _digest(texts if kernel.sources else function.parts)
-    read = {kernel.file, *sources.contents, *sources.absent, *function.files, *measured.files, *plan.files}
+    read = {kernel.file, *sources.absent, *OBSERVER.files, *function.files, *measured.files, *plan.files}
+    held = {path: hashlib.sha256(content).hexdigest() for path, content in sources.contents.items()}
     return KernelInfo(
         project=ProjectName(project),
         kernel=kernel.name,
@@ -62,7 +63,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         source_digest=source_digest,
         plan_digest=_digest(plan.parts),
         sources=tuple(map(str, kernel.source_paths)),
-        stamps=stamps(sorted(read)),
+        stamps=stamps(sorted({*read, *held}), OBSERVER.files | held),
         problems=problems,
         default=None if kernel.default is None else dict(kernel.default),
         specialize=kernel.specialize,
@@ -80,15 +81,18 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     )
 
 
-def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach, root: Path) -> None:
+def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach) -> None:
     function.add("function", kernel.function)
     for name in ("inputs", "reference", "check", "setup", "backend", "rtol", "atol", "max_mismatched_ratio", "timing"):
         measured.add(name, getattr(kernel, name))
     for name in ("space", "default", "specialize"):
         plan.add(name, getattr(kernel, name))
     plan.add("plan", kernel.plan.to_wire())
-    namespace: Mapping[str, Any] = getattr(kernel.function, "__globals__", {})
-    function.add_imports(kernel.file, namespace)
+    modules = OBSERVER.modules()
+    function.add_imports(modules)
+    if plan.files:
+        # The code of the space, too, may do something else after another import.
+        plan.add_imports(modules)
 
 
 def _is_declaration(value: object) -> bool:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ktuned.spec.loader import importing_from, is_kernel_module, kernel_module
+from ktuned.spec.loader import is_kernel_module, kernel_module
 
 _REMEDY = "def it at the top level of the kernel file, or of a module that this imports"
 _NAME = re.compile(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*:)?[^\W\d]\w*(?:\.[^\W\d]\w*)*")
@@ -64,8 +64,7 @@ def find(name: str, kernel_file: Path) -> Callable[..., Any]:
     module = kernel_module(kernel_file)
     try:
         if module_name:
-            with importing_from(kernel_file.parent):
-                module = importlib.import_module(module_name)
+            module = importlib.import_module(module_name)
         function = attrgetter(qualname)(module)
     except (ImportError, AttributeError) as error:
         raise LookupError(f"{kernel_file.name}: there is no function {name!r}: {error}") from error

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import os
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cache
-from importlib.metadata import entry_points
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from ktuned.backends import ENTRY_POINT_GROUP as BACKENDS_GROUP
-from ktuned.ipc import lexical
+from ktuned.ipc import ABSENT, lexical
 from ktuned.model import KernelFileError, Record, listed, record
 from ktuned.spec.declaration import Collector, Kernel, collecting
+from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
+from ktuned.spec.origin import is_ours
 from ktuned.spec.values import one_line
-
-FOREIGN_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
-"""Installed code: not the project's, even when the environment lies inside the project."""
-
-OUR_PACKAGE = Path(__file__).resolve().parent.parent
-"""ktuned itself, which is not the project's code either, also when the project is a checkout of ktuned."""
-
 
 _DISTRIBUTIONS = {
     "cutlass": "nvidia-cutlass-dsl",
@@ -37,6 +26,9 @@ _DISTRIBUTIONS = {
 }
 """The distributions of what kernel files import most, by their packages."""
 
+_CERTAIN = (SyntaxError, ModuleNotFoundError, FileNotFoundError, KernelFileError)
+"""Errors of a load that another process would have, too."""
+
 _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
 
 
@@ -44,53 +36,63 @@ _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
 class Loaded(Record):
     """The kernels that one kernel file declares, and its errors.
 
-    ``files`` are the project's files that had a part in it, also when it failed: a change of one may fix it.
+    ``files`` has every file that had a part in it and counts by its content, with the digest of the bytes that were
+    compiled (empty for a module that was missed), also when it failed: a change of one may fix it.
     """
 
     path: Path
     kernels: tuple[Kernel, ...]
     errors: tuple[KernelFileError, ...]
-    files: tuple[Path, ...]
+    files: Mapping[Path, str]
+
+
+_last: Loaded | None = None
 
 
 def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -> Loaded:
-    """Import a kernel file afresh, with its directory first on ``sys.path`` meanwhile, writing no bytecode.
+    """Import a kernel file afresh, with its directory first on ``sys.path`` until the next one is loaded.
 
     A kernel that is declared wrongly is an error of its own and the file's others go on; a file that cannot be
     imported has no kernels. Where ``backends`` is given, a kernel for another backend is an error.
+
+    Raises:
+        FreshProcessNeeded: in a worker, where what this process loaded before may be to blame for an error.
     """
+    global _last
     path, root = lexical(path), root.resolve()
-    with collecting(path) as collector, importing_from(path.parent):
+    is_used = OBSERVER.may_restart and OBSERVER.generation > 0
+    if is_used and OBSERVER.is_stuck:
+        raise FreshProcessNeeded
+    OBSERVER.begin(path, root)
+    with collecting(path) as collector:
         try:
             _execute(path)
         except BaseException as error:
+            if is_used and not isinstance(error, _CERTAIN):
+                raise FreshProcessNeeded from error
             collector.kernels.clear()
-            collector.errors.append(_import_error(error, path, root))
+            collector.errors.append(_import_error(error, path))
     if backends is not None:
         _refuse_unknown_backends(collector, backends)
-    files = {path, *(Path(error.path) for error in collector.errors if error.path)}
-    files |= set(filter(None, _local_modules(root).values()))
-    return Loaded(path, tuple(collector.kernels), tuple(collector.errors), tuple(sorted(files)))
+    _last = Loaded(path, tuple(collector.kernels), tuple(collector.errors), {path: ABSENT, **OBSERVER.files})
+    return _last
 
 
-def forget_modules(root: Path) -> None:
-    """Drop the project's modules from ``sys.modules``, so that the next load sees their new code."""
-    for name in _local_modules(root.resolve()):
-        del sys.modules[name]
+def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> Loaded:
+    """Return a kernel file as this process has loaded it, if that was from the bytes of ``digests``; else load it.
+
+    Raises:
+        FreshProcessNeeded: as :func:`load_file`.
+    """
+    path = lexical(path)
+    if _last is not None and _last.path == path and OBSERVER.holds(path, digests):
+        return _last
+    return load_file(path, root)
 
 
-def is_local(path: Path, root: Path) -> bool:
-    """Return whether a file is the project's own: below ``root`` and not installed there."""
-    if not path.is_relative_to(root) or path.is_relative_to(OUR_PACKAGE) or FOREIGN_DIRECTORIES & set(path.parts):
-        return False
-    prefix = Path(sys.prefix)
-    # The interpreter's own files may lie below the root (.venv); a root below the prefix is not one of them.
-    return not (prefix.is_relative_to(root) and path.is_relative_to(prefix))
-
-
-def is_ours(module_name: str) -> bool:
-    """Return whether a module is of ktuned or an installed plugin: never the project's, even below its root."""
-    return module_name.partition(".")[0] in _our_packages()
+def forget_modules() -> None:
+    """Drop the modules of the kernel file that was loaded last, and undo what it did to ``sys.path`` and the like."""
+    OBSERVER.end()
 
 
 def kernel_module(path: Path) -> ModuleType:
@@ -123,7 +125,7 @@ def _execute(path: Path) -> None:
     if path.exists() and not path.is_file():
         # A pipe would be waited at, and a device has no end.
         raise KernelFileError(f"{path} is not a regular file", path=str(path), hint="put a Python file in its place")
-    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    code = compile(OBSERVER.take(path, path.read_bytes()), str(path), "exec", dont_inherit=True)
     name = _module_name(path)
     module = ModuleType(name)
     module.__file__ = str(path)
@@ -141,22 +143,7 @@ def _module_name(path: Path) -> str:
     return f"_ktuned_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
 
 
-@contextmanager
-def importing_from(directory: Path) -> Iterator[None]:
-    """Have a directory first on ``sys.path``, and write no bytecode."""
-    writes_bytecode = sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    sys.path.insert(0, str(directory))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = writes_bytecode
-        if str(directory) in sys.path:
-            sys.path.remove(str(directory))
-
-
-def _import_error(error: BaseException, path: Path, root: Path) -> KernelFileError:
+def _import_error(error: BaseException, path: Path) -> KernelFileError:
     if isinstance(error, KernelFileError):
         return error
     place, line, words = path, 0, one_line(error)
@@ -165,7 +152,7 @@ def _import_error(error: BaseException, path: Path, root: Path) -> KernelFileErr
     else:
         for frame, number in traceback.walk_tb(error.__traceback__):
             file = Path(frame.f_code.co_filename)
-            if file == path or (is_local(file, root) and not is_ours(frame.f_globals.get("__name__", ""))):
+            if file == path or (OBSERVER.counts(str(file)) and not is_ours(frame.f_globals.get("__name__", ""))):
                 place, line = file, number
     said, hint = ": ".join(filter(None, (type(error).__name__, words))), ""
     if isinstance(error, ModuleNotFoundError) and error.name:
@@ -194,35 +181,3 @@ def _refuse_unknown_backends(collector: Collector, backends: Collection[str]) ->
                 hint="install its plugin into this interpreter",
             )
         )
-
-
-def _local_modules(root: Path) -> dict[str, Path | None]:
-    """Return the project's modules with their files.
-
-    A package without ``__init__.py`` has none; one that is kept holds on to its old modules.
-    """
-    found: dict[str, Path | None] = {}
-    below = f"{root}{os.sep}"
-    for name, module in list(sys.modules.items()):
-        # Resolving the paths of torch's thousands of modules would take most of a second.
-        file = getattr(module, "__file__", None)
-        if file is None:
-            if any(str(place).startswith(below) for place in _places(module)) and not is_ours(name):
-                found[name] = None
-        elif isinstance(file, str) and file.startswith(below) and name != "__main__" and not is_ours(name):
-            path = Path(file)
-            if is_local(path, root):
-                found[name] = path
-    return found
-
-
-def _places(module: ModuleType) -> Iterable[object]:
-    """Return the directories of a package; walking over a namespace's own path looks for more on the disk each time."""
-    path = getattr(module, "__path__", ())
-    return getattr(path, "_path", path)
-
-
-@cache
-def _our_packages() -> frozenset[str]:
-    points = [*entry_points(group=BACKENDS_GROUP), *entry_points(group="ktuned.strategies")]
-    return frozenset({"ktuned", "ktuned_client", *(point.module.partition(".")[0] for point in points)})

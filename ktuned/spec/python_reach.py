@@ -2,8 +2,11 @@
 
 Starting from a function or a value, :class:`Reach` follows module-level names, closures, defaults and imports
 through the project's own files. Each thing reached becomes one *part*: a label, and a text that comments,
-docstrings, formatting and line numbers do not change. Code outside the project counts by its name; its version
-is the toolchain fingerprint's business.
+docstrings, formatting and line numbers do not change. Installed code counts by its distribution.
+
+Below a whole file that is precise only where it is provable. What importing a file does besides defining names
+(:mod:`ktuned.spec.python_effects`) counts for every kernel whose file imports it, and a file whose names are looked up
+dynamically, imported by ``*`` or by a computed name counts as a whole.
 """
 
 from __future__ import annotations
@@ -17,32 +20,50 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ktuned.ipc import lexical
-from ktuned.spec.loader import is_local, is_ours, module_file
-from ktuned.spec.python_source import Source, free_names, meaning, parse
+from ktuned.spec import distributions
+from ktuned.spec.loader import module_file
+from ktuned.spec.observer import OBSERVER
+from ktuned.spec.origin import installed_in, is_ours
+from ktuned.spec.python_effects import Effects
+from ktuned.spec.python_source import FunctionNode, Source, free_names, meaning, parse
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _ABSENT = object()
+_FOLLOWED = FunctionType, MethodType, functools.partial, type
+_WRAPPED = "__wrapped__", "fn", "func", "_fn", "__func__"
+"""Attributes in which wrappers of functions keep them: functools', Triton's, others'."""
+
+_NAMING = ast.Constant, ast.Name, ast.Attribute
+"""Expressions that a function is named by; the name that any other computes is not known."""
+
+_DYNAMIC_NAMES = frozenset({"__import__", "eval", "exec", "globals", "vars"})
+_DYNAMIC_ATTRIBUTES = frozenset({"__dict__", "__globals__", "__subclasses__", "getmembers", "iter_modules", "modules"})
+"""Means of looking names up that no text has."""
 
 
 class Reach:
     """Collects the parts that some Python values reach.
 
-    ``parts`` maps a label (``file:name``, relative to ``home``) to its meaning; ``files`` are the project's files
-    that were read for it. ``is_declaration`` recognises declarations of kernels (the decorator, the class), which are
+    ``parts`` maps a label (``file:name``, relative to the kernel file) to its meaning; ``files`` are the files that
+    were read for it. ``is_declaration`` recognises declarations of kernels (the decorator, the class), which are
     not part of a function's meaning.
     """
 
-    def __init__(self, home: Path, root: Path, is_declaration: Callable[[object], bool]) -> None:
+    def __init__(self, kernel_file: Path, root: Path, is_declaration: Callable[[object], bool]) -> None:
         self.parts: dict[str, str] = {}
         self.files: set[Path] = set()
-        self._home = home
+        self._kernel_file = kernel_file
+        self._home = kernel_file.parent
         self._root = root
         self._is_declaration = is_declaration
+        self._effects = Effects(self._function_source, is_declaration)
+        self._whole: set[Path] = set()
         # By identity, so that what refers to itself ends; with the value, so that no identity is used again.
         self._seen: dict[int, tuple[str, object]] = {}
 
@@ -75,32 +96,72 @@ class Reach:
             case _:
                 self._add_instance(label, value)
 
-    def add_imports(self, path: Path, namespace: Mapping[str, Any]) -> None:
-        """Record every file of the project that the one at ``path`` imports, directly or not."""
-        queue = [self._source(path, namespace)]
-        seen = {path}
+    def add_imports(self, modules: Mapping[str, ModuleType]) -> None:
+        """Add what importing the kernel file does: its own effects, and those of all files that it imports.
+
+        ``modules`` are the loaded ones that count by content: those that no import statement names are whole.
+        """
+        first = next((module for module in modules.values() if module_file(module) == self._kernel_file), None)
+        queue = [self._source(self._kernel_file, {} if first is None else vars(first))]
+        seen = {self._kernel_file}
         while queue:
             source = queue.pop()
+            self._add_effects(source)
             taken = [item for node in source.syntax.imports for item in imported_names(node, source.package)]
-            for module in dict.fromkeys([*(module for module, _ in taken), *map(".".join, taken)]):
-                found = self._module_source(module, source)
+            for name in dict.fromkeys([*(module for module, _ in taken), *map(".".join, taken)]):
+                OBSERVER.note_search(name.partition(".")[0])
+                self._add_package(name)
+                found = self._module_source(name, source)
                 if found is not None and found.path not in seen:
                     seen.add(found.path)
                     queue.append(found)
         self.files |= seen
+        for module in modules.values():
+            path = module_file(module)
+            if path is None or path in seen:
+                continue
+            if path.suffix == ".py":
+                self._add_whole(self._source(path, vars(module)))
+            else:
+                self.parts[self._label(path, module.__name__)] = OBSERVER.files.get(path, "")
+
+    def _add_effects(self, source: Source) -> None:
+        """Add what importing a file does besides defining names."""
+        if any(_imports_all(node) and self._is_followed(node, source) for node in source.syntax.imports):
+            # Nothing in its text says which names it has.
+            self._add_whole(source)
+        effects = self._effects.of(source)
+        if effects and source.path not in self._whole:
+            label = f"{self._place(source)}:(module level)"
+            if label not in self.parts:
+                self.parts[label] = "\n".join(map(meaning, effects))
+                for statement in effects:
+                    self._add_reached(source, statement)
+
+    def _is_followed(self, node: ast.Import | ast.ImportFrom, source: Source) -> bool:
+        return any(self._module_source(module, source) for module, _ in imported_names(node, source.package))
+
+    def _add_package(self, module: str) -> None:
+        """Add the distribution of an installed module that the project imports."""
+        found = sys.modules.get(module.partition(".")[0])
+        file = None if found is None or is_ours(module) else getattr(found, "__file__", None)
+        place = installed_in(file) if isinstance(file, str) and not OBSERVER.counts(file) else None
+        for owner in () if place is None else distributions.owners(place):
+            self.parts[f"{owner.name} (installed)"] = owner.identity()
+            self.files.add(owner.record)
 
     def _add_function(self, label: str, function: FunctionType) -> None:
         code = function.__code__
-        path = lexical(Path(code.co_filename))
-        if is_ours(function.__module__) or not (path.is_file() and is_local(path, self._root)):
-            self.parts[label] = f"{function.__module__}.{function.__qualname__}"
+        source = self._code_source(function)
+        if source is None:
+            self._add_foreign_function(label, function)
             return
-        self.files.add(path)
-        source = self._source(path, function.__globals__)
+        self.files.add(source.path)
         node = source.find(code)
         if node is None:
-            # The file is newer than the code that was loaded from it: its new content is inspected next.
+            # Code that was made while it ran.
             self.parts[label] = code_text(code)
+            self._add_whole(source)
             return
         dropped = [item for item in getattr(node, "decorator_list", ()) if self._declares(source, item)]
         self.parts[label] = meaning(node, dropped)
@@ -113,6 +174,31 @@ class Reach:
         for position, value in enumerate((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())):
             self.add(f"{label}<default {position}>", value)
         self._add_reached(source, node, frozenset(cells), dropped)
+
+    def _add_foreign_function(self, label: str, function: FunctionType) -> None:
+        """Add a function of other packages: its name, and the project's functions that it wraps."""
+        self.parts[label] = f"{function.__module__}.{function.__qualname__}"
+        if is_ours(function.__module__):
+            return
+        held = {"wrapped": getattr(function, "__wrapped__", None)}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):
+                held[name] = cell.cell_contents
+        for name, value in held.items():
+            if isinstance(value, _FOLLOWED) or (value is not None and is_plain(value)):
+                self.add(f"{label}<{name}>", value)
+
+    def _code_source(self, function: FunctionType) -> Source | None:
+        """Return the file that a function of the project stands in; ``None`` for other code."""
+        path = Path(function.__code__.co_filename)
+        if is_ours(function.__module__ or "") or not (OBSERVER.counts(str(path)) and path.is_file()):
+            return None
+        return self._source(lexical(path), function.__globals__)
+
+    def _function_source(self, function: FunctionType) -> tuple[Source, FunctionNode] | None:
+        source = self._code_source(function)
+        node = None if source is None else source.find(function.__code__)
+        return None if source is None or node is None else (source, node)
 
     def _add_class(self, label: str, kind: type) -> None:
         self.parts[label] = f"{kind.__module__}.{kind.__qualname__}"
@@ -135,8 +221,24 @@ class Reach:
             )
         elif self._class_source(type(value)) is not None:
             self._add_fields(label, value, getattr(value, "__dict__", {}))
+        elif (place := self._find_name(value)) is not None:
+            # Its definition says more than its text: a decorator of other packages made it of a function.
+            self.parts[label] = f"{type(value).__qualname__} {place[1]}"
+            self._add_name(*place)
         else:
             self.parts[label] = f"{type(value).__qualname__} {_ADDRESS.sub('', repr(value))}"
+            for name in _WRAPPED:
+                inner = getattr(value, name, None)
+                if isinstance(inner, _FOLLOWED):
+                    self.add(f"{label}.{name}", inner)
+
+    def _find_name(self, value: object) -> tuple[Source, str] | None:
+        """Return the module-level name that defines an object, if a module of the project has one."""
+        for module in OBSERVER.modules().values():
+            for name, held in vars(module).items():
+                if held is value and (source := self._loaded_source(module)) and name in source.syntax.definitions:
+                    return source, name
+        return None
 
     def _add_fields(self, label: str, value: object, fields: Mapping[str, object]) -> None:
         self.parts[label] = f"{type(value).__qualname__}({', '.join(fields)})"
@@ -151,9 +253,20 @@ class Reach:
             self._add_whole(source)
 
     def _add_whole(self, source: Source) -> None:
+        """Add a file as a whole, with all that it reaches."""
+        if source.path in self._whole:
+            return
+        self._whole.add(source.path)
         self.files.add(source.path)
-        for name in source.syntax.definitions:
-            self._add_name(source, name)
+        tree = source.syntax.tree
+        declared = [node for node in tree.body if self._is_declared(source, node)]
+        self.parts[f"{self._place(source)}:(whole)"] = meaning(tree, declared)
+        for statement in tree.body:
+            if statement not in declared:
+                self._add_reached(source, statement)
+
+    def _is_declared(self, source: Source, node: ast.stmt) -> bool:
+        return any(self._declares(source, item) for item in getattr(node, "decorator_list", ()))
 
     def _add_reached(
         self,
@@ -164,8 +277,33 @@ class Reach:
     ) -> None:
         for dotted in free_names(node, bound, dropped):
             self._add_dotted(source, dotted)
+            if dotted[0] in _DYNAMIC_NAMES or not _DYNAMIC_ATTRIBUTES.isdisjoint(dotted[1:]):
+                self._add_all_within_reach(source)
+        self._add_named_by_text(source, node)
         for inner in source.syntax.imports_in(node):
             self._add_import(source, inner)
+
+    def _add_named_by_text(self, source: Source, node: ast.AST) -> None:
+        """Add what texts may name: a Build may hold the name of a function in place of the function."""
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                module, _, name = inner.value.rpartition(":")
+                first = name.partition(".")[0]
+                if first in source.syntax.definitions and not module:
+                    self._add_name(source, first)
+                elif module and first.isidentifier() and (found := self._module_source(module, source)):
+                    self._add_name(found, first)
+            elif isinstance(inner, ast.keyword) and inner.arg == "function" and not isinstance(inner.value, _NAMING):
+                self._add_all_within_reach(source)
+
+    def _add_all_within_reach(self, source: Source) -> None:
+        """Add a file and those that it imports as a whole: its code looks names up that its text does not have."""
+        self._add_whole(source)
+        for node in source.syntax.imports:
+            for module, name in imported_names(node, source.package):
+                for found in (self._module_source(module, source), self._module_source(f"{module}.{name}", source)):
+                    if found is not None:
+                        self._add_whole(found)
 
     def _add_dotted(self, source: Source, dotted: tuple[str, ...]) -> None:
         """Add ``a.b.c``: through modules of the project only the name at the end counts."""
@@ -176,20 +314,22 @@ class Reach:
         for position, attribute in enumerate(dotted[1:], start=1):
             inside = self._loaded_source(value)
             if inside is None:
-                self.add(f"{self._relative(source.path)}:{'.'.join(dotted[:position])}", value)
+                self.add(f"{self._place(source)}:{'.'.join(dotted[:position])}", value)
                 return
             inner = getattr(value, attribute, _ABSENT)
             if not isinstance(inner, ModuleType):
                 self._add_name(inside, attribute)
                 return
             value = inner
-        self.add(f"{self._relative(source.path)}:{'.'.join(dotted)}", value)
+        self.add(f"{self._place(source)}:{'.'.join(dotted)}", value)
 
     def _add_name(self, source: Source, name: str) -> None:
         """Add what a module-level name stands for: its plain value, or the statements that define it."""
-        label = f"{self._relative(source.path)}:{name}"
+        label = f"{self._place(source)}:{name}"
         value = source.namespace.get(name, _ABSENT)
         statements = source.syntax.definitions.get(name, ())
+        if value is _ABSENT and not statements and "__getattr__" in source.syntax.definitions:
+            self._add_name(source, "__getattr__")
         if label in self.parts or (value is _ABSENT and not statements):
             return
         self.files.add(source.path)
@@ -228,21 +368,27 @@ class Reach:
         for directory in dict.fromkeys([importer.path.parent, self._home]):
             base = directory.joinpath(*name.split("."))
             for candidate in (base.with_name(f"{base.name}.py"), base / "__init__.py"):
-                if candidate.is_file() and is_local(candidate, self._root):
+                if OBSERVER.counts(str(candidate)) and candidate.is_file():
                     return self._source(candidate, {"__name__": name})
         return None
 
     def _loaded_source(self, module: ModuleType) -> Source | None:
         path = module_file(module)
-        if path is None or path.suffix != ".py" or is_ours(module.__name__) or not is_local(path, self._root):
+        if path is None or path.suffix != ".py" or is_ours(module.__name__) or not OBSERVER.counts(str(path)):
             return None
         return self._source(path, vars(module))
 
     def _source(self, path: Path, namespace: Mapping[str, Any]) -> Source:
-        return Source(path, parse(path, path.read_bytes()), namespace)
+        return Source(path, parse(path, OBSERVER.read(path)), namespace)
 
-    def _relative(self, path: Path) -> str:
-        return Path(os.path.relpath(path, self._home)).as_posix()
+    def _place(self, source: Source) -> str:
+        return self._label(source.path, str(source.namespace.get("__name__", "")))
+
+    def _label(self, path: Path, module: str) -> str:
+        """Return what a file is called on any machine: outside the project, by its module."""
+        if path.is_relative_to(self._root) or path == self._kernel_file or not module:
+            return Path(os.path.relpath(path, self._home)).as_posix()
+        return f"{module.replace('.', '/')}{path.suffix}"
 
     def _declares(self, source: Source, decorator: ast.expr) -> bool:
         called = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -271,6 +417,10 @@ def imported_names(node: ast.Import | ast.ImportFrom, package: str, only: str = 
         except ImportError:
             return []
     return [(module, alias.name) for alias in node.names if only in ("", alias.asname or alias.name)]
+
+
+def _imports_all(node: ast.Import | ast.ImportFrom) -> bool:
+    return any(alias.name == "*" for alias in node.names)
 
 
 def is_plain(value: object) -> bool:

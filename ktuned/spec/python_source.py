@@ -31,10 +31,10 @@ class Syntax:
 
     @cached_property
     def definitions(self) -> dict[str, list[ast.stmt]]:
-        """The module-level statements that bind each name, also those inside ``if``, ``try``, ``with`` and loops."""
+        """The module-level statements that bind each name: the whole ``if``, ``try``, ``with`` or loop around one."""
         found: dict[str, list[ast.stmt]] = {}
-        for statement in _module_level(self.tree.body):
-            for name in _bound_by(statement):
+        for statement in self.tree.body:
+            for name in dict.fromkeys(_locals_of(statement)):
                 found.setdefault(name, []).append(statement)
         return found
 
@@ -202,27 +202,6 @@ def _locals_of(node: ast.AST) -> Iterator[str]:
         return
     for child in ast.iter_child_nodes(node):
         yield from _locals_of(child)
-
-
-def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        blocks: list[list[ast.stmt]] = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
-        blocks += [part.body for name in ("handlers", "cases") for part in getattr(statement, name, ())]
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or not any(blocks):
-            yield statement
-            continue
-        if isinstance(statement, ast.For | ast.AsyncFor | ast.With | ast.AsyncWith):
-            yield statement
-        for block in blocks:
-            yield from _module_level(block)
-
-
-def _bound_by(statement: ast.stmt) -> set[str]:
-    if isinstance(statement, ast.For | ast.AsyncFor):
-        return set(_locals_of(statement.target))
-    if isinstance(statement, ast.With | ast.AsyncWith):
-        return {name for item in statement.items if item.optional_vars for name in _locals_of(item.optional_vars)}
-    return set(_locals_of(statement))
 
 
 def _start(node: FunctionNode) -> tuple[str, int]:

@@ -7,9 +7,9 @@ import shutil
 from ktuned.backends import Registry, Unit
 from ktuned.ipc import Places, replies, requests
 from ktuned.model import BackendError, Outcome, Phase
-from ktuned.spec import forget_modules
+from ktuned.spec import OBSERVER, forget_modules
 from ktuned.worker import bytecode
-from ktuned.worker.inspect import check_digests
+from ktuned.worker.inspect import check_digests, digests_of
 from ktuned.worker.reply import Reply
 from ktuned.worker.seal import seal
 
@@ -41,8 +41,10 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     for unit in units:
         shutil.rmtree(into / unit.key, ignore_errors=True)
         (into / unit.key).mkdir(parents=True)
+    check_digests(kernel, places)
     # A Build may name a function of the kernel file: it must be the one that was digested.
-    forget_modules(places.root(kernel.project))
+    if not OBSERVER.holds(places.file(kernel.project, kernel.file), digests_of(kernel, places)):
+        forget_modules()
     reply.phase(Phase.COMPILE)
     for compiled in backend.compile(units, into):
         check_digests(kernel, places)

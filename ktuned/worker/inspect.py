@@ -17,7 +17,7 @@ from ktuned.model import (
     UsageError,
     canonical,
 )
-from ktuned.spec import describe, forget_modules, load_file
+from ktuned.spec import OBSERVER, FreshProcessNeeded, describe, load_file, load_unless_held
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel
@@ -36,10 +36,15 @@ def check_digests(kernel: requests.KernelRef, places: Places) -> None:
     Raises:
         SourceChanged: one does not; its results must not be recorded under the old digest.
     """
-    for name, digest in kernel.digests.items():
-        path = places.file(kernel.project, name)
-        if stamp(path) != digest:
+    for path, digest in digests_of(kernel, places).items():
+        # The bytes that were compiled, where this process has them: the file may have had others for a moment.
+        if stamp(path) != digest or OBSERVER.digest(path) not in (None, digest):
             raise SourceChanged(f"{path} changed after it was inspected")
+
+
+def digests_of(kernel: requests.KernelRef, places: Places) -> dict[Path, str]:
+    """Return the files that a kernel was inspected in, with their digests, on this machine."""
+    return {places.file(kernel.project, name): digest for name, digest in kernel.digests.items()}
 
 
 def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
@@ -51,8 +56,7 @@ def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
         SourceChanged: it is no longer the file that was inspected.
     """
     root, path = places.root(wanted.project), places.file(wanted.project, wanted.file)
-    forget_modules(root)
-    loaded = load_file(path, root)
+    loaded = load_unless_held(path, root, digests_of(wanted, places))
     check_digests(wanted, places)
     for kernel in loaded.kernels:
         if kernel.name == wanted.kernel:
@@ -73,13 +77,16 @@ class Inspector:
         """Import each of the request's files and send an item for it."""
         reply.phase(Phase.INSPECT)
         root = self._places.root(request.project)
-        for name in request.files:
+        for position, name in enumerate(request.files):
             path = self._places.file(request.project, name)
-            reply.item(self._inspect_file(name, path, root, request.project))
+            try:
+                item = self._inspect_file(name, path, root, request.project)
+            except FreshProcessNeeded as needed:
+                raise FreshProcessNeeded(replace(request, files=request.files[position:])) from needed
+            reply.item(item)
         return replies.Empty()
 
     def _inspect_file(self, name: str, path: Path, root: Path, project: str) -> replies.InspectedFile:
-        forget_modules(root)
         loaded = load_file(path, root, self._registry.names)
         kernels = []
         errors = list(loaded.errors)
@@ -99,7 +106,7 @@ class Inspector:
             errors=tuple(
                 replies.FileFault(error.code, error.message, error.hint, error.path, error.line) for error in errors
             ),
-            digests={relative(path, str(root)): digest for path, digest in stamps(sorted(files)).items()},
+            digests={relative(path, str(root)): digest for path, digest in stamps(sorted(files), loaded.files).items()},
         )
 
     def _backend_of(self, kernel: Kernel) -> str:

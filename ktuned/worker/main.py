@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ktuned.backends import Registry
-from ktuned.ipc import Places, frames, replies, requests
+from ktuned.ipc import InvalidMessage, Places, frames, replies, requests
 from ktuned.model import Role
+from ktuned.spec import OBSERVER, FreshProcessNeeded
 from ktuned.worker import bytecode
 from ktuned.worker.failures import describe_failure
 from ktuned.worker.reply import Reply
+from ktuned.worker.restart import Beginning, resumed
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -35,6 +37,19 @@ def _messages(read_fd: int) -> Iterator[dict[str, Any]]:
     decoder = frames.Decoder()
     while data := os.read(read_fd, _READ_BYTES):
         yield from decoder.feed(data)
+
+
+def _requests(
+    read_fd: int, pending: requests.Request[Any, Any] | None
+) -> Iterator[requests.Request[Any, Any] | InvalidMessage]:
+    """Yield each request, the pending one first; one that cannot be read is yielded as its error."""
+    if pending is not None:
+        yield pending
+    for message in _messages(read_fd):
+        try:
+            yield requests.decode(message)
+        except InvalidMessage as error:
+            yield error
 
 
 def _die_with(daemon_pid: int) -> None:
@@ -151,9 +166,10 @@ def main(argv: list[str]) -> int:
     """Serve the requests on a file descriptor until the daemon closes it or dies.
 
     ``argv`` holds the worker's role, that descriptor, the one for answers, the daemon's process id and this machine's
-    :class:`Places`.
+    :class:`Places`; after a restart also the request to carry on with.
     """
-    role, *numbers, places = argv
+    beginning = Beginning.here()
+    (role, *numbers, places), pending = argv[:5], resumed(argv[5:])
     read_fd, write_fd, daemon_pid = map(int, numbers)
     _die_with(daemon_pid)
     for descriptor in (read_fd, write_fd):
@@ -163,15 +179,22 @@ def main(argv: list[str]) -> int:
     # Importing a kernel file must not write beside it: that would be a change that the daemon watches.
     sys.dont_write_bytecode = True
     reply = Reply(write_fd)
+    OBSERVER.may_restart = True
     operations = Operations(Places.from_argument(places), role)
-    reply.send(replies.Done(replies.Ready(os.getpid())))
-    for message in _messages(read_fd):
+    if pending is None:
+        reply.send(replies.Done(replies.Ready(os.getpid())))
+    for request in _requests(read_fd, pending):
         answer: replies.Answer
         try:
-            request = requests.decode(message)
+            if isinstance(request, InvalidMessage):
+                raise request
             answer = replies.Done(operations.carry_out(request, reply))
         except MemoryError:
             return frames.OUT_OF_MEMORY
+        except FreshProcessNeeded as needed:
+            _flush()
+            assert not isinstance(request, InvalidMessage)
+            beginning.again(needed.rest or request, (read_fd, write_fd))
         except BaseException as error:
             # User code may raise anything: a SystemExit of its own must not end this process.
             answer = replies.Failed(describe_failure(error))

@@ -137,11 +137,11 @@ def test_an_edited_kernel_file_is_compiled_as_it_is_now(compile_one: CompileOne,
     _, first = compile_one(wanted, file=file)
     text = (tmp_path / "kernels.py").read_text()
     (tmp_path / "kernels.py").write_text(text.replace(".load() * factor", ".load() + factor"))
-    forget_modules(tmp_path)
+    forget_modules()
     _, second = compile_one(wanted, file=file)
     assert (first / CUBIN_FILE).read_bytes() != (second / CUBIN_FILE).read_bytes()
     assert "kernels" in sys.modules
-    forget_modules(tmp_path)
+    forget_modules()
 
 
 @pytest.mark.parametrize(("target", "flags"), [("sm_80", 0x50), ("sm_90a", 0x5A), ("sm_100a", 0x64), ("sm_120a", 0x78)])

@@ -296,10 +296,10 @@ class TestEditing:
     def digest(self, root: Path, **changes: Any) -> str:
         """Return the kernel's source digest, which enters its artifacts' keys."""
         path = self.write(root, **changes)
-        forget_modules(root)
+        forget_modules()
         (kernel,) = load_file(path, root).kernels
         digest = describe(kernel, "project", root).source_digest
-        forget_modules(root)
+        forget_modules()
         return digest
 
     def test_an_edit_of_the_function_changes_the_artifacts_keys(self, tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ class TestEditing:
         compile_units(Registry(), places, request, KeptItems())
         path.write_text(path.read_text().replace("double", "twice"))
         compile_units(Registry(), places, request, KeptItems())
-        forget_modules(tmp_path)
+        forget_modules()
         assert [item.outcome for item in items] == [None, Outcome.COMPILE_ERROR]
         assert items[1].message.startswith("tune_it.py: there is no function 'double'")
 

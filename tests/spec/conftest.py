@@ -45,7 +45,7 @@ class Project:
 
     def load(self, name: str = "tune_it.py", backends: list[str] | None = None) -> Loaded:
         """Load a kernel file as a worker does after a save."""
-        forget_modules(self.root)
+        forget_modules()
         return load_file(self.root / name, self.root, backends)
 
     def kernel(self, **arguments: str) -> Kernel:
@@ -72,4 +72,4 @@ def project(tmp_path: Path) -> Iterator[Project]:
     """An empty project, forgotten afterwards."""
     project = Project(tmp_path.resolve())
     yield project
-    forget_modules(project.root)
+    forget_modules()

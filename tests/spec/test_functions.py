@@ -75,7 +75,7 @@ def test_a_function_is_found_again_by_its_name(project: Project, file: Path, att
     function = getattr(kernel_module(file), attribute)
     assert functions.name_of(function) == name
     assert functions.find(name, file) is function
-    forget_modules(project.root)
+    forget_modules()
     again = functions.find(name, file)
     assert again is not function
     assert again(2) == function(2)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import py_compile
 import sys
 from pathlib import Path
 
 import pytest
 
+from ktuned.spec.digest import describe
+from ktuned.spec.loader import forget_modules
 from tests.spec.conftest import HEADER_LINES, Project
 
 KERNEL = """
@@ -132,13 +137,71 @@ def test_same_file_names_do_not_mix(project: Project) -> None:
 
 
 def test_load_leaves_no_trace(project: Project) -> None:
-    """Loading writes no bytecode and leaves ``sys.path`` and the bytecode setting as they were."""
-    before = (list(sys.path), sys.dont_write_bytecode)
-    project.write("helper.py", "x = 1\n")
+    """Loading writes no bytecode; forgetting leaves ``sys.path`` and ``os.environ`` as they were."""
+    before = list(sys.path), dict(os.environ)
+    project.write("helper.py", "import os, sys\nsys.path.append('/here')\nos.environ['HERE'] = 'yes'\n")
     project.write("tune_it.py", "import helper\n")
     project.load()
     assert not [path for path in project.root.rglob("*") if "__pycache__" in path.parts]
-    assert (list(sys.path), sys.dont_write_bytecode) == before
+    forget_modules()
+    assert (list(sys.path), dict(os.environ)) == before
+    assert "helper" not in sys.modules
+
+
+def test_stale_bytecode_is_not_run(project: Project) -> None:
+    """A module is compiled from its source, whatever bytecode of the same size and time lies beside it."""
+    helper = project.write("helper.py", "NAME = 'old'\n")
+    times = helper.stat()
+    py_compile.compile(str(helper))
+    helper.write_text("NAME = 'new'\n")
+    os.utime(helper, ns=(times.st_atime_ns, times.st_mtime_ns))
+    project.write("tune_it.py", f"import helper\n{kernel('k', 'name=helper.NAME')}")
+    assert project.load().kernels[0].name == "new"
+
+
+def test_digest_is_that_of_the_bytes_that_ran(project: Project) -> None:
+    """A file that is saved again while it is imported has the digest of the code that was compiled."""
+    helper = project.write("helper.py", "import pathlib\npathlib.Path(__file__).write_text('NAME = 2')\nNAME = 'ran'\n")
+    content = helper.read_bytes()
+    project.write("tune_it.py", f"import helper\n{kernel('k', 'name=helper.NAME')}")
+    loaded = project.load()
+    assert loaded.kernels[0].name == "ran"
+    expected = hashlib.sha256(content).hexdigest()
+    assert loaded.files[helper] == expected
+    assert describe(loaded.kernels[0], "project", project.root).stamps[str(helper)] == expected
+
+
+def test_code_beside_the_root_is_imported_again(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Modules that lie outside the root are dropped and counted like those below it."""
+    beside = tmp_path_factory.mktemp("shared").resolve()
+    module = beside / "beside.py"
+    setup = f"import sys\nsys.path.insert(1, {str(beside)!r})\nimport beside\n"
+    project.write("tune_it.py", f"{setup}{kernel('k', 'name=beside.NAME')}")
+    for name in ("first", "second"):
+        module.write_text(f"NAME = {name!r}\n")
+        loaded = project.load()
+        assert loaded.kernels[0].name == name
+        assert module in loaded.files
+
+
+def test_functions_import_when_they_are_called(project: Project) -> None:
+    """A module beside the kernel file is found by an import inside a function, too, which runs after the load."""
+    project.write("lazy.py", "SHAPE = 3\n")
+    text = kernel("k").replace("lambda p: dict(A=tensor(1))", "made")
+    project.write("tune_it.py", "def made(p):\n    from lazy import SHAPE\n    return dict(A=tensor(SHAPE))\n" + text)
+    specs = project.load().kernels[0].input_specs({})
+    assert specs["A"].shape == (3,)
+
+
+def test_module_that_would_shadow_is_missed(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A file whose appearance would change what an import finds is an entry: absent."""
+    beside = tmp_path_factory.mktemp("shared").resolve()
+    (beside / "later.py").write_text("")
+    setup = f"import sys\nsys.path.append({str(beside)!r})\n"
+    project.write("tune_it.py", f"{setup}try:\n    import quick\nexcept ImportError:\n    import later\n{kernel('k')}")
+    stamps = project.describe()["k"].stamps
+    for name in ("quick.py", "quick/__init__.py", "later.py"):
+        assert stamps[str(project.root / name)] == ""
 
 
 def test_installed_code_in_the_root_is_foreign(project: Project) -> None:
@@ -158,7 +221,7 @@ def test_files_are_the_projects_own(project: Project) -> None:
     """``files`` names the kernel file and the project's modules that it imported."""
     project.write("helper.py", "x = 1\n")
     project.write("tune_it.py", "import json, helper\n")
-    assert [path.name for path in project.load().files] == ["helper.py", "tune_it.py"]
+    assert sorted(path.name for path in project.load().files) == ["helper.py", "tune_it.py"]
 
 
 def test_paths_may_be_relative(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def root(tmp_path: Path) -> Any:
     root = tmp_path.resolve()
     (root / "tune_it.py").write_text(KERNEL_FILE)
     yield root
-    forget_modules(root)
+    forget_modules()
 
 
 def kernel_ref(root: Path, name: str = "it") -> requests.KernelRef:

@@ -1,0 +1,245 @@
+"""Observer of the Python code that a process runs for one kernel file: each file is read once, digested and compiled.
+
+While a kernel file is loaded, the modules that count by content (:mod:`ktuned.spec.origin`) are compiled from the very
+bytes that are digested, never from bytecode that an earlier file left behind. The hook is the source loader's
+``get_code``: all ways to a module end there, those of editable installs and of ``spec_from_file_location`` too.
+
+The observation goes on until the next kernel file is begun: functions import, too, when they are called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import linecache
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from ktuned.ipc import lexical, stamp
+from ktuned.spec import distributions
+from ktuned.spec.origin import installed_in, is_foreign, is_ours
+
+_get_code = SourceFileLoader.get_code
+
+
+class FreshProcessNeeded(BaseException):
+    """A load that this process cannot make, because what it loaded before cannot be dropped.
+
+    It is no ``Exception``, which code may catch: the worker begins again as a fresh process, with the request, or with
+    ``rest`` in its place.
+    """
+
+    def __init__(self, rest: Any = None) -> None:
+        super().__init__()
+        self.rest = rest
+
+
+class Observer:
+    """The files that one kernel file's code came from, with the digests of the bytes that were compiled.
+
+    ``generation`` counts the kernel files that this process has begun; ``may_restart`` is true in a worker, which can
+    begin again as a fresh process.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.may_restart = False
+        self.kernel_file: Path | None = None
+        self._is_installed = False
+        self._contents: dict[Path, bytes] = {}
+        self._extensions: dict[Path, str] = {}
+        self._missed: set[Path] = set()
+        self._at_start: frozenset[str] = frozenset()
+        self._before: frozenset[str] = frozenset()
+        self._path: list[str] = []
+        self._environ: dict[str, str] = {}
+        self._own: tuple[str, ...] = ()
+
+    def begin(self, kernel_file: Path, root: Path) -> None:
+        """Forget the last kernel file, and observe another: its directory is first on ``sys.path`` from now on."""
+        self.end()
+        self._install()
+        self.generation += 1
+        self.kernel_file = kernel_file
+        self._own = _own_places(kernel_file, root)
+        self._before = frozenset(sys.modules)
+        self._path, self._environ = list(sys.path), dict(os.environ)
+        sys.path.insert(0, str(kernel_file.parent))
+        importlib.invalidate_caches()
+
+    def end(self) -> None:
+        """Drop all modules that count by content, and restore ``sys.path`` and ``os.environ``."""
+        if self.kernel_file is None:
+            return
+        for name in self._modules():
+            del sys.modules[name]
+        for path in self._contents:
+            linecache.cache.pop(str(path), None)
+        sys.path[:] = self._path
+        if dict(os.environ) != self._environ:
+            os.environ.clear()
+            os.environ.update(self._environ)
+        self.kernel_file = None
+        self._contents = {}
+        self._missed = set()
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if native modules were loaded that have changed since: a process can load each only once."""
+        return any(stamp(path) != digest for path, digest in self._extensions.items())
+
+    def counts(self, path: str) -> bool:
+        """Return whether a file of code counts by its content."""
+        return self.kernel_file is not None and (path.startswith(self._own) or not is_foreign(path))
+
+    def counts_module(self, module: ModuleType) -> bool:
+        """Return whether a module's code counts by its content."""
+        file = getattr(module, "__file__", None)
+        return isinstance(file, str) and self.counts(file) and not is_ours(module.__name__)
+
+    def read(self, path: Path) -> bytes:
+        """Return a file's bytes: those that were compiled, or else read now; they are the same from then on.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if path not in self._contents:
+            self._contents[path] = path.read_bytes()
+        return self._contents[path]
+
+    def take(self, path: Path, content: bytes) -> bytes:
+        """Take in the bytes that are about to be compiled; return those that this observation had read before."""
+        held = self._contents.setdefault(path, content)
+        # What reads source by the file's name, as Triton's compiler does, gets the same text.
+        text = held.decode("utf-8", "replace")
+        linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
+        return held
+
+    def note_search(self, name: str) -> None:
+        """Note where a package or module would shadow the one that an import found, or did not find."""
+        if name in self._at_start or is_ours(name):
+            return
+        found = sys.modules.get(name)
+        file = getattr(found, "__file__", None)
+        package = getattr(found, "__path__", None)
+        place = os.path.dirname(file) if isinstance(file, str) else ""
+        directories = list(sys.path)
+        if place:
+            place = os.path.dirname(place) if package is not None else place
+            directories = directories[: directories.index(place)] if place in directories else []
+        self.miss(candidates(name, directories))
+
+    def miss(self, paths: Sequence[Path]) -> None:
+        """Note files that were looked for and are not there."""
+        self._missed.update(paths)
+
+    @property
+    def files(self) -> dict[Path, str]:
+        """Every file that was read, with the digest of its bytes, and those that were missed."""
+        self._note_extensions()
+        found = {path: hashlib.sha256(content).hexdigest() for path, content in self._contents.items()}
+        # What was missed at first may have been written since, by the code itself.
+        return {**{path: stamp(path) for path in self._missed}, **self._extensions, **found}
+
+    def digest(self, path: Path) -> str | None:
+        """Return the digest of the bytes that were read of a file, if they were."""
+        content = self._contents.get(path)
+        return None if content is None else hashlib.sha256(content).hexdigest()
+
+    def holds(self, kernel_file: Path, digests: Mapping[Path, str]) -> bool:
+        """Return whether a kernel file is loaded from the very bytes of ``digests``."""
+        if kernel_file != self.kernel_file or kernel_file not in digests:
+            return False
+        return all(digests.get(path, digest) == digest for path, digest in self.files.items())
+
+    def modules(self) -> dict[str, ModuleType]:
+        """Return the modules that count by content, by name."""
+        return {name: sys.modules[name] for name in self._modules()}
+
+    def _modules(self) -> list[str]:
+        names = [name for name in sys.modules if name not in self._before and not is_ours(name)]
+        return [name for name in names if name != "__main__" and self._is_counted(sys.modules[name])]
+
+    def _is_counted(self, module: ModuleType) -> bool:
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            return self.counts(file)
+        # A package without __init__.py; walking over its path looks for more on the disk each time.
+        path = getattr(module, "__path__", ())
+        return any(self.counts(f"{place}/") for place in getattr(path, "_path", path))
+
+    def _note_extensions(self) -> None:
+        for name in self._modules():
+            file = getattr(sys.modules[name], "__file__", None)
+            if isinstance(file, str) and file.endswith(tuple(EXTENSION_SUFFIXES)):
+                path = lexical(Path(file))
+                self._extensions.setdefault(path, stamp(path))
+
+    def _install(self) -> None:
+        if self._is_installed:
+            return
+        self._is_installed = True
+        self._at_start = frozenset(sys.modules)
+        SourceFileLoader.get_code = _observed_code  # type: ignore[method-assign, assignment]
+        sys.meta_path.append(_Missed())
+
+
+OBSERVER = Observer()
+"""The observer of this process: imports are a process's own."""
+
+
+class _Missed:
+    """The last finder: what comes here was found by no other."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        """Note where a module was looked for that project code asked for; it stays missing."""
+        if OBSERVER.kernel_file is not None and OBSERVER.counts(_importer()):
+            OBSERVER.miss(candidates(name, sys.path if path is None else path))
+        return None
+
+
+def candidates(name: str, directories: Sequence[str]) -> list[Path]:
+    """Return the files that would be the module of a name, if they appeared in any of these directories.
+
+    Directories whose code does not count by content are left out.
+    """
+    last = name.rpartition(".")[2]
+    places = [os.path.abspath(directory) for directory in directories]
+    return [
+        Path(place, file)
+        for place in dict.fromkeys(places)
+        if OBSERVER.counts(f"{place}/")
+        for file in (f"{last}.py", f"{last}/__init__.py")
+    ]
+
+
+def _importer() -> str:
+    frame = sys._getframe(2)
+    while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame.f_code.co_filename
+
+
+def _observed_code(loader: SourceFileLoader, name: str) -> CodeType | None:
+    path = loader.get_filename(name)
+    if not OBSERVER.counts(path) or is_ours(name):
+        return _get_code(loader, name)
+    place = lexical(Path(path))
+    content = OBSERVER.take(place, loader.get_data(path))
+    return loader.source_to_code(content, path)
+
+
+def _own_places(kernel_file: Path, root: Path) -> tuple[str, ...]:
+    """Return the beginnings of installed paths that count by content: those of the kernel file's own distribution."""
+    place = installed_in(str(kernel_file))
+    if place is None:
+        return ()
+    tops = distributions.siblings(place)
+    own = [f"{root}/"] if installed_in(f"{root}/x") else []
+    own += [f"{place.site}/{top}{end}" for top in {place.package, *tops} for end in ("/", ".py")]
+    return tuple(own)

@@ -1,0 +1,68 @@
+"""Origin of Python code: counted by its content, or by the distribution that installed it.
+
+Code of the project, and of the distribution that defines the kernel file, counts by content wherever it lies: beside
+the root, or installed editable. The standard library is part of the interpreter, ktuned and its plugins of the
+toolchain, and all other installed code counts by its distribution (:mod:`ktuned.spec.distributions`).
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import NamedTuple
+
+from ktuned.backends import ENTRY_POINT_GROUP as BACKENDS_GROUP
+
+FOREIGN_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
+"""Directories of installed code: not the project's, even when the environment lies inside the project."""
+
+OUR_PACKAGE = Path(__file__).resolve().parent.parent
+"""ktuned itself, which is not the project's code either, also when the project is a checkout of ktuned."""
+
+_STDLIB_DIRECTORIES = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
+_ZIPPED = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+_STDLIB = tuple(f"{place}/" for stdlib in _STDLIB_DIRECTORIES for place in (stdlib, stdlib.parent / _ZIPPED))
+
+
+class Installed(NamedTuple):
+    """A place in an environment: its directory of packages, and the package or module there."""
+
+    site: str
+    top: str
+
+    @property
+    def package(self) -> str:
+        """The name that the package or module is imported by."""
+        return self.top.partition(".")[0]
+
+
+@cache
+def installed_in(path: str) -> Installed | None:
+    """Return where a file is installed, or ``None`` for one that is not."""
+    parts = path.split("/")
+    for position in range(len(parts) - 2, 0, -1):
+        if parts[position] in FOREIGN_DIRECTORIES:
+            return Installed("/".join(parts[: position + 1]), parts[position + 1])
+    return None
+
+
+@cache
+def is_foreign(path: str) -> bool:
+    """Return whether a file is of ktuned, of the interpreter or installed, and counts by no content of its own."""
+    if not path.startswith("/") or path.startswith(f"{OUR_PACKAGE}/") or installed_in(path) is not None:
+        return True
+    return path.startswith(_STDLIB) or str(Path(path).resolve()).startswith(_STDLIB)
+
+
+def is_ours(module_name: str) -> bool:
+    """Return whether a module is of ktuned or an installed plugin: never the project's, even below its root."""
+    return module_name.partition(".")[0] in _our_packages()
+
+
+@cache
+def _our_packages() -> frozenset[str]:
+    points = [*entry_points(group=BACKENDS_GROUP), *entry_points(group="ktuned.strategies")]
+    return frozenset({"ktuned", "ktuned_client", *(point.module.partition(".")[0] for point in points)})

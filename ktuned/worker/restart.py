@@ -1,0 +1,60 @@
+"""Restart of a worker as a fresh process, which carries on with the request that needs one.
+
+User code may leave in a process what cannot be dropped: operators that torch has registered, native modules, hooks.
+The process then executes its interpreter again, with the same pipes and process id, so that the daemon sees nothing
+but a longer request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ktuned.ipc import frames, requests
+from ktuned.model import Record, record
+
+
+@record
+class Beginning(Record):
+    """What a process was started with, before user code ran in it."""
+
+    arguments: tuple[str, ...]
+    environ: Mapping[str, str]
+    directory: str
+
+    @classmethod
+    def here(cls) -> Beginning:
+        """Return this process's, as it is now; arguments of an earlier restart are left out."""
+        arguments = [argument for argument in sys.orig_argv[1:] if not argument.startswith(_RESUMED)]
+        return cls(tuple(arguments), dict(os.environ), os.getcwd())
+
+    def again(self, request: requests.Request[Any, Any], kept: tuple[int, ...]) -> NoReturn:
+        """Become a fresh process that has this request and these file descriptors, and no others."""
+        descriptor = os.memfd_create("ktuned-request")
+        with open(descriptor, "wb", closefd=False) as stream:
+            stream.write(requests.encode(request))
+        for other in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                os.set_inheritable(other, other <= 2 or other in (*kept, descriptor))
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.chdir(self.directory)
+        resumed = f"{_RESUMED}{descriptor}"
+        os.execve(sys.executable, [sys.executable, *self.arguments, resumed], dict(self.environ))
+
+
+_RESUMED = "--resumed="
+
+
+def resumed(arguments: list[str]) -> requests.Request[Any, Any] | None:
+    """Return the request that a restarted worker carries on with, from its additional arguments; else ``None``."""
+    if not arguments:
+        return None
+    descriptor = int(arguments[0].removeprefix(_RESUMED))
+    with open(descriptor, "rb") as stream:
+        stream.seek(0)
+        (message,) = frames.Decoder().feed(stream.read())
+    return requests.decode(message)
