@@ -20,7 +20,7 @@ from ktuned.model import Record, record
 
 @record
 class Beginning(Record):
-    """What a process was started with, before user code ran in it."""
+    """The command, environment and directory that a process was started with."""
 
     arguments: tuple[str, ...]
     environ: Mapping[str, str]
