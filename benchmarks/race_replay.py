@@ -19,7 +19,9 @@ from typing import Any, Self
 
 from ktuned.ipc import requests
 from ktuned.model import Preset
+from ktuned.tuning.finalists import Range, chosen, figures
 from ktuned.worker.race import Ending, Race
+from ktuned.worker.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Replays:
         configs = self._recording.configs
         order = dice.sample(range(len(configs)), len(configs))
         incumbent: requests.Incumbent | None = None
-        found: dict[int, float] = {}
+        found: dict[int, Samples] = {}
         beaten = 0
         device = _Device(self._clock(dice))
         for index in order:
@@ -143,23 +145,30 @@ class Replays:
             self._sample(race, configs[index], device, dice)
             if race.ending is Ending.HOPELESS:
                 continue
-            median_us = found[index] = race.samples.median_us
+            found[index] = race.samples
+            median_us = race.samples.median_us
             if race.ending is Ending.BEATEN:
                 beaten += 1
             elif incumbent is None or median_us < incumbent.latency_us:
                 incumbent = requests.Incumbent(median_us, *race.samples.interval_us)
         lane_s = device.now_us / 1e6
-        winner = self._final_round(sorted(found, key=found.__getitem__)[: self._preset.finalists], device, dice)
+        ranked = sorted(found, key=lambda index: found[index].median_us)
+        ranges = [Range.of(one.median_us, one.spread_us, one.interval_us) for one in map(found.__getitem__, ranked)]
+        finalists = [ranked[place] for place in chosen(ranges, self._preset.finalists)]
+        winner = self._final_round(finalists, device, dice)
         return Replay(self._medians[winner] / min(self._medians) - 1, lane_s, beaten)
 
     def _final_round(self, finalists: Sequence[int], device: _Device, dice: random.Random) -> int:
-        medians: dict[int, list[float]] = {index: [] for index in finalists}
-        for _ in range(self._preset.finalist_rounds):
-            for index, rounds in medians.items():
+        rounds: list[dict[int | None, float]] = []
+        for turn in range(self._preset.finalist_rounds):
+            first = turn % len(finalists)
+            rounds.append({})
+            for index in (*finalists[first:], *finalists[:first]):
                 race = Race(self._preset, resolution_us=self._recording.resolution_us)
                 self._sample(race, self._recording.configs[index], device, dice)
-                rounds.append(race.samples.median_us)
-        return min(medians, key=lambda index: statistics.median(medians[index]))
+                rounds[-1][index] = race.samples.median_us
+        decided = figures(rounds, finalists)
+        return min(finalists, key=lambda index: decided[index].latency_us)
 
     def _sample(self, race: Race, recorded: Recorded, device: _Device, dice: random.Random) -> None:
         """Let a config take its part."""

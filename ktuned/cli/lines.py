@@ -17,8 +17,12 @@ from ktuned.cli.progress import (
     WinnerChanged,
     WorkerChanged,
     ratio,
+    span,
 )
 from ktuned.model import JobState, Problem
+
+WIDE = 1.25
+"""Ratio of a figure's largest and smallest likely value from which on a warning is due."""
 
 
 def title(job: JobView) -> str:
@@ -28,6 +32,22 @@ def title(job: JobView) -> str:
 
 def _title(kernel: str, problem: Problem, device: str) -> str:
     return f"{kernel} [{text.flat(problem)}] on {device}" if problem else f"{kernel} on {device}"
+
+
+def doubts(job: JobView) -> list[str]:
+    """Return a warning for each figure of a tuned job that speed-ups are given against and that is hardly known."""
+    if not job.has_winner:
+        return []
+    found = []
+    if job.speedup_range is not None and job.speedup_range[1] > WIDE * job.speedup_range[0]:
+        low, high = map(text.times, job.speedup_range)
+        found.append(f"the speed-up over the default is anything from {low} to {high}")
+    reference = span(job.reference_us, job.reference_spread_us)
+    if reference is not None and reference[1] > WIDE * reference[0]:
+        low, high = map(text.latency, reference)
+        found.append(f"the reference took anything from {low} to {high}")
+    why = "as rounds of the final measurement differ; other programs or unlocked clocks do that"
+    return [f"{title(job)}: {doubt}, {why}" for doubt in found]
 
 
 def progress(job: JobView) -> str:

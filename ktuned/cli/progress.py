@@ -54,8 +54,11 @@ class JobView:
     best_us: float | None = None
     best_config: Config | None = None
     announced_us: float | None = None
+    best_spread_us: float | None = None
     default_us: float | None = None
+    default_spread_us: float | None = None
     reference_us: float | None = None
+    reference_spread_us: float | None = None
     before_us: float | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -84,6 +87,12 @@ class JobView:
     def speedup(self) -> float | None:
         """Speed-up of the best config over the declared default."""
         return ratio(self.default_us, self.best_us)
+
+    @property
+    def speedup_range(self) -> tuple[float, float] | None:
+        """The speed-ups over the default that the spreads of both leave open."""
+        default, best = span(self.default_us, self.default_spread_us), span(self.best_us, self.best_spread_us)
+        return None if default is None or best is None else (default[0] / best[1], default[1] / best[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +227,15 @@ def ratio(before_us: float | None, now_us: float | None) -> float | None:
     return before_us / now_us if before_us and now_us else None
 
 
+def span(latency_us: float | None, spread_us: float | None) -> tuple[float, float] | None:
+    """Return the ends of a latency's spread around it, or ``None`` if either is unknown."""
+    if not latency_us or spread_us is None:
+        return None
+    # A spread of twice the latency or more would begin at nothing.
+    half_us = min(spread_us / 2, 0.9 * latency_us)
+    return latency_us - half_us, latency_us + half_us
+
+
 def begin(jobs: Iterable[Mapping[str, Any]]) -> View:
     """Return the view of these job maps."""
     view, _ = resync(View(), jobs)
@@ -298,8 +316,11 @@ def _take_state(view: View, state: Mapping[str, Any]) -> tuple[View, tuple[News,
         done=state.get("done", before.done),
         total=state.get("total"),
         best_us=state.get("best_us"),
+        best_spread_us=state.get("best_spread_us"),
         default_us=state.get("default_us"),
+        default_spread_us=state.get("default_spread_us"),
         reference_us=state.get("reference_us"),
+        reference_spread_us=state.get("reference_spread_us"),
         outcomes=state.get("outcomes", before.outcomes),
         message=state.get("message", ""),
         is_compile_only=bool((state.get("plan") or {}).get("compile_only")),

@@ -24,6 +24,13 @@ def latency(value_us: float | None, digits: int = 4) -> str:
     return f"{_figure(value_us / 1e6, digits)} s"
 
 
+def latency_within(value_us: float | None, spread_us: float | None) -> str:
+    """Return a latency with half its spread in percent, if that is known."""
+    if not value_us or spread_us is None:
+        return latency(value_us)
+    return f"{latency(value_us)} ±{50 * spread_us / value_us:.2g} %"
+
+
 def spread(value_us: float | None) -> str:
     """Return the spread of a latency's samples, with two digits."""
     return latency(value_us, digits=2)

@@ -50,8 +50,8 @@ class Job(Record):
 
     ``done`` counts configs with an outcome, ``total`` all configs (``None`` if the space cannot be counted),
     ``outcomes`` them by outcome. ``default_us`` and ``reference_us`` are the latencies of the declared default and the
-    reference. Times are Unix seconds. ``key_problem`` is ``None`` in jobs of older stores, which
-    kept only the whole problem.
+    reference; the spreads are those of the final round, where it has been. Times are Unix seconds. ``key_problem`` is
+    ``None`` in jobs of older stores, which kept only the whole problem.
     """
 
     id: int
@@ -68,8 +68,11 @@ class Job(Record):
     done: int = 0
     total: int | None = None
     best_us: float | None = None
+    best_spread_us: float | None = None
     default_us: float | None = None
+    default_spread_us: float | None = None
     reference_us: float | None = None
+    reference_spread_us: float | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
     message: str = ""
     cost: Mapping[str, float] = field(default_factory=dict)

@@ -38,7 +38,8 @@ def update(connection: sqlite3.Connection, job: Job) -> None:
     """
     changed = connection.execute(
         """UPDATE jobs SET state = ?, priority = ?, reason = ?, plan = ?, started = ?, finished = ?, done = ?,
-        total = ?, best_us = ?, default_us = ?, reference_us = ?, outcomes = ?, message = ?, cost = ? WHERE id = ?""",
+        total = ?, best_us = ?, best_spread_us = ?, default_us = ?, default_spread_us = ?, reference_us = ?,
+        reference_spread_us = ?, outcomes = ?, message = ?, cost = ? WHERE id = ?""",
         (
             job.state,
             job.priority,
@@ -49,8 +50,11 @@ def update(connection: sqlite3.Connection, job: Job) -> None:
             job.done,
             job.total,
             job.best_us,
+            job.best_spread_us,
             job.default_us,
+            job.default_spread_us,
             job.reference_us,
+            job.reference_spread_us,
             json.dumps(dict(job.outcomes)),
             job.message,
             json.dumps(dict(job.cost)),

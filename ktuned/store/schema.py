@@ -112,6 +112,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             admitted INTEGER NOT NULL, PRIMARY KEY (kernel, space, problem, config)
         ) WITHOUT ROWID""",
     ),
+    (
+        "ALTER TABLE jobs ADD COLUMN best_spread_us REAL",
+        "ALTER TABLE jobs ADD COLUMN default_spread_us REAL",
+        "ALTER TABLE jobs ADD COLUMN reference_spread_us REAL",
+    ),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

@@ -253,8 +253,11 @@ class Progress:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     compiled: int = 0
     best_us: float | None = None
+    best_spread_us: float | None = None
     default_us: float | None = None
+    default_spread_us: float | None = None
     reference_us: float | None = None
+    reference_spread_us: float | None = None
     reused: int = 0
     cost: dict[str, float] = field(default_factory=dict)
     budget_s: float | None = None
@@ -280,13 +283,16 @@ class Progress:
         """True if this job has used a lane: configs that were known, or carried over, need none."""
         return self.cost.get("lane_s", 0.0) > 0
 
-    def count(self, outcome: Outcome, latency_us: float | None, *, is_default: bool) -> None:
+    def count(
+        self, outcome: Outcome, latency_us: float | None, spread_us: float | None = None, *, is_default: bool
+    ) -> None:
         """Take one config's outcome into account."""
         self.outcomes[outcome] += 1
         if outcome is Outcome.MEASURED and latency_us is not None:
-            self.best_us = latency_us if self.best_us is None else min(self.best_us, latency_us)
+            if self.best_us is None or latency_us < self.best_us:
+                self.best_us, self.best_spread_us = latency_us, spread_us
             if is_default:
-                self.default_us = latency_us
+                self.default_us, self.default_spread_us = latency_us, spread_us
 
     def spend(self, what: str, seconds: float) -> None:
         """Add to the job's cost: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``wall_s``."""
@@ -300,8 +306,11 @@ class Progress:
             "total": self.total,
             "outcomes": {"compiled": self.compiled, **outcomes} if self.compiled else outcomes,
             "best_us": self.best_us,
+            "best_spread_us": self.best_spread_us,
             "default_us": self.default_us,
+            "default_spread_us": self.default_spread_us,
             "reference_us": self.reference_us,
+            "reference_spread_us": self.reference_spread_us,
         }
 
     def stamp(self, job: Job, **changes: Any) -> Job:

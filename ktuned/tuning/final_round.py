@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
@@ -13,6 +13,7 @@ from ktuned.model import Config, Event, Life, Outcome, Trial, TrialResult, Winne
 from ktuned.store import Store
 from ktuned.tuning.attempt import Attempt, Progress, Work
 from ktuned.tuning.deadlines import for_trial
+from ktuned.tuning.finalists import MOST_TIMES, Figure, Range, Rounds, chosen, figures
 from ktuned.tuning.job_events import Publish, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import admitted_trials
@@ -21,12 +22,11 @@ from ktuned.tuning.trial_detail import TrialDetail
 
 @dataclass(slots=True)
 class _Finalist:
-    """A measured trial that competes, with its figures of each round (µs), or the result that ended its part."""
+    """A measured trial that competes, with the spreads of its rounds (µs), or the result that ended its part."""
 
     trial: Trial
     unit: requests.UnitRef
     detail: TrialDetail
-    medians: list[float] = field(default_factory=list)
     spreads: list[float] = field(default_factory=list)
     failed: TrialResult | None = None
 
@@ -43,20 +43,25 @@ class _Finalist:
         again.life.tell(Event.CHOSEN)
         return again
 
-    def result(self, rounds: int, reference_us: float | None) -> TrialResult:
-        """Return the median of the rounds' medians; the old figure if all rounds were disturbed."""
+    def result(self, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
+        """Return the figure of all rounds; the old one if all were disturbed."""
         if self.failed is not None:
             return self.failed
-        trial, medians = self.trial, self.medians
+        trial, figure, reference = self.trial, found.get(self.trial.id), found.get(None)
+        medians = [one[trial.id] for one in contest if trial.id in one]
         decided = replace(
-            self.detail, rounds=rounds, round_medians_us=tuple(medians), first_latency_us=trial.latency_us
+            self.detail, rounds=len(contest), round_medians_us=tuple(medians), first_latency_us=trial.latency_us
         )
-        if reference_us is not None:
-            decided = replace(decided, reference_us=reference_us)
+        if figure is not None:
+            medians.append(figure.latency_us)
+            decided = replace(decided, low_us=min(medians), high_us=max(medians), beaten=None)
+        if reference is not None:
+            decided = replace(decided, reference_us=reference.latency_us, reference_spread_us=reference.spread_us)
         return TrialResult(
             Outcome.MEASURED,
-            statistics.median(medians) if medians else trial.latency_us,
-            statistics.median(self.spreads) if medians else trial.spread_us,
+            trial.latency_us if figure is None else figure.latency_us,
+            # Between rounds a device drifts, and within them single launches differ: the wider one is the doubt.
+            trial.spread_us if figure is None else max(figure.spread_us, statistics.median(self.spreads)),
             trial.compile_s,
             trial.lane_s,
             artifact=trial.artifact,
@@ -97,7 +102,11 @@ class FinalRound:
         else:
             decided = await self._decided(rounds)
         if decided is not None:
-            self._progress.reference_us = TrialDetail.from_json(decided.detail).reference_us
+            detail = TrialDetail.from_json(decided.detail)
+            self._progress.reference_us, self._progress.reference_spread_us = (
+                detail.reference_us,
+                detail.reference_spread_us,
+            )
             await self._reinstate(decided)
             return
         began = monotonic()
@@ -153,11 +162,12 @@ class FinalRound:
         return is_admitted
 
     async def _finalists(self) -> list[Trial]:
-        """Return the fastest trials whose configs the space still holds, and the default if it does."""
+        """Return the fastest trials whose configs the space still holds, and the default if the space holds it."""
         work = self._work
         best = await admitted_trials(
-            self._store, work.admission, work.kernel, work.problem, work.context, work.preset.finalists
+            self._store, work.admission, work.kernel, work.problem, work.context, work.preset.finalists * MOST_TIMES
         )
+        best = [best[place] for place in chosen([_range(trial) for trial in best], work.preset.finalists)]
         default = work.kernel.default
         if default is not None and all(trial.config != default for trial in best) and await self._is_admitted(default):
             known = self._store.known_trial(work.context, default)
@@ -177,9 +187,11 @@ class FinalRound:
         )
 
     async def _settle(self, contest: _Contest) -> None:
-        rounds = self._work.preset.finalist_rounds
-        reference_us = self._progress.reference_us = contest.reference_us
-        results = [(one.trial, one.result(rounds, reference_us)) for one in contest.finalists]
+        found = figures(contest.rounds, [one.trial.id for one in contest.finalists if one.failed is None])
+        if None in found:
+            self._progress.reference_us = found[None].latency_us
+            self._progress.reference_spread_us = found[None].spread_us
+        results = [(one.trial, one.result(contest.rounds, found)) for one in contest.finalists]
         for trial, result in results:
             await self._store.finish_trial(trial.id, result)
             if result.outcome is not Outcome.MEASURED:
@@ -188,12 +200,12 @@ class FinalRound:
         still = [(trial, result) for trial, result in results if result.outcome is Outcome.MEASURED]
         if not still:
             return
-        best, _ = min(still, key=lambda pair: _latency_us(pair[1]))
+        best, decided = min(still, key=lambda pair: _latency_us(pair[1]))
         winner = await self._decide(best)
-        self._progress.best_us = winner.latency_us
+        self._progress.best_us, self._progress.best_spread_us = winner.latency_us, decided.spread_us
         for trial, result in still:
             if trial.config == self._work.kernel.default:
-                self._progress.default_us = result.latency_us
+                self._progress.default_us, self._progress.default_spread_us = result.latency_us, result.spread_us
         publish_winner(self._publish, winner, self._work.job.id)
 
 
@@ -206,15 +218,11 @@ class _Contest:
         self._lane = lane
         self._measuring = measuring
         self._deadlines = for_trial(work.deadlines, work.preset, finalists[0].trial.latency_us)
-        self._reference: list[float] = []
-
-    @property
-    def reference_us(self) -> float | None:
-        """The reference's latency, measured among the finalists; ``None`` without one."""
-        return statistics.median(self._reference) if self._reference else None
+        self.rounds: list[dict[int | None, float]] = []
 
     async def run_round(self, turn: int) -> None:
         """Measure every finalist, and the reference, once."""
+        self.rounds.append({})
         first = turn % len(self.finalists)
         for finalist in self.finalists[first:] + self.finalists[:first]:
             if finalist.failed is None:
@@ -228,7 +236,7 @@ class _Contest:
                 # A reference that ran before and fails now decides nothing about the finalists.
                 return
         if measured.latency_us is not None:
-            self._reference.append(measured.latency_us)
+            self.rounds[-1][None] = measured.latency_us
 
     async def _time(self, finalist: _Finalist) -> None:
         attempt = finalist.attempt()
@@ -247,9 +255,14 @@ class _Contest:
             self._lane.drop()
             finalist.failed = attempt.result(Event.RAISED, measured.message, output=output)
         elif measured.latency_us is not None and measured.spread_us is not None:
-            finalist.medians.append(measured.latency_us)
+            self.rounds[-1][finalist.trial.id] = measured.latency_us
             finalist.spreads.append(measured.spread_us)
 
 
 def _latency_us(measured: Trial | TrialResult) -> float:
     return measured.latency_us or 0.0
+
+
+def _range(trial: Trial) -> Range:
+    detail = TrialDetail.from_json(trial.detail)
+    return Range.of(trial.latency_us or 0.0, trial.spread_us or 0.0, (detail.low_us, detail.high_us))

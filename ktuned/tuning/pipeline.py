@@ -312,7 +312,8 @@ class Pipeline:
         config, outcome = trial.config, trial.outcome
         if outcome is not Outcome.MEASURED and trial.message and not self._first_failure:
             self._first_failure = f"; {outcome}: {trial.message.splitlines()[0]}"
-        self.progress.count(outcome, trial.latency_us, is_default=config == self.work.kernel.default)
+        is_default = config == self.work.kernel.default
+        self.progress.count(outcome, trial.latency_us, trial.spread_us, is_default=is_default)
         self.summary.note(self.progress.done, self.progress.best_us)
         self._tried.append(requests.Tried(config, outcome, trial.latency_us))
         self._news.set()

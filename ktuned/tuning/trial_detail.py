@@ -48,6 +48,7 @@ class TrialDetail:
     round_medians_us: tuple[float, ...] | None = None
     first_latency_us: float | None = None
     reference_us: float | None = None
+    reference_spread_us: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the map that the store keeps."""

@@ -18,7 +18,14 @@ from tests.cli.fake_daemon import FakeDaemon
 from tests.cli.samples import DEVICE, KERNEL, PROBLEM, answer_map, job_map, state_event, trial_event, trial_map
 
 DONE = job_map(
-    state="done", done=4, best_us=40.0, default_us=80.0, reference_us=60.0, outcomes={"measured": 2, "hung": 2}
+    state="done",
+    done=4,
+    best_us=40.0,
+    best_spread_us=0.4,
+    default_us=80.0,
+    default_spread_us=1.0,
+    reference_us=60.0,
+    outcomes={"measured": 2, "hung": 2},
 )
 STORY = [
     state_event("job_started", job_map()),
@@ -66,9 +73,19 @@ def test_tune_tells_bests_and_first_failures(run: Run, serve: Serve) -> None:
         f"{name}4/4 best 40.00 µs (2.00× the default)  BM=4",
         f"{name}tuned, 40.00 µs, 2.00× the default  BM=4",
     ]
-    assert re.search(r"done +40\.00 µs +80\.00 µs +2\.00× +60\.00 µs +BM=4$", winners)
+    assert re.search(r"done +40\.00 µs ±0\.5 % +80\.00 µs ±0\.62 % +2\.00× +60\.00 µs +BM=4$", winners)
+    assert "anything from" not in ran.out
     assert re.search(r"hung +2 +BM=2 \(trial 2\) +why it is hung$", failures)
     assert "ktuned results" in hint
+
+
+def test_a_speed_up_that_is_hardly_known_is_a_warning(run: Run, serve: Serve) -> None:
+    """Where the default's or the reference's rounds differ much, the table is followed by the range of both."""
+    wide = {**DONE, "default_spread_us": 40.0, "reference_spread_us": 30.0}
+    tuning(serve, events=[state_event("job_done", wide)])
+    out = run("tune", "gemm", "--no-spawn").out
+    assert "the speed-up over the default is anything from 1.49× to 2.51×" in out
+    assert "the reference took anything from 45.00 µs to 75.00 µs" in out
 
 
 def test_tune_json_is_the_events_and_last_the_jobs(run: Run, serve: Serve) -> None:

@@ -57,7 +57,8 @@ async def test_undone_edit_seats_the_old_winner_again(parts: Parts) -> None:
 
 async def test_first_winner_is_decided_by_a_second_look(parts: Parts) -> None:
     """A job measures what it does not know, checks it, and lets its finalists run again before it is done."""
-    kernel = await parts.inspect(kernel_text(configs=WITH_A_WRONG_ONE))
+    default = "dict(us=2000.0, does='work')"
+    kernel = await parts.inspect(kernel_text(configs=WITH_A_WRONG_ONE, default=default))
     ended = await tune(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
     outcomes = {trial.config["us"]: trial.outcome for trial in parts.store.trials()}
@@ -69,6 +70,15 @@ async def test_first_winner_is_decided_by_a_second_look(parts: Parts) -> None:
     trial = parts.store.trial(winner.trial)
     assert trial is not None
     assert trial.detail["rounds"] == len(trial.detail["round_medians_us"]) == 3
+    # The base of speed-ups is of the same rounds, and its spread is known as well.
+    (base,) = [trial for trial in parts.store.trials() if trial.config["us"] == 2000.0]
+    assert parts.store.trial(base.id).detail["rounds"] == 3  # type: ignore[union-attr]
+    assert (ended["default_us"], ended["default_spread_us"]) == (base.latency_us, base.spread_us)
+    assert (ended["best_us"], ended["best_spread_us"]) == (trial.latency_us, trial.spread_us)
+    assert (ended["reference_us"], ended["reference_spread_us"]) == (
+        trial.detail["reference_us"],
+        trial.detail["reference_spread_us"],
+    )
     order = [event["type"] for event in parts.told.events]
     assert order.index("trial_done") < order.index("refining") < order.index("job_done")
 

@@ -148,6 +148,9 @@ def _print_outcome(client: Client, view: View) -> None:
     figures = ["best", "default", "speed-up", "reference"]
     output.emit()
     output.table(columns, (_row(client, job) for job in view.jobs.values()), right=figures)
+    for job in view.jobs.values():
+        for doubt in lines.doubts(job):
+            output.emit(doubt)
     failures = [row for job in view.jobs.values() for row in _failures(job)]
     if failures:
         output.emit()
@@ -162,10 +165,10 @@ def _row(client: Client, job: JobView) -> list[str]:
         text.flat(job.problem),
         job.device,
         job.state,
-        text.latency(job.best_us),
-        text.latency(job.default_us),
+        text.latency_within(job.best_us, job.best_spread_us),
+        text.latency_within(job.default_us, job.default_spread_us),
         text.times(job.speedup),
-        text.latency(job.reference_us),
+        text.latency_within(job.reference_us, job.reference_spread_us),
         # Last, because it may be long; without a winner, the reason.
         text.flat(_winner(client, job)) if job.has_winner else text.first_line(job.message) or text.ABSENT,
     ]

@@ -1,0 +1,73 @@
+"""Choice of a job's finalists, and what their rounds say about each of them. No IO.
+
+A device's pace drifts: its clock falls when it is warm, a neighbour comes and goes. In one round all finalists meet it
+alike, so their figures are compared within rounds, not across them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+MOST_TIMES = 2
+"""Times the preset's finalists that compete at most, where spreads overlap: each costs its rounds of a quiet window."""
+
+Rounds = Sequence[Mapping[int | None, float]]
+"""The medians (µs) of each round by trial, ``None`` for the reference; one that was disturbed is absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The latencies that a measured config may have."""
+
+    low_us: float
+    high_us: float
+
+    @classmethod
+    def of(cls, latency_us: float, spread_us: float, interval: tuple[float | None, float | None]) -> Self:
+        """Return the interval of a median, where it is known, and the middle half of the samples."""
+        low_us, high_us = (latency_us if end is None else end for end in interval)
+        return cls(min(low_us, latency_us - spread_us / 2), max(high_us, latency_us + spread_us / 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A latency over all rounds, without the drift that its rivals shared, and the range of the rounds' medians."""
+
+    latency_us: float
+    spread_us: float
+
+
+def chosen(ranges: Sequence[Range], wanted: int) -> list[int]:
+    """Return the finalists among measured configs, by their place; the fastest are first.
+
+    Besides the ``wanted`` ones these are all that may be as fast as the best, as far as both were sampled.
+    """
+    most = range(min(len(ranges), wanted * MOST_TIMES))
+    return [place for place in most if place < wanted or ranges[place].low_us <= ranges[0].high_us]
+
+
+def figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]:
+    """Return the figure of everything that was timed in some round.
+
+    A round's pace is the median of those ``rivals`` that were timed in most rounds; a round without them has none.
+    """
+    turns = {rival: frozenset(turn for turn, one in enumerate(rounds) if rival in one) for rival in rivals}
+    most = max(turns.values(), key=len, default=frozenset())
+    steady = [rival for rival, there in turns.items() if there == most]
+    paces = [
+        statistics.median(one[rival] for rival in steady) if turn in most else None for turn, one in enumerate(rounds)
+    ]
+    level = statistics.median([pace for pace in paces if pace is not None] or [0.0])
+    found: dict[int | None, Figure] = {}
+    for name in {name: None for one in rounds for name in one}:
+        raw = [one[name] for one in rounds if name in one]
+        paired = [
+            one[name] / pace * level
+            for one, pace in zip(rounds, paces, strict=True)
+            if pace is not None and name in one
+        ]
+        found[name] = Figure(statistics.median(paired or raw), max(raw) - min(raw))
+    return found

@@ -1,0 +1,78 @@
+"""The finalists: generously chosen where spreads overlap, and compared within rounds."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned.tuning.finalists import MOST_TIMES, Figure, Range, chosen, figures
+
+RATIOS = st.lists(st.floats(1.0, 5.0), min_size=1, max_size=6)
+PACES = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "expected"),
+    [
+        ([], []),
+        ([(10, 11)], [0]),
+        ([(10, 11), (12, 13), (14, 15)], [0, 1]),
+        ([(10, 13), (12, 13), (13, 15), (14, 15)], [0, 1, 2]),
+        ([(10, 13), (12, 13), (14, 15), (12.5, 30)], [0, 1, 3]),
+        ([(10, 20)] * 9, [0, 1, 2, 3]),
+    ],
+    ids=["none", "one", "clear", "overlap", "overlap-behind", "bounded"],
+)
+def test_whoever_may_be_the_best_competes(ranges: list[tuple[float, float]], expected: list[int]) -> None:
+    """The wanted ones, and twice as many at most where they may be as fast as the best."""
+    assert chosen([Range(*one) for one in ranges], 2) == expected
+    assert len(expected) <= 2 * MOST_TIMES
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [((None, None), (95.0, 105.0)), ((99.0, 101.0), (95.0, 105.0)), ((90.0, 120.0), (90.0, 120.0))],
+)
+def test_a_range_is_the_wider_of_both(interval: tuple[float | None, float | None], expected: tuple[float, ...]) -> None:
+    """Few samples have a wide interval, noisy ones a wide spread; old results have no interval."""
+    found = Range.of(100.0, 10.0, interval)
+    assert (found.low_us, found.high_us) == expected
+
+
+@given(RATIOS, PACES)
+def test_a_shared_drift_changes_nothing(ratios: list[float], paces: list[float]) -> None:
+    """However the device's pace changes from round to round, the figures have the finalists' own ratios."""
+    rounds: list[dict[int | None, float]] = [
+        {name: ratio * pace for name, ratio in enumerate(ratios)} for pace in paces
+    ]
+    found = figures(rounds, range(len(ratios)))
+    level = found[0].latency_us / ratios[0]
+    assert [found[name].latency_us / level for name in range(len(ratios))] == pytest.approx(ratios)
+    assert level == pytest.approx(statistics.median(paces))
+    assert found[0].spread_us == pytest.approx(ratios[0] * (max(paces) - min(paces)))
+
+
+def test_the_median_of_the_medians_would_be_wrong() -> None:
+    """The slower one had its three quick rounds when the device was quick, the faster one missed two of them."""
+    rounds: list[dict[int | None, float]] = [{1: 100.0, 2: 105.0}, {1: 100.0, 2: 105.0}]
+    rounds += [{1: 120.0, 2: 126.0}, {1: 120.0, 2: 126.0}, {2: 105.0}]
+    found = figures(rounds, [1, 2])
+    assert found[1].latency_us < found[2].latency_us
+
+
+def test_the_reference_runs_along() -> None:
+    """It is no rival, so it sets no pace, but it is paired with the finalists' rounds too."""
+    found = figures([{1: 10.0, None: 100.0}, {1: 20.0, None: 200.0}, {1: 10.0, None: 100.0}], [1])
+    assert found == {1: Figure(10.0, 10.0), None: Figure(100.0, 100.0)}
+
+
+def test_disturbed_rounds_are_left_out() -> None:
+    """A rival that misses rounds sets no pace; where all miss one, it counts for nothing; without any, no figure."""
+    rounds: list[dict[int | None, float]] = [{1: 10.0, 2: 5.0}, {None: 7.0}, {1: 10.0}]
+    found = figures(rounds, [1, 2])
+    assert (found[1], found[2]) == (Figure(10.0, 0.0), Figure(5.0, 0.0))
+    assert found[None] == Figure(7.0, 0.0)
+    assert figures([{}, {}], [1]) == {}
