@@ -1,5 +1,6 @@
-"""Results for people and for other programs: trials as JSON, CSV and T4."""
+"""Results for people and for other programs: trials as JSON, CSV and T4; winners for vLLM, and for C and C++."""
 
 from ktuned.report.trial_formats import FORMATS, rendered
+from ktuned.report.winner_formats import c_file, vllm_files
 
-__all__ = ["FORMATS", "rendered"]
+__all__ = ["FORMATS", "c_file", "rendered", "vllm_files"]

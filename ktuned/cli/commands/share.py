@@ -15,6 +15,7 @@ from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import given, json_option
 from ktuned.model import KtunedError
+from ktuned.report import c_file, vllm_files
 from ktuned_client import Client, DaemonError, winners
 
 _PART = 200
@@ -22,6 +23,9 @@ _PART = 200
 
 _DEADLINE_S = 60.0
 
+
+FORMATS = ("git", "vllm", "c")
+"""Forms of exported winners, the default first."""
 
 _UNKNOWN = "unknown"
 """Status of a winner whose kernel is unknown here."""
@@ -43,37 +47,67 @@ class CannotShare(KtunedError):
     type=click.Path(file_okay=False, path_type=Path),
     help="Copy the winners' artifacts there, for machines without a daemon or compiler.",
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default=FORMATS[0],
+    show_default=True,
+    help="For whom the files are.",
+)
+@click.option("--by", default="M", show_default=True, help="With --format vllm: the size that configs are listed by.")
 @json_option
-def export(directory: Path, kernel: str | None, device: str | None, artifacts: Path | None, as_json: bool) -> int:
+def export(
+    directory: Path,
+    kernel: str | None,
+    device: str | None,
+    artifacts: Path | None,
+    form: str,
+    by: str,
+    as_json: bool,
+) -> int:
     """Write winners into a directory, as files for git.
 
     Each kernel and device model has one file in DIRECTORY (default: winners).
 
-    Equal winners give equal files, sorted, with one winner per line, so that git shows the changes.
+    Equal winners give equal files, sorted, with one winner per line, so that git shows the changes. The formats vllm
+    (JSON by one size) and c (a header that finds the nearest problem) are for programs without ktuned.
     """
+    if artifacts is not None and form != FORMATS[0]:
+        raise click.UsageError(f"--with-artifacts does not go with --format {form}", click.get_current_context())
     written = []
     with Client() as client:
         shared = client.call("export", deadline_s=_DEADLINE_S, **given(kernel=kernel, device=device))["shared"]
         for entry in shared:
             answer = client.call("export", deadline_s=_DEADLINE_S, kernel=entry["kernel"], device=entry["device"])
             document = answer["document"]
-            path = directory / winners.file_name(entry["kernel"], entry["device"])
             try:
                 if artifacts is not None:
                     _copy(answer["artifacts"], artifacts)
                     document["artifacts"] = os.path.relpath(artifacts.resolve(), directory.resolve())
-                changed = _write(path, winners.render(document))
+                for name, content in _files(document, form, by).items():
+                    path = directory / name
+                    changed = _write(path, content)
+                    count = len(document["winners"])
+                    written.append({**entry, "winners": count, "path": str(path), "changed": changed})
+                    if not as_json:
+                        output.emit(f"{path}  {text.number(count, 'winner')}{'' if changed else ', unchanged'}")
             except OSError as error:
-                raise CannotShare(f"{error.filename or path} cannot be written: {error.strerror}") from error
-            written.append({**entry, "winners": len(document["winners"]), "path": str(path), "changed": changed})
-            if not as_json:
-                count = text.number(len(document["winners"]), "winner")
-                output.emit(f"{path}  {count}{'' if changed else ', unchanged'}")
+                raise CannotShare(f"{error.filename or directory} cannot be written: {error.strerror}") from error
     if as_json:
         output.emit_json({"files": written})
     elif not written:
         output.complain("there are no winners to export", "`ktuned tune PATH` finds some")
     return Exit.DONE if written else Exit.NOT_REACHED
+
+
+def _files(document: Mapping[str, Any], form: str, by: str) -> dict[str, str]:
+    """Return the files of one kernel's winners on one device model, by their names."""
+    if form == "vllm":
+        return vllm_files(document, by)
+    if form == "c":
+        return dict([c_file(document)])
+    return {winners.file_name(document["kernel"], document["device"]): winners.render(document)}
 
 
 @click.command("import")
