@@ -1,4 +1,4 @@
-"""Known kernels: projects, roots, discovery, inspection, dependencies, trust."""
+"""Known kernels: projects, roots, discovery, inspection, dependencies."""
 
 from ktuned.catalog.admission import Admission, completed
 from ktuned.catalog.captured_inputs import CapturedInputs
@@ -15,7 +15,6 @@ from ktuned.catalog.discovery import (
 from ktuned.catalog.inspection import FileInspector, printable
 from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
 from ktuned.catalog.roots import asked_again, known_roots, make_root, named, project_top
-from ktuned.catalog.trust import Trust, Untrusted
 
 __all__ = [
     "MAX_DIRECTORIES",
@@ -28,8 +27,6 @@ __all__ = [
     "FileInspector",
     "Listing",
     "Project",
-    "Trust",
-    "Untrusted",
     "asked_again",
     "check_extent",
     "check_problem",

@@ -14,9 +14,8 @@ from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, envi
 from ktuned.catalog.discovery import find_kernel_files
 from ktuned.catalog.project_file import PROJECT_FILE, digest_of
 from ktuned.catalog.roots import asked_again, named
-from ktuned.catalog.trust import Trust, Untrusted
 from ktuned.fleet import KILLS_EXCUSED, Fleet, is_outside_kill
-from ktuned.ipc import absolute, relative, replies, requests
+from ktuned.ipc import Trust, Untrusted, absolute, relative, replies, requests
 from ktuned.model import KernelInfo, Role, Root, SettingsError, StoreError, WorkerError
 from ktuned.store import Store
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ktuned.catalog.trust import Trust
+from ktuned.ipc import Trust
 from ktuned.model import PRESETS, PlanDefaults, SettingsError, listed
 
 PROJECT_FILE: Final = "ktuned.toml"

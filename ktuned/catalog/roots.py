@@ -14,7 +14,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
-from ktuned.catalog.trust import Trust, Untrusted
+from ktuned.ipc import Trust, Untrusted
 from ktuned.model import Asked, Root, SettingsError
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from ktuned.catalog import Admission, CapturedInputs, Catalog, Changes, FileInspector, Trust, environment_of
+from ktuned.catalog import Admission, CapturedInputs, Catalog, Changes, FileInspector, environment_of
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
 from ktuned.daemon.event_router import EventRouter, routes
@@ -23,6 +23,7 @@ from ktuned.daemon.reload import CurrentSettings, Reload, watched_roots
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Machine, Probes
 from ktuned.fleet import BENCH_MODULES, Fleet, LocalExecutor
+from ktuned.ipc import Trust
 from ktuned.lookup import AnswerCaches, Generations, Lookups
 from ktuned.model import Root
 from ktuned.scheduling import (
@@ -130,6 +131,7 @@ def assemble(
     # Who runs, and where.
     idle_policy = IdlePolicy(settings.policy)
     job_machine = JobMachine(pauses=store.pauses(), refuse=idle_policy.refuse)
+    trust = Trust(settings.trusted_directories)
     executor = LocalExecutor(
         scratch=settings.scratch,
         cache=settings.cache,
@@ -138,6 +140,7 @@ def assemble(
         base_env=dict(os.environ) if replaced.base_env is None else replaced.base_env,
         compile_cores=settings.compile_cores,
         adopts=replaced.adopts,
+        trust=trust,
     )
     fleet = Fleet(
         executor,
@@ -152,7 +155,6 @@ def assemble(
     # What is known: kernels, inputs, devices, artifacts.
     artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
     catalog = Catalog(watched_roots(settings, store), store.kernels(), store.projects.aliases())
-    trust = Trust(settings.trusted_directories)
     admission = Admission(catalog, fleet, store, deadlines)
     captured_inputs = CapturedInputs(store, settings.captures)
     machine = Machine(

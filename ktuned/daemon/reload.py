@@ -9,13 +9,14 @@ import anyio
 import msgspec
 import structlog
 
-from ktuned.catalog import Catalog, FileInspector, Trust, known_roots
+from ktuned.catalog import Catalog, FileInspector, known_roots
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
 from ktuned.daemon.lifetime import Lifetime
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
+from ktuned.ipc import Trust
 from ktuned.model import KtunedError, Root
 from ktuned.scheduling import IdlePolicy, Intake, Jobs, JobSettings, Preparation
 from ktuned.serve import Connection, Method, NoParams
@@ -131,7 +132,9 @@ class Reload:
         self._jobs.review()
         # With more time or memory it may work.
         self._jobs.forget_failures()
-        self._trust.allow(settings.trusted_directories)
+        if self._trust.allow(settings.trusted_directories):
+            # Workers are given them when they start.
+            self._fleet.retire_idle()
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         self._fleet.spawn_s, self._fleet.keeps_spares = settings.deadlines["spawn"], settings.keeps_spares
         self._artifacts.cap_bytes = settings.artifacts_bytes

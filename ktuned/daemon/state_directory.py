@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from ktuned.catalog import Trust, Untrusted
+from ktuned.ipc import Trust, Untrusted
 from ktuned.model import StoreError
 
 LOCK_NAME: Final = "lock"

@@ -21,7 +21,7 @@ from ktuned.fleet.executor import Environment, Executor
 from ktuned.fleet.failures import WorkerDied
 from ktuned.fleet.guard import Guard
 from ktuned.fleet.process import DAEMON_MARK, WorkerProcess, spawn
-from ktuned.ipc import Places
+from ktuned.ipc import Places, Trust
 from ktuned.model import Role, WorkerError
 
 _log = structlog.get_logger()
@@ -56,6 +56,7 @@ class LocalExecutor(Executor):
         base_env: Mapping[str, str],
         compile_cores: Collection[int] = (),
         adopts: bool = False,
+        trust: Trust | None = None,
         warden_s: float = WARDEN_S,
     ) -> None:
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -65,6 +66,7 @@ class LocalExecutor(Executor):
         self._base_env = {**base_env, DAEMON_MARK: self._id, "KTUNED_CACHE": str(cache)}
         self._compile_cores = self._all_compile_cores = frozenset(compile_cores)
         self._adopts = adopts
+        self._trust = trust or Trust()
         self._warden_s = warden_s
         self._guard = Guard(f"{DAEMON_MARK}={self._id}", self.scratch)
         self._workers: dict[int, WorkerProcess] = {}
@@ -140,6 +142,7 @@ class LocalExecutor(Executor):
             artifacts=str(self._artifacts),
             captures=str(self._captures),
             expected=str(self.scratch / "expected"),
+            trusted=tuple(sorted(self._trust.exceptions)),
         )
 
     def _put_aside(self, worker: WorkerProcess) -> None:

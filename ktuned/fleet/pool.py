@@ -271,6 +271,12 @@ class Fleet:
         health.succeeded()
         return worker
 
+    def retire_idle(self) -> None:
+        """End all idle workers: what they were started with is no longer so."""
+        for idle in self._idle.values():
+            while idle:
+                idle.pop()[1].kill()
+
     async def _retire_idle(self) -> None:
         while True:
             await anyio.sleep(self._pool.idle_s / 4)

@@ -14,6 +14,7 @@ from ktuned.ipc.memory_fault import (
 )
 from ktuned.ipc.places import Places, absolute, artifact_place, relative, staging_place
 from ktuned.ipc.stamps import ABSENT, lexical, stamp, stamps
+from ktuned.ipc.trust import Trust, Untrusted
 
 __all__ = [
     "ABSENT",
@@ -26,6 +27,8 @@ __all__ = [
     "MemoryFault",
     "Places",
     "Region",
+    "Trust",
+    "Untrusted",
     "absolute",
     "artifact_place",
     "describe_fault",

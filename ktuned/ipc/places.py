@@ -21,12 +21,16 @@ _STAGING = ".staging"
 
 @record
 class Places(Record):
-    """The directories of projects (by name), sealed artifacts, captured inputs and the references' results."""
+    """The directories of projects (by name), sealed artifacts, captured inputs and the references' results.
+
+    ``trusted`` are directories whose files are used without a check of who can write them.
+    """
 
     projects: Mapping[str, str]
     artifacts: str
     captures: str
     expected: str
+    trusted: tuple[str, ...] = ()
 
     def root(self, project: str) -> Path:
         """Return a project's directory.
@@ -71,7 +75,8 @@ class Places(Record):
     @classmethod
     def from_argument(cls, text: str) -> Places:
         """Rebuild from :meth:`to_argument`'s text."""
-        return cls(**json.loads(text))
+        values = json.loads(text)
+        return cls(**{**values, "trusted": tuple(values["trusted"])})
 
 
 def artifact_place(artifacts: Path, key: str) -> Path:

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ktuned.catalog import Admission, Catalog, Trust, check_problem, environment_of
+from ktuned.catalog import Admission, Catalog, check_problem, environment_of
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
+from ktuned.ipc import Trust
 from ktuned.model import PRESETS, Job, KernelInfo, NotFound, Problem
 from ktuned.tuning import Work, merged
 

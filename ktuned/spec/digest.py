@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ktuned.ipc import stamps
+from ktuned.ipc import Untrusted, stamps
 from ktuned.model import KernelInfo, ProjectName
 from ktuned.spec import c_tokens
 from ktuned.spec.declaration import Kernel
@@ -41,11 +41,17 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     """
     root = root.resolve()
     sources = _sources(kernel)
+    try:
+        OBSERVER.check(sources.contents)
+    except Untrusted as error:
+        raise kernel.site.error(error.message, hint=error.hint) from error
     home = kernel.file.parent
     texts = _source_texts(kernel, sources)
     function, measured, plan = (Reach(kernel.file, root, _is_declaration) for _ in range(3))
     try:
         _reach(kernel, function, measured, plan)
+    except Untrusted as error:
+        raise kernel.site.error(error.message, hint=error.hint) from error
     except (OSError, SyntaxError, RecursionError) as error:
         raise kernel.site.failure("its Python files cannot be followed", error) from error
     problems = kernel.problem_list()

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from ktuned.ipc import ABSENT, lexical
+from ktuned.ipc import ABSENT, Untrusted, lexical
 from ktuned.model import KernelFileError, Record, listed, record
 from ktuned.spec.declaration import Collector, Kernel, collecting
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
@@ -26,7 +26,7 @@ _DISTRIBUTIONS = {
 }
 """The distributions of what kernel files import most, by their packages."""
 
-_CERTAIN = (SyntaxError, ModuleNotFoundError, FileNotFoundError, KernelFileError)
+_CERTAIN = (SyntaxError, ModuleNotFoundError, FileNotFoundError, KernelFileError, Untrusted)
 """Errors of a load that another process would have, too."""
 
 _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
@@ -146,6 +146,8 @@ def _module_name(path: Path) -> str:
 def _import_error(error: BaseException, path: Path) -> KernelFileError:
     if isinstance(error, KernelFileError):
         return error
+    if isinstance(error, Untrusted):
+        return KernelFileError(error.message, path=str(path), hint=error.hint)
     place, line, words = path, 0, one_line(error)
     if isinstance(error, SyntaxError) and error.filename:
         place, line, words = Path(error.filename), error.lineno or 0, one_line(error.msg)

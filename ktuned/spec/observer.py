@@ -14,13 +14,13 @@ import importlib
 import linecache
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from ktuned.ipc import lexical, stamp
+from ktuned.ipc import Trust, lexical, stamp
 from ktuned.spec import distributions
 from ktuned.spec.origin import installed_in, is_foreign, is_ours
 
@@ -43,12 +43,13 @@ class Observer:
     """The files that one kernel file's code came from, with the digests of the bytes that were compiled.
 
     ``generation`` counts the kernel files that this process has begun; ``may_restart`` is true in a worker, which can
-    begin again as a fresh process.
+    begin again as a fresh process; there ``trust`` judges each file before it is used.
     """
 
     def __init__(self) -> None:
         self.generation = 0
         self.may_restart = False
+        self.trust: Trust | None = None
         self.kernel_file: Path | None = None
         self._is_installed = False
         self._contents: dict[Path, bytes] = {}
@@ -107,13 +108,29 @@ class Observer:
 
         Raises:
             OSError: it cannot be read.
+            Untrusted: another user could have written it.
         """
         if path not in self._contents:
+            self.check([path])
             self._contents[path] = path.read_bytes()
         return self._contents[path]
 
+    def check(self, paths: Iterable[Path]) -> None:
+        """Check that no other user could have written files; installed distributions are trusted as such.
+
+        Raises:
+            Untrusted: one could.
+        """
+        if self.trust is not None:
+            self.trust.check_files(str(path) for path in paths if installed_in(str(path)) is None)
+
     def take(self, path: Path, content: bytes) -> bytes:
-        """Take in the bytes that are about to be compiled; return those that this observation had read before."""
+        """Take in the bytes that are about to be compiled; return those that this observation had read before.
+
+        Raises:
+            Untrusted: another user could have written them.
+        """
+        self.check([path])
         held = self._contents.setdefault(path, content)
         # What reads source by the file's name, as Triton's compiler does, gets the same text.
         text = held.decode("utf-8", "replace")

@@ -42,6 +42,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
         shutil.rmtree(into / unit.key, ignore_errors=True)
         (into / unit.key).mkdir(parents=True)
     check_digests(kernel, places)
+    OBSERVER.check(digests_of(kernel, places))
     # A Build may name a function of the kernel file: it must be the one that was digested.
     if not OBSERVER.holds(places.file(kernel.project, kernel.file), digests_of(kernel, places)):
         forget_modules()

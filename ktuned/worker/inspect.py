@@ -56,6 +56,7 @@ def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
         SourceChanged: it is no longer the file that was inspected.
     """
     root, path = places.root(wanted.project), places.file(wanted.project, wanted.file)
+    OBSERVER.check(digests_of(wanted, places))
     loaded = load_unless_held(path, root, digests_of(wanted, places))
     check_digests(wanted, places)
     for kernel in loaded.kernels:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ktuned.backends import Registry
-from ktuned.ipc import InvalidMessage, Places, frames, replies, requests
+from ktuned.ipc import InvalidMessage, Places, Trust, frames, replies, requests
 from ktuned.model import Role
 from ktuned.spec import OBSERVER, FreshProcessNeeded
 from ktuned.worker import bytecode
@@ -180,7 +180,9 @@ def main(argv: list[str]) -> int:
     sys.dont_write_bytecode = True
     reply = Reply(write_fd)
     OBSERVER.may_restart = True
-    operations = Operations(Places.from_argument(places), role)
+    known = Places.from_argument(places)
+    OBSERVER.trust = Trust(known.trusted)
+    operations = Operations(known, role)
     if pending is None:
         reply.send(replies.Done(replies.Ready(os.getpid())))
     for request in _requests(read_fd, pending):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.catalog.project_file import Project, parse_project, read_project
-from ktuned.catalog.trust import Untrusted
+from ktuned.ipc import Untrusted
 from ktuned.model.errors import SettingsError
 from ktuned.model.plan import PlanDefaults
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.catalog.roots import asked_again, distribution_of, known_roots, make_root, named, project_top
-from ktuned.catalog.trust import Trust
+from ktuned.ipc import Trust
 from ktuned.model.errors import SettingsError
 from ktuned.model.kernel import Asked, Root
 

@@ -1,7 +1,8 @@
 """Trust in code: it may run only where this user and root alone can write (docs/security.md).
 
-A kernel file is imported, so a user who can write it, its directory, or a link in its path can run code as this user.
-Every step of the path is checked, as sshd checks a key's file.
+A kernel file and the modules that it imports are run, its sources and headers compiled and run: a user who can write
+one, its directory, or a link in its path can run code as this user. Every step of the path is checked, as sshd checks a
+key's file.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ class Trust:
     """Judges paths; ``exceptions`` are directories that are trusted with everything below them."""
 
     def __init__(self, exceptions: Iterable[str] = ()) -> None:
+        self.exceptions: frozenset[str] = frozenset()
         self.allow(exceptions)
 
-    def allow(self, exceptions: Iterable[str]) -> None:
-        """Trust these directories, and no others, without a check."""
-        self._exceptions = frozenset(map(os.path.realpath, exceptions))
+    def allow(self, exceptions: Iterable[str]) -> bool:
+        """Trust these directories, and no others, without a check; return whether they are others than before."""
+        before, self.exceptions = self.exceptions, frozenset(map(os.path.realpath, exceptions))
+        return before != self.exceptions
 
     def check_directory(self, path: str) -> None:
         """Check a directory whose kernel files are to be run.
@@ -51,10 +54,28 @@ class Trust:
         real = os.path.realpath(path)
         self._check(path, {real, os.path.dirname(real), os.path.dirname(os.path.abspath(path))})
 
+    def check_files(self, paths: Iterable[str]) -> None:
+        """Check files as :meth:`check_file` does, each directory once; those that are not there are left out.
+
+        Raises:
+            Untrusted: another user can write one of them.
+        """
+        checked: set[str] = set()
+        for path in paths:
+            try:
+                found = os.lstat(path)
+            except OSError:
+                continue
+            directory = os.path.dirname(path)
+            if directory in checked and stat.S_ISREG(found.st_mode) and _fault(found, may_be_sticky=False) is None:
+                continue
+            self.check_file(path)
+            checked.add(directory)
+
     def _check(self, path: str, closed: set[str]) -> None:
         """Check every step of ``path``; not even sticky directories may be open among ``closed``."""
         real = os.path.realpath(path)
-        if any(str(place) in self._exceptions for place in (Path(real), *Path(real).parents)):
+        if any(str(place) in self.exceptions for place in (Path(real), *Path(real).parents)):
             return
         for place, found in _way(path):
             fault = _fault(found, may_be_sticky=place not in closed)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.catalog.trust import Trust, Untrusted
+from ktuned.ipc import Trust, Untrusted
 from tests.e2e.harness import Daemon, kernel_text
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of another user")
@@ -43,6 +43,19 @@ def test_what_others_can_write_is_not(kernel: Path, level: str, mode: int) -> No
     assert caught.value.message.startswith(str(place))
     assert f"can be written by others (mode {mode:04o})" in caught.value.message
     assert f"chmod go-w {place}, or name the directory" in caught.value.hint
+
+
+def test_of_many_files_each_is_checked(kernel: Path) -> None:
+    """A file beside one that was checked is checked itself; one that is not there is none."""
+    helper = kernel.with_name("helper.py")
+    helper.write_text("")
+    helper.chmod(0o644)
+    paths = [str(kernel), str(helper), str(kernel.with_name("absent.py"))]
+    Trust().check_files(paths)
+    helper.chmod(0o666)
+    with pytest.raises(Untrusted) as caught:
+        Trust().check_files(paths)
+    assert caught.value.message.startswith(str(helper))
 
 
 def test_a_sticky_directory_is_good_on_the_way_only(kernel: Path) -> None:
