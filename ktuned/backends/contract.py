@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -106,7 +106,10 @@ class Compiled(Record):
     """Result of one unit.
 
     ``outcome`` is ``None`` on success, else ``compile_error`` or ``unsupported``; ``message`` is the compiler's;
-    ``facts`` are kept with the artifact (registers, lowered names, …).
+    ``facts`` are kept with the artifact (registers, lowered names, …). ``observed`` are the absolute paths of the files
+    that were read for it, and of those that were looked for and not found: each one whose change, or appearance, may
+    give other bytes, or another outcome. The kernel's own sources and files of the toolchain, which the fingerprint
+    stands for, may be left out.
     """
 
     key: str
@@ -114,6 +117,7 @@ class Compiled(Record):
     message: str = ""
     seconds: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
+    observed: Collection[Path] = ()
 
 
 class Absence(StrEnum):

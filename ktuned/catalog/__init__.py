@@ -15,6 +15,7 @@ from ktuned.catalog.discovery import (
 from ktuned.catalog.inspection import FileInspector, printable
 from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
 from ktuned.catalog.roots import asked_again, known_roots, make_root, named, project_top
+from ktuned.catalog.traces import Traces
 
 __all__ = [
     "MAX_DIRECTORIES",
@@ -27,6 +28,7 @@ __all__ = [
     "FileInspector",
     "Listing",
     "Project",
+    "Traces",
     "asked_again",
     "check_extent",
     "check_problem",

@@ -17,11 +17,13 @@ from ktuned.model import (
     KernelInfo,
     KernelName,
     NotFound,
+    Observation,
     Problem,
     ProjectName,
     Root,
     UsageError,
     full_name,
+    project_of,
 )
 
 _OF_PROJECT = "project "
@@ -80,15 +82,20 @@ class Changes:
 
 
 class Catalog:
-    """The kernels of all roots, by full name and by file; ``aliases`` has the present names of renamed projects."""
+    """The kernels of all roots, by full name and by file; ``aliases`` has the present names of renamed projects.
+
+    ``learned`` are the names that kernels were observed to read; those of kernels that are gone are kept.
+    """
 
     def __init__(
         self,
         roots: Iterable[Root] = (),
         kernels: Iterable[KernelInfo] = (),
         aliases: Mapping[ProjectName, ProjectName] | None = None,
+        learned: Mapping[KernelName, Mapping[str, Observation]] | None = None,
     ) -> None:
         self.aliases = dict(aliases or {})
+        self._learned = {name: dict(entries) for name, entries in (learned or {}).items()}
         self._roots = {root.path: root for root in roots}
         self._root_listeners: list[Callable[[], None]] = []
         self._kernels = {kernel.name: kernel for kernel in kernels if self.root_of(kernel.file) is not None}
@@ -117,7 +124,7 @@ class Catalog:
         return [error for file in sorted(self._errors) for error in self._errors[file]]
 
     def when_roots_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` after every :meth:`add_root` and :meth:`remove_root`; it must not raise."""
+        """Call ``listener`` when there are other directories to watch; it must not raise."""
         self._root_listeners.append(listener)
 
     def add_root(self, root: Root) -> None:
@@ -142,6 +149,8 @@ class Catalog:
         moved = [kernel for kernel in moved if kernel.project != name]
         for kernel in moved:
             self._drop(kernel.name)
+            if kernel.name in self._learned:
+                self._learned[full_name(name, kernel.kernel)] = self._learned.pop(kernel.name)
         renamed = [replace(kernel, project=ProjectName(name)) for kernel in moved]
         for kernel in renamed:
             self._kernels[kernel.name] = kernel
@@ -232,6 +241,30 @@ class Catalog:
         """Return every file that had a part in an inspection (of these kernel files), with what it held then."""
         return self._dependents.stamps(files)
 
+    def learned(self, root: Root, files: Container[str]) -> dict[str, tuple[Observation, ...]]:
+        """Return the learned names that are looked at when files are inspected, by the short names of a root's kernels.
+
+        Left out are those of kernels that are known to be declared in other files.
+        """
+        return {
+            name.rpartition(":")[2]: tuple(entries.values())
+            for name, entries in self._learned.items()
+            if project_of(name) == root.name and (name not in self._kernels or self._kernels[name].file in files)
+        }
+
+    def traced(self, kernel: KernelInfo) -> KernelInfo:
+        """Return a kernel with the names that were learned while its inspection, or a job for it, was under way."""
+        return kernel.observed(self._learned.get(kernel.name, {}).values())
+
+    def learn(self, kernel: KernelInfo) -> None:
+        """Take in a kernel that has learned names; they are watched from now on."""
+        self._learned[kernel.name] = dict(kernel.learned)
+        self._kernels[kernel.name] = kernel
+        watched = self.directories()
+        self._dependents.put(kernel.name, kernel.file, kernel.stamps)
+        if not self.directories() <= watched:
+            self._roots_changed()
+
     def has_inspected(self, file: str) -> bool:
         """Return whether a kernel file was inspected since the start."""
         return file in self._inspected
@@ -253,7 +286,7 @@ class Catalog:
         for inspection in inspections:
             problems = list(inspection.errors)
             stamps = dict(inspection.stamps)
-            for kernel in inspection.kernels:
+            for kernel in map(self.traced, inspection.kernels):
                 before = self._kernels.get(kernel.name)
                 if before is not None and before.file != kernel.file and _is_held(before, gone):
                     problems.append(_taken(kernel, before))

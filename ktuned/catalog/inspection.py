@@ -16,7 +16,7 @@ from ktuned.catalog.project_file import PROJECT_FILE, digest_of
 from ktuned.catalog.roots import asked_again, named
 from ktuned.fleet import KILLS_EXCUSED, Fleet, is_outside_kill
 from ktuned.ipc import Trust, Untrusted, absolute, relative, replies, requests
-from ktuned.model import KernelInfo, Role, Root, SettingsError, StoreError, WorkerError
+from ktuned.model import KernelInfo, Observation, Role, Root, SettingsError, StoreError, WorkerError
 from ktuned.store import Store
 
 _log = structlog.get_logger()
@@ -188,7 +188,11 @@ class FileInspector:
         while len(done) < len(files):
             rest = files[len(done) :]
             received: list[replies.InspectedFile] = []
-            request = requests.Inspect(root.name, tuple(relative(file, root.path) for file in rest))
+            request = requests.Inspect(
+                root.name,
+                tuple(relative(file, root.path) for file in rest),
+                {name: _below(entries, root) for name, entries in self._catalog.learned(root, set(rest)).items()},
+            )
             try:
                 async with self._fleet.lend(Role.INSPECT, environment_of(root)) as worker:
                     await worker.exchange(request, self._deadlines, on_item=received.append)
@@ -233,4 +237,12 @@ def _located(kernel: KernelInfo, root: Root) -> KernelInfo:
         file=absolute(kernel.file, root.path),
         sources=tuple(absolute(source, root.path) for source in kernel.sources),
         stamps={absolute(path, root.path): digest for path, digest in kernel.stamps.items()},
+        learned={
+            name: replace(entry, places=tuple(absolute(path, root.path) for path in entry.places))
+            for name, entry in kernel.learned.items()
+        },
     )
+
+
+def _below(entries: Iterable[Observation], root: Root) -> tuple[Observation, ...]:
+    return tuple(replace(entry, places=tuple(relative(path, root.path) for path in entry.places)) for entry in entries)

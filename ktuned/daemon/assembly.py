@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from ktuned.catalog import Admission, CapturedInputs, Catalog, Changes, FileInspector, environment_of
+from ktuned.catalog import Admission, CapturedInputs, Catalog, Changes, FileInspector, Traces, environment_of
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
 from ktuned.daemon.event_router import EventRouter, routes
@@ -25,7 +25,7 @@ from ktuned.devices import Machine, Probes
 from ktuned.fleet import BENCH_MODULES, Fleet, LocalExecutor
 from ktuned.ipc import Trust
 from ktuned.lookup import AnswerCaches, Generations, Lookups
-from ktuned.model import Root
+from ktuned.model import KernelName, Observation, Root
 from ktuned.scheduling import (
     Dispatcher,
     HostObserver,
@@ -105,6 +105,7 @@ class Parts:
     server: Server
     stopping: anyio.Event
     store: Store
+    traces: Traces
     inspector: FileInspector
     watcher: Watcher
 
@@ -154,7 +155,7 @@ def assemble(
 
     # What is known: kernels, inputs, devices, artifacts.
     artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
-    catalog = Catalog(watched_roots(settings, store), store.kernels(), store.projects.aliases())
+    catalog = Catalog(watched_roots(settings, store), store.kernels(), store.projects.aliases(), store.learned.all())
     admission = Admission(catalog, fleet, store, deadlines)
     captured_inputs = CapturedInputs(store, settings.captures)
     machine = Machine(
@@ -186,6 +187,11 @@ def assemble(
 
     inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe, renamed=project_renamed)
 
+    def names_learned(kernel: KernelName, names: Sequence[Observation]) -> None:
+        caches.renamed(kernel, store.winners(kernel), names)
+
+    traces = Traces(catalog, store, renamed=names_learned, publish=router.publish)
+
     # What tunes.
     observer = HostObserver(fleet=fleet, machine=machine, environments=probes.environments, deadlines=deadlines)
     preparation = replaced.preparation_type(
@@ -195,6 +201,7 @@ def assemble(
         machine=machine,
         fleet=fleet,
         trust=trust,
+        traces=traces,
         deadlines=deadlines,
         captured=captured_inputs.digest_for,
     )
@@ -342,6 +349,7 @@ def assemble(
         server=Server(table, shortcuts=caches.shortcuts, traffic=traffic),
         stopping=stopping,
         store=store,
+        traces=traces,
         inspector=inspector,
         watcher=watcher,
     )

@@ -57,6 +57,7 @@ def routes(
 
     return {
         "job_done": (kernel_changed, artifacts_grew),
+        "learned": (kernel_changed,),
         "lane": (lane_changed,),
         "reloaded": (names_changed,),
         "stale": (kernel_changed,),

@@ -34,6 +34,7 @@ from ktuned.model import (
     UsageError,
     WorkerError,
     canonical,
+    with_captured,
 )
 from ktuned.store import Store
 
@@ -280,8 +281,7 @@ class Machine:
 
     def digest(self, kernel: KernelInfo, specialized: str) -> str:
         """Return what a kernel means for a specialised problem (canonical text), whose captured inputs belong to it."""
-        captured = self._captured(kernel.name, specialized)
-        return hashlib.sha256(f"{kernel.digest} {captured}".encode()).hexdigest() if captured else kernel.digest
+        return with_captured(kernel.digest, self._captured(kernel.name, specialized))
 
     def device_models(self, environment: Environment | None = None) -> dict[str, set[str]]:
         """Return the devices that are known, of one environment or of all: their models by their names.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -12,12 +12,12 @@ import anyio
 import structlog
 
 from ktuned.fleet.executor import Environment, I, R, Worker
-from ktuned.fleet.failures import Output, RequestFailed
+from ktuned.fleet.failures import Output
 from ktuned.fleet.health import Health
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.priority_semaphore import Turns
 from ktuned.ipc import requests
-from ktuned.model import Device, Role, WorkerError
+from ktuned.model import Device, Observation, Role, WorkerError
 
 _log = structlog.get_logger()
 
@@ -36,12 +36,16 @@ TROUBLE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The problem that a bench worker must have opened before it can measure; equal identities need no reopening."""
+    """The problem that a bench worker must have opened before it can measure; equal identities need no reopening.
+
+    ``learn`` takes in what the worker has observed while it opened the problem.
+    """
 
     environment: Environment
     backend: str
     identity: str
     request: requests.Request[Any, Any]
+    learn: Callable[[Sequence[Observation]], Awaitable[None]] | None = None
 
 
 class CannotOpen(WorkerError):
@@ -147,7 +151,9 @@ class Lane:
             had_worker_s = monotonic() - began
             if self._is_in_trouble:
                 self._prepare_spares(bench)
-            await self._worker.exchange(bench.request, deadlines)
+            reply, _ = await self._worker.exchange(bench.request, deadlines)
+            if bench.learn is not None:
+                await bench.learn(reply.observed)
             # Not earlier: without a recent failure, a spare's start would only slow this opening.
             self._prepare_spares(bench)
             # The problem's data is its to keep; only what comes on top wears a worker out.
@@ -163,7 +169,7 @@ class Lane:
             )
         except BaseException as error:
             self.drop()
-            if isinstance(error, LaneSick) or (isinstance(error, RequestFailed) and error.code == "source_changed"):
+            if isinstance(error, LaneSick) or (isinstance(error, WorkerError) and error.code == "source_changed"):
                 raise
             if isinstance(error, WorkerError):
                 raise CannotOpen(error.message, hint=error.hint) from error

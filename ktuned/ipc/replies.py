@@ -13,7 +13,7 @@ from typing import Any
 from ktuned.ipc import frames
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
 from ktuned.ipc.memory_fault import MemoryFault, decode_fault
-from ktuned.model import Config, Device, KernelInfo, Outcome, Phase, Record, record
+from ktuned.model import Config, Device, KernelInfo, Observation, Outcome, Phase, Record, record
 
 
 @record
@@ -105,12 +105,14 @@ class InspectedFile(Record):
 class Explored(Record):
     """The size of an opened space (``None`` where it cannot be counted) and the strategy that walks it.
 
-    ``notice`` says why that strategy is another than the plan's.
+    ``notice`` says why that strategy is another than the plan's. ``observed`` here and in other replies is what the
+    operation has read besides what the request's kernel names, with what it held.
     """
 
     size: int | None
     strategy: str = ""
     notice: str = ""
+    observed: tuple[Observation, ...] = ()
 
 
 @record
@@ -130,6 +132,7 @@ class Proposals(Record):
     proposals: tuple[Proposal, ...]
     finished: bool
     converged: bool = False
+    observed: tuple[Observation, ...] = ()
 
 
 @record
@@ -143,8 +146,9 @@ class Admitted(Record):
 class CompiledUnit(Record):
     """The result of one unit: sealed where ``outcome`` is ``None``.
 
-    ``content`` is the digest of the artifact's decisive files (empty if it has none), ``bytes`` what was added to the
-    disk.
+    ``key`` is the request's; ``artifact`` that of the artifact, which the names that were ``observed`` make another
+    (empty: the same). ``content`` is the digest of its decisive files (empty if it has none), ``bytes`` what was added
+    to the disk.
     """
 
     key: str
@@ -154,6 +158,15 @@ class CompiledUnit(Record):
     facts: Mapping[str, Any]
     content: str = ""
     bytes: int = 0
+    artifact: str = ""
+    observed: tuple[Observation, ...] = ()
+
+
+@record
+class Opened(Record):
+    """A problem's data is made."""
+
+    observed: tuple[Observation, ...] = ()
 
 
 @record
@@ -183,11 +196,15 @@ class Measurement(Record):
     is_guilty: bool = False
     is_unsound: bool = False
     overwritten: tuple[str, ...] | None = None
+    observed: tuple[Observation, ...] = ()
 
 
 @record
 class Failure(Record):
-    """The failure of a request: code, one line, hint, traceback; ``path`` and ``line`` of a kernel file's error."""
+    """The failure of a request: code, one line, hint, traceback; ``path`` and ``line`` of a kernel file's error.
+
+    ``observed`` is what was found changed, where that is the failure.
+    """
 
     code: str
     message: str
@@ -196,6 +213,7 @@ class Failure(Record):
     errno: int | None = None
     path: str = ""
     line: int = 0
+    observed: tuple[Observation, ...] = ()
 
 
 @record

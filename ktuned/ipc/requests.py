@@ -8,12 +8,13 @@ name, the phase that it begins in, and, as type arguments, its reply and the ite
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
 
 from ktuned.ipc import frames, replies
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
 from ktuned.ipc.places import relative
-from ktuned.model import Config, Device, KernelInfo, Outcome, Phase, Plan, Preset, Problem, Record, record
+from ktuned.model import Config, Device, KernelInfo, Observation, Outcome, Phase, Plan, Preset, Problem, Record, record
 
 R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
@@ -33,7 +34,8 @@ class KernelRef(Record):
     """A kernel and the files that it was inspected in.
 
     ``file`` and ``sources`` are relative to the project's directory, as are the keys of ``digests``: each file that
-    had a part in the inspection, with its SHA-256, or ``""`` for one that was absent.
+    had a part in the inspection, with its SHA-256, or ``""`` for one that was absent. ``compiled`` are those of them
+    that artifacts are known to depend on.
     """
 
     project: str
@@ -42,6 +44,7 @@ class KernelRef(Record):
     backend: str
     sources: tuple[str, ...]
     digests: Mapping[str, str]
+    compiled: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, kernel: KernelInfo, project: str, root: str) -> KernelRef:
@@ -53,6 +56,7 @@ class KernelRef(Record):
             backend=kernel.backend,
             sources=tuple(relative(source, root) for source in kernel.sources),
             digests={relative(path, root): digest for path, digest in kernel.stamps.items()},
+            compiled=tuple(relative(path, root) for path in kernel.compiled),
         )
 
 
@@ -104,13 +108,17 @@ class GpuUsers(Request[replies.GpuUsers, Never]):
 
 @record
 class Inspect(Request[replies.Empty, replies.InspectedFile]):
-    """Import kernel files (paths relative to the project) and send an item for each."""
+    """Import kernel files (paths relative to the project) and send an item for each.
+
+    ``learned`` are names that kernels were observed to read; they are looked at, and become part of their digests.
+    """
 
     operation: ClassVar = "inspect"
     first_phase: ClassVar = Phase.INSPECT
 
     project: str
     files: tuple[str, ...]
+    learned: Mapping[str, tuple[Observation, ...]] = field(default_factory=dict)
 
 
 @record
@@ -164,7 +172,7 @@ class Compile(Request[replies.Empty, replies.CompiledUnit]):
 
 
 @record
-class Open(Request[replies.Empty, Never]):
+class Open(Request[replies.Opened, Never]):
     """Make a problem's data on a device, for the trials that follow.
 
     ``captured`` is the digest of the inputs that an application captured, empty without; ``expected`` the key that the

@@ -6,9 +6,12 @@ daemon's memory, and through the generation table that of every client.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from ktuned.lookup.generations import Generations
 from ktuned.lookup.shortcuts import Shortcuts
-from ktuned.model import Winner
+from ktuned.model import Observation, Winner, combine
 
 
 class AnswerCaches:
@@ -24,6 +27,14 @@ class AnswerCaches:
         self.winners.pop(kernel, None)
         self.shortcuts.clear()
         self.generations.bump(kernel)
+
+    def renamed(self, kernel: str, winners: list[Winner], names: Sequence[Observation]) -> None:
+        """Keep answers while a kernel's contexts are renamed in the store, because it has learned names."""
+        self.winners[kernel] = [
+            replace(winner, context=replace(winner.context, digest=combine(winner.context.digest, names)))
+            for winner in winners
+        ]
+        self.shortcuts.clear()
 
     def changed_all(self) -> None:
         """Forget all answers: any kernel may have changed."""

@@ -41,6 +41,7 @@ from ktuned.model.lifecycle import TRIED_AGAIN, Event, Life
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
 from ktuned.model.record import Record, record
 from ktuned.model.staleness import CAPTURED, SPACE, Change, sentence, since
+from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, Observation, added, combine, with_captured
 from ktuned.model.trial import Context, Trial, TrialResult, Winner
 from ktuned.model.values import (
     RETRIED_BY_NEXT_JOB,
@@ -56,6 +57,8 @@ from ktuned.model.values import (
 __all__ = [
     "CAPTURED",
     "DEFAULT_TRIALS",
+    "DISTRIBUTION",
+    "ENVIRONMENT",
     "MAX_PRIORITY",
     "PRESETS",
     "RETRIED_BY_NEXT_JOB",
@@ -83,6 +86,7 @@ __all__ = [
     "Life",
     "NotFound",
     "Objective",
+    "Observation",
     "Outcome",
     "Phase",
     "Plan",
@@ -107,7 +111,9 @@ __all__ = [
     "Winner",
     "WinnerKey",
     "WorkerError",
+    "added",
     "canonical",
+    "combine",
     "full_name",
     "is_among",
     "key_problem",
@@ -117,4 +123,5 @@ __all__ = [
     "record",
     "sentence",
     "since",
+    "with_captured",
 ]

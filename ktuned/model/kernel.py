@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName, WinnerKey, full_name, key_problem
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.record import Record, record
+from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, Observation, combine, unknown
 from ktuned.model.values import Config, Problem, Scalar, canonical
 
 
@@ -58,7 +60,8 @@ class KernelInfo(Record):
 
     ``digest`` changes when old measurements no longer hold; ``source_digest`` when old artifacts do not;
     ``plan_digest`` when there may be more to explore. ``stamps`` maps each file that it depends on (absolute
-    path) to the SHA-256 of its bytes, or to ``""`` for a missing one.
+    path) to the SHA-256 of its bytes, or to ``""`` for a missing one. ``learned`` are the names that only compiling or
+    measuring has shown, as they are now; they are part of the digests.
     """
 
     project: ProjectName
@@ -77,6 +80,7 @@ class KernelInfo(Record):
     space: Mapping[str, Any]
     plan: Plan
     extra: Mapping[str, Any] = field(default_factory=dict)
+    learned: Mapping[str, Observation] = field(default_factory=dict)
 
     @property
     def name(self) -> KernelName:
@@ -92,7 +96,55 @@ class KernelInfo(Record):
     def parts(self) -> dict[str, str]:
         """Parts of ``digest``: short digests by labels that begin with ``source:`` or ``python:``."""
         groups = (("source", self.extra.get("files", {})), ("python", self.extra.get("definitions", {})))
-        return {f"{group}:{label}": digest for group, found in groups for label, digest in found.items()}
+        parts = {f"{group}:{label}": digest for group, found in groups for label, digest in found.items()}
+        return parts | {self.label(entry): entry.decisive[:16] for entry in self.learned.values()}
+
+    @property
+    def compiled(self) -> list[str]:
+        """The files in ``stamps`` that artifacts are known to depend on, or would if they appeared.
+
+        Of a kernel without sources all are: its own code is what compilers get.
+        """
+        home = os.path.dirname(self.file)
+        read = {os.path.normpath(os.path.join(home, label)) for label in self.extra.get("files", ())}
+        read |= {place for entry in self.learned.values() if entry.is_source for place in entry.places}
+        return [path for path, digest in self.stamps.items() if not (self.sources and digest) or path in read]
+
+    def label(self, entry: Observation) -> str:
+        """Return the label of a learned name among ``parts``; a file is named as sources are."""
+        if entry.name.startswith(ENVIRONMENT):
+            return entry.name
+        is_elsewhere = not entry.places or entry.name.startswith(DISTRIBUTION)
+        return f"source:{entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))}"
+
+    def observed(self, found: Iterable[Observation]) -> KernelInfo:
+        """Return the kernel with names that were observed and that it does not have yet; itself if there are none."""
+        news = unknown(self.learned, found)
+        if not news:
+            return self
+        fresh = [entry for entry in news if entry.name not in self.learned]
+        sources = [entry for entry in news if entry.is_source and not self._had(entry.name).is_source]
+        data = [entry for entry in news if entry.is_data and not self._had(entry.name).is_data]
+        return dataclasses.replace(
+            self,
+            digest=combine(self.digest, fresh),
+            source_digest=combine(self.source_digest, sources),
+            extra={**self.extra, "data_digest": combine(self.data_digest, data)} if data else self.extra,
+            stamps={**{place: entry.digest for entry in fresh for place in entry.places}, **self.stamps},
+            learned={**self.learned, **{entry.name: entry for entry in news}},
+        )
+
+    def contradicted(self, found: Iterable[Observation]) -> Observation | None:
+        """Return an observation of something else than what this kernel is known by; a file has changed then."""
+        for entry in found:
+            known = {self.learned[entry.name].digest} if entry.name in self.learned else set()
+            known |= {self.stamps[place] for place in entry.places if place in self.stamps}
+            if known - {entry.digest}:
+                return entry
+        return None
+
+    def _had(self, name: str) -> Observation:
+        return self.learned.get(name, Observation(name, ""))
 
     def specialized(self, problem: Problem) -> dict[str, Scalar]:
         """Return the part of a problem that enters the key."""
@@ -119,7 +171,8 @@ class KernelInfo(Record):
     def to_wire(self) -> dict[str, Any]:
         """Return plain data that :meth:`from_wire` reads; nested values are shared with the kernel."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return values | {"plan": self.plan.to_wire()}
+        learned = {name: dataclasses.asdict(entry) for name, entry in self.learned.items()}
+        return values | {"plan": self.plan.to_wire(), "learned": learned}
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> KernelInfo:
@@ -130,4 +183,8 @@ class KernelInfo(Record):
             values[key] = tuple(values[key])
         if values["specialize"] is not None:
             values["specialize"] = tuple(values["specialize"])
+        learned = values.get("learned", {}).items()
+        values["learned"] = {
+            name: Observation(**{**entry, "places": tuple(entry["places"])}) for name, entry in learned
+        }
         return cls(**values)

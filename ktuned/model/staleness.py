@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ktuned.model.record import Record, record
+from ktuned.model.trace import ENVIRONMENT
 from ktuned.model.trial import Context
 
 SOURCE = "source"
@@ -27,9 +28,10 @@ _MISSING = " includes "
 class Change(Record):
     """One difference between two contexts.
 
-    ``kind`` is ``source``, ``definition``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones), ``toolchain``,
-    ``driver``, ``measuring`` or ``unknown``; ``where`` a file relative to the kernel file's directory, or a tool;
-    ``name`` the part of it. ``before`` and ``after`` are versions, or short digests; empty if absent.
+    ``kind`` is ``source``, ``definition``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones),
+    ``environment`` (a variable), ``toolchain``, ``driver``, ``measuring`` or ``unknown``; ``where`` a file relative to
+    the kernel file's directory, or a tool; ``name`` the part of it. ``before`` and ``after`` are versions, or short
+    digests; empty if absent.
     """
 
     kind: str
@@ -74,7 +76,7 @@ def since(
 def _parts(then: Mapping[str, str] | None, now: Mapping[str, str] | None, kernel_file: str) -> list[Change]:
     if then is None or now is None:
         return []
-    labels = sorted(label for label in {*then, *now} if then.get(label) != now.get(label))
+    labels = sorted(label for label in {*then, *now} if then.get(label, "") != now.get(label, ""))
     return [_part(label, then.get(label, ""), now.get(label, ""), kernel_file) for label in labels]
 
 
@@ -85,6 +87,8 @@ def _part(label: str, before: str, after: str, kernel_file: str) -> Change:
     if group == SOURCE and _MISSING in rest:
         file, _, name = rest.partition(_MISSING)
         return Change(SOURCE, file, f'#include "{name}"', "missing" if before else "", "missing" if after else "")
+    if label.startswith(ENVIRONMENT):
+        return Change("environment", kernel_file, rest, before, after)
     if group == SOURCE:
         return Change(SOURCE, rest, "", before, after)
     definition = _DEFINITION.fullmatch(rest)
@@ -115,6 +119,8 @@ def sentence(change: Mapping[str, Any]) -> str:
         return "inputs were captured"
     if name.startswith("#include"):
         return f"{where}: {name} {'was missing, and is found' if before else 'is missing'}"
+    if kind == "environment":
+        where, name = f"${name}", ""
     verb = "changed" if before and after else "is new" if after else "is gone"
     what = f"{where}: `{name}`" if name else where
     if kind == "unknown":

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ktuned.catalog import Admission, Catalog, check_problem, environment_of
+from ktuned.catalog import Admission, Catalog, Traces, check_problem, environment_of
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
 from ktuned.ipc import Trust
@@ -42,6 +42,7 @@ class Preparation:
         machine: Machine,
         fleet: Fleet,
         trust: Trust,
+        traces: Traces,
         deadlines: Mapping[str, float],
         captured: Callable[[KernelInfo, Problem], str],
     ) -> None:
@@ -51,6 +52,7 @@ class Preparation:
         self._machine = machine
         self._fleet = fleet
         self._trust = trust
+        self._traces = traces
         self._deadlines = deadlines
         self._captured = captured
 
@@ -83,6 +85,7 @@ class Preparation:
             deadlines=merged(self._deadlines, kernel.plan.deadlines),
             judge_contention=self.settings.judges_contention,
             admission=self._admission,
+            traces=self._traces,
             group_size=self._machine.group_size(environment, kernel.backend),
         )
 

@@ -4,7 +4,7 @@ from ktuned.spec import declaration, functions
 from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
 from ktuned.spec.c_tokens import follow
 from ktuned.spec.declaration import Kernel, kernel
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe, file_meaning
 from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.loader import forget_modules, load_file, load_unless_held
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
@@ -26,6 +26,7 @@ __all__ = [
     "Term",
     "declaration",
     "describe",
+    "file_meaning",
     "follow",
     "forget_modules",
     "functions",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ktuned.ipc import Untrusted, stamps
@@ -122,20 +123,28 @@ def _sources(kernel: Kernel) -> c_tokens.Followed:
 
 def _source_texts(kernel: Kernel, sources: c_tokens.Followed) -> dict[str, str]:
     home = kernel.file.parent
-    texts = {_relative(path, home): _source_meaning(path, content) for path, content in sources.contents.items()}
+    texts = {_relative(path, home): _source_text(path, content) for path, content in sources.contents.items()}
     texts |= {f"{_relative(path, home)} includes {name}": "missing" for path, name in sources.unresolved}
     return texts
 
 
-def _source_meaning(path: Path, content: bytes) -> str:
+def _source_text(path: Path, content: bytes) -> str:
+    return _parsed(path, content) or hashlib.sha256(content).hexdigest()
+
+
+def file_meaning(path: Path, content: bytes) -> str:
+    """Return the digest of what a source means, whatever its comments and formatting; nothing for any other file."""
+    text = _parsed(path, content)
+    return hashlib.sha256(_encoded(text)).hexdigest() if text else ""
+
+
+def _parsed(path: Path, content: bytes) -> str:
     if path.suffix.lower() in c_tokens.SUFFIXES:
         return c_tokens.normalise(c_tokens.decode(content)).text
     if path.suffix == ".py":
-        try:
+        with suppress(SyntaxError):
             return meaning(parse(path, content).tree)
-        except SyntaxError:
-            return hashlib.sha256(content).hexdigest()
-    return hashlib.sha256(content).hexdigest()
+    return ""
 
 
 def _relative(path: Path, home: Path) -> str:

@@ -45,6 +45,7 @@ from ktuned.store import (
 from ktuned.store.admissions import Admissions
 from ktuned.store.captures import Captured
 from ktuned.store.faults import database_fault
+from ktuned.store.learned import Learned
 from ktuned.store.pins import Pinned
 from ktuned.store.projects import Projects
 from ktuned.store.reader import Reader
@@ -81,6 +82,7 @@ class Store:
         self.captured = Captured(self._reader, self._write)
         self.projects = Projects(self._reader, self._write)
         self.admissions = Admissions(self._reader, self._write)
+        self.learned = Learned(self._reader, self._write)
         self._identity = database_file.identity(path)
         self._writer = Writer(connection, partial(database_file.reopen_for_writing, path, vfs=vfs))
         self._writer.start()

@@ -14,10 +14,16 @@ from ktuned.store.reader import Reader
 def keep(connection: sqlite3.Connection, meanings: Sequence[tuple[str, str, str]]) -> None:
     """Keep kernels' newest meanings (name, digest, parts as JSON), and of the older ones those that were measured."""
     connection.executemany("INSERT OR IGNORE INTO meanings (kernel, digest, parts) VALUES (?, ?, ?)", meanings)
-    connection.executemany(
+    for kernel, digest, _ in meanings:
+        drop_unused(connection, kernel, digest)
+
+
+def drop_unused(connection: sqlite3.Connection, kernel: str, newest: str) -> None:
+    """Forget the meanings of a kernel that are neither its newest nor were measured."""
+    connection.execute(
         """DELETE FROM meanings WHERE kernel = ? AND digest <> ? AND NOT EXISTS (
             SELECT 1 FROM contexts WHERE contexts.kernel = meanings.kernel AND contexts.digest = meanings.digest)""",
-        [(kernel, digest) for kernel, digest, _ in meanings],
+        (kernel, newest),
     )
 
 

@@ -14,7 +14,8 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from ktuned.model import Outcome, ProjectName, canonical
+from ktuned.model import ProjectName, canonical
+from ktuned.store import context_moves
 from ktuned.store.pins import Write
 from ktuned.store.reader import Reader
 
@@ -86,7 +87,7 @@ def _move(connection: sqlite3.Connection, old: str, new: str) -> None:
     """Move all rows of a project's kernels to its new name."""
     move = _Move(connection, old, new)
     move.contexts()
-    for table in ("winners", "captures", "meanings"):
+    for table in ("winners", "captures", "meanings", "learned"):
         move.table(table)
     move.table("jobs")
     move.kernels()
@@ -125,25 +126,7 @@ class _Move:
             if twin is None:
                 self._connection.execute("UPDATE contexts SET kernel = ? WHERE id = ?", (name, number))
             else:
-                self._merge(number, twin[0])
-
-    def _merge(self, context: int, twin: int) -> None:
-        self._connection.execute("UPDATE OR IGNORE trials SET context_id = ? WHERE context_id = ?", (twin, context))
-        # A winner whose config the other context has measured too is served with that figure.
-        self._connection.execute(
-            """UPDATE OR IGNORE winners SET trial_id = (
-                SELECT twins.id FROM trials JOIN trials AS twins ON twins.config = trials.config
-                WHERE trials.id = winners.trial_id AND twins.context_id = ? AND twins.outcome = ?)
-            WHERE trial_id IN (
-                SELECT trials.id FROM trials JOIN trials AS twins ON twins.config = trials.config
-                WHERE trials.context_id = ? AND twins.context_id = ? AND twins.outcome = ?)""",
-            (twin, Outcome.MEASURED, context, twin, Outcome.MEASURED),
-        )
-        self._connection.execute(
-            "DELETE FROM winners WHERE trial_id IN (SELECT id FROM trials WHERE context_id = ?)", (context,)
-        )
-        self._connection.execute("DELETE FROM trials WHERE context_id = ?", (context,))
-        self._connection.execute("DELETE FROM contexts WHERE id = ?", (context,))
+                context_moves.merge(self._connection, number, twin[0])
 
     def kernels(self) -> None:
         """Rename kernels as they were last inspected; the next inspection finds them unchanged."""

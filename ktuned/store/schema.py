@@ -16,6 +16,8 @@
 
     admissions                          (whether a constrained space holds a config, as a worker found it)
 
+    learned                             (names that only compiling or measuring a kernel has shown)
+
     meanings   fingerprints             (contents of the digests in contexts, to find what has changed since)
 """
 
@@ -116,6 +118,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE jobs ADD COLUMN best_spread_us REAL",
         "ALTER TABLE jobs ADD COLUMN default_spread_us REAL",
         "ALTER TABLE jobs ADD COLUMN reference_spread_us REAL",
+    ),
+    (
+        """CREATE TABLE learned (
+            kernel TEXT NOT NULL, name TEXT NOT NULL, entry TEXT NOT NULL, PRIMARY KEY (kernel, name)
+        ) WITHOUT ROWID""",
     ),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""

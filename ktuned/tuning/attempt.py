@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
-from ktuned.catalog import Admission
+from ktuned.catalog import Admission, Traces
 from ktuned.fleet import KILLS_EXCUSED, DeadlineExpired, Environment, Output, RequestFailed, WorkerDied, is_outside_kill
 from ktuned.ipc import replies, requests
 from ktuned.model import (
@@ -24,20 +24,26 @@ from ktuned.model import (
     Job,
     KernelInfo,
     Life,
+    Observation,
     Outcome,
     Phase,
     Preset,
     Problem,
     Scalar,
     TrialResult,
+    added,
     canonical,
+    with_captured,
 )
 from ktuned.tuning.trial_detail import NO_DETAIL, TrialDetail
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Work:
-    """Everything that a job needs to know before it begins; nothing of it changes while it runs.
+    """Everything that a job needs to know before it begins.
+
+    While it runs, nothing of it changes but what ``traces`` learns of its kernel: that is the digests' part from then
+    on, and with it the context's. Then all results in the store have the new context, too.
 
     ``captured`` is the digest of the inputs that an application handed over for the problem; empty without any.
     Without ``devices`` its configs are only compiled, for ``target``; ``absence`` then says why nothing is measured, if
@@ -55,9 +61,25 @@ class Work:
     deadlines: Mapping[str, float]
     judge_contention: bool
     admission: Admission
+    traces: Traces
     group_size: int = 1
     absence: str = ""
     captured: str = ""
+
+    def follow(self, kernel: KernelInfo) -> None:
+        """Take in what was learned of the kernel since."""
+        self.kernel = kernel
+        self.context = replace(self.context, digest=with_captured(kernel.digest, self.captured))
+
+    async def learn(self, observed: Sequence[Observation]) -> None:
+        """Have names that a worker has observed belong to the kernel.
+
+        Raises:
+            SourceChanged: what it read is not what the kernel is known by now.
+            StoreError: it cannot be recorded.
+        """
+        if observed:
+            await self.traces.learn(self.kernel, observed)
 
     @property
     def specialized(self) -> dict[str, Scalar]:
@@ -78,15 +100,18 @@ class Work:
         return requests.Explore(self.kernel_ref, self.problem, self.job.plan, tuple(first), tuple(last))
 
     def unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
-        """Return a Build with its artifact's key: SHA-256 over all that decides the artifact's bytes."""
+        """Return a Build with its artifact's key: a digest of all that decides the artifact's bytes.
+
+        The sources' part is added, so that a worker can add that of names which only compiling shows.
+        """
         parts = {
             "backend": self.kernel.backend,
             "toolchain": self.context.toolchain,
             "target": self.target,
-            "source": self.kernel.source_digest,
             "build": build,
         }
-        return requests.UnitRef(hashlib.sha256(canonical(parts).encode()).hexdigest(), build)
+        made = hashlib.sha256(canonical(parts).encode()).hexdigest()
+        return requests.UnitRef(added(made, self.kernel.source_digest), build)
 
     def measured_content(self, build: Mapping[str, Any], files: str) -> str:
         """Return the identity of a measurement: SHA-256 over all that decides the figure of an artifact with ``files``.

@@ -32,6 +32,7 @@ class CompileOnly:
 
     def __init__(self, work: Work, *, fleet: Fleet, artifacts: Artifacts, publish: Publish) -> None:
         self.work = work
+        work.traces.follow(work)
         self.progress = Progress(budget_s=work.job.plan.seconds)
         self._fleet = fleet
         self._artifacts = artifacts

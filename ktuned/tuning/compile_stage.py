@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -27,7 +28,6 @@ class CompileStage:
 
     def __init__(self, work: Work, fleet: Fleet, artifacts: Artifacts) -> None:
         self._work = work
-        self._kernel = work.kernel_ref
         self._fleet = fleet
         self._artifacts = artifacts
         self._group_size = GroupSize(work.group_size)
@@ -57,6 +57,8 @@ class CompileStage:
         done: list[Compiled | Ended] = []
         missing = []
         for attempt in attempts:
+            # Names may have been learned since it was proposed.
+            attempt.unit = self._work.unit(attempt.unit.build)
             key = attempt.unit.key
             if self._artifacts.find(key) is None:
                 _log.debug("artifact_missing", artifact=key, target=self._work.target)
@@ -83,12 +85,12 @@ class CompileStage:
             try:
                 await self._request(group, directory.name, items)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
-                self._raise_if_general(error)
+                await self._raise_if_general(error)
                 failure = error
+            rest = [attempt for attempt in group if attempt.unit.key not in items]
             for attempt in group:
-                if attempt.unit.key in items:
-                    done.append(self._take(attempt, items[attempt.unit.key]))
-        rest = [attempt for attempt in group if attempt.unit.key not in items]
+                if attempt not in rest:
+                    done.append(await self._take(attempt, items[attempt.unit.key]))
         if failure is None:
             silent, detail = "the backend reported nothing about this config", TrialDetail(phase=Phase.COMPILE)
             done += [Ended(attempt, attempt.result(Event.COMPILE_FAILED, silent, detail=detail)) for attempt in rest]
@@ -104,7 +106,7 @@ class CompileStage:
         half = len(rest) // 2
         return done + await self._compile_group(rest[:half]) + await self._compile_group(rest[half:])
 
-    def _raise_if_general(self, error: WorkerDied | DeadlineExpired | RequestFailed) -> None:
+    async def _raise_if_general(self, error: WorkerDied | DeadlineExpired | RequestFailed) -> None:
         """Raise a failure that is no config's fault.
 
         Raises:
@@ -119,6 +121,8 @@ class CompileStage:
         if not isinstance(error, RequestFailed):
             return
         if error.code == "source_changed":
+            # The watcher follows what is known alone, and the job waits for it.
+            await self._work.learn(error.failure.observed)
             raise error
         if error.errno in DISK_ERRORS:
             fault = OSError(error.errno, error.message)
@@ -127,7 +131,7 @@ class CompileStage:
     async def _request(self, group: list[Attempt], staging: str, items: dict[str, replies.CompiledUnit]) -> None:
         work = self._work
         units = {attempt.unit.key: attempt.unit for attempt in group}
-        request = requests.Compile(self._kernel, work.target, staging, tuple(units.values()))
+        request = requests.Compile(work.kernel_ref, work.target, staging, tuple(units.values()))
         deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * len(group)}
 
         def note(item: replies.CompiledUnit) -> None:
@@ -143,8 +147,11 @@ class CompileStage:
             attempt.compile_s += error.deadline_s
         return Ended(attempt, attempt.failure(error, expired=Event.COMPILE_EXPIRED, refused=Event.COMPILE_FAILED))
 
-    def _take(self, attempt: Attempt, item: replies.CompiledUnit) -> Compiled | Ended:
+    async def _take(self, attempt: Attempt, item: replies.CompiledUnit) -> Compiled | Ended:
+        await self._work.learn(item.observed)
         attempt.compile_s += item.seconds
+        if item.artifact:
+            attempt.unit = replace(attempt.unit, key=item.artifact)
         if item.outcome is not None:
             event = Event.CANNOT_RUN if item.outcome is Outcome.UNSUPPORTED else Event.COMPILE_FAILED
             detail = TrialDetail(phase=Phase.COMPILE, facts=item.facts or None)

@@ -142,6 +142,7 @@ class MeasureStage:
                 incumbent = None if best_us is None else self._incumbent
                 request = requests.Trial((attempt.unit,), work.preset, work.judge_contention, stop_above_us, incumbent)
                 measured, output = await lane.exchange(request, deadlines)
+                await work.learn(measured.observed)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 attempt.lane_s += monotonic() - began
                 if attempt.excuse_kill(error):
@@ -219,4 +220,4 @@ class MeasureStage:
             expected=expected,
         )
         identity = canonical({**data, "stamps": dict(work.kernel.stamps)})
-        return Bench(work.environment, work.kernel.backend, identity, request)
+        return Bench(work.environment, work.kernel.backend, identity, request, work.learn)

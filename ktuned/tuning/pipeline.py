@@ -51,6 +51,7 @@ class Pipeline:
         self, work: Work, *, fleet: Fleet, lanes: Sequence[Lane], store: Store, artifacts: Artifacts, publish: Publish
     ) -> None:
         self.work = work
+        work.traces.follow(work)
         self.progress = Progress(budget_s=work.job.plan.seconds)
         self.summary = SearchSummary()
         self._fleet = fleet
@@ -132,6 +133,7 @@ class Pipeline:
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request(order.first, order.last)
             opened, _ = await explorer.exchange(request, deadlines)
+            await self.work.learn(opened.observed)
             self.summary.size, self.summary.strategy = opened.size, opened.strategy
             self.summary.notice = opened.notice
             exploring = Explorer(explorer, opened.strategy, deadlines)
@@ -175,7 +177,9 @@ class Pipeline:
     async def _ask_some(self, explorer: Explorer, n: int) -> replies.Proposals:
         tried, self._tried = self._tried, []
         self._news = anyio.Event()
-        return await explorer.ask(tried, n)
+        answer = await explorer.ask(tried, n)
+        await self.work.learn(answer.observed)
+        return answer
 
     async def _admit(self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]) -> None:
         """Start the new configs; those that the store knows already need neither compiler nor lane."""

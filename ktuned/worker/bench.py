@@ -47,7 +47,7 @@ class Bench:
         self._open: _Opened | None = None
         self._bound: tuple[str, Launch] | None = None
 
-    def open(self, request: requests.Open, reply: Reply) -> replies.Empty:
+    def open(self, request: requests.Open, reply: Reply) -> replies.Opened:
         """Make the inputs and the expected outputs of a problem on a device."""
         kernel = load_kernel(request.kernel, self._places)
         reply.phase(Phase.LOAD)
@@ -63,7 +63,7 @@ class Bench:
         self._open = _Opened(
             request.kernel, request.target, backend, request.device, data, timer, FaultReporter(reply.descriptor)
         )
-        return replies.Empty()
+        return replies.Opened()
 
     def trial(self, request: requests.Trial, reply: Reply) -> replies.Measurement:
         """Measure configs from their artifacts, up to the first that raises; all results but the last are items.

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from ktuned.backends import Registry, Unit
+from ktuned.backends import Backend, Compiled, Registry, Unit
 from ktuned.ipc import Places, replies, requests
-from ktuned.model import BackendError, Outcome, Phase
+from ktuned.model import BackendError, Outcome, Phase, combine
 from ktuned.spec import OBSERVER, forget_modules
 from ktuned.worker import bytecode
 from ktuned.worker.inspect import check_digests, digests_of
 from ktuned.worker.reply import Reply
 from ktuned.worker.seal import seal
+from ktuned.worker.trace import SourceChanged, Trace
+
+TRIES = 3
+"""Times that a unit is compiled whose files change meanwhile: a save takes less time than a compile."""
 
 
 def unit_of(
@@ -31,7 +37,8 @@ def unit_of(
 def compile_units(registry: Registry, places: Places, request: requests.Compile, reply: Reply) -> replies.Empty:
     """Compile and seal the request's units, and send an item for each as it is ready.
 
-    A unit whose sources changed meanwhile is no result: the request fails with ``source_changed``.
+    A unit whose sources changed meanwhile is no result: the request fails with ``source_changed``. What was read
+    besides the files that the daemon knows is sent with each unit, and has a part in its artifact's key.
     """
     kernel = request.kernel
     with bytecode.written():
@@ -39,23 +46,26 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     into = places.staging(request.staging)
     units = [unit_of(registry, places, kernel, request.target, unit) for unit in request.units]
     for unit in units:
-        shutil.rmtree(into / unit.key, ignore_errors=True)
-        (into / unit.key).mkdir(parents=True)
+        _clear(into / unit.key)
     check_digests(kernel, places)
     OBSERVER.check(digests_of(kernel, places))
     # A Build may name a function of the kernel file: it must be the one that was digested.
     if not OBSERVER.holds(places.file(kernel.project, kernel.file), digests_of(kernel, places)):
         forget_modules()
     reply.phase(Phase.COMPILE)
-    for compiled in backend.compile(units, into):
+    trace = Trace(kernel, places)
+    for compiled in _compile(backend, units, into, trace):
         check_digests(kernel, places)
+        observed = trace.fresh(compiled.observed)
+        # Another content of these names, which no key of the daemon's stands for, makes another artifact.
+        key = combine(compiled.key, observed) if observed else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
         if outcome is None:
             try:
                 sealed, size = seal(
                     into / compiled.key,
-                    places.artifact(compiled.key),
-                    key=compiled.key,
+                    places.artifact(key),
+                    key=key,
                     backend=backend.name,
                     facts=compiled.facts,
                     required=backend.required_files,
@@ -73,6 +83,36 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
                 facts=dict(compiled.facts),
                 content=content,
                 bytes=size,
+                artifact="" if key == compiled.key else key,
+                observed=observed,
             )
         )
     return replies.Empty()
+
+
+def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:
+    """Compile units, again where a file that the daemon does not watch yet may have changed meanwhile.
+
+    Raises:
+        SourceChanged: it changes each time.
+    """
+    doubtful: list[Compiled] = []
+    for _ in range(TRIES):
+        doubtful = []
+        for compiled in backend.compile(units, into):
+            if trace.is_steady(compiled.observed):
+                yield compiled
+            else:
+                doubtful.append(compiled)
+        keys = {compiled.key for compiled in doubtful}
+        units = [unit for unit in units if unit.key in keys]
+        if not units:
+            return
+        for unit in units:
+            _clear(into / unit.key)
+    raise SourceChanged(f"a file that {units[0].kernel} reads changes all the while", trace.fresh(doubtful[0].observed))
+
+
+def _clear(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)

@@ -9,6 +9,7 @@ import traceback
 
 from ktuned.ipc import replies
 from ktuned.model import KernelFileError, KtunedError
+from ktuned.worker.trace import SourceChanged
 
 _TRACE_CHARS = 8_000
 _MESSAGE_CHARS = 8_000
@@ -32,6 +33,8 @@ def describe_failure(error: BaseException) -> replies.Failure:
     trace = _clean("".join(traceback.format_exception(error)))[-_TRACE_CHARS:]
     if isinstance(error, KernelFileError):
         return replies.Failure(error.code, error.message, error.hint, trace, path=error.path, line=error.line)
+    if isinstance(error, SourceChanged):
+        return replies.Failure(error.code, error.message, error.hint, trace, observed=error.observed)
     if isinstance(error, KtunedError):
         return replies.Failure(error.code, error.message, error.hint, trace)
     errno = error.errno if isinstance(error, OSError) else None

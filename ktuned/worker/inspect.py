@@ -14,20 +14,14 @@ from ktuned.model import (
     KernelInfo,
     NotFound,
     Phase,
-    UsageError,
     canonical,
 )
 from ktuned.spec import OBSERVER, FreshProcessNeeded, describe, load_file, load_unless_held
+from ktuned.worker.trace import SourceChanged, look
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel
     from ktuned.worker.reply import Reply
-
-
-class SourceChanged(UsageError):
-    """A file is no longer what the daemon inspected; the save that changed it starts a new inspection."""
-
-    code = "source_changed"
 
 
 def check_digests(kernel: requests.KernelRef, places: Places) -> None:
@@ -81,13 +75,13 @@ class Inspector:
         for position, name in enumerate(request.files):
             path = self._places.file(request.project, name)
             try:
-                item = self._inspect_file(name, path, root, request.project)
+                item = self._inspect_file(name, path, root, request)
             except FreshProcessNeeded as needed:
                 raise FreshProcessNeeded(replace(request, files=request.files[position:])) from needed
             reply.item(item)
         return replies.Empty()
 
-    def _inspect_file(self, name: str, path: Path, root: Path, project: str) -> replies.InspectedFile:
+    def _inspect_file(self, name: str, path: Path, root: Path, request: requests.Inspect) -> replies.InspectedFile:
         loaded = load_file(path, root, self._registry.names)
         kernels = []
         errors = list(loaded.errors)
@@ -95,8 +89,9 @@ class Inspector:
         for kernel in loaded.kernels:
             try:
                 _check_spaces(kernel)
-                info = replace(describe(kernel, project, root), backend=self._backend_of(kernel))
-                kernels.append(_below(info, str(root)))
+                info = replace(describe(kernel, request.project, root), backend=self._backend_of(kernel))
+                learned = request.learned.get(kernel.name, ())
+                kernels.append(_below(info, str(root)).observed(look(entry, str(root)) for entry in learned))
             except KernelFileError as error:
                 errors.append(error)
                 # One of these may be missing, and its appearance would mend the kernel.

@@ -60,6 +60,22 @@ def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon)
     assert len(_jobs(daemon)) == 3
 
 
+def test_file_that_only_the_compiler_read_is_watched(daemon: Daemon) -> None:
+    """What a compiler read outside the project, and no inspection finds, is followed: its edit is stale at once."""
+    included = daemon.directory / "elsewhere" / "a.def"
+    included.parent.mkdir()
+    included.write_text("one")
+    path = daemon.kernel_file(kernel_text("space([dict(us=300.0, reads='../elsewhere/a.def')])"))
+    daemon.tune(path=str(path))
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    included.write_text("two")
+    written = monotonic()
+    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the edit to be seen")
+    assert monotonic() - written < 20
+    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+
+
 def test_lost_save_of_a_kernel_in_use_is_found(daemon: Daemon) -> None:
     """A save that raises no event is noticed all the sooner if the kernel is looked up; ``status`` says that it was."""
     path = daemon.kernel_file(_text())

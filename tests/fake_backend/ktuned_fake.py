@@ -32,13 +32,17 @@ from ktuned.model.values import Outcome
 
 @dataclass(frozen=True)
 class Build(AnyBuild):
-    """``does`` at ``compile`` or at ``launch``; otherwise ``y = 2 x`` in about ``us`` µs."""
+    """``does`` at ``compile`` or at ``launch``; otherwise ``y = 2 x`` in about ``us`` µs.
+
+    ``reads`` is a file beside the kernel file that the compiler reads; its text is a part of the artifact.
+    """
 
     backend: ClassVar[str] = "fake"
     us: float = 50.0
     does: str = "work"
     gate: str = ""
     tag: str = ""
+    reads: str = ""
 
 
 def wait_at(gate: str) -> None:
@@ -175,8 +179,13 @@ class Fake(Backend):
                 case "unsupported_here":
                     yield Compiled(unit.key, Outcome.UNSUPPORTED, "needs another device", 0.001)
                     continue
-            (into / unit.key / "kernel.json").write_text(json.dumps(build.to_plain()))
-            yield Compiled(unit.key, seconds=0.001, facts={"registers": 32, "target": unit.target})
+            made, read = build.to_plain(), []
+            if build.reads:
+                read = [unit.kernel_file.parent / build.reads]
+                made["tag"] = read[0].read_text() if read[0].exists() else ""
+            (into / unit.key / "kernel.json").write_text(json.dumps(made))
+            facts = {"registers": 32, "target": unit.target}
+            yield Compiled(unit.key, seconds=0.001, facts=facts, observed=read)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
         """Read the Build back."""

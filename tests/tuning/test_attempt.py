@@ -50,6 +50,7 @@ WORK = Work(
     {},
     judge_contention=False,
     admission=None,  # type: ignore[arg-type]
+    traces=None,  # type: ignore[arg-type]
 )
 
 

@@ -1,0 +1,106 @@
+"""Learning: names that only compiling or measuring shows become part of their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import anyio
+import structlog
+
+from ktuned.catalog.catalog import Catalog
+from ktuned.ipc import absolute
+from ktuned.model import KernelInfo, KernelName, NotFound, Observation, WorkerError
+from ktuned.store import Store
+
+_log = structlog.get_logger()
+
+MAX_LEARNED = 4_000
+"""Names of one kernel: several times the files of a large library's headers. Each is looked at in every inspection."""
+
+
+class SourceChanged(WorkerError):
+    """A worker has read something else than what the kernel is known by: the files have changed meanwhile."""
+
+    code = "source_changed"
+
+
+class TooManyNames(WorkerError):
+    """A kernel depends on more files than can be followed."""
+
+    code = "too_many_names"
+
+
+class Follower(Protocol):
+    """A job's work, which goes on with what was learned."""
+
+    kernel: KernelInfo
+
+    def follow(self, kernel: KernelInfo) -> None:
+        """Take in what was learned of its kernel."""
+
+
+class Traces:
+    """Learns names for kernels: in the catalog at once, so that they are watched, then in the store.
+
+    ``renamed`` is called with a kernel and its new names before the store has renamed its contexts, ``publish``
+    announces them after that.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        store: Store,
+        *,
+        renamed: Callable[[KernelName, Sequence[Observation]], None] = lambda kernel, names: None,
+        publish: Callable[..., Any] = lambda event, **fields: None,
+    ) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._renamed = renamed
+        self._publish = publish
+        self._followers: WeakSet[Follower] = WeakSet()
+        self._lock = anyio.Lock()
+
+    def follow(self, follower: Follower) -> None:
+        """Have a job's work follow what is learned, for as long as it exists."""
+        self._followers.add(follower)
+
+    async def learn(self, kernel: KernelInfo, found: Sequence[Observation]) -> None:
+        """Learn what a worker that worked on ``kernel``, as it was then, has observed.
+
+        Raises:
+            SourceChanged: it is not what the kernel is known by now.
+            TooManyNames: more cannot be followed.
+            NotFound: there is no such kernel any more.
+            StoreError: it cannot be recorded.
+        """
+        root = self._catalog.root_of(kernel.file)
+        if root is None:
+            raise NotFound(f"{kernel.file} is below no watched root")
+        placed = [replace(one, places=tuple(absolute(path, root.path) for path in one.places)) for one in found]
+        # A job that goes on before the names are on the disk would enter trials for contexts that nothing renames.
+        async with self._lock:
+            now = self._catalog.resolve(kernel.name)
+            other = kernel.contradicted(placed) or now.contradicted(placed)
+            if other is not None:
+                raise SourceChanged(f"{other.name} changed while {kernel.name} was worked on")
+            learned = now.observed(placed)
+            if learned is now:
+                return
+            if len(learned.learned) > MAX_LEARNED:
+                raise TooManyNames(
+                    f"{kernel.name} reads more than {MAX_LEARNED} files besides its sources",
+                    hint="have fewer include directories, or give -isystem for those of libraries",
+                )
+            fresh = [entry for name, entry in learned.learned.items() if name not in now.learned]
+            changed = [entry for name, entry in learned.learned.items() if now.learned.get(name) != entry]
+            self._catalog.learn(learned)
+            for follower in [one for one in self._followers if one.kernel.name == learned.name]:
+                follower.follow(self._catalog.traced(follower.kernel))
+            self._renamed(learned.name, fresh)
+            await self._store.learned.learn(learned, changed, fresh)
+        _log.info("learned", kernel=learned.name, names=[entry.name for entry in fresh])
+        self._publish("learned", kernel=learned.name, names=[entry.name for entry in fresh])

@@ -1,0 +1,74 @@
+"""Table of learned names: what each kernel depends on besides what its inspection finds, as it was when it was learned.
+
+When a name is learned, contexts whose kernel was inspected without it are renamed: nothing that was measured there
+depended on the name, or it would have been learned then.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ktuned.model import KernelInfo, KernelName, Observation, combine, with_captured
+from ktuned.store import context_moves, digest_parts
+from ktuned.store.pins import Write
+from ktuned.store.reader import Reader, Row
+
+
+class Learned:
+    """The learned names of all kernels."""
+
+    def __init__(self, reader: Reader, write: Write) -> None:
+        self._reader = reader
+        self._write = write
+
+    def all(self) -> dict[KernelName, dict[str, Observation]]:
+        """Return each kernel's names, with what they held when they were learned."""
+        found: dict[KernelName, dict[str, Observation]] = {}
+        for kernel, entry in self._reader.values(_entry, "SELECT kernel, entry FROM learned ORDER BY kernel, name"):
+            found.setdefault(kernel, {})[entry.name] = entry
+        return found
+
+    async def learn(self, kernel: KernelInfo, changed: Sequence[Observation], fresh: Sequence[Observation]) -> None:
+        """Keep ``changed`` names of a kernel, which has them already, and rename its contexts by the ``fresh`` ones."""
+
+        def learn(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                "INSERT OR REPLACE INTO learned (kernel, name, entry) VALUES (?, ?, ?)",
+                [(kernel.name, entry.name, json.dumps(asdict(entry))) for entry in changed],
+            )
+            _rename(connection, kernel, fresh)
+            connection.execute(
+                "UPDATE kernels SET info = ? WHERE name = ?", (json.dumps(kernel.to_wire()), kernel.name)
+            )
+
+        await self._write(learn)
+
+
+def _rename(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[Observation]) -> None:
+    """Rename the contexts of each meaning that lacks names, and those of the inputs that were captured for it."""
+    captures = connection.execute("SELECT DISTINCT digest FROM captures WHERE kernel = ?", (kernel.name,)).fetchall()
+    for digest, text in connection.execute(
+        "SELECT digest, parts FROM meanings WHERE kernel = ? AND json_valid(parts)", (kernel.name,)
+    ).fetchall():
+        parts: dict[str, str] = json.loads(text)
+        lacking = [entry for entry in fresh if kernel.label(entry) not in parts]
+        named = combine(digest, lacking)
+        parts |= {kernel.label(entry): entry.decisive[:16] for entry in lacking}
+        connection.execute(
+            "INSERT OR IGNORE INTO meanings (kernel, digest, parts) VALUES (?, ?, ?)",
+            (kernel.name, named, json.dumps(parts)),
+        )
+        for captured in ("", *(capture for (capture,) in captures)):
+            context_moves.rename(
+                connection, kernel.name, with_captured(digest, captured), with_captured(named, captured)
+            )
+    digest_parts.drop_unused(connection, kernel.name, kernel.digest)
+
+
+def _entry(row: Row) -> tuple[KernelName, Observation]:
+    kernel, text = row
+    values = json.loads(text)
+    return KernelName(kernel), Observation(**{**values, "places": tuple(values["places"])})

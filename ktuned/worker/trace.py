@@ -1,0 +1,113 @@
+"""Observations of a request: what was read besides the files that its kernel names, and what was in it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from time import time_ns
+
+from ktuned.ipc import ABSENT, Places, absolute, lexical, relative, requests, stamp, stamps
+from ktuned.model import DISTRIBUTION, ENVIRONMENT, Observation, UsageError
+from ktuned.spec import file_meaning
+
+YOUNG_NS = 20_000_000
+"""A file whose last change is not older than this when reading begins may have changed meanwhile: two ticks of the
+coarsest clock by which Linux stamps files."""
+
+MAX_PARSED_BYTES = 8 << 20
+"""A larger file counts by its bytes: it is data, whatever its name."""
+
+
+class SourceChanged(UsageError):
+    """A file is no longer what the daemon inspected; the save that changed it starts a new inspection.
+
+    ``observed`` is what was found of names that the daemon does not know yet.
+    """
+
+    code = "source_changed"
+
+    def __init__(self, message: str, observed: tuple[Observation, ...] = ()) -> None:
+        super().__init__(message)
+        self.observed = observed
+
+
+def look(entry: Observation, root: str) -> Observation:
+    """Return an entry with what its name holds now, for the project whose directory is ``root``."""
+    if entry.name.startswith(ENVIRONMENT):
+        value = os.environ.get(entry.name.removeprefix(ENVIRONMENT))
+        digest = ABSENT if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
+        return replace(entry, digest=digest)
+    place = _place(entry, root)
+    found = stamps([place])
+    meaning = ""
+    digest = found[str(place)]
+    if digest != ABSENT and place.stat().st_size <= MAX_PARSED_BYTES:
+        content = place.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        meaning = file_meaning(place, content)
+    places = tuple(relative(path, root) for path in found)
+    return replace(entry, digest=digest, meaning=meaning, places=places)
+
+
+def _place(entry: Observation, root: str) -> Path:
+    if entry.name.startswith(DISTRIBUTION):
+        name, _, path = entry.name.removeprefix(DISTRIBUTION).partition("/")
+        try:
+            return lexical(Path(str(distribution(name).locate_file(path))))
+        except (PackageNotFoundError, ValueError):
+            return Path(absolute(entry.places[0], root) if entry.places else entry.name)
+    return Path(absolute(entry.name, root))
+
+
+class Trace:
+    """The files that one request reads, from when this is made on.
+
+    A name that the daemon knows is not looked at: its content is checked with all others of the kernel.
+    """
+
+    def __init__(self, kernel: requests.KernelRef, places: Places) -> None:
+        self._root = str(places.root(kernel.project))
+        self._known = set(kernel.compiled)
+        self._began_ns = time_ns()
+        self._seen: dict[Path, str] = {}
+
+    def is_steady(self, read: Iterable[Path]) -> bool:
+        """Return whether these files, read since the beginning, or found absent, are now what they were then.
+
+        One that was written lately is not known to be; after a second reading it is.
+        """
+        # Each is looked at, also behind one that is not.
+        verdicts = [self._is_steady(path) for path in self._unknown(read)]
+        return all(verdicts)
+
+    def _is_steady(self, path: Path) -> bool:
+        now = stamp(path)
+        before = self._seen.get(path)
+        self._seen[path] = now
+        if before is not None:
+            return before == now
+        try:
+            return path.stat().st_ctime_ns < self._began_ns - YOUNG_NS
+        except OSError:
+            return True
+
+    def fresh(self, read: Iterable[Path]) -> tuple[Observation, ...]:
+        """Return the entries of files that compilers have read, or looked for, and that the daemon does not know.
+
+        Raises:
+            SourceChanged: one has changed since it was found steady.
+        """
+        found = []
+        for path in sorted(set(self._unknown(read))):
+            name = relative(str(path), self._root)
+            found.append(look(Observation(name, ABSENT, is_source=True), self._root))
+            if found[-1].digest != self._seen.get(path, found[-1].digest):
+                raise SourceChanged(f"{path} changed while it was compiled", tuple(found))
+        return tuple(found)
+
+    def _unknown(self, read: Iterable[Path]) -> list[Path]:
+        return [path for path in map(lexical, read) if relative(str(path), self._root) not in self._known]

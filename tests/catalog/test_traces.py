@@ -1,0 +1,161 @@
+"""Learning: a name that only compiling shows is a part of its kernel from then on, and nothing known is lost by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from ktuned.catalog.traces import SourceChanged
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.trace import Observation, combine
+from ktuned.model.values import Status
+from ktuned.scheduling.intake import Wish
+from ktuned.serve.explain import Explainer
+from tests.assembled import Parts, assembled, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+READING = kernel_text(configs="[dict(us=50.0, reads='cfg.txt'), dict(us=90.0, reads='')]")
+PROBLEM = {"n": 64}
+
+
+async def _tuned(parts: Parts, kernel: KernelInfo) -> KernelInfo:
+    """Tune a kernel, and return it as it is known then."""
+    before = len(parts.told.of("job_done"))
+    await parts.intake.tune_kernel(kernel, Wish())
+    ended = await parts.told.ended(before + 1)
+    assert ended[-1]["state"] == "done", ended[-1]
+    return parts.catalog.resolve("it")
+
+
+def _status(parts: Parts) -> Status:
+    return parts.lookups.lookup("it", PROBLEM, None, tune=False).status
+
+
+def _compiled(parts: Parts) -> int:
+    return sum(1 for _ in parts.artifacts.directory.glob("[!.]*/*/kernel.json"))
+
+
+async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> None:
+    """A file that no inspection finds is followed once it was read: its edit is stale, by name; undone, it is fresh."""
+    async with assembled(tmp_path) as parts, parts.working():
+        cfg = parts.write("one", "cfg.txt")
+        before = await parts.inspect(READING)
+        kernel = await _tuned(parts, before)
+        assert set(kernel.learned) == {"cfg.txt"}
+        assert kernel.digest == combine(before.digest, kernel.learned.values())
+        assert str(cfg) in {path for path, _ in parts.catalog.stamps()}
+        assert _status(parts) is Status.FRESH
+        assert parts.told.of("learned") == [{"type": "learned", "kernel": "project:it", "names": ["cfg.txt"]}]
+
+        cfg.write_text("two")
+        edited = await parts.inspect()
+        assert edited.digest == combine(before.digest, [Observation("cfg.txt", edited.learned["cfg.txt"].digest)])
+        assert _status(parts) is Status.STALE
+        why = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store).explain(edited)
+        assert [change["where"] for entry in why for change in entry["changes"]] == ["cfg.txt"]
+
+        count = _compiled(parts)
+        assert await _tuned(parts, edited) == edited
+        assert _status(parts) is Status.FRESH
+        assert _compiled(parts) == count + 2  # of each config, as its key has the name now
+
+        cfg.write_text("one")
+        await parts.inspect()
+        await parts.intake.tune_kernel(parts.catalog.resolve("it"), Wish())
+        undone = (await parts.told.ended(3))[-1]
+        assert not undone["cost"].get("compile_s")
+        assert _status(parts) is Status.FRESH
+
+
+async def test_the_next_daemon_knows_what_was_learned(tmp_path: Path) -> None:
+    """Names and renamed contexts are in the store: after a restart the winner is fresh, and an edit is still stale."""
+    async with assembled(tmp_path) as parts, parts.working():
+        parts.write("one", "cfg.txt")
+        learned = await _tuned(parts, await parts.inspect(READING))
+    async with assembled(tmp_path) as parts:
+        assert parts.catalog.resolve("it") == learned
+        assert await parts.inspect() == learned
+        assert _status(parts) is Status.FRESH
+        parts.write("two", "cfg.txt")
+        await parts.inspect()
+        assert _status(parts) is Status.STALE
+
+
+async def test_a_file_that_was_missing_is_followed(tmp_path: Path) -> None:
+    """A name that was looked for and not found is learned as absent: the answer is stale once it is there."""
+    async with assembled(tmp_path) as parts, parts.working():
+        kernel = await _tuned(parts, await parts.inspect(READING))
+        assert kernel.learned["cfg.txt"].digest == ""
+        assert _status(parts) is Status.FRESH
+        parts.write("now it is", "cfg.txt")
+        await parts.inspect()
+        assert _status(parts) is Status.STALE
+
+
+async def test_two_kernels_share_no_artifact_of_other_contents(tmp_path: Path) -> None:
+    """A kernel of the same sources and Builds, which has learned nothing yet, does not get what an older file gave."""
+    async with assembled(tmp_path) as parts, parts.working():
+        cfg = parts.write("one", "cfg.txt")
+        await _tuned(parts, await parts.inspect(READING))
+        cfg.write_text("two")
+        other = READING.replace("def it(", "def other(")
+        parts.write(other, "tune_other.py")
+        await parts.inspect(name="tune_other.py")
+        await parts.intake.tune_kernel(parts.catalog.resolve("other"), Wish())
+        await parts.told.ended(2)
+        answer = parts.lookups.lookup("other", PROBLEM, None, tune=False)
+        assert answer.config == {"us": 50.0, "reads": "cfg.txt"}
+        assert answer.artifact is not None
+        assert '"tag": "two"' in Path(answer.artifact, "kernel.json").read_text()
+
+
+async def test_older_states_of_a_kernel_have_the_name_too(tmp_path: Path) -> None:
+    """A name that is learned after an edit: the state from before it is fresh again when the edit is undone."""
+    plain = kernel_text(rtol="1e-3")
+    async with assembled(tmp_path) as parts, parts.working():
+        await _tuned(parts, await parts.inspect(plain))
+        kernel = await parts.inspect(kernel_text(rtol="1e-4"))
+        observed = Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)
+        traces = parts.daemon.traces
+        await traces.learn(kernel, [observed])
+        undone = await parts.inspect(plain)
+        assert set(undone.learned) == {"cfg.txt"}
+        assert _status(parts) is Status.FRESH
+
+
+async def test_an_inspection_that_began_earlier_keeps_what_was_learned(tmp_path: Path) -> None:
+    """A name that is learned while an inspection is under way, which does not know it, is in its result."""
+    async with assembled(tmp_path) as parts:
+        kernel = await parts.inspect(kernel_text())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(parts.inspector.inspect_files, parts.root, [kernel.file])
+            await anyio.lowlevel.checkpoint()
+            await parts.daemon.traces.learn(kernel, [Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)])
+        assert set(parts.catalog.resolve("it").learned) == {"cfg.txt"}
+
+
+async def test_what_was_read_must_be_what_is_known(tmp_path: Path) -> None:
+    """An observation of other bytes than the kernel is known by is refused, and changes nothing."""
+    async with assembled(tmp_path) as parts:
+        kernel = await parts.inspect(kernel_text())
+        with pytest.raises(SourceChanged, match=r"tune_it\.py changed"):
+            await parts.daemon.traces.learn(kernel, [Observation("tune_it.py", "ff", places=("tune_it.py",))])
+        assert parts.catalog.resolve("it") == kernel
+
+
+async def test_captured_inputs_keep_their_winner(tmp_path: Path) -> None:
+    """The winner of captured inputs stays fresh when a name is learned."""
+    async with assembled(tmp_path) as parts:
+        kernel = await parts.inspect(kernel_text())
+        from ktuned.store.captures import Capture
+
+        await parts.captured_inputs.hold(Capture(kernel.name, '{"n":64}', "cafe", 1, 0.0))
+        await parts.measured(kernel, {50.0: 40.0})
+        assert _status(parts) is Status.FRESH
+        await parts.daemon.traces.learn(kernel, [Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)])
+        assert parts.catalog.resolve("it").digest != kernel.digest
+        assert _status(parts) is Status.FRESH

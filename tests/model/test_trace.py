@@ -1,0 +1,130 @@
+"""Traces: a digest with names that were learned, in whatever order, and kernels that learn them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.keys import ProjectName
+from ktuned.model.plan import Plan
+from ktuned.model.trace import Observation, added, combine, unknown, with_captured
+
+DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
+ENTRIES = st.lists(st.builds(Observation, st.text(min_size=1), DIGESTS), max_size=5, unique_by=lambda entry: entry.name)
+HEADER = Observation("cfg/a.def", "aa", places=("/p/cfg/a.def",), is_source=True)
+DATA = Observation("table.bin", "bb", places=("/p/table.bin",), is_data=True)
+VARIABLE = Observation("env:CPATH", "", is_source=True)
+
+
+def kernel() -> KernelInfo:
+    """Return a kernel as an inspection finds it, which has learned nothing."""
+    return KernelInfo(
+        ProjectName("p"),
+        "k",
+        "/p/sub/tune_k.py",
+        1,
+        "fake",
+        "d1" * 32,
+        "c1" * 32,
+        "p1",
+        ("/p/sub/k.c",),
+        {"/p/sub/tune_k.py": "11", "/p/sub/k.c": "22", "/p/inc/x.h": ""},
+        (),
+        None,
+        None,
+        {},
+        Plan(),
+        extra={"files": {"k.c": "22"}, "data_digest": "da" * 32},
+    )
+
+
+@given(DIGESTS, ENTRIES)
+def test_order_and_steps_do_not_matter(digest: str, entries: list[Observation]) -> None:
+    """Names give one digest whether they are learned together or one by one, in any order."""
+    whole = combine(digest, entries)
+    for order in list(permutations(entries))[:6]:
+        by_steps = digest
+        for entry in order:
+            by_steps = combine(by_steps, [entry])
+        assert by_steps == whole
+    assert combine(digest, []) == digest
+
+
+@given(DIGESTS, DIGESTS, ENTRIES)
+def test_additions_commute(digest: str, other: str, entries: list[Observation]) -> None:
+    """An artifact's key and a problem's captured inputs take names in as the digests do that they are made of."""
+    assert added(other, combine(digest, entries)) == combine(added(other, digest), entries)
+    assert with_captured(combine(digest, entries), "cap") == combine(with_captured(digest, "cap"), entries)
+    assert with_captured(digest, "") == digest != with_captured(digest, "cap")
+
+
+@pytest.mark.parametrize("other", [replace(HEADER, digest="ff"), replace(HEADER, digest=""), replace(HEADER, name="x")])
+def test_another_content_is_another_digest(other: Observation) -> None:
+    """A name that holds other bytes, none, or that is another name gives another digest."""
+    assert combine("d1", [HEADER]) != combine("d1", [other]) != "d1"
+
+
+def test_a_source_counts_by_its_meaning() -> None:
+    """A comment in a header that was learned changes no digest; the name of its place does not, either."""
+    meant = replace(HEADER, meaning="tokens")
+    assert combine("d1", [meant]) == combine("d1", [replace(meant, digest="ff", places=("/q/a.def",))])
+
+
+def test_a_learned_name_is_in_the_digests_that_it_decides() -> None:
+    """What compilers read decides artifacts, what makes data decides the data, and each the kernel's digest."""
+    before = kernel()
+    compiled, measured = before.observed([HEADER]), before.observed([DATA])
+    assert compiled.digest == combine(before.digest, [HEADER])
+    assert compiled.source_digest == combine(before.source_digest, [HEADER])
+    assert compiled.data_digest == before.data_digest
+    assert measured.source_digest == before.source_digest
+    assert measured.data_digest == combine(before.data_digest, [DATA])
+    assert compiled.stamps == {**before.stamps, "/p/cfg/a.def": "aa"}
+    assert set(compiled.parts) - set(before.parts) == {"source:../cfg/a.def"}
+    assert set(before.observed([VARIABLE]).parts) - set(before.parts) == {"env:CPATH"}
+
+
+def test_what_is_known_is_not_learned_twice() -> None:
+    """A name that a kernel has changes nothing; read for another end it changes that end's digest alone."""
+    once = kernel().observed([HEADER, VARIABLE])
+    assert once.observed([HEADER]) is once
+    assert unknown(once.learned, [HEADER, VARIABLE]) == []
+    twice = once.observed([replace(HEADER, is_source=False, is_data=True)])
+    assert (twice.digest, twice.source_digest) == (once.digest, once.source_digest)
+    assert twice.data_digest != once.data_digest
+    assert twice.learned["cfg/a.def"].is_source
+
+
+@pytest.mark.parametrize(
+    ("found", "is_contradicted"),
+    [
+        (HEADER, False),
+        (replace(HEADER, digest="ff"), True),
+        (replace(HEADER, digest=""), True),
+        (Observation("sub/k.c", "22", places=("/p/sub/k.c",)), False),
+        (Observation("sub/k.c", "33", places=("/p/sub/k.c",)), True),
+        (Observation("inc/x.h", "33", places=("/p/inc/x.h",)), True),
+        (DATA, False),
+    ],
+)
+def test_what_contradicts_the_known_is_found(found: Observation, is_contradicted: bool) -> None:
+    """A name that held something else than what the kernel is known by has changed meanwhile."""
+    assert (kernel().observed([HEADER]).contradicted([found]) is found) is is_contradicted
+
+
+def test_artifacts_depend_on_sources_and_on_what_compilers_missed() -> None:
+    """The kernel file is no file that compilers read, a learned header is; without sources all files are."""
+    assert set(kernel().observed([HEADER, DATA]).compiled) == {"/p/sub/k.c", "/p/inc/x.h", "/p/cfg/a.def"}
+    assert set(replace(kernel(), sources=(), extra={}).compiled) == set(kernel().stamps)
+
+
+def test_learned_names_survive_the_store() -> None:
+    """A kernel comes back from its JSON as it was."""
+    learned = kernel().observed([HEADER, DATA, VARIABLE])
+    assert KernelInfo.from_wire(json.loads(json.dumps(learned.to_wire()))) == learned
