@@ -1,7 +1,7 @@
 """The daemon's side of workers: processes, the pool, lanes, compile slots, kills, usage."""
 
 from ktuned.fleet import memory
-from ktuned.fleet.executor import Environment, Executor, Worker
+from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
 from ktuned.fleet.failures import KILLS_EXCUSED, DeadlineExpired, Output, RequestFailed, WorkerDied, is_outside_kill
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
@@ -19,6 +19,7 @@ __all__ = [
     "Environment",
     "Executor",
     "Fleet",
+    "KernelCode",
     "Lane",
     "LaneSick",
     "LocalExecutor",

@@ -33,10 +33,19 @@ class Environment:
     project: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class KernelCode:
+    """The Python of a kernel file: the file, and a digest of all Python that has a part in it."""
+
+    file: str
+    digest: str
+
+
 class Worker(ABC):
     """A running worker: one role in one environment; ``gone`` is set when it has ended, however it did.
 
-    ``device`` is the one on which it has worked and has its context. ``memory_bytes`` is what it used when it was last
+    ``device`` is the one on which it has worked and has its context, ``code`` the kernel file that it has opened there,
+    ``holds_data`` whether it still has a problem's data. ``memory_bytes`` is what it used when it was last
     looked at, ``settled_bytes`` what it needs, ``requests`` how many it has had.
     """
 
@@ -47,6 +56,8 @@ class Worker(ABC):
         self.started = monotonic()
         self.requests = 0
         self.device = ""
+        self.code: KernelCode | None = None
+        self.holds_data = False
         self.memory_bytes = 0
         self.settled_bytes = 0
         self.gone = anyio.Event()

@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import structlog
 
-from ktuned.fleet.executor import Environment, I, R, Worker
-from ktuned.fleet.failures import Output
+from ktuned.fleet.executor import Environment, I, KernelCode, R, Worker
+from ktuned.fleet.failures import Output, RequestFailed
 from ktuned.fleet.health import Health
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.priority_semaphore import Turns
@@ -38,11 +38,13 @@ TROUBLE_S = 60.0
 class Bench:
     """The problem that a bench worker must have opened before it can measure; equal identities need no reopening.
 
+    ``code`` is the Python that opening it runs: a worker that has run other Python does not open it.
     ``learn`` takes in what the worker has observed while it opened the problem.
     """
 
     environment: Environment
     backend: str
+    code: KernelCode
     identity: str
     request: requests.Request[Any, Any]
     learn: Callable[[Sequence[Observation]], Awaitable[None]] | None = None
@@ -93,6 +95,7 @@ class Lane:
         self._killed_at = -TROUBLE_S
         self._is_suspect = False
         self.is_doubtful = False
+        self._is_used = False
 
     @property
     def state(self) -> str:
@@ -139,34 +142,25 @@ class Lane:
             LaneSick: the device does not work.
         """
         if self._worker is not None and self._worker.is_alive and self._bench is not None:
-            if self._bench.environment != bench.environment or self._fleet.is_worn(self._worker):
+            if self._bench.environment == bench.environment and self._bench.identity == bench.identity:
+                if not self._fleet.is_worn(self._worker):
+                    return
                 self._let_go()
-            elif self._bench.identity == bench.identity:
-                return
-        began = monotonic()
+            elif self._bench.environment != bench.environment or self._bench.code != bench.code:
+                self.rest()
+            elif self._fleet.is_worn(self._worker):
+                self._let_go()
         try:
-            if self._worker is None or not self._worker.is_alive:
-                self._bench = None
-                self._worker = await self._well_worker(bench, deadlines)
-            had_worker_s = monotonic() - began
-            if self._is_in_trouble:
-                self._prepare_spares(bench)
-            reply, _ = await self._worker.exchange(bench.request, deadlines)
-            if bench.learn is not None:
-                await bench.learn(reply.observed)
-            # Not earlier: without a recent failure, a spare's start would only slow this opening.
-            self._prepare_spares(bench)
-            # The problem's data is its to keep; only what comes on top wears a worker out.
-            self._worker.settle()
-            self._bench = bench
-            _log.debug(
-                "lane_opened",
-                device=self.device.name,
-                pid=self._worker.pid,
-                worker_s=round(had_worker_s, 3),
-                took_s=round(monotonic() - began, 3),
-                phases=self._worker.timeline(),
-            )
+            try:
+                await self._open_in_worker(bench, deadlines)
+            except RequestFailed as error:
+                if error.code == "source_changed" or not await self._may_work_in_another():
+                    raise
+                _log.info("lane_opens_again", device=self.device.name, reason=error.message)
+                # Waited for, as it may hold memory of the device; nothing is wrong with that.
+                self._killed = self._worker
+                self._let_go()
+                await self._open_in_worker(bench, deadlines)
         except BaseException as error:
             self.drop()
             if isinstance(error, LaneSick) or (isinstance(error, WorkerError) and error.code == "source_changed"):
@@ -175,11 +169,49 @@ class Lane:
                 raise CannotOpen(error.message, hint=error.hint) from error
             raise
 
+    async def _open_in_worker(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
+        began = monotonic()
+        if self._worker is None or not self._worker.is_alive:
+            self._bench = None
+            self._worker = await self._well_worker(bench, deadlines)
+            await self._fleet.make_room(self.device.name)
+        worker = self._worker
+        self._is_used = worker.code is not None
+        worker.code, worker.holds_data = bench.code, True
+        had_worker_s = monotonic() - began
+        if self._is_in_trouble:
+            self._prepare_spares(bench)
+        reply, _ = await worker.exchange(bench.request, deadlines)
+        if bench.learn is not None:
+            await bench.learn(reply.observed)
+        # Not earlier: without a recent failure, a spare's start would only slow this opening.
+        self._prepare_spares(bench)
+        # The problem's data is its to keep; only what comes on top wears a worker out.
+        worker.settle()
+        self._bench = bench
+        _log.debug(
+            "lane_opened",
+            device=self.device.name,
+            pid=worker.pid,
+            worker_s=round(had_worker_s, 3),
+            took_s=round(monotonic() - began, 3),
+            phases=worker.timeline(),
+        )
+
+    async def _may_work_in_another(self) -> bool:
+        """Return whether an opening that failed may succeed in a new worker.
+
+        What the worker had opened before may be the reason (some modules cannot be imported twice), or the memory that
+        idle ones hold on a GPU; those end.
+        """
+        holds_others = self.device.kind != "cpu" and await self._fleet.clear(self.device.name)
+        return self._is_used or holds_others
+
     async def _well_worker(self, bench: Bench, deadlines: Mapping[str, float]) -> Worker:
         """Return a worker on a device that works; after a failure on it, only once a canary has passed."""
         trouble = await self._unreaped()
         if not trouble:
-            worker = await self._fleet.acquire(Role.BENCH, bench.environment, self.device.name)
+            worker = await self._fleet.acquire(Role.BENCH, bench.environment, self.device.name, bench.code)
             # A crash on the CPU leaves nothing behind: every other process runs on it all the while.
             if not self._is_suspect or self.device.kind == "cpu":
                 return worker

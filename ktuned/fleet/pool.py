@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -14,9 +14,10 @@ import anyio.abc
 import structlog
 
 from ktuned.fleet import memory
-from ktuned.fleet.executor import Environment, Executor, Worker
+from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
 from ktuned.fleet.failures import RequestFailed, is_outside_kill
 from ktuned.fleet.health import FIRST_PAUSE_S, Health
+from ktuned.fleet.idle import KEPT_LOADED, IdleWorkers
 from ktuned.fleet.priority_semaphore import RankOf, Turns
 from ktuned.fleet.quiet import QuietGate
 from ktuned.ipc import requests
@@ -37,6 +38,9 @@ TOLERATED_FAILURES = 3
 WARM_S = 5.0
 """Time for a spare's context on a device that another worker uses already, where it takes half a second: a lane that
 waits for a spare must not wait for a device that hangs."""
+
+CLOSE_S = 5.0
+"""Time for a worker to give up a problem's data, which takes milliseconds."""
 
 _MEMORY_S = 0.2
 """Interval between two looks at workers' memory."""
@@ -96,7 +100,7 @@ class Fleet:
         self._executor = executor
         self._pool = pool or PoolLimits()
         self._spare_modules = tuple(spare_modules)
-        self._idle: dict[tuple[Role, Environment], list[tuple[float, Worker]]] = {}
+        self._idle = IdleWorkers()
         self._spares_under_way: dict[tuple[Role, Environment], list[_Spare]] = {}
         self._spares_awaited: Counter[tuple[Role, Environment]] = Counter()
         self._health: dict[tuple[Role, Environment], Health] = {}
@@ -147,18 +151,21 @@ class Fleet:
             raise
         self.release(worker)
 
-    async def acquire(self, role: Role, environment: Environment, device: str = "") -> Worker:
+    async def acquire(
+        self, role: Role, environment: Environment, device: str = "", code: KernelCode | None = None
+    ) -> Worker:
         """Return an idle worker of that role and environment, or a new one; give it back by :meth:`release`.
 
-        A worker that has worked on ``device`` before is preferred, because it has its context there; one that has
-        worked on another device is left alone.
+        It is the one that has opened ``code`` on ``device``, or else one that has opened nothing, preferably with a
+        context there. Those that hold an earlier state of that kernel file end.
 
         Raises:
             WorkerError: it cannot be started, or could not so often that it is not tried again yet.
         """
-        idle = self._idle.setdefault((role, environment), [])
+        if code is not None:
+            self._end(self._idle.take_outdated(role, environment, code))
         while True:
-            worker = _take(idle, device)
+            worker = self._idle.take(role, environment, device, code)
             if worker is not None:
                 worker.device = device
                 self._busy.set()
@@ -179,14 +186,45 @@ class Fleet:
 
     def release(self, worker: Worker) -> None:
         """Take a worker back; it idles until it is lent again, or has idled for too long."""
-        idle = self._idle.setdefault((worker.role, worker.environment), [])
         if not worker.settled_bytes:
             worker.settle()
-        alike = sum(other.device == worker.device for _, other in idle)
-        if not worker.is_alive or self._closing or alike >= self._pool.max_idle or self.is_worn(worker):
+        is_one_too_many = self._idle.alike(worker) >= self._pool.max_idle
+        if not worker.is_alive or self._closing or is_one_too_many or self.is_worn(worker):
             worker.kill()
             return
-        idle.append((monotonic(), worker))
+        self._idle.put(worker)
+        if worker.code is not None:
+            self._end(self._idle.take_surplus(worker.device, KEPT_LOADED))
+
+    async def make_room(self, device: str) -> None:
+        """Have the idle workers on a device give up their problems' data, for one that is about to open another.
+
+        Beside that one, only so many stay that have opened a kernel file.
+        """
+        self._end(self._idle.take_surplus(device, KEPT_LOADED - 1))
+        for worker in [worker for worker in self._idle.loaded(device) if worker.holds_data]:
+            worker.holds_data = False
+            try:
+                await worker.exchange(requests.Close(), {Phase.LOAD: CLOSE_S})
+            except WorkerError as error:
+                _log.info("worker_not_closed", pid=worker.pid, reason=error.message)
+                worker.kill()
+            except BaseException:
+                worker.kill()
+                raise
+
+    async def clear(self, device: str) -> bool:
+        """End the idle workers that have opened a kernel file on a device; return whether there were any."""
+        loaded = self._idle.take_surplus(device, 0)
+        self._end(loaded)
+        with anyio.move_on_after(CLOSE_S):
+            for worker in loaded:
+                await worker.gone.wait()
+        return bool(loaded)
+
+    def _end(self, workers: Iterable[Worker]) -> None:
+        for worker in workers:
+            worker.kill()
 
     def is_worn(self, worker: Worker) -> bool:
         """Return whether a worker is due to be replaced, between two requests."""
@@ -204,7 +242,7 @@ class Fleet:
         key = (role, environment)
         name = "" if device is None or device.kind == "cpu" else device.name
         under_way = self._spares_under_way.setdefault(key, [])
-        there = sum(worker.is_alive and worker.device == name for _, worker in self._idle.get(key, ()))
+        there = self._idle.spares(role, environment, name)
         there += sum(spare.device == name for spare in under_way)
         for _ in range(0 if self._closing or not self.keeps_spares else count - there):
             spare = _Spare(name)
@@ -273,21 +311,17 @@ class Fleet:
 
     def retire_idle(self) -> None:
         """End all idle workers: what they were started with is no longer so."""
-        for idle in self._idle.values():
-            while idle:
-                idle.pop()[1].kill()
+        self._end(self._idle.take_expired(lambda role: 0.0))
 
     async def _retire_idle(self) -> None:
         while True:
             await anyio.sleep(self._pool.idle_s / 4)
-            for idle in self._idle.values():
-                while idle and monotonic() - idle[0][0] > IDLE_S_OF.get(idle[0][1].role, self._pool.idle_s):
-                    idle.pop(0)[1].kill()
+            self._end(self._idle.take_expired(lambda role: IDLE_S_OF.get(role, self._pool.idle_s)))
 
     async def _watch_memory(self) -> None:
         """Stop the worker that outgrows its limit, before the machine suffers."""
         while True:
-            idle = self._idle_workers()
+            idle = set(self._idle)
             busy = [worker for worker in self._executor.workers if worker not in idle]
             if not busy:
                 self._busy = anyio.Event()
@@ -299,9 +333,6 @@ class Fleet:
                     used, allowed = worker.memory_bytes / 2**30, limit / 2**30
                     worker.stop(f"out of memory: the worker used {used:.1f} GiB of the {allowed:.1f} GiB it may")
             await anyio.sleep(_MEMORY_S)
-
-    def _idle_workers(self) -> set[Worker]:
-        return {worker for waiting in self._idle.values() for _, worker in waiting}
 
     @property
     def notices(self) -> list[str]:
@@ -318,7 +349,7 @@ class Fleet:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every worker for a status: ``pid role state age_s requests memory_bytes``."""
-        idle = self._idle_workers()
+        idle = set(self._idle)
         return [
             {
                 "pid": worker.pid,
@@ -330,16 +361,3 @@ class Fleet:
             }
             for worker in self._executor.workers
         ]
-
-
-def _take(idle: list[tuple[float, Worker]], device: str) -> Worker | None:
-    """Take out the most recently used worker of those that have worked on a device, else of those that are unused."""
-    for wanted in (device, ""):
-        for place in range(len(idle) - 1, -1, -1):
-            worker = idle[place][1]
-            if not worker.is_alive:
-                del idle[place]
-            elif worker.device == wanted:
-                del idle[place]
-                return worker
-    return None

@@ -191,6 +191,14 @@ class Open(Request[replies.Opened, Never]):
 
 
 @record
+class Close(Request[replies.Empty, Never]):
+    """Give up the opened problem's data, and the memory that it took."""
+
+    operation: ClassVar = "close"
+    first_phase: ClassVar = Phase.LOAD
+
+
+@record
 class Canary(Request[replies.Empty, Never]):
     """Run something tiny on a device, to learn whether it works."""
 
@@ -274,6 +282,7 @@ REQUESTS: Mapping[str, type[Request[Any, Any]]] = {
         Admits,
         Compile,
         Open,
+        Close,
         Canary,
         Trial,
         Time,

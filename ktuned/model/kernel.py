@@ -105,10 +105,22 @@ class KernelInfo(Record):
 
         Of a kernel without sources all are: its own code is what compilers get.
         """
+        read = self._read_by_compilers()
+        return [path for path, digest in self.stamps.items() if not (self.sources and digest) or path in read]
+
+    @property
+    def code_digest(self) -> str:
+        """Digest of all files but those that only compilers read: if it is equal, importing the kernel file does the
+        same to its process.
+        """
+        compiled = self._read_by_compilers()
+        read = {path: digest for path, digest in self.stamps.items() if path.endswith(".py") or path not in compiled}
+        return hashlib.sha256(canonical(read).encode()).hexdigest()
+
+    def _read_by_compilers(self) -> set[str]:
         home = os.path.dirname(self.file)
         read = {os.path.normpath(os.path.join(home, label)) for label in self.extra.get("files", ())}
-        read |= {place for entry in self.learned.values() if entry.is_source for place in entry.places}
-        return [path for path, digest in self.stamps.items() if not (self.sources and digest) or path in read]
+        return read | {place for entry in self.learned.values() if entry.is_source for place in entry.places}
 
     def label(self, entry: Observation) -> str:
         """Return the label of a learned name among ``parts``; a file is named as sources are."""

@@ -9,7 +9,17 @@ from time import monotonic
 
 import structlog
 
-from ktuned.fleet import Bench, CannotOpen, DeadlineExpired, Lane, LaneSick, Output, RequestFailed, WorkerDied
+from ktuned.fleet import (
+    Bench,
+    CannotOpen,
+    DeadlineExpired,
+    KernelCode,
+    Lane,
+    LaneSick,
+    Output,
+    RequestFailed,
+    WorkerDied,
+)
 from ktuned.ipc import replies, requests
 from ktuned.model import Event, Outcome, TrialResult, canonical
 from ktuned.store import Artifacts
@@ -220,4 +230,5 @@ class MeasureStage:
             expected=expected,
         )
         identity = canonical({**data, "stamps": dict(work.kernel.stamps)})
-        return Bench(work.environment, work.kernel.backend, identity, request, work.learn)
+        code = KernelCode(work.kernel.file, work.kernel.code_digest)
+        return Bench(work.environment, work.kernel.backend, code, identity, request, work.learn)

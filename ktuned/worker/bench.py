@@ -65,6 +65,16 @@ class Bench:
         )
         return replies.Opened()
 
+    def close(self, request: requests.Close, reply: Reply) -> replies.Empty:
+        """Give up the open problem, and what torch keeps of its memory: another worker needs it on this device."""
+        was_on_gpu = self._open is not None and self._open.device.kind == "cuda"
+        self._open = self._bound = None
+        if was_on_gpu:
+            import torch
+
+            torch.cuda.empty_cache()
+        return replies.Empty()
+
     def trial(self, request: requests.Trial, reply: Reply) -> replies.Measurement:
         """Measure configs from their artifacts, up to the first that raises; all results but the last are items.
 

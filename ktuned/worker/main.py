@@ -136,6 +136,7 @@ def _load_bench(registry: Registry, places: Places) -> _Loaded:
     bench = Bench(registry, places)
     return {
         requests.Open: bench.open,
+        requests.Close: bench.close,
         requests.Canary: bench.canary,
         requests.Trial: bench.trial,
         requests.Time: bench.time,
@@ -149,7 +150,8 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
     **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration),
     requests.Compile: _load_compilation,
     **dict.fromkeys(
-        (requests.Open, requests.Canary, requests.Trial, requests.Time, requests.TimeReference), _load_bench
+        (requests.Open, requests.Close, requests.Canary, requests.Trial, requests.Time, requests.TimeReference),
+        _load_bench,
     ),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned.fleet.executor import Environment
+from ktuned.fleet.executor import Environment, KernelCode
 from ktuned.fleet.failures import DeadlineExpired, RequestFailed, WorkerDied
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane
 from ktuned.fleet.pool import Fleet
@@ -41,9 +41,14 @@ def run_lane(run_fleet: RunFleet) -> RunLane:
     return run
 
 
-def bench(playground: Playground, environment: Environment, identity: str = "one", body: str = "") -> Bench:
+CODE = KernelCode("tune_it.py", "first")
+
+
+def bench(
+    playground: Playground, environment: Environment, identity: str = "one", body: str = "", code: KernelCode = CODE
+) -> Bench:
     """Return a problem whose opening runs ``body``."""
-    return Bench(environment, "fake", identity, playground.request(body))
+    return Bench(environment, "fake", code, identity, playground.request(body))
 
 
 async def spares_of(fleet: Fleet, count: int) -> set[int]:
@@ -109,6 +114,88 @@ async def test_an_open_problem_is_not_opened_again(
             assert opened()[0] != first
 
 
+LEAVES_A_TRACE = "import sys\nassert not hasattr(sys, 'trace')\nsys.trace = 1\n"
+"""Stands for whatever a kernel file does to its process: torch's default dtype, its threads, its flags."""
+
+
+async def test_a_kernel_file_finds_no_trace_of_another(
+    run_lane: RunLane, playground: Playground, environment: Environment
+) -> None:
+    """Each gets a worker of its own, and so does the same file once its Python has changed."""
+    async with run_lane() as (lane, _), lane.hold(1):
+        pids = []
+        for code in (KernelCode("a.py", "1"), KernelCode("b.py", "1"), KernelCode("a.py", "2")):
+            await lane.open(bench(playground, environment, str(code), LEAVES_A_TRACE, code), DEADLINES)
+            pids.append(lane.worker_pid)
+        assert len(set(pids)) == 3
+
+
+async def test_two_kernel_files_stay_warm(run_lane: RunLane, playground: Playground, environment: Environment) -> None:
+    """Saves that alternate between two files meet the workers that they had; a third file takes the older's place."""
+    a, b, c = (KernelCode(f"{name}.py", "1") for name in "abc")
+    async with run_lane() as (lane, fleet):
+
+        async def opened(code: KernelCode) -> int | None:
+            async with lane.hold(1):
+                await lane.open(bench(playground, environment, code.file, code=code), DEADLINES)
+                pid = lane.worker_pid
+            lane.rest()
+            return pid
+
+        first = {code: await opened(code) for code in (a, b)}
+        assert {code: await opened(code) for code in (a, b, a)} == first
+        await opened(c)
+        assert await opened(a) == first[a]
+        assert await opened(b) != first[b]
+        await until(lambda: sum(entry["pid"] in first.values() for entry in fleet.describe()) == 1)
+
+
+async def test_the_python_of_an_edit_ends_the_worker_of_the_old_one(
+    run_lane: RunLane, playground: Playground, environment: Environment
+) -> None:
+    """An edited file takes its own place, and not that of the other file."""
+    a, edited, b = KernelCode("a.py", "1"), KernelCode("a.py", "2"), KernelCode("b.py", "1")
+    async with run_lane() as (lane, fleet), lane.hold(1):
+        pids = {}
+        for code in (a, b, edited):
+            await lane.open(bench(playground, environment, str(code), code=code), DEADLINES)
+            pids[code] = lane.worker_pid
+        await until(lambda: pids[a] not in {entry["pid"] for entry in fleet.describe()})
+        await lane.open(bench(playground, environment, "again", code=b), DEADLINES)
+        assert lane.worker_pid == pids[b]
+
+
+async def test_a_waiting_worker_gives_its_data_up(
+    run_lane: RunLane, playground: Playground, environment: Environment
+) -> None:
+    """The second warm worker keeps what it has imported, and no memory of a problem."""
+    a, b = KernelCode("a.py", "1"), KernelCode("b.py", "1")
+    async with run_lane() as (lane, fleet), lane.hold(1):
+        await lane.open(bench(playground, environment, "a", code=a), DEADLINES)
+        first = lane.worker_pid
+        await lane.open(bench(playground, environment, "b", code=b), DEADLINES)
+        (had,) = (entry["requests"] for entry in fleet.describe() if entry["pid"] == first)
+        assert had == 2, "opened, and closed"
+
+
+async def test_an_opening_that_fails_in_a_used_worker_is_tried_in_a_new_one(
+    run_lane: RunLane, playground: Playground, environment: Environment
+) -> None:
+    """A module that cannot be imported twice fails nothing; an error of the file itself fails in the new one, too."""
+    async with run_lane() as (lane, _), lane.hold(1):
+        for identity in ("one", "two"):
+            problem = Bench(environment, "fake", CODE, identity, explored(playground, LEAVES_A_TRACE))
+            await lane.open(problem, DEADLINES)
+        with pytest.raises(CannotOpen, match="ZeroDivisionError"):
+            await lane.open(Bench(environment, "fake", CODE, "x", explored(playground, "1 / 0\n")), DEADLINES)
+
+
+def explored(playground: Playground, body: str) -> requests.Explore:
+    """Return a request that fails where importing its kernel file does."""
+    (file,) = playground.request(body + EXAMPLE).files
+    return requests.Explore(playground.kernel("double", file), {"n": 64}, Plan())
+
+
 async def test_the_spare_takes_over(run_lane: RunLane, playground: Playground, environment: Environment) -> None:
     """After a hang the next opening gets the warm spare, and two new ones are made: failures come in rows."""
     async with run_lane() as (lane, fleet), lane.hold(1):
@@ -157,7 +244,7 @@ async def test_a_changed_source_is_no_failure_of_the_problem(
     async with run_lane() as (lane, _):
         (file,) = playground.request("").files
         kernel = playground.kernel("it", file, {file: "other bytes"})
-        changed = Bench(environment, "fake", "x", requests.Explore(kernel, {}, Plan()))
+        changed = Bench(environment, "fake", CODE, "x", requests.Explore(kernel, {}, Plan()))
         async with lane.hold(1):
             with pytest.raises(RequestFailed) as caught:
                 await lane.open(changed, DEADLINES)
@@ -219,7 +306,7 @@ async def test_trials_on_a_real_lane(
         builds = {does: {"does": does} for does in (*OUTCOMES, "segfault", "hang")} | {"slow": {"us": 30_000.0}}
         units = {does: requests.UnitRef(f"{does}-key", build) for does, build in builds.items()}
         opening = requests.Open(playground.kernel("double"), {"n": 64}, "fake", CPU, "", "double")
-        problem = Bench(environment, "fake", "double", opening)
+        problem = Bench(environment, "fake", CODE, "double", opening)
         preset = Preset("t", warmup=1, repetitions=5, timing_s=0.1, finalists=1, finalist_rounds=1)
         deadlines = dict.fromkeys(("inspect", "load", "reference", "first_launch", "check", "timing"), 30.0)
 

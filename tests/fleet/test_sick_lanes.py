@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned.fleet.executor import Environment
+from ktuned.fleet.executor import Environment, KernelCode
 from ktuned.fleet.failures import DeadlineExpired
 from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import REAP_S, Bench, Lane
@@ -53,7 +53,7 @@ class Broken:
         (directory / "torch.py").write_text(TORCH)
         self._device = directory / "device"
         self._playground = playground
-        self.bench = Bench(environment, "fake", "one", playground.request(""))
+        self.bench = Bench(environment, "fake", KernelCode("it.py", ""), "one", playground.request(""))
         self.diary: list[str] = []
         self.pauses: list[float] = []
         self.becomes("well")

@@ -201,6 +201,26 @@ def test_stamps_name_every_file(sample: Project) -> None:
     assert all(len(stamp) == 64 for stamp in stamps.values())
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after", "is_same"),
+    [
+        ("one.cu", "int one()", "long one()", True),
+        ("one.h", "int two();", "long two();", True),
+        ("tune_it.py", "    # a comment\n", "    # another\n", False),
+        ("lib/late.py", "return a", "return 2 * a", False),
+    ],
+)
+def test_code_digest_is_of_all_but_compiled_sources(
+    sample: Project, name: str, before: str, after: str, is_same: bool
+) -> None:
+    """Any byte of the Python counts, as a statement of a module may set anything in its process; no C source does."""
+    old = sample.describe()["one"].code_digest
+    path = sample.root / name
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    assert (sample.describe()["one"].code_digest == old) is is_same
+
+
 def test_appearing_include_is_a_change(sample: Project) -> None:
     """An include that was missing changes the source digest when it appears."""
     sample.write("one.cu", '#include "late.h"\n')

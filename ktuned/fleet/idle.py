@@ -1,0 +1,91 @@
+"""Idle workers: which one serves a request, which are outdated, and which have idled for too long.
+
+A worker that has opened a kernel file holds what the file's Python did to the process (torch's default dtype, its
+threads, its flags), so it serves that file alone, and only while its Python is the same. No IO, and no kills: those
+that are not to be kept are returned.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+from ktuned.fleet.executor import Environment, KernelCode, Worker
+from ktuned.model import Role
+
+KEPT_LOADED = 2
+"""Workers of a device that have opened a kernel file, the one in use included: an author's saves alternate between two
+files. Each holds some 300 MiB, and 500 MiB of a GPU."""
+
+
+class IdleWorkers:
+    """The workers that wait to be lent, by role and environment, the longest idle first."""
+
+    def __init__(self) -> None:
+        self._waiting: defaultdict[tuple[Role, Environment], list[tuple[float, Worker]]] = defaultdict(list)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return (worker for waiting in self._waiting.values() for _, worker in waiting)
+
+    def put(self, worker: Worker) -> None:
+        """Keep a worker from now on."""
+        self._waiting[worker.role, worker.environment].append((monotonic(), worker))
+
+    def take(
+        self, role: Role, environment: Environment, device: str = "", code: KernelCode | None = None
+    ) -> Worker | None:
+        """Take out the worker that has opened ``code`` on a device, else an unused one: of that device, or of none."""
+        waiting = self._waiting[role, environment]
+        waiting[:] = [entry for entry in waiting if entry[1].is_alive]
+        for wanted in ((device, code), (device, None), ("", None)):
+            for place in range(len(waiting) - 1, -1, -1):
+                worker = waiting[place][1]
+                if (worker.device, worker.code) == wanted:
+                    del waiting[place]
+                    return worker
+        return None
+
+    def take_outdated(self, role: Role, environment: Environment, code: KernelCode) -> list[Worker]:
+        """Take out those that have opened an earlier state of a kernel file."""
+        return self._take_out(
+            lambda _, worker: (
+                (worker.role, worker.environment) == (role, environment)
+                and worker.code is not None
+                and worker.code.file == code.file
+                and worker.code != code
+            )
+        )
+
+    def take_surplus(self, device: str, kept: int) -> list[Worker]:
+        """Take out those that have opened a kernel file on a device, in any environment, but the ``kept`` newest."""
+        loaded = self.loaded(device)
+        surplus = loaded[: max(0, len(loaded) - kept)]
+        return self._take_out(lambda _, worker: worker in surplus)
+
+    def take_expired(self, limit_s: Callable[[Role], float]) -> list[Worker]:
+        """Take out those that have idled for longer than their role's limit."""
+        now = monotonic()
+        return self._take_out(lambda since, worker: now - since >= limit_s(worker.role))
+
+    def loaded(self, device: str) -> list[Worker]:
+        """Return those that have opened a kernel file on a device, the longest idle first."""
+        found = [entry for waiting in self._waiting.values() for entry in waiting]
+        found.sort(key=lambda entry: entry[0])
+        return [worker for _, worker in found if worker.code is not None and worker.device == device]
+
+    def alike(self, worker: Worker) -> int:
+        """Return how many of a worker's kind there are on its device."""
+        return sum(other.device == worker.device for _, other in self._waiting[worker.role, worker.environment])
+
+    def spares(self, role: Role, environment: Environment, device: str) -> int:
+        """Return how many there are for a device (empty: for any) that have opened no kernel file."""
+        waiting = self._waiting[role, environment]
+        return sum(worker.is_alive and (worker.device, worker.code) == (device, None) for _, worker in waiting)
+
+    def _take_out(self, is_taken: Callable[[float, Worker], bool]) -> list[Worker]:
+        taken = []
+        for waiting in self._waiting.values():
+            taken += [worker for since, worker in waiting if is_taken(since, worker)]
+            waiting[:] = [(since, worker) for since, worker in waiting if not is_taken(since, worker)]
+        return taken
