@@ -19,6 +19,7 @@ from ktuned.daemon import assembly
 from ktuned.daemon.assembly import Replacements, assemble
 from ktuned.daemon.config import Settings, load_settings
 from ktuned.daemon.systemd import Notifier
+from ktuned.devices import SurveyIntervals
 from ktuned.model.kernel import KernelInfo, Root
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, key_problem
 from ktuned.model.trial import TrialResult
@@ -189,30 +190,36 @@ async def assembled(
     preparation_type: type[Preparation] = Preparation,
     read: Callable[[], Awaitable[Reading]] | None = None,
     intervals: Intervals | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Parts]:
-    """Assemble a daemon below a directory, and run what lookups set off; on leaving, no worker is left."""
+    """Assemble a daemon below a directory, and run what lookups set off; on leaving, no worker is left.
+
+    One with an ``env`` of its own probes its backends itself.
+    """
     directory = directory.resolve()
     for name in ("gates", "project"):
         (directory / name).mkdir(exist_ok=True)
     settings = _settings(directory, policy)
-    env = {**os.environ, "PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(directory / "gates")}
+    given = {"PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(directory / "gates"), **(env or {})}
     told = Told()
     replaced = Replacements(
         adopts=False,
-        base_env=env,
+        base_env={**os.environ, **given},
         events=told,
         intervals=intervals,
         preparation_type=preparation_type,
         read=read,
         spare_modules=(),
+        toolchain_intervals=SurveyIntervals(recent_s=0.05, all_s=0.05),
     )
     async with store_type.open(directory / "k.sqlite") as store:
-        for key, report in _reports.items():
+        for key, report in _reports.items() if env is None else ():
             await store.save_probe(key, report)
         parts = Parts(directory, assemble(settings, store, Notifier(), replacements=replaced), told)
         async with parts.fleet.running():
-            if not _reports:
+            if not _reports or env is not None:
                 await parts.machine.probe(parts.environment)
+            if env is None:
                 _reports.update(store.probes())
             async with parts.fleet.lend(Role.INSPECT, parts.environment):
                 # One worker is up, and is nobody's leak.

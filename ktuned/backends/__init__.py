@@ -19,13 +19,17 @@ from ktuned.backends.contract import (
 )
 from ktuned.backends.cpu import CpuTicks, read_ticks
 from ktuned.backends.cuda import DEFAULT_TARGET, compute_target, cuda_devices, gpu_uuids, runs_on, torch_cuda_devices
+from ktuned.backends.programs import compiler_files, on_path
 from ktuned.backends.ptxas import Resources
 from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry
+from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES, deciding, private
 
 __all__ = [
     "API_VERSION",
+    "COMPILING_VARIABLES",
     "DEFAULT_TARGET",
     "ENTRY_POINT_GROUP",
+    "MEASURING_VARIABLES",
     "Absence",
     "Absent",
     "Backend",
@@ -39,11 +43,15 @@ __all__ = [
     "Resources",
     "Unit",
     "compile_together",
+    "compiler_files",
     "compute_target",
     "cpu",
     "cuda_devices",
+    "deciding",
     "gpu_uuids",
     "nvml",
+    "on_path",
+    "private",
     "ptxas",
     "read_ticks",
     "runs_on",

@@ -12,13 +12,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES
 from ktuned.model import Device, Outcome, Record, record
 
 API_VERSION = 1
@@ -164,6 +165,9 @@ class Backend(ABC):
         api_version: the major version of this contract that the plugin was written for.
         build: the plugin's :class:`Build`; backends of one family share it, and are named by it and a suffix.
         required_files: the files that an artifact of this backend must hold, checked before save and after load.
+        compiling_variables: the environment variables that decide what is compiled (names, or beginnings and ``*``);
+            they key artifacts. Those that a project sets for itself always count.
+        measuring_variables: those that decide how it runs; they key measurements.
         decisive_files: those of them that, with the Build, decide all that runs: a measurement of one artifact then
             holds for every other with the same bytes. None if other code runs as well (a Python function).
     """
@@ -173,6 +177,8 @@ class Backend(ABC):
     default_target: ClassVar[str] = ""
     api_version: ClassVar[int] = API_VERSION
     build: ClassVar[type[Build]]
+    compiling_variables: ClassVar[tuple[str, ...]] = COMPILING_VARIABLES
+    measuring_variables: ClassVar[tuple[str, ...]] = MEASURING_VARIABLES
     required_files: ClassVar[tuple[str, ...]]
     decisive_files: ClassVar[tuple[str, ...]] = ()
 
@@ -184,6 +190,14 @@ class Backend(ABC):
     @abstractmethod
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions and flags that can change the binary (compiler, libraries, this plugin)."""
+
+    def toolchain_files(self) -> Iterable[Path]:
+        """Return the programs and libraries that :meth:`fingerprint` stands for, and the places searched in vain.
+
+        Their contents become part of the fingerprint, and a change of any has the backend probed again. The plugin's
+        distribution and those that it requires are watched without being named. See :func:`ktuned.backends.on_path`.
+        """
+        return ()
 
     @abstractmethod
     def devices(self) -> Sequence[Device] | Absent:

@@ -12,6 +12,8 @@ from ktuned.model import Device, DeviceModel, DeviceName, Target
 
 CPUINFO = Path("/proc/cpuinfo")
 STAT = Path("/proc/stat")
+CGROUP = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
 
 TARGET_PREFIX = "native-"
 """Prefix of the targets of CPUs, and of no other device."""
@@ -68,6 +70,44 @@ def device() -> Device:
 def target() -> str:
     """Return the name of the target of ``-march=native`` here."""
     return f"{TARGET_PREFIX}{_short_hash(' '.join(_identity()))}"
+
+
+def limits(cgroup: Path = CGROUP, mounted: Path = CGROUPS) -> dict[str, str]:
+    """Return what keeps this process from using every core: its affinity, and its control groups' CPU quota.
+
+    Nothing where it may use all. ``cgroup`` is ``/proc/self/cgroup``, ``mounted`` where control groups are (v2).
+    """
+    found = {}
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < (os.cpu_count() or 1):
+        found["affinity"] = ",".join(map(str, allowed))
+    quota = _quota(cgroup, mounted)
+    if quota is not None:
+        found["quota"] = f"{quota:g} cores"
+    return found
+
+
+def _quota(cgroup: Path, mounted: Path) -> float | None:
+    """Return the least quota of this process's control group and those above it, in cores."""
+    try:
+        lines = cgroup.read_text().splitlines()
+    except OSError:
+        return None
+    name = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    if name is None:
+        return None
+    own = mounted / name
+    quotas = []
+    for place in (own, *own.parents):
+        if not place.is_relative_to(mounted):
+            break
+        try:
+            granted, period = (place / "cpu.max").read_text().split()
+            if granted != "max":
+                quotas.append(int(granted) / int(period))
+        except (OSError, ValueError, ZeroDivisionError):
+            continue
+    return min(quotas, default=None)
 
 
 @functools.cache

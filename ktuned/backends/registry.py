@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 
 from ktuned.backends.contract import API_VERSION, Backend
 from ktuned.model import BackendError
@@ -28,6 +28,10 @@ class Registry:
         """Return the version of the distribution that provides a backend, or ``""`` when it says none."""
         distribution = self._points[name].dist
         return distribution.version if distribution else ""
+
+    def distribution(self, name: str) -> Distribution | None:
+        """Return the distribution that provides a backend, if it is known."""
+        return self._points[name].dist
 
     def load(self, name: str) -> Backend:
         """Import a plugin and return its backend.

@@ -21,11 +21,11 @@ from ktuned.daemon.lifetime import Lifetime
 from ktuned.daemon.notices import Notices
 from ktuned.daemon.reload import CurrentSettings, Reload, watched_roots
 from ktuned.daemon.systemd import Notifier
-from ktuned.devices import Machine, Probes
+from ktuned.devices import Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import BENCH_MODULES, Fleet, LocalExecutor
 from ktuned.ipc import Trust
-from ktuned.lookup import AnswerCaches, Generations, Lookups
-from ktuned.model import KernelName, Observation, Root
+from ktuned.lookup import AnswerCaches, Certainty, Generations, Lookups
+from ktuned.model import KernelInfo, KernelName, Observation, Root
 from ktuned.scheduling import (
     Dispatcher,
     HostObserver,
@@ -71,6 +71,7 @@ class Replacements:
     preparation_type: type[Preparation] = Preparation
     read: Callable[[], Awaitable[Reading]] | None = None
     spare_modules: Sequence[str] = BENCH_MODULES
+    toolchain_intervals: SurveyIntervals | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,7 @@ class Parts:
     stopping: anyio.Event
     store: Store
     traces: Traces
+    toolchain_survey: ToolchainSurvey
     inspector: FileInspector
     watcher: Watcher
 
@@ -165,6 +167,7 @@ def assemble(
         arch=settings.arch,
         chosen=settings.devices,
         captured=captured_inputs.digest,
+        base_env=replaced.base_env,
     )
 
     # What acts on events, and the router.
@@ -237,6 +240,26 @@ def assemble(
         artifacts=artifacts,
         jobs=jobs,
         caches=caches,
+        certainty=Certainty(machine),
+    )
+
+    def in_use() -> set[str]:
+        return {*lookups.looked_up(), *(job.kernel for job in jobs.live())}
+
+    async def toolchain_probed(kernels: Sequence[KernelInfo], outdated: Sequence[KernelInfo]) -> None:
+        caches.changed_all()
+        for kernel in outdated:
+            if store.winners(kernel.name):
+                router.publish("stale", kernel=kernel.name, digest=kernel.digest)
+        await reverification.probed(kernels, outdated)
+
+    toolchain_survey = ToolchainSurvey(
+        catalog,
+        machine,
+        in_use=in_use,
+        doubted=caches.changed_all,
+        probed=toolchain_probed,
+        intervals=replaced.toolchain_intervals,
     )
 
     async def take_in(changes: Changes, saved: bool) -> None:
@@ -350,6 +373,7 @@ def assemble(
         stopping=stopping,
         store=store,
         traces=traces,
+        toolchain_survey=toolchain_survey,
         inspector=inspector,
         watcher=watcher,
     )

@@ -91,6 +91,7 @@ class Daemon:
                 parts.intake.run,
                 parts.artifact_cleanup.run,
                 parts.probes.run,
+                parts.toolchain_survey.run,
                 self._take_up,
                 parts.lifetime.run,
                 *([functools.partial(keep_reachable, place, parts.server.listen)] if is_bound else ()),
@@ -116,6 +117,8 @@ class Daemon:
         """Go on with the work that was left, once it is known what the machine is now."""
         if self.parts.catalog.roots:
             await self.parts.probes.reports()
+            # What was served in doubt of an older report is known now.
+            self.parts.lookups.caches.changed_all()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.parts.jobs.run)
             tasks.start_soon(self._catch_up)
@@ -123,6 +126,7 @@ class Daemon:
     async def _catch_up(self) -> None:
         """Have renewed what changed while no daemon was there: sources first, then drivers and toolchains."""
         await self.parts.watcher.caught_up.wait()
+        self.parts.lookups.caught_up()
         await self.parts.reverification.run()
 
 

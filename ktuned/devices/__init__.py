@@ -2,5 +2,6 @@
 
 from ktuned.devices.machine import Machine
 from ktuned.devices.probes import Probes
+from ktuned.devices.toolchain_survey import SurveyIntervals, ToolchainSurvey
 
-__all__ = ["Machine", "Probes"]
+__all__ = ["Machine", "Probes", "SurveyIntervals", "ToolchainSurvey"]

@@ -1,6 +1,6 @@
-"""The last known report of one interpreter: its backends, or why they cannot be probed.
+"""The last known report of one interpreter: its backends, or why they cannot be probed, and whether it still holds.
 
-It is kept in the store and shown by ``status`` and ``backends`` as a map with the same fields.
+It is kept in the store, and shown by ``status`` and ``backends`` as a map with most of its fields.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ktuned.ipc import InvalidMessage, from_plain, replies, to_plain
-from ktuned.model import Device
+from ktuned.backends import deciding
+from ktuned.ipc import InvalidMessage, from_plain, replies, sight, to_plain
+from ktuned.model import ENVIRONMENT, Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class EnvironmentReport:
     """An interpreter and its backends; ``error`` says why the last probe failed, the backends are then older.
 
     ``version`` is Python's. ``nvml`` says why NVML cannot list the programs on the GPUs, empty if it can;
-    ``strategies`` are the installed ones' names.
+    ``strategies`` are the installed ones' names, ``observed`` is what the report depends on.
     """
 
     python: str
@@ -27,6 +28,7 @@ class EnvironmentReport:
     version: str | None = None
     nvml: str | None = None
     strategies: tuple[str, ...] | None = None
+    observed: replies.Observed | None = None
 
     @property
     def devices(self) -> Iterator[Device]:
@@ -34,11 +36,17 @@ class EnvironmentReport:
         return (device for backend in self.backends.values() for device in backend.devices)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the map of the protocol and of the store; before the first probe it has no version."""
+        """Return the map of the store; before the first probe it has no version."""
         report = to_plain(self)
-        for name in ("version", "nvml", "strategies"):
+        for name in ("version", "nvml", "strategies", "observed"):
             if report[name] is None:
                 del report[name]
+        return report
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the protocol's map: without the hundreds of files that only this machine can compare."""
+        report = self.to_json()
+        report.pop("observed", None)
         return report
 
     @classmethod
@@ -48,3 +56,22 @@ class EnvironmentReport:
             return from_plain(cls, report)
         except InvalidMessage:
             return None
+
+
+def difference(observed: replies.Observed | None, variables: Mapping[str, str], limits: Mapping[str, str]) -> str:
+    """Return the first thing that a report depends on and that is another one now; nothing while it holds.
+
+    ``variables`` and ``limits`` are those that a worker would have now. Takes some 2 µs for each file.
+    """
+    if observed is None:
+        return "its toolchain was never looked at"
+    for path, held in observed.files.items():
+        if sight(path) != held:
+            return f"{path} changed"
+    present = deciding(observed.patterns, variables)
+    for name in sorted({*present, *observed.variables}):
+        if present.get(name) != observed.variables.get(name):
+            return f"the environment variable {name.removeprefix(ENVIRONMENT)} changed"
+    if limits != observed.limits:
+        return "the CPUs that it may use changed"
+    return ""

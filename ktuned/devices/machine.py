@@ -7,15 +7,18 @@ before the first worker is up.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from time import monotonic
 from typing import Any
 
 import anyio
 import structlog
 
-from ktuned.backends import Absence
-from ktuned.devices.environment_report import EnvironmentReport
+from ktuned.backends import Absence, cpu
+from ktuned.devices.environment_report import EnvironmentReport, difference
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import replies, requests
 from ktuned.model import (
@@ -39,6 +42,12 @@ from ktuned.model import (
 from ktuned.store import Store
 
 _log = structlog.get_logger()
+
+LOOK_S = 1.0
+"""For this long a look at a toolchain's files counts, as long as wrong answers may be given."""
+
+MAX_ENVIRONMENTS = 256
+"""Keys of environments in memory: more than anyone has roots."""
 
 
 def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:
@@ -79,7 +88,7 @@ class Machine:
 
     ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty if none were.
     ``arch`` is what is compiled for where a backend has no device (the backend's own default if empty); ``chosen``
-    names the devices that may be used (all if empty).
+    names the devices that may be used (all if empty). ``base_env`` is the workers' environment.
     """
 
     def __init__(
@@ -91,6 +100,7 @@ class Machine:
         arch: str = "",
         chosen: Sequence[str] = (),
         captured: Callable[[str, str], str] = lambda kernel, problem: "",
+        base_env: Mapping[str, str] | None = None,
     ) -> None:
         self.arch = arch
         self.chosen = tuple(chosen)
@@ -103,40 +113,88 @@ class Machine:
             for key, kept in store.probes().items()
             if (report := EnvironmentReport.from_json(kept)) is not None
         }
+        self._base_env = dict(os.environ if base_env is None else base_env)
         self._probed: set[str] = set()
         self._expected: set[str] = set()
+        self._looked_at: dict[str, float] = {}
+        self._doubts: dict[str, str] = {}
         self._locks: dict[str, anyio.Lock] = {}
 
     async def probe(self, environment: Environment, *, again: bool = False) -> EnvironmentReport:
-        """Ask an environment's backends what they are, once in a daemon's life; return the report.
+        """Ask an environment's backends what they are, unless the last answer still holds; return the report.
 
         A report with an ``error`` says why no worker could answer; it is asked again the next time.
         """
         key = _key(environment)
         async with self._locks.setdefault(key, anyio.Lock()):
-            if key in self._probed and not again:
+            if key in self._probed and not again and not self.look(environment):
                 return self._reports[key]
             known = self._reports.get(key, EnvironmentReport(environment.python))
+            if self.look(environment):
+                # Workers have imported the libraries that were there before.
+                self._fleet.renew(environment)
             try:
                 async with self._fleet.lend(Role.INSPECT, environment) as worker:
-                    found, _ = await worker.exchange(requests.Probe(), self._deadlines)
+                    request = requests.Probe(tuple(name for name, _ in environment.env))
+                    found, _ = await worker.exchange(request, self._deadlines)
                 report = EnvironmentReport(
-                    environment.python, found.backends, None, found.version, found.nvml, found.strategies
+                    environment.python,
+                    found.backends,
+                    None,
+                    found.version,
+                    found.nvml,
+                    found.strategies,
+                    found.observed,
                 )
                 self._probed.add(key)
+                self._doubts.pop(key, None)
             except WorkerError as error:
                 # Lookups depend on the backends, so those that were known stay while no worker can answer.
                 fault = replies.Fault(error.code, error.message, error.hint)
-                report = EnvironmentReport(environment.python, known.backends, fault)
+                report = EnvironmentReport(environment.python, known.backends, fault, observed=known.observed)
                 _log.warning("probe_failed", python=environment.python, reason=error.message)
             if report != self._reports.get(key):
                 self._reports[key] = report
                 try:
-                    await self._store.save_probe(key, report.to_json())
                     await self._store.save_versions(_fingerprints(report))
+                    await self._store.save_probe(key, report.to_json())
                 except StoreError as error:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report
+
+    def look(self, environment: Environment) -> str:
+        """Look whether an environment's report still holds; return why not, or nothing.
+
+        Once in a second at most: it takes some 100 µs, and many kernels of one request ask.
+        """
+        key = _key(environment)
+        report = self._reports.get(key)
+        if report is None or key in self._doubts or monotonic() < self._looked_at.get(key, -LOOK_S) + LOOK_S:
+            return self._doubts.get(key, "")
+        self._looked_at[key] = monotonic()
+        reason = difference(report.observed, {**self._base_env, **dict(environment.env)}, cpu.limits())
+        if reason:
+            self._doubts[key] = reason
+        return reason
+
+    def doubt(self, environment: Environment) -> str:
+        """Return why an environment's report may not hold any more, as far as that has been looked at.
+
+        The report of an earlier daemon is looked at now.
+        """
+        key = _key(environment)
+        if key in self._probed or key in self._looked_at:
+            return self._doubts.get(key, "")
+        return self.look(environment)
+
+    def is_probed(self, environment: Environment) -> bool:
+        """Return whether this daemon has asked an environment's backends."""
+        return _key(environment) in self._probed
+
+    def toolchain_files(self, environment: Environment) -> Mapping[str, str]:
+        """Return the files by which an environment's toolchain is known, as a probe saw them."""
+        report = self.report(environment)
+        return {} if report is None or report.observed is None else report.observed.files
 
     async def check_strategy(self, environment: Environment, name: str) -> None:
         """Refuse a strategy that an environment does not have; where it could not be asked, its worker will say so.
@@ -297,7 +355,7 @@ class Machine:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""
-        return [report.to_json() for report in self._reports.values()]
+        return [report.to_wire() for report in self._reports.values()]
 
     @property
     def notices(self) -> list[str]:
@@ -327,5 +385,6 @@ def _is_like(one: Device, other: Device) -> bool:
     return (one.model, one.target, one.fingerprint) == (other.model, other.target, other.fingerprint)
 
 
+@lru_cache(MAX_ENVIRONMENTS)
 def _key(environment: Environment) -> str:
     return canonical({"python": environment.python, "env": dict(environment.env)})

@@ -30,7 +30,7 @@ class Probes:
         asked = self.environments() or [Environment(sys.executable, self._directory)]
         found = [await self._machine.probe(one) for one in asked]
         # Roots that share an interpreter share its report.
-        return [report.to_json() for report in {id(one): one for one in found}.values()]
+        return [report.to_wire() for report in {id(one): one for one in found}.values()]
 
     def device_failed(self) -> None:
         """Note that a device may be gone: the next job must not count on it."""

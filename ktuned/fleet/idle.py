@@ -57,6 +57,10 @@ class IdleWorkers:
             )
         )
 
+    def take_environment(self, environment: Environment) -> list[Worker]:
+        """Take out those of an environment."""
+        return self._take_out(lambda _, worker: worker.environment == environment)
+
     def take_surplus(self, device: str, kept: int) -> list[Worker]:
         """Take out those that have opened a kernel file on a device, in any environment, but the ``kept`` newest."""
         loaded = self.loaded(device)

@@ -107,6 +107,7 @@ class Fleet:
         self._cold: dict[str, str] = {}
         self._limits: dict[Role, int] = {}
         self._limit(*(memory_limits or memory.default_limits(compile_slots)))
+        self._renewed: dict[Environment, float] = {}
         self._busy = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
         self._closing = False
@@ -226,8 +227,15 @@ class Fleet:
         for worker in workers:
             worker.kill()
 
+    def renew(self, environment: Environment) -> None:
+        """Let no worker of an environment be lent again that has started before now: what it imported has changed."""
+        self._renewed[environment] = monotonic()
+        self._end(self._idle.take_environment(environment))
+
     def is_worn(self, worker: Worker) -> bool:
         """Return whether a worker is due to be replaced, between two requests."""
+        if worker.started <= self._renewed.get(worker.environment, 0.0):
+            return True
         grown = worker.memory_bytes - worker.settled_bytes
         return worker.requests >= self._pool.max_requests or grown > WORN_SHARE * self._limits[worker.role]
 

@@ -13,7 +13,7 @@ from ktuned.ipc.memory_fault import (
     prepare_fault,
 )
 from ktuned.ipc.places import Places, absolute, artifact_place, relative, staging_place
-from ktuned.ipc.stamps import ABSENT, lexical, stamp, stamps
+from ktuned.ipc.stamps import ABSENT, lexical, sight, stamp, stamps
 from ktuned.ipc.trust import Trust, Untrusted
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "relative",
     "replies",
     "requests",
+    "sight",
     "staging_place",
     "stamp",
     "stamps",

@@ -60,6 +60,21 @@ class BackendReport(Record):
 
 
 @record
+class Observed(Record):
+    """The dependencies of a probe's answer, for the daemon to see when it no longer holds.
+
+    ``files`` maps compilers, libraries and installed distributions' records, also those that were looked for in vain,
+    to :func:`~ktuned.ipc.sight` from before they were read. ``variables`` are the environment variables that decide
+    among those that ``patterns`` name, ``limits`` the CPUs that the process may use.
+    """
+
+    files: Mapping[str, str]
+    patterns: tuple[str, ...]
+    variables: Mapping[str, str]
+    limits: Mapping[str, str]
+
+
+@record
 class ProbeReport(Record):
     """An interpreter's backends by name, and its strategies.
 
@@ -70,6 +85,7 @@ class ProbeReport(Record):
     backends: Mapping[str, BackendReport]
     nvml: str = ""
     strategies: tuple[str, ...] = ()
+    observed: Observed | None = None
 
 
 @record

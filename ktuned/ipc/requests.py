@@ -90,10 +90,15 @@ class Prepare(Request[replies.Empty, Never]):
 
 @record
 class Probe(Request[replies.ProbeReport, Never]):
-    """Report the interpreter's backends, their toolchains and their devices."""
+    """Report the interpreter's backends, their toolchains and their devices.
+
+    ``variables`` names the environment variables that the project itself sets.
+    """
 
     operation: ClassVar = "probe"
     first_phase: ClassVar = Phase.INSPECT
+
+    variables: tuple[str, ...] = ()
 
 
 @record
@@ -160,7 +165,10 @@ class Admits(Request[replies.Admitted, Never]):
 
 @record
 class Compile(Request[replies.Empty, replies.CompiledUnit]):
-    """Compile units for a target in the directory ``staging``, seal their artifacts and send an item for each."""
+    """Compile units for a target in the directory ``staging``, seal their artifacts and send an item for each.
+
+    ``toolchain`` holds the sights of the files by which the toolchain in the units' keys was known.
+    """
 
     operation: ClassVar = "compile"
     first_phase: ClassVar = Phase.LOAD
@@ -169,6 +177,7 @@ class Compile(Request[replies.Empty, replies.CompiledUnit]):
     target: str
     staging: str
     units: tuple[UnitRef, ...]
+    toolchain: Mapping[str, str] = field(default_factory=dict)
 
 
 @record

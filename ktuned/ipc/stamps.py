@@ -41,6 +41,15 @@ def stamp(path: Path) -> str:
         return ABSENT
 
 
+def sight(path: str) -> str:
+    """Return how ``stat`` shows a file, as text, or :data:`ABSENT`; equal sights mean equal contents."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return ABSENT
+    return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+
+
 def stamps(paths: Iterable[Path], known: Mapping[Path, str] = MappingProxyType({})) -> dict[str, str]:
     """Stamp files by their paths, and by those that links lead to.
 

@@ -16,7 +16,8 @@ class Answer:
     """The best config known for one problem on one device, and how good it is.
 
     ``decided`` is the Unix time at which the incumbent won, ``artifact`` the directory of its artifact; both are absent
-    without one, as is ``latency_us``. ``generation`` grows whenever the kernel's answers may have changed.
+    without one, as is ``latency_us``. ``generation`` grows whenever the kernel's answers may have changed. One that
+    is not certain may be better in a moment, and is not pinned.
     """
 
     kernel: str
@@ -29,6 +30,7 @@ class Answer:
     artifact: str | None = None
     decided: float | None = None
     message: str = ""
+    is_certain: bool = True
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's map, with the age that the answer has now."""

@@ -28,11 +28,12 @@ class Decision:
     winner: Winner | None = None
     config: Config | None = None
     undecided: tuple[Config, ...] = ()
+    is_certain: bool = True
 
     @property
     def wants_tuning(self) -> bool:
-        """True if tuning would give a better answer."""
-        return self.status in (Status.STALE, Status.NEAR, Status.DEFAULT)
+        """True if tuning would give a better answer, for all that is known."""
+        return self.is_certain and self.status in (Status.STALE, Status.NEAR, Status.DEFAULT)
 
 
 def decide(
@@ -42,10 +43,13 @@ def decide(
     context: Context | None,
     winners: Iterable[Winner],
     admits: Admits,
+    *,
+    is_certain: bool = True,
 ) -> Decision:
     """Return the best answer for one problem on one device model.
 
-    ``context`` is that of a measurement made now, ``None`` when the device is not here.
+    ``context`` is that of a measurement made now, ``None`` when the device is not here. Where it is not certain that it
+    is that one, nothing is fresh, and nothing is to be tuned.
     """
     wanted = canonical(kernel.specialized(problem))
     undecided: dict[str, Config] = {}
@@ -63,18 +67,18 @@ def decide(
         config = completed(kernel, winner.config)
         if may_serve(config):
             # With a knob that the space has gained it is another config than the one that was measured.
-            is_fresh = winner.context == context and config == winner.config
-            return Decision(Status.FRESH if is_fresh else Status.STALE, winner, config)
+            is_fresh = is_certain and winner.context == context and config == winner.config
+            return Decision(Status.FRESH if is_fresh else Status.STALE, winner, config, is_certain=is_certain)
     others = (winner for winner in on_device if winner.context.problem != wanted)
     for winner in _nearest(kernel.specialized(problem), others):
         config = completed(kernel, winner.config)
         if may_serve(config):
-            return Decision(Status.NEAR, winner, config, tuple(undecided.values()))
+            return Decision(Status.NEAR, winner, config, tuple(undecided.values()), is_certain)
     default = kernel.default
     # The file itself declares it as the fallback: until a worker has refused it for this problem, it is served.
     if default is not None and not may_serve(default) and canonical(default) not in undecided:
         default = None
-    return Decision(Status.DEFAULT, None, default, tuple(undecided.values()))
+    return Decision(Status.DEFAULT, None, default, tuple(undecided.values()), is_certain)
 
 
 def _nearest(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> Iterator[Winner]:

@@ -10,6 +10,7 @@ from ktuned.catalog import Admission, Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
+from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.follow_ups import MAX_FOLLOW_UPS, FollowUps
 from ktuned.lookup.ladder import decide
 from ktuned.lookup.pins import Pins
@@ -44,12 +45,14 @@ class Lookups:
         artifacts: Artifacts,
         jobs: Jobs,
         caches: AnswerCaches,
+        certainty: Certainty,
     ) -> None:
         self.caches = caches
         self.shortcuts = caches.shortcuts
         self.generations = caches.generations
         self.pins = Pins(store, caches.changed_all)
         self._catalog = catalog
+        self._certainty = certainty
         self._admission = admission
         self._machine = machine
         self._store = store
@@ -98,6 +101,8 @@ class Lookups:
     ) -> Answer | Pinning:
         """As :meth:`lookup`, but with the answer that the pin holds, or with a function that saves the first one.
 
+        An answer that is not certain is not held: the next one may be better.
+
         Raises:
             UsageError: the kernel has no such problem, or the pin's name is not valid.
         """
@@ -105,10 +110,17 @@ class Lookups:
         if held is None:
             first = self.lookup(name, problem, device, tune=tune)
             held = self.pins.find(pin, first.kernel, problem, first.device)
+            if held is None and not first.is_certain:
+                return first
             if held is None:
                 return lambda: self.pins.freeze(pin, name, problem, device, first)
         self._answered += 1
         return replace(held, generation=self.generations.of(held.kernel))
+
+    def caught_up(self) -> None:
+        """Take in that the watcher has looked at every file since the start, which ends the doubts of a start."""
+        self._certainty.caught_up()
+        self.caches.changed_all()
 
     def results_changed(self, kernel: str) -> None:
         """Take in that results of a kernel were forgotten, or its inputs replaced: it may be tuned again."""
@@ -134,6 +146,7 @@ class Lookups:
         context = (
             None if measured_on is None or fault else self._machine.context(kernel, environment, problem, measured_on)
         )
+        doubt = "" if context is None else self._certainty.doubt(kernel, environment)
         found = decide(
             kernel,
             problem,
@@ -141,6 +154,7 @@ class Lookups:
             context,
             self._winners_of(kernel.name),
             lambda config: self._admission.known(kernel, problem, config),
+            is_certain=not doubt,
         )
         if found.undecided:
             self._follow_ups.check(kernel, problem, found.undecided)
@@ -150,7 +164,7 @@ class Lookups:
             self._follow_ups.tune(kernel, problem, context)
             # This lookup, and those that got the last answer from its shortcut.
             self._jobs.ask(kernel.winner_key(problem, context.device), 1 + self.shortcuts.repeats)
-        message = "" if found.status is Status.FRESH else failure
+        message = "" if found.status is Status.FRESH else doubt or failure
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
             message = failure or "the space does not admit the default for this problem"
         incumbent = found.winner
@@ -166,6 +180,7 @@ class Lookups:
             artifact=None if incumbent is None or found.status is not Status.FRESH else self._artifact_of(incumbent),
             decided=None if incumbent is None else incumbent.decided,
             message=message,
+            is_certain=found.is_certain,
         )
 
     def _artifact_of(self, incumbent: Winner) -> str | None:

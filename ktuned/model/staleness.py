@@ -30,8 +30,8 @@ class Change(Record):
 
     ``kind`` is ``source``, ``definition``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones),
     ``environment`` (a variable), ``toolchain``, ``driver``, ``measuring`` or ``unknown``; ``where`` a file relative to
-    the kernel file's directory, or a tool; ``name`` the part of it. ``before`` and ``after`` are versions, or short
-    digests; empty if absent.
+    the kernel file's directory, or a tool; ``name`` the part of it. ``before`` and ``after`` are versions,
+    values or short digests; empty if absent.
     """
 
     kind: str
@@ -65,12 +65,13 @@ def since(
         ("driver", drivers, then.device_fingerprint, now.device_fingerprint),
     ):
         if old != new:
-            found += _versions(kind, *pair) or [Change(kind, kind, "", old, new)]
+            found += _versions(kind, *pair, kernel_file) or [Change(kind, kind, "", old, new)]
     if then.measuring_version != now.measuring_version:
         found.append(
             Change("measuring", "ktuned", "way of measuring", str(then.measuring_version), str(now.measuring_version))
         )
-    return found
+    # A variable may decide both compiling and measuring.
+    return list(dict.fromkeys(found))
 
 
 def _parts(then: Mapping[str, str] | None, now: Mapping[str, str] | None, kernel_file: str) -> list[Change]:
@@ -97,11 +98,15 @@ def _part(label: str, before: str, after: str, kernel_file: str) -> Change:
     return Change("argument", kernel_file, rest, before, after)
 
 
-def _versions(kind: str, then: Mapping[str, str] | None, now: Mapping[str, str] | None) -> list[Change]:
+def _versions(
+    kind: str, then: Mapping[str, str] | None, now: Mapping[str, str] | None, kernel_file: str
+) -> list[Change]:
     if then is None or now is None:
         return []
     return [
-        Change(kind, name, "", then.get(name, ""), now.get(name, ""))
+        Change("environment", kernel_file, name.removeprefix(ENVIRONMENT), then.get(name, ""), now.get(name, ""))
+        if name.startswith(ENVIRONMENT)
+        else Change(kind, name, "", then.get(name, ""), now.get(name, ""))
         for name in sorted({*then, *now})
         if then.get(name) != now.get(name)
     ]

@@ -223,6 +223,13 @@ class Jobs:
                 stopped.append((await self.cancel(job.id, "superseded by a newer state of its files")).id)
         return stopped
 
+    async def restart(self, kernel: str, reason: str) -> None:
+        """Begin a kernel's running jobs again: the context that they measure in is not the present one."""
+        for job in [job for job in self._machine.running if job.kernel == kernel]:
+            with suppress(NotFound):
+                await self.cancel(job.id, reason)
+                await self.submit(job.key, job.problem, priority=job.priority, reason=job.reason, plan=job.plan)
+
     def failure(self, context: Context, plan_digest: str) -> str:
         """Return how the newest job in this very context failed, all its configs tried; nothing if none did."""
         return self._machine.failures.message(context, plan_digest)

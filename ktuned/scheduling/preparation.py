@@ -86,6 +86,7 @@ class Preparation:
             judge_contention=self.settings.judges_contention,
             admission=self._admission,
             traces=self._traces,
+            toolchain=self._machine.toolchain_files(environment),
             group_size=self._machine.group_size(environment, kernel.backend),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import anyio.lowlevel
@@ -30,11 +31,14 @@ class Reverification:
         self._store = store
         self._jobs = jobs
 
-    async def run(self) -> list[Job]:
-        """Queue what is to be measured again; return those jobs. A kernel whose meaning changed is not our concern."""
+    async def run(self, kernels: Sequence[KernelInfo] | None = None) -> list[Job]:
+        """Queue what is to be measured again, of all kernels or of some; return those jobs.
+
+        A kernel whose meaning changed is not our concern.
+        """
         queued = []
         # By kernel, and not all winners at once: a store may hold ten thousand, most of kernels that are gone.
-        for kernel in self._catalog.kernels:
+        for kernel in self._catalog.kernels if kernels is None else kernels:
             await anyio.lowlevel.checkpoint()
             for winner in self._store.winners(kernel.name):
                 try:
@@ -44,6 +48,17 @@ class Reverification:
                 else:
                     queued += [job] if job is not None else []
         return queued
+
+    async def probed(self, kernels: Sequence[KernelInfo], changed: Sequence[KernelInfo]) -> None:
+        """Take in that the toolchain of some kernels was probed again, and that of some changed: renew their winners.
+
+        Jobs that found another toolchain than their artifacts' keys name go on.
+        """
+        for kernel in changed:
+            await self._jobs.restart(kernel.name, f"begun again: {REASON}")
+        for kernel in kernels:
+            self._jobs.inspected(kernel.name)
+        await self.run(changed)
 
     async def _renew(self, kernel: KernelInfo, winner: Winner) -> Job | None:
         if winner.context.digest != self._machine.digest(kernel, winner.context.problem):

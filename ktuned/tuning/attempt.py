@@ -47,7 +47,7 @@ class Work:
 
     ``captured`` is the digest of the inputs that an application handed over for the problem; empty without any.
     Without ``devices`` its configs are only compiled, for ``target``; ``absence`` then says why nothing is measured, if
-    measuring was asked for.
+    measuring was asked for. ``toolchain`` are the sights of the files by which the context's toolchain is known.
     """
 
     job: Job
@@ -65,6 +65,7 @@ class Work:
     group_size: int = 1
     absence: str = ""
     captured: str = ""
+    toolchain: Mapping[str, str] = field(default_factory=dict)
 
     def follow(self, kernel: KernelInfo) -> None:
         """Take in what was learned of the kernel since."""

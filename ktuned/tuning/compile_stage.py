@@ -131,7 +131,7 @@ class CompileStage:
     async def _request(self, group: list[Attempt], staging: str, items: dict[str, replies.CompiledUnit]) -> None:
         work = self._work
         units = {attempt.unit.key: attempt.unit for attempt in group}
-        request = requests.Compile(work.kernel_ref, work.target, staging, tuple(units.values()))
+        request = requests.Compile(work.kernel_ref, work.target, staging, tuple(units.values()), work.toolchain)
         deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * len(group)}
 
         def note(item: replies.CompiledUnit) -> None:

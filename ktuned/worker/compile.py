@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ktuned.backends import Backend, Compiled, Registry, Unit
-from ktuned.ipc import Places, replies, requests
+from ktuned.ipc import Places, replies, requests, sight
 from ktuned.model import BackendError, Outcome, Phase, combine
 from ktuned.spec import OBSERVER, forget_modules
 from ktuned.worker import bytecode
@@ -37,8 +37,8 @@ def unit_of(
 def compile_units(registry: Registry, places: Places, request: requests.Compile, reply: Reply) -> replies.Empty:
     """Compile and seal the request's units, and send an item for each as it is ready.
 
-    A unit whose sources changed meanwhile is no result: the request fails with ``source_changed``. What was read
-    besides the files that the daemon knows is sent with each unit, and has a part in its artifact's key.
+    A unit whose sources or toolchain changed meanwhile is no result: the request fails with ``source_changed``. What
+    was read besides the files that the daemon knows is sent with each unit, and has a part in its artifact's key.
     """
     kernel = request.kernel
     with bytecode.written():
@@ -53,9 +53,11 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     if not OBSERVER.holds(places.file(kernel.project, kernel.file), digests_of(kernel, places)):
         forget_modules()
     reply.phase(Phase.COMPILE)
+    _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
     for compiled in _compile(backend, units, into, trace):
         check_digests(kernel, places)
+        _check_toolchain(request.toolchain)
         observed = trace.fresh(compiled.observed)
         # Another content of these names, which no key of the daemon's stands for, makes another artifact.
         key = combine(compiled.key, observed) if observed else compiled.key
@@ -116,3 +118,14 @@ def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) 
 def _clear(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
+
+
+def _check_toolchain(files: Mapping[str, str]) -> None:
+    """Check that the toolchain is the one that the artifacts' keys name, by the sights of its files.
+
+    Raises:
+        SourceChanged: it is not; what it makes must not be sealed under those keys.
+    """
+    for path, held in files.items():
+        if sight(path) != held:
+            raise SourceChanged(f"the toolchain changed: {path}")

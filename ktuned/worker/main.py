@@ -105,7 +105,7 @@ def _load_probing(registry: Registry, places: Places) -> _Loaded:
 
     return {
         requests.Prepare: lambda request, reply: prepare(registry, request),
-        requests.Probe: lambda request, reply: probe(registry),
+        requests.Probe: lambda request, reply: probe(registry, request),
         requests.GpuUsers: lambda request, reply: gpu_users(request.ours),
     }
 

@@ -1,29 +1,47 @@
-"""The interpreter's backends, their versions and their devices."""
+"""The interpreter's backends, their versions and their devices, and what these answers depend on."""
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
+from pathlib import Path
 
-from ktuned.backends import Absent, Registry, nvml
+from ktuned.backends import Absent, Registry, cpu, nvml
 from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
 from ktuned.worker import bytecode
+from ktuned.worker.toolchain import Observation
+
+ENVIRON = Path("/proc/self/environ")
+"""The environment that the process was started with: plugins set variables of their own in ``os.environ``."""
 
 
-def probe(registry: Registry) -> replies.ProbeReport:
+def probe(registry: Registry, request: requests.Probe, environ: Path = ENVIRON) -> replies.ProbeReport:
     """Report every installed backend: one that cannot be imported or probed has an ``error`` and hides no other."""
     # Strategies take a while to import, and no other operation of this module needs them.
     from ktuned import search
 
-    backends = {name: _probe(registry, name) for name in registry.names}
+    observation = Observation(_environment(environ), request.variables, cpu.limits())
+    backends = {name: _probe(registry, name, observation) for name in registry.names}
     has_gpu = any(device.kind == "cuda" for report in backends.values() for device in report.devices)
     return replies.ProbeReport(
-        sys.version.split()[0], backends, nvml.absence() if has_gpu else "", tuple(search.installed())
+        sys.version.split()[0],
+        backends,
+        nvml.absence() if has_gpu else "",
+        tuple(search.installed()),
+        observation.report(),
     )
 
 
-def _probe(registry: Registry, name: str) -> replies.BackendReport:
+def _environment(environ: Path) -> dict[str, str]:
+    entries = os.fsdecode(environ.read_bytes()).split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def _probe(registry: Registry, name: str, observation: Observation) -> replies.BackendReport:
     version = registry.version(name)
+    required = observation.of_distribution(registry.distribution(name))
     try:
         backend = registry.load(name)
     except BackendError as raised:
@@ -33,12 +51,19 @@ def _probe(registry: Registry, name: str) -> replies.BackendReport:
     devices: tuple[Device, ...] = ()
     fingerprint: dict[str, str] = {}
     try:
+        # Before the fingerprint: a change between the two shows in the next sight.
+        contents = observation.of_files(backend.toolchain_files())
         found = backend.devices()
         if isinstance(found, Absent):
             absent = replies.Absence(str(found.reason), found.message, found.hint)
         else:
-            devices = tuple(found)
-        fingerprint = dict(backend.fingerprint())
+            variables = observation.variables(backend.measuring_variables)
+            devices = tuple(
+                replace(device, fingerprint={**device.fingerprint, **observation.on(device), **variables})
+                for device in found
+            )
+        variables = observation.variables(backend.compiling_variables)
+        fingerprint = {**required, **contents, **variables, **backend.fingerprint()}
     except BackendError as raised:
         error = replies.Fault(raised.code, raised.message, raised.hint)
     except Exception as raised:

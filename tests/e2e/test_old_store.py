@@ -55,7 +55,7 @@ def lookup(daemon: Daemon, kernel: str, problem: dict[str, int], pin: str | None
 
 
 def test_winners_are_served(daemon: Daemon) -> None:
-    """Only the way of measuring has changed; sizes that do not enter the key make no difference."""
+    """The way of measuring has changed, and more of the environment counts; sizes outside the key change nothing."""
     for kernel, problem, latency_us in (
         ("fixture:scale", {"n": 64, "k": 1}, 52.0675),
         ("scale", {"n": 64, "k": 2}, 52.0675),
@@ -65,7 +65,7 @@ def test_winners_are_served(daemon: Daemon) -> None:
         assert (answer["status"], answer["config"]["tag"]) == ("stale", "fast")
         assert answer["latency_us"] == latency_us
         (entry, *_) = daemon.client.call("kernels", kernel=kernel, why=True)["kernels"][0]["why"]
-        assert {change["kind"] for change in entry["changes"]} == {"measuring"}
+        assert "measuring" in {change["kind"] for change in entry["changes"]}
 
 
 def test_pins_hold(daemon: Daemon) -> None:

@@ -17,13 +17,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ktuned.backends.contract import Absence, Absent, Backend, Compiled, Kernel, Launch, Unit
 from ktuned.backends.contract import Build as AnyBuild
+from ktuned.backends.programs import on_path
 from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
@@ -43,6 +44,11 @@ class Build(AnyBuild):
     gate: str = ""
     tag: str = ""
     reads: str = ""
+
+
+def _compiler_version() -> str:
+    """Return what the fake compiler says of itself."""
+    return subprocess.run([os.environ["FAKE_CC"]], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def wait_at(gate: str) -> None:
@@ -137,8 +143,13 @@ class Fake(Backend):
     decisive_files = ("kernel.json",)
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return a version that a test can change."""
-        return {"fake": os.environ.get("FAKE_VERSION", "1")}
+        """Return a version that a test can change, and that of the program that ``FAKE_CC`` names."""
+        version = {"fake": os.environ.get("FAKE_VERSION", "1")}
+        return {**version, "compiler": _compiler_version()} if os.environ.get("FAKE_CC") else version
+
+    def toolchain_files(self) -> Iterable[Path]:
+        """Return where ``FAKE_CC`` is looked for."""
+        return on_path(os.environ["FAKE_CC"]) if os.environ.get("FAKE_CC") else ()
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return one device, or as many as ``FAKE_DEVICES`` says, or those that it names (``cpu:0 cuda:1``)."""

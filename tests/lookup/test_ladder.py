@@ -47,13 +47,22 @@ def winner(problem: Problem = HERE, config: Config | None = None, **ground_chang
 def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: True, **options: Any) -> Any:
     """Climb down the ladder on the usual device."""
     given_ground = options.pop("on", ground(problem))
-    return decide(info(**options), problem, DEVICE, given_ground, winners, admits)
+    is_certain = options.pop("is_certain", True)
+    return decide(info(**options), problem, DEVICE, given_ground, winners, admits, is_certain=is_certain)
 
 
 def test_same_ground_is_fresh_and_wants_nothing() -> None:
     """A winner of this very ground is served as it is."""
     found = ask(winner())
     assert (found.status, found.config, found.wants_tuning) == (Status.FRESH, {"B": 2}, False)
+
+
+def test_what_is_in_doubt_is_not_fresh_and_wants_nothing() -> None:
+    """While it is not known what a measurement would stand on, the winner is stale, and no answer has one tuned."""
+    found = ask(winner(), is_certain=False)
+    assert (found.status, found.config, found.wants_tuning) == (Status.STALE, {"B": 2}, False)
+    assert not ask(winner({**HERE, "M": 128}), is_certain=False).wants_tuning
+    assert not ask(is_certain=False).wants_tuning
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from ktuned.catalog.catalog import Inspection
+from ktuned.lookup.answer import Answer
 from ktuned.model.errors import AmbiguousName, StoreError, UsageError
 from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo, Root
@@ -158,6 +159,32 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     (entry,) = explain(kernel)
     assert (entry["status"], entry["changes"][0]["kind"]) == ("stale", "space")
     assert entry["changes"][0]["name"] == '{"us":20.0} is not in the space any more: it is not served'
+
+
+async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) -> None:
+    """A daemon that starts compares a kernel's files when it is looked up: stale and not pinned where they differ."""
+    async with assembled(tmp_path) as parts:
+        await tuned(parts)
+        other = kernel_text("other", configs="us=[10.0, 20.0]")
+        await parts.inspector.inspect_files(parts.root, [str(parts.write(other, "tune_other.py"))])
+        await parts.measured(parts.catalog.resolve("other"), {20.0: 5.0}, rounds=ALL_ROUNDS)
+    parts.write(kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"))
+    async with assembled(tmp_path) as parts:
+        edited = ask(parts, tune=True)
+        assert (edited["status"], edited["config"]) == ("stale", {"us": 20.0})
+        assert edited["message"].endswith("tune_it.py changed")
+        held = parts.lookups.lookup_pinned("run", "it", {"n": 64}, None, tune=True)
+        assert isinstance(held, Answer)
+        assert parts.store.pinned.pins() == []
+        untouched = parts.lookups.lookup("other", {"n": 64}, None, tune=True)
+        assert (untouched.status, untouched.message) == ("fresh", "")
+        assert callable(parts.lookups.lookup_pinned("run", "other", {"n": 64}, None, tune=True))
+        assert parts.lookups.statistics()["follow_ups"]["used"] == 0
+        assert parts.jobs.live() == []
+        # Its inspection, which a start's scan begins, ends the doubt.
+        await parts.inspect()
+        assert ask(parts, tune=True)["message"] == ""
+        parts.kill_workers()
 
 
 async def test_hundred_lookups_make_one_job(parts: Parts) -> None:

@@ -5,19 +5,32 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shlex
+import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 from ktuned import backends
-from ktuned.backends import DEFAULT_TARGET, Absence, Absent, Compiled, Launch, Unit, runs_on, torch_cuda_devices
+from ktuned.backends import (
+    DEFAULT_TARGET,
+    Absence,
+    Absent,
+    Compiled,
+    Launch,
+    Unit,
+    compiler_files,
+    runs_on,
+    torch_cuda_devices,
+)
 from ktuned.model import BackendError, Device, Outcome, Scalar, Unsupported
 from ktuned_cutedsl.build import Build
 from ktuned_cutedsl.compiler import LIBRARY_FILE, Refused, compile_unit
-from ktuned_cutedsl.linker import FLAGS, INSTALL_HINT, Linker, LinkError, NoLinker, NoRuntime, runtime_library
+from ktuned_cutedsl.linker import FLAGS, INSTALL_HINT, LINKERS, Linker, LinkError, NoLinker, NoRuntime, runtime_library
 from ktuned_cutedsl.signature import runtime_arguments
 
 REINSTALL_HINT = "pip install nvidia-cutlass-dsl apache-tvm-ffi"
@@ -59,6 +72,16 @@ class CuteDsl(backends.Backend):
             "environment": " ".join(f"{name}={value}" for name, value in sorted(environment.items())),
             "flags": " ".join(FLAGS),
         }
+
+    def toolchain_files(self) -> Iterable[Path]:
+        """Yield the linker's files, and CuTe DSL's runtime library."""
+        chosen = shlex.split(os.environ.get("CC", ""))
+        for command in [chosen] if chosen else [[name] for name in LINKERS]:
+            yield from compiler_files(command)
+            if shutil.which(command[0]):
+                break
+        with suppress(NoRuntime):
+            yield runtime_library()
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this process may use, or the reason for their absence."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -42,6 +42,15 @@ class Nvrtc(backends.Backend):
             }
         except NoNvrtc:
             return {**plugin, "nvrtc": "none"}
+
+    def toolchain_files(self) -> Iterable[Path]:
+        """Return NVRTC's library as it is loaded, and the first header of CUDA's."""
+        try:
+            version = program.version()
+        except NoNvrtc:
+            return ()
+        found = headers.find(version)
+        return (*program.libraries(), *((found.directories[0] / "cuda_runtime_api.h",) if found else ()))
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this process may use, or the reason for their absence."""

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ktuned.model import BackendError
@@ -47,6 +48,14 @@ class Program:
     log: str
     symbols: dict[str, str]
     heap_bytes_wanted: int = 0
+
+
+def libraries() -> tuple[Path, ...]:
+    """Return the files of the NVRTC that this process has loaded, and of its parts, which it loads when it compiles."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        mapped = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if "/libnvrtc" in line}
+    directories = {Path(name).parent for name in mapped}
+    return tuple(sorted(file for directory in directories for file in directory.glob("libnvrtc*.so*")))
 
 
 @functools.cache

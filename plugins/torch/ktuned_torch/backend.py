@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 from ktuned import backends
-from ktuned.backends import Absence, Absent, Compiled, Layout, Unit, cpu, torch_cuda_devices
+from ktuned.backends import (
+    COMPILING_VARIABLES,
+    Absence,
+    Absent,
+    Compiled,
+    Layout,
+    Unit,
+    compiler_files,
+    cpu,
+    torch_cuda_devices,
+)
 from ktuned.model import Device, KernelFileError, Outcome, Scalar, Unsupported
 from ktuned.spec import functions
 from ktuned_torch import inductor
@@ -76,6 +86,7 @@ class Torch(backends.Backend):
     name = "torch"
     api_version = 1
     build = Build
+    compiling_variables = (*COMPILING_VARIABLES, "PYTORCH_*", "TORCHINDUCTOR_*", "TORCH_*", "TRITON_*")
     required_files = (KERNEL_FILE,)
 
     def fingerprint(self) -> Mapping[str, str]:
@@ -86,6 +97,10 @@ class Torch(backends.Backend):
             "compiler": _compiler(),
             "ktuned-torch": _version("ktuned-torch"),
         }
+
+    def toolchain_files(self) -> Iterable[Path]:
+        """Return the files of the C++ compiler that Inductor calls."""
+        return compiler_files(_compiler_command())
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this torch is built for, followed by this machine's CPU."""
@@ -182,9 +197,13 @@ def _version(distribution: str) -> str:
         return "none"
 
 
+def _compiler_command() -> list[str]:
+    return shlex.split(os.environ.get("CXX", "")) or ["g++"]
+
+
 def _compiler() -> str:
     """Return the version line of the C++ compiler that Inductor calls: ``$CXX``, else g++."""
-    command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    command = _compiler_command()
     try:
         said = subprocess.run(
             [*command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,6 +23,9 @@ _NOT_DECIDING = frozenset({"TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_DUMP_P
 
 _OTHERS_DECIDING = ("DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5", "DISABLE_PTXAS_OPT", "NVPTX_ENABLE_DUMP")
 """Variables without its prefix that Triton counts as part of a kernel's key."""
+
+
+_ASSEMBLERS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 
 
 class Triton(backends.Backend):
@@ -44,6 +47,10 @@ class Triton(backends.Backend):
             "ktuned-triton": version("ktuned-triton"),
             "environment": " ".join(f"{name}={os.environ[name]}" for name in sorted(names)),
         }
+
+    def toolchain_files(self) -> Iterable[Path]:
+        """Return the assembler that replaces Triton's own, if one is set; Triton brings all else."""
+        return [Path(os.environ[name]) for name in _ASSEMBLERS if os.environ.get(name)]
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this process may use, or why there are none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar, cast
@@ -53,6 +53,10 @@ class TvmFfi(backends.Backend):
             "ktuned-tvm-ffi": version("ktuned-tvm-ffi"),
             "flags": " ".join(self.flags),
         }
+
+    def toolchain_files(self) -> Iterable[Path]:
+        """Yield the compiler's files, and the places where another one would be found first."""
+        yield from self.compiler.files()
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return this machine's CPU as ``cpu:0``, or the absence of a compiler."""

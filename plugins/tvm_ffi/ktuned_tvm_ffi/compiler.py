@@ -11,11 +11,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ktuned.backends import compiler_files
 from ktuned.model import BackendError
 
 STANDARD_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-g0")
@@ -78,6 +79,15 @@ class Compiler:
         except (OSError, subprocess.CalledProcessError) as error:
             raise NoCompiler(f"the C++ compiler {shlex.join(command)!r} does not run: {error}") from error
         return cls(command, said.partition("\n")[0])
+
+    @classmethod
+    def files(cls) -> Iterator[Path]:
+        """Yield the files that decide which compiler :meth:`find` finds, and those of the one that it does."""
+        asked = shlex.split(os.environ.get("CXX", ""))
+        for command in [asked] if asked else [[name] for name in _CANDIDATES]:
+            yield from compiler_files(command)
+            if shutil.which(command[0]):
+                return
 
     @property
     def is_gcc(self) -> bool:

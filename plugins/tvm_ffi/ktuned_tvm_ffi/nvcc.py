@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ktuned.backends import compiler_files, on_path
 from ktuned_tvm_ffi.compiler import Compiler, NoCompiler
 
 CUDA_FLAGS = ("-std=c++17", "-O3", "--ptxas-options=-v", "-Xcompiler=-fPIC,-g0")
@@ -53,6 +54,19 @@ class Nvcc(Compiler):
             (*command, f"--compiler-bindir={host.command[0]}"),
             f"nvcc {release[1] if release else said.strip().splitlines()[-1]}; {host.version}",
         )
+
+    @classmethod
+    def files(cls) -> Iterator[Path]:
+        """Yield the files that decide which nvcc and which host compiler are found, and those of both."""
+        asked = shlex.split(os.environ.get("CUDACXX", ""))
+        for place in asked[:1] or _candidates():
+            yield from on_path(place or "nvcc")
+            beside = Path(place).resolve().parent
+            yield from (beside / "ptxas", beside / "nvcc.profile", beside.parent / "nvvm" / "bin" / "cicc")
+            if os.access(place, os.X_OK):
+                break
+        host = shlex.split(os.environ.get("NVCC_CCBIN", ""))
+        yield from compiler_files(host) if host else Compiler.files()
 
     @property
     def is_gcc(self) -> bool:

@@ -1,0 +1,65 @@
+"""Environment variables that decide what is compiled or how fast it runs: the lists that backends share, and a reader.
+
+A pattern is a name, or the beginning of names and an asterisk (``OMP_*``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from ktuned.model import ENVIRONMENT
+
+MAX_SHOWN: Final = 80
+"""Characters of a value that is kept as it is; of a longer one its digest is."""
+
+COMPILING_VARIABLES: Final = (
+    "AR", "AS", "CC", "CCC_OVERRIDE_OPTIONS", "CFLAGS", "COMPILER_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "CPPFLAGS",
+    "CUDACXX", "CUDAHOSTCXX", "CUDA_HOME", "CUDA_PATH", "CXX", "CXXFLAGS", "C_INCLUDE_PATH", "GCC_EXEC_PREFIX", "LD",
+    "LDFLAGS", "LIBRARY_PATH", "NVCC_*",
+)  # fmt: skip
+"""Variables that C, C++ and CUDA compilers follow: they key artifacts."""
+
+MEASURING_VARIABLES: Final = (
+    "BLIS_*", "CUBLAS_*", "CUDA_*", "CUDNN_*", "GLIBC_TUNABLES", "GOMP_*", "GOTO_NUM_THREADS", "KMP_*",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_*", "MKL_*", "NUMEXPR_*", "NVIDIA_TF32_OVERRIDE", "OMP_*", "OPENBLAS_*",
+    "PYTORCH_*", "TORCHINDUCTOR_*", "TORCH_*", "TRITON_*",
+)  # fmt: skip
+"""Variables that libraries, runtimes and drivers follow while a kernel runs: they key measurements."""
+
+NOT_DECIDING: Final = frozenset(
+    {
+        "CUDA_CACHE_MAXSIZE", "CUDA_CACHE_PATH", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR",
+        "TORCH_EXTENSIONS_DIR", "TORCH_HOME", "TORCH_LOGS", "TORCH_LOGS_OUT", "TRITON_CACHE_DIR", "TRITON_DUMP_DIR",
+        "TRITON_HOME", "TRITON_PRINT_AUTOTUNING",
+    }
+)  # fmt: skip
+"""Variables that only choose among devices, which have fingerprints of their own, or say where files and logs go."""
+
+
+def deciding(patterns: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that decide, by their names in a fingerprint. One that is not set is none.
+
+    ``patterns`` are a backend's.
+    """
+    wanted = tuple(patterns)
+    names = {name for name in wanted if name in environment}
+    prefixes = tuple(pattern.removesuffix("*") for pattern in wanted if pattern.endswith("*"))
+    names |= (
+        {name for name in environment if name.startswith(prefixes) and name not in NOT_DECIDING} if prefixes else set()
+    )
+    return {ENVIRONMENT + name: shown(environment[name]) for name in sorted(names)}
+
+
+def shown(value: str) -> str:
+    """Return the text that stands for a value in a fingerprint."""
+    return value if len(value) <= MAX_SHOWN else f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]}"
+
+
+def private(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return a root's own variables as a fingerprint has them: by digest, because they may hold secrets."""
+    return {
+        ENVIRONMENT + name: f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]}"
+        for name, value in sorted(variables.items())
+    }

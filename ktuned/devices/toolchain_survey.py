@@ -1,0 +1,118 @@
+"""Survey of toolchains: compilers, libraries and installed distributions are looked at as sources are.
+
+One that changed is probed again in a new worker. Until then lookups of its kernels are stale; afterwards what stands on
+other fingerprints is renewed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import anyio
+import structlog
+
+from ktuned.catalog import Catalog, environment_of
+from ktuned.devices.machine import Machine
+from ktuned.model import AmbiguousName, KernelInfo, NotFound, Root
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyIntervals:
+    """Intervals between looks: at the toolchains of kernels that are in use (``recent_s``), and at all (``all_s``)."""
+
+    recent_s: float = 2.0
+    all_s: float = 30.0
+
+
+class ToolchainSurvey:
+    """Surveys the toolchains of all roots until cancelled.
+
+    ``in_use`` returns the kernels that were looked up lately or are tuned. ``doubted`` is called when answers are stale
+    because a toolchain must be probed again. ``probed`` gets the kernels whose toolchain was, and of these the ones
+    that have another fingerprint now.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        machine: Machine,
+        *,
+        in_use: Callable[[], Iterable[str]],
+        doubted: Callable[[], None],
+        probed: Callable[[list[KernelInfo], list[KernelInfo]], Awaitable[None]],
+        intervals: SurveyIntervals | None = None,
+    ) -> None:
+        self._catalog = catalog
+        self._machine = machine
+        self._in_use = in_use
+        self._doubted = doubted
+        self._probed = probed
+        self._intervals = intervals or SurveyIntervals()
+        self._wake = anyio.Event()
+        self._seen: dict[str, Mapping[str, Any]] = {}
+        catalog.when_roots_change(self.wake)
+
+    def wake(self) -> None:
+        """Have all toolchains looked at now."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look at toolchains until cancelled; what they are at first is taken as known."""
+        for root in self._catalog.roots:
+            self._seen[root.path] = self._fingerprints(root)
+        all_at = monotonic() + self._intervals.all_s
+        while True:
+            with anyio.move_on_after(self._intervals.recent_s):
+                await self._wake.wait()
+            is_all = self._wake.is_set() or monotonic() >= all_at
+            self._wake = anyio.Event()
+            if is_all:
+                all_at = monotonic() + self._intervals.all_s
+            for root in self._catalog.roots if is_all else self._used_roots():
+                await self._look(root)
+
+    async def _look(self, root: Root) -> None:
+        environment = environment_of(root)
+        was_probed = self._machine.is_probed(environment)
+        reason = self._machine.look(environment) if was_probed else ""
+        if reason:
+            _log.info("toolchain_changed", root=root.path, reason=reason)
+            self._doubted()
+            await self._machine.probe(environment)
+        present = self._fingerprints(root)
+        before = self._seen.get(root.path)
+        self._seen[root.path] = present
+        if not reason and before in (None, present):
+            return
+        kernels = [kernel for kernel in self._catalog.below(root.path) if self._catalog.root_of(kernel.file) == root]
+        changed = [kernel for kernel in kernels if before is not None and _differs(before, present, kernel.backend)]
+        await self._probed(kernels, changed)
+
+    def _used_roots(self) -> list[Root]:
+        used = {}
+        for name in self._in_use():
+            with suppress(NotFound, AmbiguousName):
+                root = self._catalog.root_of(self._catalog.resolve(name).file)
+                if root is not None:
+                    used[root.path] = root
+        return list(used.values())
+
+    def _fingerprints(self, root: Root) -> Mapping[str, Any]:
+        """Return what decides the contexts of each backend's kernels."""
+        report = self._machine.report(environment_of(root))
+        if report is None:
+            return {}
+        return {
+            name: (backend.fingerprint, [(device.name, device.fingerprint) for device in backend.devices])
+            for name, backend in report.backends.items()
+        }
+
+
+def _differs(before: Mapping[str, Any], present: Mapping[str, Any], backend: str) -> bool:
+    return bool(before.get(backend) != present.get(backend))

@@ -1,0 +1,78 @@
+"""Doubts about winners: reasons why it is not known now whether what decided an answer is unchanged.
+
+After a start the watcher has yet to look at every file. A lookup that is earlier compares its own kernel's files then
+and there, if that takes little time. Toolchains are looked at by the :class:`~ktuned.devices.Machine`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Final, NamedTuple
+
+from ktuned.devices import Machine
+from ktuned.fleet import Environment
+from ktuned.ipc import stamp
+from ktuned.model import KernelInfo
+
+MAX_FILES: Final = 100
+MAX_BYTES: Final = 2**20
+"""A kernel with more is in doubt until the watcher has looked at it: a lookup has 5 ms, and reading these takes 2."""
+
+LOOK_S: Final = 1.0
+"""Files that were compared are not read again for this long."""
+
+
+class _Look(NamedTuple):
+    """One comparison of a kernel's files: how long it counts, what they should hold, and why they do not."""
+
+    until: float
+    stamps: Mapping[str, str]
+    reason: str
+
+
+class Certainty:
+    """Says whether answers for a kernel can be relied on; :meth:`caught_up` ends the doubts of a start."""
+
+    def __init__(self, machine: Machine, clock: Callable[[], float] = monotonic) -> None:
+        self._machine = machine
+        self._is_caught_up = False
+        self._clock = clock
+        self._looks: dict[str, _Look] = {}
+
+    def caught_up(self) -> None:
+        """Note that the watcher has looked at every file since the start."""
+        self._is_caught_up = True
+        self._looks.clear()
+
+    def doubt(self, kernel: KernelInfo, environment: Environment) -> str:
+        """Return why the present context of a kernel is not known for certain; nothing if it is."""
+        reason = "" if self._is_caught_up else self._source_doubt(kernel)
+        if reason:
+            return f"not looked at since the start: {reason}"
+        reason = self._machine.doubt(environment)
+        return f"the toolchain is to be probed again: {reason}" if reason else ""
+
+    def _source_doubt(self, kernel: KernelInfo) -> str:
+        known = self._looks.get(kernel.name)
+        if known is not None and known.stamps is kernel.stamps and self._clock() < known.until:
+            return known.reason
+        reason = _difference(kernel.stamps)
+        self._looks[kernel.name] = _Look(self._clock() + LOOK_S, kernel.stamps, reason)
+        return reason
+
+
+def _difference(stamps: Mapping[str, str]) -> str:
+    """Return the first file that no longer holds what was inspected, or why that is not looked at here."""
+    if len(stamps) > MAX_FILES or sum(map(_size, stamps)) > MAX_BYTES:
+        return "its files are many"
+    return next((f"{path} changed" for path, held in stamps.items() if stamp(Path(path)) != held), "")
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

@@ -1,0 +1,187 @@
+"""A toolchain that changes while the daemon lives: what is noticed, what is doubted, what is renewed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ktuned.devices.environment_report import difference
+from ktuned.ipc import replies, sight
+from ktuned.model import Context, Outcome, sentence
+from ktuned.scheduling.reverification import REASON
+from ktuned.serve.explain import Explainer
+from tests.assembled import ALL_ROUNDS, FAKE_BACKEND, Parts, assembled, kernel_text
+from tests.fleet.playing import until
+
+pytestmark = pytest.mark.anyio
+
+
+def install(compiler: Path, version: str) -> None:
+    """Put a compiler of a version in the place of the one before, as package managers do."""
+    staged = compiler.with_suffix(".new")
+    staged.write_text(f"#!/bin/sh\necho fakecc {version}\n")
+    staged.chmod(0o755)
+    staged.rename(compiler)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Path:
+    """A compiler in a directory of its own on the PATH."""
+    place = tmp_path / "bin" / "fakecc"
+    place.parent.mkdir()
+    install(place, "1.0")
+    return place
+
+
+@pytest.fixture
+async def compiling(tmp_path: Path, compiler: Path) -> AsyncIterator[Parts]:
+    """A daemon whose fake backend finds that compiler on the PATH."""
+    path = f"{tmp_path / 'first'}:{compiler.parent}:{os.environ['PATH']}"
+    async with assembled(tmp_path, env={"FAKE_CC": "fakecc", "PATH": path}) as parts:
+        yield parts
+
+
+def ask(parts: Parts, *, tune: bool = False) -> tuple[str, str]:
+    """Look ``it`` up; return the status and the message."""
+    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=tune)
+    return answer.status.value, answer.message
+
+
+@pytest.mark.parametrize("change", ["replaced", "shadowed"])
+async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
+    compiling: Parts, compiler: Path, change: str
+) -> None:
+    """Replaced, or another one found first: lookups are stale, `--why` names it, and its winners are tuned again."""
+    parts = compiling
+    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
+    await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
+    parts.lookups.caches.changed(kernel.name)
+    assert ask(parts) == ("fresh", "")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(parts.daemon.toolchain_survey.run)
+        if change == "replaced":
+            install(compiler, "2.0")
+        else:
+            first = compiler.parents[1] / "first" / "fakecc"
+            first.parent.mkdir()
+            install(first, "2.0")
+        await parts.told.until(lambda: bool(parts.told.of("stale")) and bool(parts.jobs.live()))
+        tasks.cancel_scope.cancel()
+    assert ask(parts) == ("stale", "")
+    (job,) = parts.jobs.live()
+    assert (job.kernel, job.reason) == (kernel.name, REASON)
+    daemon = parts.daemon
+    (entry,) = Explainer(daemon.catalog, daemon.admission, daemon.machine, daemon.store).explain(kernel)
+    reasons = [sentence(change) for change in entry["changes"]]
+    assert "toolchain: compiler was fakecc 1.0, is fakecc 2.0" in reasons
+    assert any(reason.startswith("toolchain: content of fakecc was ") for reason in reasons)
+    parts.kill_workers()
+
+
+async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Parts, compiler: Path) -> None:
+    """What changed is named; a tuning, and a touch that changes nothing, make the report certain again."""
+    parts = compiling
+    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
+    await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
+    parts.lookups.caches.changed(kernel.name)
+    os.utime(compiler)
+    await until(lambda: bool(parts.machine.look(parts.environment)))
+    reason = f"the toolchain is to be probed again: {compiler} changed"
+    assert ask(parts, tune=True) == ("stale", reason)
+    assert parts.daemon.lookups.statistics()["follow_ups"]["used"] == 0
+    workers = {worker["pid"] for worker in parts.fleet.describe()}
+    await parts.machine.probe(parts.environment)
+    assert ask(parts, tune=True) == ("fresh", "")
+    assert not workers & {worker["pid"] for worker in parts.fleet.describe() if worker["state"] == "idle"}
+    parts.kill_workers()
+
+
+async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(compiling: Parts, compiler: Path) -> None:
+    """A compiler that is replaced while it compiles seals nothing under the old key; the job begins again."""
+    parts = compiling
+    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
+    async with parts.working():
+        assert ask(parts, tune=True)[0] == "default"
+        await parts.reached("door")
+        (before,) = parts.jobs.live()
+        install(compiler, "2.0")
+        parts.open_gate("door")
+        await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
+        assert "the toolchain changed" in parts.told.of("job_queued")[-1]["job_state"]["message"]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(parts.daemon.toolchain_survey.run)
+            (ended,) = await parts.told.ended()
+            tasks.cancel_scope.cancel()
+    assert (ended["id"], ended["state"]) == (before.id, "done")
+    assert ask(parts) == ("fresh", "")
+    (trial,) = parts.store.trials(outcome=Outcome.MEASURED)
+    assert [path.name for path in parts.artifacts.directory.glob("*/*")] == [trial.artifact]
+
+
+async def test_an_upgraded_distribution_is_noticed(tmp_path: Path) -> None:
+    """The record of what a plugin requires is part of the toolchain, whoever installs another version."""
+    site = tmp_path / "site"
+    info = site / "ktuned_fake-1.dist-info"
+    info.mkdir(parents=True)
+    (source,) = FAKE_BACKEND.glob("*.dist-info")
+    (info / "entry_points.txt").write_text((source / "entry_points.txt").read_text())
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ktuned-fake\nVersion: 1\nRequires-Dist: fakelib>=1\n")
+    (site / "ktuned_fake.py").symlink_to(FAKE_BACKEND / "ktuned_fake.py")
+    library = site / "fakelib-1.0.dist-info"
+    library.mkdir()
+    (library / "METADATA").write_text("Metadata-Version: 2.1\nName: fakelib\nVersion: 1.0\n")
+    (library / "RECORD").write_text("fakelib.py,sha256=1,1\n")
+    async with assembled(tmp_path, env={"PYTHONPATH": str(site)}) as parts:
+
+        def version() -> str:
+            report = parts.machine.report(parts.environment)
+            assert report is not None
+            return report.backends["fake"].fingerprint["distribution fakelib"]
+
+        assert version() == "1.0"
+        newer = library.rename(site / "fakelib-2.0.dist-info")
+        (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: fakelib\nVersion: 2.0\n")
+        await until(lambda: bool(parts.machine.look(parts.environment)))
+        await parts.machine.probe(parts.environment)
+        assert version() == "2.0"
+        parts.kill_workers()
+
+
+async def test_the_environment_of_a_measurement_is_part_of_its_context(parts: Parts) -> None:
+    """What decides compiling keys artifacts, what decides measuring measurements; a project's own variables do both."""
+    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
+
+    async def context(**own: str) -> Context:
+        environment = replace(parts.environment, env=tuple(sorted({"PYTHONPATH": str(FAKE_BACKEND), **own}.items())))
+        await parts.machine.probe(environment)
+        device = parts.machine.device(environment, "fake", None)
+        return parts.machine.context(kernel, environment, {"n": 64}, device)
+
+    plain, other = await context(), await context(MY_SWITCH="on")
+    assert plain.toolchain != other.toolchain
+    assert plain.device_fingerprint != other.device_fingerprint
+    versions = parts.store.versions(other.toolchain)
+    assert versions is not None
+    assert versions["env:MY_SWITCH"].startswith("sha256:")
+    parts.kill_workers()
+
+
+def test_what_a_report_depends_on(tmp_path: Path) -> None:
+    """A file that comes, goes or changes, a variable that decides, and a limit end a report; nothing else does."""
+    there, absent = tmp_path / "there", tmp_path / "absent"
+    there.write_text("1")
+    files = {str(path): sight(str(path)) for path in (there, absent)}
+    held = replies.Observed(files, ("CXX", "OMP_*"), {"env:OMP_NUM_THREADS": "4"}, {"quota": "2 cores"})
+    variables, limits = {"OMP_NUM_THREADS": "4", "HOME": "/"}, {"quota": "2 cores"}
+    assert difference(held, variables, limits) == ""
+    assert difference(held, {**variables, "CXX": "clang++"}, limits) == "the environment variable CXX changed"
+    assert difference(held, {"HOME": "/"}, limits) == "the environment variable OMP_NUM_THREADS changed"
+    assert difference(held, variables, {}) == "the CPUs that it may use changed"
+    absent.write_text("")
+    assert difference(held, variables, limits) == f"{absent} changed"
+    assert difference(None, variables, limits) == "its toolchain was never looked at"

@@ -1,0 +1,54 @@
+"""What a probe notes of its environment, and what of that enters which fingerprint."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from ktuned.backends import Registry
+from ktuned.ipc import replies, requests
+from ktuned.worker.probe import probe
+from tests.assembled import FAKE_BACKEND
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """A registry with the fake backend alone."""
+    monkeypatch.syspath_prepend(str(FAKE_BACKEND))
+    return Registry([EntryPoint("fake", "ktuned_fake:Fake", "ktuned.backends")])
+
+
+def reported(registry: Registry, directory: Path, *own: str, **variables: str) -> replies.BackendReport:
+    """Return the fake backend's report in an environment of which a project sets its own part."""
+    environ = directory / "environ"
+    environ.write_bytes(b"".join(f"{name}={value}\0".encode() for name, value in variables.items()))
+    return probe(registry, requests.Probe(own), environ).backends["fake"]
+
+
+def test_compilers_variables_key_artifacts_and_runtimes_variables_measurements(
+    registry: Registry, tmp_path: Path
+) -> None:
+    """Each enters one fingerprint, by its name; what only says where files go, or what is not declared, enters none."""
+    plain = reported(registry, tmp_path)
+    deciding = {"CPATH": "/include", "OMP_NUM_THREADS": "4", "TORCH_X": "1", "TRITON_Y": "2", "CUDA_Z": "3"}
+    found = reported(registry, tmp_path, **deciding, TRITON_CACHE_DIR="/c", CUDA_VISIBLE_DEVICES="0", HOME="/h")
+    (device,), (before,) = found.devices, plain.devices
+    assert dict(found.fingerprint) == {**plain.fingerprint, "env:CPATH": "/include"}
+    assert dict(device.fingerprint) == {
+        **before.fingerprint,
+        "env:CUDA_Z": "3",
+        "env:OMP_NUM_THREADS": "4",
+        "env:TORCH_X": "1",
+        "env:TRITON_Y": "2",
+    }
+
+
+def test_a_projects_own_variables_decide_both_without_being_shown(registry: Registry, tmp_path: Path) -> None:
+    """A kernel file may read any of them, and they may hold secrets."""
+    found = reported(registry, tmp_path, "TOKEN", TOKEN="secret", OTHER="1")
+    (device,) = found.devices
+    assert found.fingerprint["env:TOKEN"] == device.fingerprint["env:TOKEN"]
+    assert "secret" not in str(found)
+    assert "env:OTHER" not in found.fingerprint
