@@ -57,7 +57,7 @@ class Bench:
         captured = self._places.captured(request.captured) if request.captured else None
         data = ProblemData(kernel, request.problem, request.device, captured=captured)
         timer: HostTimer | CudaTimer = HostTimer()
-        if request.device.kind == "cuda":
+        if request.device.kind == "cuda" and not backend.times_on_host:
             timer = CudaTimer(request.device.name, kernel.timing)
         data.expect(self._places.reference(request.expected))
         self._open = _Opened(
