@@ -95,7 +95,8 @@ class Hit(NamedTuple):
     ``message`` is the reason, or the failure of the tuning that would have made the answer ``fresh``.
     ``config`` is the best config known now, or the caller's default if the daemon has none. ``latency_us`` and
     ``decided`` (a time in Unix seconds) are ``None`` if nothing was measured; ``artifact`` is the path of the
-    compiled winner; ``generation`` changes when the answer may have changed.
+    compiled winner; ``generation`` changes when the answer may have changed. ``final`` is true when a final round has
+    decided the winner: before, a better one is likely to follow.
     """
 
     kernel: str
@@ -108,6 +109,7 @@ class Hit(NamedTuple):
     decided: float | None = None
     generation: int | None = None
     message: str = ""
+    final: bool = False
 
     @property
     def age_s(self) -> float | None:
@@ -134,6 +136,7 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
             answer.get("decided"),
             answer.get("generation"),
             answer.get("message") or "",
+            answer.get("final") is True,
         )
     except (KeyError, TypeError, AttributeError):
         if type(answer) is dict and type(answer.get("error")) is dict:

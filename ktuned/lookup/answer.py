@@ -17,7 +17,7 @@ class Answer:
 
     ``decided`` is the Unix time at which the incumbent won, ``artifact`` the directory of its artifact; both are absent
     without one, as is ``latency_us``. ``generation`` grows whenever the kernel's answers may have changed. One that
-    is not certain may be better in a moment, and is not pinned.
+    is not certain may be better in a moment, and is not pinned. ``is_final``: a final round has decided it, here.
     """
 
     kernel: str
@@ -31,6 +31,7 @@ class Answer:
     decided: float | None = None
     message: str = ""
     is_certain: bool = True
+    is_final: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's map, with the age that the answer has now."""
@@ -44,6 +45,7 @@ class Answer:
             "artifact": self.artifact,
             "age_s": None if self.decided is None else round(max(0.0, time() - self.decided), 3),
             "decided": self.decided,
+            "final": self.is_final,
             "message": self.message,
             "generation": self.generation,
         }
@@ -68,6 +70,7 @@ class Answer:
             latency_us=held.get("latency_us"),
             artifact=held.get("artifact"),
             decided=held.get("decided"),
+            is_final=held.get("final", False),
         )
         if answer.artifact is not None and not os.path.isdir(answer.artifact):
             return replace(answer, artifact=None)

@@ -1,23 +1,19 @@
 """The ladder of answers to a lookup: ``fresh``, ``stale``, ``near``, ``default``, ``unknown``. Decides; no IO.
 
-The nearest problem is the one with the same strings and bools and the least log distance over its numbers: the sum of
-abs(ln(a / b)) over all numeric keys, so that 1024 is as far from 512 as from 2048.
+An answer gives way only to one that is known to be no worse: a job makes nothing the winner before it knows how the
+configs do that lookups were answered with until then (:mod:`ktuned.tuning.opening`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ktuned.catalog import completed
-from ktuned.model import Config, Context, KernelInfo, Problem, Scalar, Status, Winner, canonical
+from ktuned.model import Config, Context, KernelInfo, Problem, Status, Winner, canonical, nearest_winners
 
 Admits = Callable[[Config], bool | None]
 """Returns whether the kernel's space admits a config for this problem; ``None`` when that is not known yet."""
-
-NEAR_CANDIDATES = 4
-"""Number of nearest winners that are considered: the validity of each may have to be asked of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +25,11 @@ class Decision:
     config: Config | None = None
     undecided: tuple[Config, ...] = ()
     is_certain: bool = True
+
+    @property
+    def is_final(self) -> bool:
+        """True if the winner holds here, and a final round has decided it."""
+        return self.status is Status.FRESH and self.winner is not None and self.winner.is_final
 
     @property
     def wants_tuning(self) -> bool:
@@ -70,7 +71,7 @@ def decide(
             is_fresh = is_certain and winner.context == context and config == winner.config
             return Decision(Status.FRESH if is_fresh else Status.STALE, winner, config, is_certain=is_certain)
     others = (winner for winner in on_device if winner.context.problem != wanted)
-    for winner in _nearest(kernel.specialized(problem), others):
+    for winner in nearest_winners(kernel.specialized(problem), others):
         config = completed(kernel, winner.config)
         if may_serve(config):
             return Decision(Status.NEAR, winner, config, tuple(undecided.values()), is_certain)
@@ -79,27 +80,3 @@ def decide(
     if default is not None and not may_serve(default) and canonical(default) not in undecided:
         default = None
     return Decision(Status.DEFAULT, None, default, tuple(undecided.values()), is_certain)
-
-
-def _nearest(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> Iterator[Winner]:
-    measured = ((distance(problem, winner.problem), winner) for winner in winners)
-    reachable = sorted(
-        ((far, winner) for far, winner in measured if far is not None),
-        key=lambda pair: (pair[0], pair[1].context.problem),
-    )
-    return (winner for _, winner in reachable[:NEAR_CANDIDATES])
-
-
-def distance(left: Problem, right: Problem) -> float | None:
-    """Return the distance of two problems, or ``None`` when they cannot be compared."""
-    if set(left) != set(right):
-        return None
-    total = 0.0
-    for key, value in left.items():
-        other = right[key]
-        if value == other and isinstance(value, bool) == isinstance(other, bool):
-            continue
-        if isinstance(value, str | bool) or isinstance(other, str | bool) or value <= 0 or other <= 0:
-            return None
-        total += abs(math.log(value) - math.log(other))
-    return total

@@ -164,10 +164,12 @@ class Lookups:
             self._follow_ups.tune(kernel, problem, context)
             # This lookup, and those that got the last answer from its shortcut.
             self._jobs.ask(kernel.winner_key(problem, context.device), 1 + self.shortcuts.repeats)
-        message = "" if found.status is Status.FRESH else doubt or failure
+        incumbent = found.winner
+        message = doubt or failure
+        if found.status is Status.FRESH:
+            message = "" if incumbent is None else incumbent.note
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
             message = failure or "the space does not admit the default for this problem"
-        incumbent = found.winner
         return Answer(
             kernel.name,
             problem,
@@ -181,6 +183,7 @@ class Lookups:
             decided=None if incumbent is None else incumbent.decided,
             message=message,
             is_certain=found.is_certain,
+            is_final=found.is_final,
         )
 
     def _artifact_of(self, incumbent: Winner) -> str | None:

@@ -38,6 +38,7 @@ from ktuned.model.keys import (
     project_of,
 )
 from ktuned.model.lifecycle import TRIED_AGAIN, Event, Life
+from ktuned.model.near import nearest_winners
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
 from ktuned.model.record import Record, record
 from ktuned.model.staleness import CAPTURED, SPACE, Change, sentence, since
@@ -119,6 +120,7 @@ __all__ = [
     "key_problem",
     "key_values",
     "listed",
+    "nearest_winners",
     "project_of",
     "record",
     "sentence",

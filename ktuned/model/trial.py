@@ -82,7 +82,10 @@ class Trial(Record):
 
 @record
 class Winner(Record):
-    """The best valid trial of a (kernel, problem, device model), with the context of its measurement."""
+    """The best valid trial of a (kernel, problem, device model), with the context of its measurement.
+
+    ``is_final`` once a final round has decided it; ``note`` says why it is worse than what was served before.
+    """
 
     context: Context
     trial: int
@@ -92,3 +95,5 @@ class Winner(Record):
     spread_us: float | None
     artifact: str | None
     decided: float
+    is_final: bool = False
+    note: str = ""

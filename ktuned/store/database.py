@@ -273,30 +273,33 @@ class Store:
         now = time.time()
         return await self._write(lambda connection: trial_writes.begin(connection, context, job, configs, now))
 
-    async def finish_trial(self, number: int, result: TrialResult) -> Winner | None:
+    async def finish_trial(self, number: int, result: TrialResult, *, is_opening: bool = False) -> Winner | None:
         """Store a trial's result; return the winner if that made or changed it.
 
         A measured trial wins when it is faster than the present winner of its (kernel, problem, device), or that one
         was measured in another context. An incumbent that is measured again stays the winner, with its new figure; one
         with any other outcome is replaced by the best measured trial of its context, which is returned. With none left
-        there is no winner any more, and ``None`` is returned: :meth:`winner` distinguishes it from "unchanged".
+        there is no winner any more, and ``None`` is returned: :meth:`winner` distinguishes it from "unchanged". While
+        its job ``is_opening`` no trial replaces a winner or becomes the first one.
 
         Raises:
             NotFound: there is no such trial.
             UsageError: it is ``measured`` without a finite latency.
         """
         now = time.time()
-        return await self._write(lambda connection: trial_writes.finish(connection, number, result, now))
+        return await self._write(
+            lambda connection: trial_writes.finish(connection, number, result, now, is_opening=is_opening)
+        )
 
-    async def decide_winner(self, number: int) -> Winner:
-        """Make a measured trial the winner, whatever the figures of others: the finalists' decision.
+    async def decide_winner(self, number: int, *, is_final: bool = True) -> Winner:
+        """Make a measured trial the winner, whatever the figures of others: the finalists' decision if ``is_final``.
 
         Raises:
             NotFound: there is no such trial.
             UsageError: it is not ``measured``.
         """
         now = time.time()
-        return await self._write(lambda connection: trial_writes.decide(connection, number, now))
+        return await self._write(lambda connection: trial_writes.decide(connection, number, now, is_final=is_final))
 
     async def forget(self, kernel: str, outcome: Outcome | None = None) -> int:
         """Delete a kernel's ended trials, of one outcome or all with its ended jobs; return how many trials.

@@ -127,5 +127,5 @@ def adopt(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequ
             detail={"phase": "import"},
         )
         trial_writes.finish(connection, trial, result, offer.decided)
-        trial_writes.decide(connection, trial, offer.decided)
+        trial_writes.decide(connection, trial, offer.decided, is_final=True)
     return number

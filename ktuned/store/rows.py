@@ -28,7 +28,7 @@ SELECT_JOBS = f"SELECT {', '.join(entry.name for entry in fields(Job))} FROM job
 """Columns as :class:`~ktuned.model.Job`'s fields are named."""
 
 SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.latency_us, trials.spread_us,
-    trials.artifact, winners.decided
+    trials.artifact, winners.decided, winners.final, winners.note
     FROM winners JOIN trials ON trials.id = winners.trial_id JOIN contexts ON contexts.id = trials.context_id"""
 
 
@@ -64,10 +64,19 @@ def job(row: Row) -> Job:
 
 def winner(row: Row) -> Winner:
     """Read a row of :data:`SELECT_WINNERS`."""
-    *context_values, trial_id, config, latency_us, spread_us, artifact, decided = row
+    *context_values, trial_id, config, latency_us, spread_us, artifact, decided, is_final, note = row
     context = Context(*context_values)
     return Winner(
-        context, trial_id, json.loads(context.problem), json.loads(config), latency_us, spread_us, artifact, decided
+        context,
+        trial_id,
+        json.loads(context.problem),
+        json.loads(config),
+        latency_us,
+        spread_us,
+        artifact,
+        decided,
+        bool(is_final),
+        note,
     )
 
 

@@ -124,6 +124,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             kernel TEXT NOT NULL, name TEXT NOT NULL, entry TEXT NOT NULL, PRIMARY KEY (kernel, name)
         ) WITHOUT ROWID""",
     ),
+    (
+        "ALTER TABLE winners ADD COLUMN final INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE winners ADD COLUMN note TEXT NOT NULL DEFAULT ''",
+        """UPDATE winners SET final = 1 WHERE EXISTS (
+            SELECT 1 FROM trials WHERE trials.id = trial_id AND (message = 'imported'
+                OR iif(json_valid(detail), json_extract(detail, '$.rounds'), NULL) IS NOT NULL))""",
+    ),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

@@ -12,6 +12,9 @@ from ktuned.model import Config, Context, JobState, NotFound, Outcome, TrialResu
 from ktuned.store import rows
 from ktuned.store.verdict import Standing, Verdict, judge
 
+NOISE = 1.05
+"""Ratio of two latencies up to which they may be the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
@@ -64,7 +67,9 @@ def begin(
     return ids
 
 
-def finish(connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float) -> Winner | None:
+def finish(
+    connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float, *, is_opening: bool = False
+) -> Winner | None:
     """Store a result and return the winner if that changed it (see :func:`~ktuned.store.verdict.judge`).
 
     Raises:
@@ -93,18 +98,19 @@ def finish(connection: sqlite3.Connection, trial_id: int, result: TrialResult, n
     )
     context, incumbent = _context_and_incumbent_of(connection, trial_id)
     measured = Standing(trial_id, context, result.latency_us if is_measured else None)
-    match judge(measured, incumbent):
+    match judge(measured, incumbent, is_opening=is_opening):
         case Verdict.KEEP:
             return None
         case Verdict.TAKE:
             return _make_winner(connection, trial_id, now)
         case Verdict.VACATE:
             connection.execute("DELETE FROM winners WHERE trial_id = ?", (trial_id,))
-            return _elect(connection, context, now)
+            lost = f"the config that was served before ended as {result.outcome} when it was measured again"
+            return _elect(connection, context, now, lost)
 
 
-def decide(connection: sqlite3.Connection, trial_id: int, now: float) -> Winner:
-    """Make a measured trial the winner.
+def decide(connection: sqlite3.Connection, trial_id: int, now: float, *, is_final: bool = False) -> Winner:
+    """Make a measured trial the winner; ``is_final`` after a final round.
 
     Raises:
         NotFound: there is no such trial.
@@ -116,7 +122,7 @@ def decide(connection: sqlite3.Connection, trial_id: int, now: float) -> Winner:
     (outcome,) = row
     if outcome != Outcome.MEASURED:
         raise UsageError(f"trial {trial_id} cannot be the winner: it is {outcome or 'under way'}, not measured")
-    return _make_winner(connection, trial_id, now)
+    return _make_winner(connection, trial_id, now, is_final=is_final)
 
 
 def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> int:
@@ -171,22 +177,45 @@ def _context_and_incumbent_of(connection: sqlite3.Connection, trial_id: int) -> 
     return context, None if incumbent[0] is None else Standing(*incumbent)
 
 
-def _elect(connection: sqlite3.Connection, context: int, now: float) -> Winner | None:
+def _elect(connection: sqlite3.Connection, context: int, now: float, note: str = "") -> Winner | None:
     """Make the fastest measured trial of a context whose config can be read the winner, if there is one."""
     row = connection.execute(
         """SELECT id FROM trials WHERE context_id = ? AND outcome = ? AND json_valid(config)
         ORDER BY latency_us, id LIMIT 1""",
         (context, Outcome.MEASURED),
     ).fetchone()
-    return _make_winner(connection, row[0], now) if row else None
+    return _make_winner(connection, row[0], now, note=note) if row else None
 
 
-def _make_winner(connection: sqlite3.Connection, trial_id: int, now: float) -> Winner:
+def _note(connection: sqlite3.Connection, trial_id: int) -> str:
+    """Return why a new winner is worse than the one that it replaces, if it is: something else has changed."""
+    row = connection.execute(
+        """SELECT trials.context_id, trials.latency_us, before.context_id, before.latency_us, winners.note
+        FROM trials JOIN contexts ON contexts.id = trials.context_id
+        JOIN winners ON (winners.kernel, winners.problem, winners.device)
+            = (contexts.kernel, contexts.problem, contexts.device)
+        JOIN trials AS before ON before.id = winners.trial_id WHERE trials.id = ?""",
+        (trial_id,),
+    ).fetchone()
+    if row is None:
+        return ""
+    context, latency_us, context_before, before_us, note = row
+    if context == context_before:
+        return str(note)
+    if before_us is None or latency_us <= before_us * NOISE:
+        return ""
+    return f"{latency_us:.4g} µs, after {before_us:.4g} µs before its sources, toolchain or device changed"
+
+
+def _make_winner(
+    connection: sqlite3.Connection, trial_id: int, now: float, *, is_final: bool = False, note: str = ""
+) -> Winner:
     connection.execute(
-        """INSERT INTO winners (kernel, problem, device, trial_id, decided)
-        SELECT kernel, problem, device, trials.id, ? FROM trials JOIN contexts ON contexts.id = trials.context_id
-        WHERE trials.id = ?
-        ON CONFLICT (kernel, problem, device) DO UPDATE SET trial_id = excluded.trial_id, decided = excluded.decided""",
-        (now, trial_id),
+        """INSERT INTO winners (kernel, problem, device, trial_id, decided, final, note)
+        SELECT kernel, problem, device, trials.id, ?, ?, ?
+        FROM trials JOIN contexts ON contexts.id = trials.context_id WHERE trials.id = ?
+        ON CONFLICT (kernel, problem, device) DO UPDATE SET
+            trial_id = excluded.trial_id, decided = excluded.decided, final = excluded.final, note = excluded.note""",
+        (now, is_final, note or _note(connection, trial_id), trial_id),
     )
     return rows.winner(connection.execute(f"{rows.SELECT_WINNERS} WHERE trials.id = ?", (trial_id,)).fetchone())

@@ -26,16 +26,21 @@ class Verdict(Enum):
     VACATE = auto()
 
 
-def judge(result: Standing, incumbent: Standing | None) -> Verdict:
+def judge(result: Standing, incumbent: Standing | None, *, is_opening: bool = False) -> Verdict:
     """Decide about the winner of one key after a trial's result.
 
     Figures of two contexts are never compared: a measurement in today's context replaces yesterday's winner. An
     incumbent that is measured again stays the winner with its new figure, because trials that look faster now were
-    measured in a noisier hour; a trial that beats the new figure from then on becomes the winner.
+    measured in a noisier hour; a trial that beats the new figure from then on becomes the winner. While its job
+    ``is_opening`` no other trial becomes the winner: it is not known yet to be better than what is served.
     """
     if result.latency_us is None:
         return Verdict.VACATE if incumbent and incumbent.trial == result.trial else Verdict.KEEP
-    if incumbent is None or incumbent.latency_us is None or incumbent.trial == result.trial:
+    if incumbent is not None and incumbent.trial == result.trial:
+        return Verdict.TAKE
+    if is_opening:
+        return Verdict.KEEP
+    if incumbent is None or incumbent.latency_us is None:
         return Verdict.TAKE
     if incumbent.context != result.context:
         return Verdict.TAKE

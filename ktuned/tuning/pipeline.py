@@ -13,10 +13,12 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from ktuned.catalog import completed
 from ktuned.fleet import Fleet, Lane
 from ktuned.ipc import replies, requests
 from ktuned.model import (
     RETRIED_BY_NEXT_JOB,
+    Config,
     Event,
     JobState,
     Outcome,
@@ -24,7 +26,10 @@ from ktuned.model import (
     StoreError,
     Trial,
     TrialResult,
+    Winner,
     WorkerError,
+    canonical,
+    nearest_winners,
 )
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
@@ -33,6 +38,7 @@ from ktuned.tuning.exploration import Explorer, SearchSummary
 from ktuned.tuning.final_round import FinalRound
 from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
+from ktuned.tuning.opening import Opening, served_configs
 from ktuned.tuning.prior_results import PriorResults, restore
 from ktuned.tuning.trial_detail import TrialDetail
 
@@ -63,7 +69,8 @@ class Pipeline:
         self._prior = PriorResults(work, store)
         self._under_way: dict[int, Attempt] = {}
         self._first_failure = ""
-        self._incumbent_is_lost = False
+        self._opening = Opening(())
+        self._has_winner = False
         self._tried: list[requests.Tried] = []
         self._has_fresh = anyio.Event()
         self._news = anyio.Event()
@@ -128,7 +135,7 @@ class Pipeline:
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan = self.work.job.plan
         deadlines = self.work.deadlines
-        order = self._prior.order()
+        order = self._prior.order(self._opening.served)
         began = monotonic()
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request(order.first, order.last)
@@ -162,17 +169,54 @@ class Pipeline:
             self.progress.total = asked
 
     async def _restore(self) -> None:
-        """Replace an incumbent whose config the space has lost by the best known one, or else by the first measured."""
+        """Make the best known config the winner where that is certain to be no worse than what is served now."""
+        self._opening = await self._opened()
+        await self._elect(decided_only=not self._opening.is_over)
+
+    async def _opened(self) -> Opening:
+        """Return the configs that lookups are answered with now, unless a winner of this context is."""
+        work = self.work
+        kernel, winners = work.kernel, self._store.winners(work.kernel.name)
+        incumbent = next((winner for winner in winners if winner.context.key == work.context.key), None)
+        others = [
+            winner
+            for winner in winners
+            if winner.context.device == work.context.device and winner.context.problem != work.context.problem
+        ]
+        near = [completed(kernel, winner.config) for winner in nearest_winners(work.specialized, others)]
+        before = None if incumbent is None else completed(kernel, incumbent.config)
+        asked = [config for config in (before, *near, kernel.default) if config is not None]
+        verdicts = dict(zip(map(canonical, asked), await work.admitted(asked), strict=True))
+        if incumbent is not None and incumbent.context == work.context and verdicts.get(canonical(incumbent.config)):
+            self._has_winner = True
+            return Opening(())
+        served = served_configs(before, near, kernel.default, lambda config: verdicts[canonical(config)])
+        return Opening(served, self._has_ended)
+
+    def _has_ended(self, config: Config) -> bool:
+        known = self._store.known_trial(self.work.context, config)
+        return known is not None and known.outcome is not None and not self._is_tried_again(known)
+
+    async def _elect(self, *, decided_only: bool = False) -> None:
+        """Make the best known config of this context the winner, unless an admitted one is."""
         work = self.work
         winner = await restore(
-            self._store, work.admission, work.kernel, work.problem, work.context, work.preset.finalists
+            self._store,
+            work.admission,
+            work.kernel,
+            work.problem,
+            work.context,
+            work.preset.finalists,
+            decided_only=decided_only,
         )
         if winner is not None:
-            publish_winner(self._publish, winner, work.job.id)
-        incumbent = self._store.winner(work.context.key)
-        if incumbent is not None and incumbent.context == work.context:
-            (is_admitted,) = await work.admitted([incumbent.config])
-            self._incumbent_is_lost = not is_admitted
+            await self._announce(winner)
+
+    async def _announce(self, winner: Winner) -> None:
+        """Keep a new winner's config as admitted, and publish it."""
+        self._has_winner = True
+        await self.work.admission.keep(self.work.kernel, self.work.problem, winner.config)
+        publish_winner(self._publish, winner, self.work.job.id)
 
     async def _ask_some(self, explorer: Explorer, n: int) -> replies.Proposals:
         tried, self._tried = self._tried, []
@@ -273,21 +317,20 @@ class Pipeline:
 
     async def _record(self, attempt: Attempt, result: TrialResult) -> None:
         """Commit one outcome, then publish it."""
+        is_opening = not self._opening.is_over
         with anyio.CancelScope(shield=True):
-            winner = await self._store.finish_trial(attempt.trial, result)
-            if winner is None and self._incumbent_is_lost and result.outcome is Outcome.MEASURED:
-                self._incumbent_is_lost = False
-                winner = await self._store.decide_winner(attempt.trial)
+            winner = await self._store.finish_trial(attempt.trial, result, is_opening=is_opening)
         del self._under_way[attempt.trial]
         self.progress.spend("compile_s", result.compile_s)
         self.progress.spend("open_s", attempt.open_s)
         self.progress.spend("lane_s", result.lane_s)
         if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
             _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
+        is_over_now = self._opening.end(attempt.config)
         if winner is not None:
-            self._incumbent_is_lost = False
-            await self.work.admission.keep(self.work.kernel, self.work.problem, winner.config)
-            publish_winner(self._publish, winner, self.work.job.id)
+            await self._announce(winner)
+        elif is_over_now or (not is_opening and not self._has_winner and result.outcome is Outcome.MEASURED):
+            await self._elect()
         self._report(self._trial(attempt, result))
 
     def _trial(self, attempt: Attempt, result: TrialResult) -> Trial:

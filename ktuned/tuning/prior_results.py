@@ -50,20 +50,21 @@ def order(
     past: Sequence[Past],
     near: Sequence[Config] = (),
     settled: Sequence[Config] = (),
+    served: Sequence[Config] = (),
 ) -> Order:
     """Return the most promising order, by results of earlier contexts (``past``, the newest first). No IO.
 
-    The winner comes first, so that lookups soon get a fresh one that is no slower; then the default, which is the base
-    of speed-ups; then measured configs, the fastest of the newest context first. Hopelessly slow ones come after the
-    unknown ones, failed ones last of all. Where nothing was measured yet, ``near`` follows the default: the winners of
-    near problems and of other devices. ``settled`` are configs whose failure in this very context is known. Like its
-    measured ones they cost nothing and count towards the budget, so that a job that is asked for again has no more to
-    do, whichever configs its strategy would choose now.
+    First come the winner and the configs ``served`` to lookups so far, so that these soon get a fresh one that is no
+    slower; then the default, which is the base of speed-ups; then measured configs, the fastest of the newest context
+    first. Hopelessly slow ones come after the unknown ones, failed ones last of all. Where nothing was measured yet,
+    ``near`` follows the default: the winners of near problems and of other devices. ``settled`` are configs whose
+    failure in this very context is known. Like its measured ones they cost nothing and count towards the budget, so
+    that a job that is asked for again has no more to do, whichever configs its strategy would choose now.
     """
     known: dict[str, Past] = {}
     for entry in past:
         known.setdefault(canonical(entry.config), entry)
-    first = {canonical(config): config for config in (seated, default) if config is not None}
+    first = {canonical(config): config for config in (seated, *served, default) if config is not None}
     measured = {text: entry.config for text, entry in known.items() if entry.outcome is Outcome.MEASURED}
     first |= measured or {canonical(config): config for config in near}
     first |= {canonical(config): config for config in settled}
@@ -131,12 +132,19 @@ async def admitted_trials(
 
 
 async def restore(
-    store: Store, admission: Admission, kernel: KernelInfo, problem: Problem, context: Context, finalists: int
+    store: Store,
+    admission: Admission,
+    kernel: KernelInfo,
+    problem: Problem,
+    context: Context,
+    finalists: int,
+    *,
+    decided_only: bool = False,
 ) -> Winner | None:
     """Make the best known trial of a context its winner, if that is not so; return the winner that this made.
 
     An undone edit restores an old context with its winner. An edit of the space may have removed the winner's config:
-    the best of those that are left follows it.
+    the best of those that are left follows it; with ``decided_only`` that must have been in a final round.
 
     Raises:
         WorkerError: the space could not be asked.
@@ -147,7 +155,10 @@ async def restore(
         if is_admitted:
             return None
     best = chosen(await admitted_trials(store, admission, kernel, problem, context, finalists))
-    return None if best is None else await store.decide_winner(best.id)
+    if best is None:
+        return None
+    is_final = TrialDetail.from_json(best.detail).rounds is not None
+    return await store.decide_winner(best.id, is_final=is_final) if is_final or not decided_only else None
 
 
 class PriorResults:
@@ -157,15 +168,15 @@ class PriorResults:
         self._work = work
         self._store = store
 
-    def order(self) -> Order:
-        """Return the order in which to try configs."""
+    def order(self, served: Sequence[Config]) -> Order:
+        """Return the order in which to try configs; ``served`` are those that lookups were answered with."""
         context = self._work.context
         seated = self._store.winner(context.key)
         past = self._store.past(context, RECENT_CONTEXTS, MAX_PREDICTED)
         found = [Past(trial.config, trial.outcome, trial.latency_us) for trial in past if trial.outcome is not None]
         near = nearest(context, self._store.winners(context.kernel))
         settled = [trial.config for trial in self._store.failed_trials(context, MAX_PREDICTED)]
-        return order(None if seated is None else seated.config, self._work.kernel.default, found, near, settled)
+        return order(None if seated is None else seated.config, self._work.kernel.default, found, near, settled, served)
 
     def carried(self, compiled: Compiled) -> TrialResult | None:
         """Return the result of a compiled attempt whose twin was measured: equal bytes, called alike, on equal data."""

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import math
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ktuned.lookup.ladder import NEAR_CANDIDATES, decide, distance
+from ktuned.lookup.ladder import decide
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
+from ktuned.model.near import NEAR_CANDIDATES
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, Winner
 from ktuned.model.values import Config, Problem, Status, canonical
@@ -18,9 +16,6 @@ from ktuned.model.values import Config, Problem, Status, canonical
 DEVICE = "cpu-x"
 DEFAULT: Config = {"B": 1}
 HERE: Problem = {"M": 64, "dtype": "float32"}
-
-numbers = st.integers(1, 2**62) | st.floats(1e-300, 1e300)
-problems = st.fixed_dictionaries({"M": numbers, "N": numbers})
 
 
 def info(**changes: Any) -> KernelInfo:
@@ -180,37 +175,3 @@ def test_default_is_last(default: Config | None) -> None:
     """With nothing tuned the declared default is served, and a tuning is wanted."""
     found = ask(default=default)
     assert (found.status, found.config, found.wants_tuning) == (Status.DEFAULT, default, True)
-
-
-@given(problems, problems)
-def test_distance_is_symmetric_finite_and_nought_at_home(left: Problem, right: Problem) -> None:
-    """It is a distance, over all of what a number can be."""
-    far = distance(left, right)
-    assert far is not None
-    assert far == distance(right, left)
-    assert math.isfinite(far)
-    assert distance(left, left) == 0
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "expected"),
-    [
-        ({"M": 1024}, {"M": 512}, math.log(2)),
-        ({"M": 512}, {"M": 1024}, math.log(2)),
-        ({"M": 2, "N": 2}, {"M": 1, "N": 4}, 2 * math.log(2)),
-        ({"M": 2}, {"M": 2.0}, 0.0),
-        ({"M": 0}, {"M": 0}, 0.0),
-        ({"M": 0}, {"M": 1}, None),
-        ({"M": -1}, {"M": 1}, None),
-        ({"M": True}, {"M": 1}, None),
-        ({"M": True}, {"M": False}, None),
-        ({"M": "a"}, {"M": "b"}, None),
-        ({"M": "a"}, {"M": 1}, None),
-        ({"M": 1}, {"N": 1}, None),
-        ({"M": 1}, {"M": 1, "N": 1}, None),
-        ({"M": 1e308}, {"M": 5e-324}, math.log(1e308) - math.log(5e-324)),
-    ],
-)
-def test_distance(left: Problem, right: Problem, expected: float | None) -> None:
-    """Numbers are compared by ratio; what has no ratio must be equal."""
-    assert distance(left, right) == (None if expected is None else pytest.approx(expected))

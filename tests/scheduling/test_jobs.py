@@ -258,11 +258,11 @@ class FullDisk(Store):
             raise StoreError("the disk is full")
         await super().check_writable()
 
-    async def finish_trial(self, number: int, result: TrialResult) -> Winner | None:
+    async def finish_trial(self, number: int, result: TrialResult, *, is_opening: bool = False) -> Winner | None:
         """Refuse, or do as any store."""
         if self.is_full:
             raise StoreError("the disk is full")
-        return await super().finish_trial(number, result)
+        return await super().finish_trial(number, result, is_opening=is_opening)
 
 
 async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def made_by(version: int, path: Path) -> None:
             """VALUES (1, 1, '{"BM":1}', 'measured', 5.0, 1.0), (1, 1, '{"BM":2}', NULL, NULL, 1.0)"""
         )
         connection.execute(
-            "INSERT INTO winners VALUES (?, ?, ?, 1, 1.0)", (CONTEXT.kernel, CONTEXT.problem, CONTEXT.device)
+            "INSERT INTO winners (kernel, problem, device, trial_id, decided) VALUES (?, ?, ?, 1, 1.0)",
+            (CONTEXT.kernel, CONTEXT.problem, CONTEXT.device),
         )
 
 

@@ -48,3 +48,11 @@ def test_an_equal_figure_does_not_take_the_seat() -> None:
 def test_another_ground_is_never_compared() -> None:
     """A slower trial on today's ground replaces a faster winner of yesterday's."""
     assert judge(Standing(2, 2, 50.0), Standing(1, 1, 5.0)) is Verdict.TAKE
+
+
+def test_while_a_job_opens_no_other_trial_wins() -> None:
+    """Neither an empty place nor one of another context is taken; the incumbent's own new result counts."""
+    for incumbent in (None, Standing(1, 1, 5.0), Standing(1, 2, 5.0)):
+        assert judge(Standing(2, 2, 1.0), incumbent, is_opening=True) is Verdict.KEEP
+    assert judge(Standing(1, 1, 9.0), Standing(1, 1, 5.0), is_opening=True) is Verdict.TAKE
+    assert judge(Standing(1, 1, None), Standing(1, 1, 5.0), is_opening=True) is Verdict.VACATE

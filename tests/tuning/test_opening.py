@@ -1,103 +1,147 @@
-"""A lane is opened while the first configs still compile, and never for nothing that anybody waits for."""
+"""Answers never get worse within one context: the ladder, the opening and the store's rule together."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ktuned.fleet.lanes import Lane
-from ktuned.model.job import Priority
+from ktuned.lookup.ladder import decide
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
-from tests.assembled import Parts, kernel_text, wanted
-from tests.fleet.playing import until
+from ktuned.model.trial import Context, Winner
+from ktuned.model.values import Config, Status, canonical
+from ktuned.scheduling.intake import Wish
+from ktuned.store.verdict import Standing, Verdict, judge
+from ktuned.tuning.opening import Opening, served_configs
+from tests.assembled import Parts, kernel_text
 
-pytestmark = pytest.mark.anyio
+KNOBS = range(6)
+PLAIN = {"axes": {"B": list(KNOBS)}, "configs": None, "constrained": False, "size": len(KNOBS)}
+MODEL = DeviceModel("cpu-x")
 
-REFERENCE = "lambda x: (ktuned_fake.wait_at('reference'), 2 * x)[1]"
-"""Holds the opening of its problem until the gate is opened."""
+
+def _context(size: int, digest: str = "now") -> Context:
+    return Context(KernelName("p:k"), KeyProblem(canonical({"M": size})), MODEL, digest, "gcc", "driver")
 
 
-async def submitted(parts: Parts, configs: str, reference: str = REFERENCE) -> int:
-    """Ask for a job on configs whose reference waits; return its id."""
-    await parts.inspect("import ktuned_fake\n" + kernel_text(configs=configs, reference=reference))
-    arrival = await parts.jobs.submit(
-        wanted({"n": 64}),
-        {"n": 64},
-        priority=Priority.REQUESTED,
-        reason="test",
-        plan=Plan(preset="fast", strategy="exhaustive"),
+def _winner(size: int, knob: int, latency_us: float, digest: str = "now") -> Winner:
+    return Winner(_context(size, digest), knob, {"M": size}, {"B": knob}, latency_us, 0.1, None, decided=0.0)
+
+
+def _info(default: Config | None) -> KernelInfo:
+    return KernelInfo(
+        ProjectName("p"), "k", "/p/tune_k.py", 1, "fake", "d", "s", "p", (), {}, (), default, None, PLAIN, Plan()
     )
-    return arrival.job.id
 
 
-def lane_of(parts: Parts) -> Lane:
-    """Return the only lane."""
-    (lane,) = parts.jobs.lanes()
-    return lane
+figures = st.lists(st.none() | st.floats(1.0, 1e4), min_size=len(KNOBS), max_size=len(KNOBS))
+"""The latency of each config here, ``None`` for one that fails."""
 
 
-def bench_workers(parts: Parts) -> list[dict[str, Any]]:
-    """Return the workers that measure, or could."""
-    return [worker for worker in parts.fleet.describe() if worker["role"] == "bench"]
+@given(
+    here=figures,
+    order=st.permutations(KNOBS),
+    default=st.none() | st.sampled_from(KNOBS),
+    near=st.none() | st.sampled_from(KNOBS),
+    before=st.none() | st.sampled_from(KNOBS),
+    lookups=st.lists(st.booleans(), min_size=len(KNOBS), max_size=len(KNOBS)),
+)
+def test_no_answer_is_slower_than_the_one_before(
+    here: list[float | None],
+    order: list[int],
+    default: int | None,
+    near: int | None,
+    before: int | None,
+    lookups: list[bool],
+) -> None:
+    """Whatever is served by and by, in whichever order configs end: it is no slower here, unless that one failed."""
+    kernel = _info(None if default is None else {"B": default})
+    others = [] if near is None else [_winner(128, near, 1.0)]
+    winner = None if before is None else _winner(64, before, 2.0, "before the edit")
+    opening = Opening(
+        served_configs(
+            None if winner is None else winner.config, [one.config for one in others], kernel.default, lambda _: True
+        )
+    )
+    served: list[int] = []
+    measured: dict[int, float] = {}
+
+    def look_up() -> None:
+        known = [*others, *([] if winner is None else [winner])]
+        found = decide(kernel, {"M": 64}, MODEL, _context(64), known, lambda _: True)
+        if found.config is not None:
+            served.append(int(found.config["B"]))
+        if found.status is Status.FRESH:
+            assert found.config is not None
+            assert measured[int(found.config["B"])] == min(measured.values())
+
+    look_up()
+    for knob, is_asked in zip(order, lookups, strict=True):
+        latency_us = here[knob]
+        incumbent = None if winner is None else Standing(winner.trial, 2 if winner.context.digest == "now" else 1, 2.0)
+        if incumbent is not None and winner is not None and incumbent.context == 2:
+            incumbent = Standing(winner.trial, 2, winner.latency_us)
+        # A trial of this context is another row than that of the context before.
+        verdict = judge(Standing(knob, 2, latency_us), _other_row(incumbent), is_opening=not opening.is_over)
+        if latency_us is not None:
+            measured[knob] = latency_us
+        if verdict is Verdict.TAKE and latency_us is not None:
+            winner = _winner(64, knob, latency_us)
+        if opening.end({"B": knob}) and measured:
+            best = min(measured, key=lambda one: measured[one])
+            winner = _winner(64, best, measured[best])
+        if is_asked:
+            look_up()
+    look_up()
+    known_us = [latency_us for knob in served if (latency_us := here[knob]) is not None]
+    assert known_us == sorted(known_us, reverse=True)
 
 
-async def test_opening_and_the_first_compile_overlap(parts: Parts) -> None:
-    """Both are under way at once; then the first config is measured on the lane that is open already."""
-    job = await submitted(parts, "[dict(does='gate_compile', gate='door')]")
+def _other_row(incumbent: Standing | None) -> Standing | None:
+    if incumbent is None or incumbent.context == 2:
+        return incumbent
+    return Standing(incumbent.trial + 100, incumbent.context, incumbent.latency_us)
+
+
+def test_near_gives_way_once_its_config_has_ended() -> None:
+    """The last served config to end closes the opening, whatever its outcome; others do not."""
+    opening = Opening(served_configs(None, [{"B": 1}, {"B": 2}], {"B": 3}, lambda config: config != {"B": 1}))
+    assert opening.served == ({"B": 2}, {"B": 3})
+    assert [opening.end({"B": knob}) for knob in (1, 3, 4, 2, 2)] == [False, False, False, True, False]
+
+
+def test_what_is_known_here_is_not_waited_for() -> None:
+    """A job that was interrupted goes on where it was: a served config with an outcome needs no second one."""
+    assert Opening([{"B": 1}], lambda config: True).is_over
+    assert not Opening([{"B": 1}], lambda config: False).is_over
+
+
+@pytest.mark.anyio
+async def test_a_tuning_never_worsens_the_answer(parts: Parts) -> None:
+    """From the near winner to the final one: the slow default is measured meanwhile, and never served."""
+    configs = "[dict(us=2000.0), dict(us=300.0), dict(us=50.0)]"
+    text = kernel_text(configs=configs, problems="[dict(n=64), dict(n=128)]", default="dict(us=2000.0)")
+    kernel = await parts.inspect(text)
+    answers: list[dict[str, Any]] = []
+
+    def look_up() -> bool:
+        answers.append(parts.lookups.lookup("it", {"n": 64}, None, tune=False).to_wire())
+        return len(parts.told.of("job_done")) == 2
+
     async with parts.working():
-        await parts.reached("door")
-        await parts.reached("reference")
-        assert (lane_of(parts).state, lane_of(parts).job) == ("busy", job)
-        parts.open_gate("reference")
-        await until(lambda: lane_of(parts).state == "ready")
-        assert lane_of(parts).worker_pid is not None
-        parts.open_gate("door")
-        (ended,) = await parts.told.ended()
-    assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
-    assert ended["cost"]["open_s"] > 0
-    (trial,) = parts.store.trials()
-    assert parts.store.trial(trial.id).detail["open_s"] < ended["cost"]["open_s"]  # type: ignore[union-attr]
-
-
-async def test_an_opening_that_nobody_needs_is_not_waited_for(parts: Parts) -> None:
-    """Where no config compiles the job ends while its reference still runs, and the lane is free."""
-    await submitted(parts, "[dict(does='gate_compile_error', gate='door')]")
-    async with parts.working():
-        await parts.reached("reference")
-        parts.open_gate("door")
-        (ended,) = await parts.told.ended()
-        assert (ended["state"], ended["outcomes"]) == ("failed", {"compile_error": 1})
-        assert (lane_of(parts).state, lane_of(parts).worker_pid) == ("ready", None)
-
-
-async def test_a_job_that_is_stopped_leaves_its_opening(parts: Parts) -> None:
-    """Cancelled or superseded, the seat is free at once, whatever the reference does."""
-    job = await submitted(parts, "[dict(does='gate_compile', gate='door')]")
-    async with parts.working():
-        await parts.reached("reference")
-        await parts.reached("door")
-        await parts.jobs.cancel(job)
-        (ended,) = await parts.told.ended()
-        assert ended["state"] == "cancelled"
-        assert (lane_of(parts).state, lane_of(parts).worker_pid) == ("ready", None)
-
-
-async def test_a_problem_that_cannot_be_opened_ends_its_job_at_once(parts: Parts) -> None:
-    """A reference that raises is told while the first config still compiles: nothing can be measured against it."""
-    await submitted(parts, "[dict(does='gate_compile', gate='door')]", reference="lambda x: 1 / 0")
-    async with parts.working():
-        (ended,) = await parts.told.ended()
-    assert ended["state"] == "failed"
-    assert "ZeroDivisionError" in ended["message"]
-
-
-async def test_a_quiet_window_is_kept(parts: Parts) -> None:
-    """While another job's finalists are measured nothing is opened, and no spare is started."""
-    await submitted(parts, "[dict(us=50.0)]", reference="lambda x: 2 * x")
-    async with parts.working():
-        async with parts.fleet.gate.quiet():
-            await until(parts.store.trials)
-            assert (bench_workers(parts), lane_of(parts).state) == ([], "ready")
-        (ended,) = await parts.told.ended()
-    assert ended["state"] == "done"
+        await parts.intake.tune_kernel(kernel, Wish(problem={"n": 128}))
+        await parts.told.ended(1)
+        near = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+        assert (near.status, near.config, near.is_final) == (Status.NEAR, {"us": 50.0}, False)
+        await parts.intake.tune_kernel(kernel, Wish(problem={"n": 64}))
+        await parts.told.until(look_up)
+        parts.kill_workers()
+    assert {canonical(answer["config"]) for answer in answers} == {canonical({"us": 50.0})}
+    assert [answer["status"] for answer in answers][-1] == "fresh"
+    finals = [answer["final"] for answer in answers]
+    assert finals == sorted(finals)
+    assert (finals[0], finals[-1]) == (False, True)

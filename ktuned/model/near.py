@@ -1,0 +1,41 @@
+"""Near problems: how far two problems are apart, and the winners of the nearest ones. No IO.
+
+The nearest problem is the one with the same strings and bools and the least log distance over its numbers: the sum of
+abs(ln(a / b)) over all numeric keys, so that 1024 is as far from 512 as from 2048.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from ktuned.model.trial import Winner
+from ktuned.model.values import Problem, Scalar
+
+NEAR_CANDIDATES = 4
+"""Number of nearest winners that are considered: the validity of each may have to be asked of a worker."""
+
+
+def nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
+    """Return the winners of the nearest problems that can be compared with one, the nearest first."""
+    measured = ((distance(problem, winner.problem), winner) for winner in winners)
+    reachable = sorted(
+        ((far, winner) for far, winner in measured if far is not None),
+        key=lambda pair: (pair[0], pair[1].context.problem),
+    )
+    return [winner for _, winner in reachable[:NEAR_CANDIDATES]]
+
+
+def distance(left: Problem, right: Problem) -> float | None:
+    """Return the distance of two problems, or ``None`` when they cannot be compared."""
+    if set(left) != set(right):
+        return None
+    total = 0.0
+    for key, value in left.items():
+        other = right[key]
+        if value == other and isinstance(value, bool) == isinstance(other, bool):
+            continue
+        if isinstance(value, str | bool) or isinstance(other, str | bool) or value <= 0 or other <= 0:
+            return None
+        total += abs(math.log(value) - math.log(other))
+    return total

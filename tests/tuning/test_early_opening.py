@@ -1,0 +1,103 @@
+"""A lane is opened while the first configs still compile, and never for nothing that anybody waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ktuned.fleet.lanes import Lane
+from ktuned.model.job import Priority
+from ktuned.model.plan import Plan
+from tests.assembled import Parts, kernel_text, wanted
+from tests.fleet.playing import until
+
+pytestmark = pytest.mark.anyio
+
+REFERENCE = "lambda x: (ktuned_fake.wait_at('reference'), 2 * x)[1]"
+"""Holds the opening of its problem until the gate is opened."""
+
+
+async def submitted(parts: Parts, configs: str, reference: str = REFERENCE) -> int:
+    """Ask for a job on configs whose reference waits; return its id."""
+    await parts.inspect("import ktuned_fake\n" + kernel_text(configs=configs, reference=reference))
+    arrival = await parts.jobs.submit(
+        wanted({"n": 64}),
+        {"n": 64},
+        priority=Priority.REQUESTED,
+        reason="test",
+        plan=Plan(preset="fast", strategy="exhaustive"),
+    )
+    return arrival.job.id
+
+
+def lane_of(parts: Parts) -> Lane:
+    """Return the only lane."""
+    (lane,) = parts.jobs.lanes()
+    return lane
+
+
+def bench_workers(parts: Parts) -> list[dict[str, Any]]:
+    """Return the workers that measure, or could."""
+    return [worker for worker in parts.fleet.describe() if worker["role"] == "bench"]
+
+
+async def test_opening_and_the_first_compile_overlap(parts: Parts) -> None:
+    """Both are under way at once; then the first config is measured on the lane that is open already."""
+    job = await submitted(parts, "[dict(does='gate_compile', gate='door')]")
+    async with parts.working():
+        await parts.reached("door")
+        await parts.reached("reference")
+        assert (lane_of(parts).state, lane_of(parts).job) == ("busy", job)
+        parts.open_gate("reference")
+        await until(lambda: lane_of(parts).state == "ready")
+        assert lane_of(parts).worker_pid is not None
+        parts.open_gate("door")
+        (ended,) = await parts.told.ended()
+    assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
+    assert ended["cost"]["open_s"] > 0
+    (trial,) = parts.store.trials()
+    assert parts.store.trial(trial.id).detail["open_s"] < ended["cost"]["open_s"]  # type: ignore[union-attr]
+
+
+async def test_an_opening_that_nobody_needs_is_not_waited_for(parts: Parts) -> None:
+    """Where no config compiles the job ends while its reference still runs, and the lane is free."""
+    await submitted(parts, "[dict(does='gate_compile_error', gate='door')]")
+    async with parts.working():
+        await parts.reached("reference")
+        parts.open_gate("door")
+        (ended,) = await parts.told.ended()
+        assert (ended["state"], ended["outcomes"]) == ("failed", {"compile_error": 1})
+        assert (lane_of(parts).state, lane_of(parts).worker_pid) == ("ready", None)
+
+
+async def test_a_job_that_is_stopped_leaves_its_opening(parts: Parts) -> None:
+    """Cancelled or superseded, the seat is free at once, whatever the reference does."""
+    job = await submitted(parts, "[dict(does='gate_compile', gate='door')]")
+    async with parts.working():
+        await parts.reached("reference")
+        await parts.reached("door")
+        await parts.jobs.cancel(job)
+        (ended,) = await parts.told.ended()
+        assert ended["state"] == "cancelled"
+        assert (lane_of(parts).state, lane_of(parts).worker_pid) == ("ready", None)
+
+
+async def test_a_problem_that_cannot_be_opened_ends_its_job_at_once(parts: Parts) -> None:
+    """A reference that raises is told while the first config still compiles: nothing can be measured against it."""
+    await submitted(parts, "[dict(does='gate_compile', gate='door')]", reference="lambda x: 1 / 0")
+    async with parts.working():
+        (ended,) = await parts.told.ended()
+    assert ended["state"] == "failed"
+    assert "ZeroDivisionError" in ended["message"]
+
+
+async def test_a_quiet_window_is_kept(parts: Parts) -> None:
+    """While another job's finalists are measured nothing is opened, and no spare is started."""
+    await submitted(parts, "[dict(us=50.0)]", reference="lambda x: 2 * x")
+    async with parts.working():
+        async with parts.fleet.gate.quiet():
+            await until(parts.store.trials)
+            assert (bench_workers(parts), lane_of(parts).state) == ([], "ready")
+        (ended,) = await parts.told.ended()
+    assert ended["state"] == "done"
