@@ -318,13 +318,14 @@ class AsyncEventStream(AsyncIterator[Event]):
 
 
 class AsyncTuning(AsyncIterator[Event]):
-    """The events of one tuning's jobs; ``errors`` are the kernel files that could not be read.
+    """The events of one tuning's jobs; ``errors`` are the kernel files that could not be read, ``notices`` warnings.
 
     Closing it, or never iterating it, leaves the jobs running.
     """
 
     def __init__(self, client: AsyncClient, accepted: Mapping[str, Any]) -> None:
         self.errors: list[dict[str, Any]] = accepted.get("errors", [])
+        self.notices: list[str] = accepted.get("notices", [])
         self._client = client
         self._progress = Progress(accepted)
         self._ready = deque(self._progress.catch_up(accepted["jobs"]))

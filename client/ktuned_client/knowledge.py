@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Knowledge:
     """State of one client, sync or async: the questions to send, the answers, and the back-off.
 
-    ``pin``, ``winners`` (paths of exported winners) and ``strict`` are the client's arguments.
+    ``pin``, ``winners`` (paths of exported winners) and ``strict`` are the client's arguments. Of several projects with
+    a kernel of one short name, that is meant in which the process works when this is made.
 
     Raises:
         WinnersError: ``winners`` cannot be read.
@@ -32,6 +33,7 @@ class Knowledge:
         self._pin = pin
         self._strict = strict
         self._winners = None if winners is None else _read_winners(winners)
+        self._directory = _working_directory()
         self._questions: dict[tuple[str, str | None], bytes] = {}
 
     def find(
@@ -80,8 +82,12 @@ class Knowledge:
         if known is None:
             if len(self._questions) >= MAX_NAMES:
                 self._questions.clear()
-            known = self._questions[kernel, device] = encode_lookup(kernel, device, self._pin)
+            known = self._questions[kernel, device] = encode_lookup(kernel, device, self._pin, self._place_of(kernel))
         return known + key
+
+    def _place_of(self, kernel: str) -> str | None:
+        """Return the directory that says which project a short name means; a full name needs none."""
+        return None if type(kernel) is not str or ":" in kernel else self._directory
 
     def learn(
         self, kernel: str, default: Mapping[str, Any] | None, device: str | None, key: bytes, answer: Mapping[str, Any]
@@ -109,6 +115,15 @@ class Knowledge:
         """Return the hit of a question that no daemon answers, for ``reason``: the last known, or the default."""
         known = self.memo.last_word(kernel if device is None else (kernel, device), key, default, reason)
         return unavailable(kernel, problem, device, default, reason) if known is None else known
+
+
+def _working_directory() -> str | None:
+    try:
+        directory = os.getcwd()
+        directory.encode()
+    except (OSError, UnicodeError):
+        return None
+    return directory
 
 
 def _read_winners(path: str | os.PathLike[str]) -> Winners:

@@ -110,9 +110,11 @@ LOOKUP: Final = b"\xa6lookup\x91"
 """The bytes of a lookup before its params."""
 
 
-def encode_lookup(kernel: str, device: str | None, pin: str | None) -> bytes:
+def encode_lookup(kernel: str, device: str | None, pin: str | None, directory: str | None = None) -> bytes:
     """Return the bytes of a lookup's params up to its problem, which comes last."""
     params: dict[str, Any] = {"kernel": kernel}
+    if directory is not None:
+        params["directory"] = directory
     if device is not None:
         params["device"] = device
     if pin is not None:

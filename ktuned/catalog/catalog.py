@@ -190,8 +190,11 @@ class Catalog:
             raise NotFound(f"{kernel.file} is below no watched root", hint=f"`ktuned tune {kernel.file}` adds it")
         return environment_of(root)
 
-    def resolve(self, name: str) -> KernelInfo:
+    def resolve(self, name: str, directory: str | None = None) -> KernelInfo:
         """Return the kernel of a full name, by its project's present or former name, or of an unambiguous short one.
+
+        Of several projects that have one of a short name, the one that ``directory`` lies in is meant. Projects whose
+        directory is gone do not count.
 
         Raises:
             NotFound: there is none.
@@ -205,12 +208,34 @@ class Catalog:
         if present is not None and (renamed := self._kernels.get(full_name(present, short))) is not None:
             return renamed
         matches = [kernel for kernel in self.kernels if kernel.kernel == name]
+        if len(matches) > 1:
+            matches = self._meant(matches, directory) or matches
         if len(matches) == 1:
             return matches[0]
         if matches:
             names = ", ".join(kernel.name for kernel in matches)
             raise AmbiguousName(f"the kernel {name!r} is in several projects", hint=f"say which: {names}")
         raise NotFound(f"there is no kernel {name!r}", hint="`ktuned kernels` lists them; `ktuned tune PATH` adds some")
+
+    def _meant(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
+        """Return those kernels whose project is there; only the one in whose root a directory lies, if it does."""
+        roots = {kernel.name: self.root_of(kernel.file) for kernel in kernels}
+        there = [kernel for kernel in kernels if (root := roots[kernel.name]) is not None and os.path.isdir(root.path)]
+        own = None if directory is None else self.root_of(os.path.realpath(directory))
+        return [kernel for kernel in there if own is not None and roots[kernel.name] == own] or there
+
+    def specified(self, name: str, directory: str | None) -> str:
+        """Return the full name that a short one means, if several projects have one; else the name as it is."""
+        try:
+            kernel = self.resolve(name, directory)
+        except (NotFound, AmbiguousName):
+            return name
+        return kernel.name if name == kernel.kernel and self.namesakes(kernel) else name
+
+    def namesakes(self, kernel: KernelInfo) -> list[KernelInfo]:
+        """Return the kernels of other projects that have a kernel's short name."""
+        alike = [other for other in self.kernels if other.kernel == kernel.kernel and other.name != kernel.name]
+        return self._meant(alike, None)
 
     def fault(self, kernel: KernelInfo) -> str:
         """Return the error in a kernel's file, if that is why the file no longer declares it; else nothing."""

@@ -86,18 +86,20 @@ class Lookups:
             },
         }
 
-    def lookup(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> Answer:
-        """Return the answer for one problem.
+    def lookup(
+        self, name: str, problem: Problem, device: str | None, *, tune: bool, directory: str | None = None
+    ) -> Answer:
+        """Return the answer for one problem; ``directory`` decides which project a short name means.
 
         Raises:
             AmbiguousName: several kernels have this short name.
             UsageError: the kernel has no such problem.
         """
         self._answered += 1
-        return self._answer(name, problem, device, tune=tune)
+        return self._answer(name, problem, device, tune=tune, directory=directory)
 
     def lookup_pinned(
-        self, pin: str, name: str, problem: Problem, device: str | None, *, tune: bool
+        self, pin: str, name: str, problem: Problem, device: str | None, *, tune: bool, directory: str | None = None
     ) -> Answer | Pinning:
         """As :meth:`lookup`, but with the answer that the pin holds, or with a function that saves the first one.
 
@@ -106,6 +108,8 @@ class Lookups:
         Raises:
             UsageError: the kernel has no such problem, or the pin's name is not valid.
         """
+        # A pin's short name must not stand for another project's kernel.
+        name = self._catalog.specified(name, directory)
         held = self.pins.find(pin, name, problem, device)
         if held is None:
             first = self.lookup(name, problem, device, tune=tune)
@@ -127,9 +131,9 @@ class Lookups:
         self._follow_ups.forget(kernel)
         self.caches.changed(kernel)
 
-    def _answer(self, name: str, problem: Problem, device: str | None, *, tune: bool) -> Answer:
+    def _answer(self, name: str, problem: Problem, device: str | None, *, tune: bool, directory: str | None) -> Answer:
         try:
-            kernel = self._catalog.resolve(name)
+            kernel = self._catalog.resolve(name, directory)
         except NotFound:
             return Answer(name, problem, device, Status.UNKNOWN, self.generations.of(name))
         self._looked_up[kernel.name] = monotonic()

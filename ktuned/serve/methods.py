@@ -133,10 +133,18 @@ class Methods:
     def _look_up(self, wanted: LookupParams) -> dict[str, Any] | Later:
         if wanted.pin is not None:
             found = self._lookups.lookup_pinned(
-                wanted.pin, wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune
+                wanted.pin,
+                wanted.kernel,
+                wanted.problem,
+                wanted.device,
+                tune=wanted.tune,
+                directory=wanted.directory,
             )
             return found.to_wire() if isinstance(found, Answer) else _pinned_later(found)
-        return self._lookups.lookup(wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune).to_wire()
+        found_at_once = self._lookups.lookup(
+            wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune, directory=wanted.directory
+        )
+        return found_at_once.to_wire()
 
     def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | Later:
         try:
@@ -174,6 +182,7 @@ class Methods:
         """Create jobs for a wish; the answer has the place in the event stream from which their events come."""
         place = {"epoch": self._events.epoch, "seq": self._events.seq}
         errors: list[FileError] = []
+        known = {kernel.name for kernel in self._catalog.kernels}
         if wanted.path is not None:
             jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish)
         elif wanted.kernel is not None:
@@ -181,7 +190,23 @@ class Methods:
         else:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
         entries = [self._jobs.describe(job) for job in jobs]
-        return {"jobs": entries, "errors": [error.to_wire() for error in errors], **place}
+        notices = [self._ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
+        return {
+            "jobs": entries,
+            "errors": [error.to_wire() for error in errors],
+            "notices": list(filter(None, notices)),
+            **place,
+        }
+
+    def _ambiguity(self, kernel: KernelInfo) -> str:
+        """Return a line about a new kernel whose short name means another project's kernel as well, or nothing."""
+        others = ", ".join(other.name for other in self._catalog.namesakes(kernel))
+        if not others:
+            return ""
+        return (
+            f"{kernel.kernel!r} alone may mean {kernel.name} or {others} now: applications that work outside of their "
+            "projects must use the full name"
+        )
 
     async def cancel(self, wanted: CancelParams, connection: Connection) -> dict[str, Any]:
         """Cancel one job, or all of a kernel."""

@@ -14,13 +14,17 @@ class NoParams(msgspec.Struct, frozen=True):
 
 
 class LookupParams(msgspec.Struct, frozen=True):
-    """``lookup``: a kernel, a problem and a device; ``tune`` requests a better answer."""
+    """``lookup``: a kernel, a problem and a device; ``tune`` requests a better answer.
+
+    ``directory`` is where the application works: of several projects that have the kernel, it means that one's.
+    """
 
     kernel: str
     problem: dict[str, Scalar]
     device: str | None = None
     tune: bool = True
     pin: str | None = None
+    directory: str | None = None
 
 
 class LookupManyParams(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -264,3 +265,23 @@ def test_file_that_cannot_be_read_is_the_fault_of_the_kernels_it_lost(catalog: C
     catalog.apply([seen(files[0], errors=("no syntax",))])
     assert catalog.apply([], [str(files[0])]).mended == (str(files[0]),)
     assert catalog.fault(gemm) == ""
+
+
+def test_a_short_name_means_the_project_that_one_works_in(tmp_path: Path) -> None:
+    """The innermost root decides; a full name needs none, and a project whose directory is gone does not count."""
+    places = [tmp_path / "a", tmp_path / "a" / "inner", tmp_path / "b"]
+    for place in places:
+        (place / "src").mkdir(parents=True)
+    roots = [Root(str(place), place.name, "python") for place in places]
+    catalog = Catalog(roots, [kernel(place / "tune_x.py", project=place.name) for place in places])
+    for place in places:
+        assert catalog.resolve("gemm", str(place / "src")).name == f"{place.name}:gemm"
+        assert catalog.resolve("b:gemm", str(place)).name == "b:gemm"
+        assert catalog.specified("gemm", str(place)) == f"{place.name}:gemm"
+    assert catalog.specified("other", str(tmp_path)) == "other"
+    assert [other.name for other in catalog.namesakes(catalog.resolve("b:gemm"))] == ["a:gemm", "inner:gemm"]
+    for directory in (None, str(tmp_path), str(tmp_path / "missing")):
+        with pytest.raises(AmbiguousName):
+            catalog.resolve("gemm", directory)
+    shutil.rmtree(places[0])
+    assert catalog.resolve("gemm", str(tmp_path)).name == "b:gemm"

@@ -1,5 +1,6 @@
 import struct
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned_client import wire
+from ktuned_client.knowledge import Knowledge
 from ktuned_client.wire import Decoder, Notification, ProtocolError, Request, Response
 
 MESSAGES = [
@@ -202,3 +204,24 @@ def test_what_cannot_travel_is_the_callers_error(value: Any, error: type[Excepti
     """Encoding raises TypeError or ValueError, and nothing else, for what MessagePack cannot carry."""
     with pytest.raises(error):
         wire.encode_request(1, "m", {"a": value})
+
+
+def test_a_short_name_travels_with_the_directory_of_its_application(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is where the process worked when its client was made; a full name, and a directory that is gone, need none."""
+
+    def sent(knowledge: Knowledge, kernel: str) -> dict[str, Any]:
+        params: dict[str, Any] = msgpack.unpackb(knowledge.question(kernel, None, msgpack.packb({"M": 1})))
+        return params
+
+    monkeypatch.chdir(tmp_path)
+    knowledge = Knowledge(None, None)
+    monkeypatch.chdir("/")
+    assert sent(knowledge, "gemm") == {"kernel": "gemm", "directory": str(tmp_path), "problem": {"M": 1}}
+    assert sent(knowledge, "p:gemm") == {"kernel": "p:gemm", "problem": {"M": 1}}
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert sent(Knowledge(None, None), "gemm") == {"kernel": "gemm", "problem": {"M": 1}}

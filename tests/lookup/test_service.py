@@ -7,17 +7,16 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from ktuned.catalog.catalog import Inspection
 from ktuned.lookup.answer import Answer
 from ktuned.model.errors import AmbiguousName, StoreError, UsageError
 from ktuned.model.job import Job, JobState
-from ktuned.model.kernel import KernelInfo, Root
-from ktuned.model.keys import ProjectName, WinnerKey
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
 from ktuned.serve.connection import Connection
 from ktuned.serve.explain import Explainer
-from ktuned.serve.params import CaptureParams, ForgetParams
+from ktuned.serve.params import CaptureParams, ForgetParams, TuneParams
 from ktuned.store import Capture
 from ktuned.store.database import Store
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
@@ -100,16 +99,22 @@ async def test_device_by_seat_model_or_absent(parts: Parts) -> None:
 
 async def test_wrong_questions_are_refused(parts: Parts) -> None:
     """Another kernel's problem and a name of several kernels are errors that say what would do."""
-    kernel = await tuned(parts)
+    await tuned(parts)
     with pytest.raises(UsageError, match="names m"):
         ask(parts, {"m": 1})
-    parts.catalog.add_root(Root("/q", "q", "python"))
-    twin = replace(kernel, project=ProjectName("q"), file="/q/tune_it.py")
-    parts.catalog.apply([Inspection(twin.file, (twin,))])
-    parts.lookups.caches.changed(twin.name)
+    other = parts.project.parent / "q"
+    parts.write(kernel_text(), str(other / "tune_it.py"))
+    tune = parts.daemon.methods["tune"]
+    accepted = await tune.answer(TuneParams(path=str(other)), cast(Connection, None))
+    (notice,) = accepted["notices"]
+    assert notice.startswith("'it' alone may mean q:it or project:it now")
+    assert (await tune.answer(TuneParams(path=str(other)), cast(Connection, None)))["notices"] == []
     with pytest.raises(AmbiguousName):
         ask(parts)
-    assert parts.lookups.lookup("project:it", {"n": 64}, None, tune=False).status == "fresh"
+    for name, directory in (("project:it", None), ("it", str(parts.project))):
+        assert parts.lookups.lookup(name, {"n": 64}, None, tune=False, directory=directory).status == "fresh"
+    assert parts.lookups.lookup("it", {"n": 64}, None, tune=False, directory=str(other)).kernel == "q:it"
+    parts.kill_workers()
 
 
 async def test_near_is_served_once_a_worker_vouches_for_it(parts: Parts) -> None:

@@ -78,6 +78,8 @@ def tune(
         announce(spawn.ensure())
     with Client() as client, client.tune(kernel, path=path, **plan) as tuning:
         complain_of(tuning.errors)
+        for notice in tuning.notices:
+            output.say(notice)
         if detach:
             _print_jobs(tuning, as_json)
             return Exit.NOT_REACHED if tuning.errors or not tuning.jobs else Exit.DONE
