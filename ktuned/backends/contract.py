@@ -235,12 +235,13 @@ def compile_together(
     compile: Callable[[Sequence[Unit]], Mapping[str, Mapping[str, Any]]],  # noqa: A002 - what it does
     refusal: type[Exception],
     spent_s: float = 0.0,
+    observed: Callable[[], Collection[Path]] = tuple,
 ) -> Iterator[Compiled]:
     """Compile units together, and yield one result for each; for backends that gain from it.
 
     ``compile`` makes the artifacts of all its units, and returns their facts by key. When it raises ``refusal``, the
     halves are compiled separately, until each faulty unit has its own error. Units share the time of common work;
-    ``spent_s`` is each one's share of failed attempts.
+    ``spent_s`` is each one's share of failed attempts; ``observed`` returns what the last call of ``compile`` has read.
     """
     started = time.perf_counter()
     try:
@@ -248,12 +249,13 @@ def compile_together(
     except refusal as error:
         spent_s += (time.perf_counter() - started) / len(units)
         if len(units) == 1:
-            yield Compiled(units[0].key, Outcome.COMPILE_ERROR, str(error), spent_s)
+            yield Compiled(units[0].key, Outcome.COMPILE_ERROR, str(error), spent_s, observed=observed())
             return
         middle = len(units) // 2
-        yield from compile_together(units[:middle], compile, refusal, spent_s)
-        yield from compile_together(units[middle:], compile, refusal, spent_s)
+        yield from compile_together(units[:middle], compile, refusal, spent_s, observed)
+        yield from compile_together(units[middle:], compile, refusal, spent_s, observed)
     else:
         each_s = spent_s + (time.perf_counter() - started) / len(units)
+        read = observed()
         for unit in units:
-            yield Compiled(unit.key, seconds=each_s, facts=facts[unit.key])
+            yield Compiled(unit.key, seconds=each_s, facts=facts[unit.key], observed=read)

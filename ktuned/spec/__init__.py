@@ -6,6 +6,7 @@ from ktuned.spec.c_tokens import follow
 from ktuned.spec.declaration import Kernel, kernel
 from ktuned.spec.digest import describe, file_meaning
 from ktuned.spec.expressions import Expression, Formula, Term
+from ktuned.spec.include_trace import IncludeSearch
 from ktuned.spec.loader import forget_modules, load_file, load_unless_held
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import is_ours
@@ -21,6 +22,7 @@ __all__ = [
     "Expression",
     "Formula",
     "FreshProcessNeeded",
+    "IncludeSearch",
     "Kernel",
     "TensorSpec",
     "Term",

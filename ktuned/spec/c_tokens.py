@@ -50,7 +50,7 @@ _SPLICE = re.compile(r"\\\r?\n")
 class Normalised(Record):
     """A source's meaning as text, one directive or run of tokens a line, and its includes in order.
 
-    ``includes`` are those in quotes, also of ``__has_include``; ``angled`` those in angle brackets.
+    ``includes`` are those in quotes, ``angled`` those in angle brackets, both also of ``__has_include``.
     """
 
     text: str
@@ -101,7 +101,7 @@ def normalise(source: str) -> Normalised:
             line.append(token)
         previous_end = match.end()
     quoted = [name for line in lines for name in _quoted(line)]
-    angled = ["".join(line[3:-1]) for line in lines if line[:3] == ["#", "include", "<"] and line[-1] == ">"]
+    angled = [name for line in lines for name in _angled(line)]
     return Normalised("\n".join(" ".join(line) for line in lines if line), tuple(quoted), tuple(angled))
 
 
@@ -113,6 +113,16 @@ def _quoted(line: Sequence[str]) -> list[str]:
         return [line[2][1:-1]] if len(line) > 2 and line[2].startswith('"') else []
     asked = zip(line, line[1:], line[2:], strict=False)
     return [name[1:-1] for word, sign, name in asked if (word, sign) == ("__has_include", "(") and name[0] == '"']
+
+
+def _angled(line: Sequence[str]) -> list[str]:
+    """Return the files that a directive names in angle brackets: to include one, or to ask whether it is there."""
+    if line[:1] != ["#"]:
+        return []
+    if line[1:2] in (["include"], ["include_next"], ["import"]):
+        return ["".join(line[3:-1])] if line[2:3] == ["<"] and line[-1] == ">" else []
+    asked = [start + 3 for start in range(len(line)) if line[start : start + 3] == ["__has_include", "(", "<"]]
+    return ["".join(line[start : line.index(">", start)]) for start in asked if ">" in line[start:]]
 
 
 def follow(sources: Iterable[Path], include_dirs: Sequence[Path] = ()) -> Followed:

@@ -11,13 +11,14 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from ktuned.backends import compiler_files
 from ktuned.model import BackendError
+from ktuned_tvm_ffi.dependencies import header_directories, library_directories, opened, prerequisites, toolkit_of
 
 STANDARD_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-g0")
 """Standard flags; without debugging data, so that no path enters the binary."""
@@ -46,10 +47,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """One compiled source: the object file, the user's headers that it includes, the command, the compiler's output."""
+    """One compiled source: the object file, all files that it was made of, the command, the compiler's output."""
 
     path: Path
-    headers: tuple[Path, ...]
+    read: tuple[Path, ...]
     command: str
     said: str
 
@@ -116,9 +117,25 @@ class Compiler:
         """The flags that add the working directory to the search path of quoted includes."""
         return ("-iquote", ".")
 
-    def users_headers(self, read: Sequence[Path]) -> Sequence[Path]:
-        """Return the files of a compilation that do not belong to the toolchain."""
-        return read
+    @property
+    def host_command(self) -> tuple[str, ...]:
+        """The command of the compiler of host code."""
+        return self.command
+
+    @property
+    def listing_flags(self) -> tuple[str, ...]:
+        """The flags that only list the headers that are opened, also of a source that does not compile."""
+        return ("-E", "-H", "-o", os.devnull)
+
+    @property
+    def headers_of_toolchain(self) -> tuple[Path, ...]:
+        """The directories of the headers that this compiler's version, and that of tvm-ffi, stand for."""
+        return (*header_directories(self.host_command), _tvm_ffi_directory() / "include")
+
+    @property
+    def libraries_of_toolchain(self) -> tuple[Path, ...]:
+        """The directories of the libraries that this compiler's version, and that of tvm-ffi, stand for."""
+        return (*library_directories(self.host_command), _tvm_ffi_directory() / "lib", *toolkit_of(self.command[0]))
 
     def linker_flags(self, *flags: str) -> tuple[str, ...]:
         """Return flags for the linker as this compiler passes them on."""
@@ -145,20 +162,37 @@ class Compiler:
         command = (
             *self.command, *flags, *macros, *ours, *self.include_flags(),
             *(("-include", str(prelude)) if prelude else ()),
-            "-MMD", "-MF", str(depends), "-c", name, "-o", str(into),
+            "-MD", "-MF", str(depends), "-c", name, "-o", str(into),
         )  # fmt: skip
         said = self.run(command, base)
-        read = [Path(os.path.normpath(base / name)) for name in _prerequisites(depends.read_text())]
         scratches = {scratch.parent for scratch in (into, prelude) if scratch}
-        headers = tuple(path for path in self.users_headers(read) if path.parent not in scratches)
-        return Object(into, headers, shlex.join(command), said)
+        read = (path for path in prerequisites(depends.read_text(), base) if path.parent not in scratches)
+        return Object(into, tuple(read), shlex.join(command), said)
 
-    def link(self, objects: Sequence[Path], into: Path, *, flags: Sequence[str], base: Path) -> str:
-        """Link object files to a shared library and return the command.
+    def opened(self, source: Path, *, flags: Sequence[str], macros: Sequence[str], base: Path) -> list[Path]:
+        """Return the headers that a source opens, as far as the preprocessor gets, whether or not it compiles."""
+        name = os.path.relpath(source, base)
+        command = (*self.command, *flags, *macros, *self.include_flags(), *self.listing_flags, name)
+        _, said = self._said(command, base)
+        return opened(said, base)
+
+    def link(self, objects: Sequence[Path], into: Path, *, flags: Sequence[str], base: Path) -> tuple[str, list[Path]]:
+        """Link object files to a shared library; return the command, and the files that it was made of.
 
         Raises:
             Refused: it does not link.
         """
+        depends = into.with_suffix(".d")
+        try:
+            command = self._link(objects, into, (*flags, *self.linker_flags(f"--dependency-file={depends}")), base)
+        except Refused as error:
+            if "dependency-file" not in str(error):
+                raise
+            # A linker without that option: the files that flags name are known.
+            return self._link(objects, into, flags, base), []
+        return command, [path for path in prerequisites(depends.read_text(), base) if path.parent != into.parent]
+
+    def _link(self, objects: Sequence[Path], into: Path, flags: Sequence[str], base: Path) -> str:
         library = _tvm_ffi_directory() / "lib"
         # -Bsymbolic: a kernel's own functions take precedence over those of loaded libraries.
         command = (
@@ -175,6 +209,17 @@ class Compiler:
             Refused: it exits with a status other than 0.
             BackendError: the disk is full; this must not be recorded as the source's result.
         """
+        code, said = self._said(command, directory)
+        if code != 0:
+            if os.strerror(errno.ENOSPC) in said:
+                raise BackendError(
+                    f"the disk is full for the C++ compiler: {said.strip().splitlines()[0]}",
+                    hint=f"free some space in {tempfile.gettempdir()} and in ktuned's home and cache",
+                )
+            raise Refused(first_error_first(said) or f"{command[0]} exited with {code} and no message")
+        return said
+
+    def _said(self, command: Sequence[str], directory: Path) -> tuple[int, str]:
         # SOURCE_DATE_EPOCH fixes __DATE__ and __TIME__: equal sources give equal bytes.
         environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
         with tempfile.TemporaryFile() as output:
@@ -188,15 +233,7 @@ class Compiler:
                 stderr=output,
             )
             output.seek(0)
-            said = output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
-            if done.returncode != 0:
-                if os.strerror(errno.ENOSPC) in said:
-                    raise BackendError(
-                        f"the disk is full for the C++ compiler: {said.strip().splitlines()[0]}",
-                        hint=f"free some space in {tempfile.gettempdir()} and in ktuned's home and cache",
-                    )
-                raise Refused(first_error_first(said) or f"{command[0]} exited with {done.returncode} and no message")
-            return said
+            return done.returncode, output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
 
 
 def first_error_first(said: str) -> str:
@@ -214,10 +251,3 @@ def _tvm_ffi_directory() -> Path:
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("apache-tvm-ffi, which ktuned-tvm-ffi requires, is not installed", name="tvm_ffi")
     return Path(spec.origin).parent
-
-
-def _prerequisites(rule: str) -> Iterable[str]:
-    r"""Yield the files of a make rule: ``target: file file``, a ``\`` before line ends and blanks, ``$$`` for ``$``."""
-    _, _, files = rule.replace("\\\n", " ").partition(": ")
-    for name in re.findall(r"(?:\\.|[^\s\\])+", files):
-        yield re.sub(r"\\(.)", r"\1", name).replace("$$", "$")

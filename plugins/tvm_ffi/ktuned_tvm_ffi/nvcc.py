@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -20,7 +20,6 @@ CUDA_FLAGS = ("-std=c++17", "-O3", "--ptxas-options=-v", "-Xcompiler=-fPIC,-g0")
 
 INSTALL_HINT = "install the CUDA Toolkit's nvcc, or set CUDA_HOME or CUDACXX"
 
-_FIRST_INCLUDED = "cuda_runtime.h"
 _TARGET = re.compile(r"sm_(\d+[af]?)")
 _RELEASE = re.compile(r"release [\d.]+, V(\S+)")
 
@@ -92,13 +91,15 @@ class Nvcc(Compiler):
         """The flags that add the working directory to the search path of quoted includes."""
         return ("-I.",)
 
-    def users_headers(self, read: Sequence[Path]) -> Sequence[Path]:
-        """Return the files of a compilation that do not belong to the toolchain.
+    @property
+    def host_command(self) -> tuple[str, ...]:
+        """The command of the compiler of host code."""
+        return (self.command[-1].partition("=")[2],)
 
-        nvcc does not declare CUDA's headers as system headers; it includes one of them first, which reveals their path.
-        """
-        toolkit = {path.parent for path in read if path.name == _FIRST_INCLUDED}
-        return [path for path in read if toolkit.isdisjoint(path.parents)]
+    @property
+    def listing_flags(self) -> tuple[str, ...]:
+        """The flags that only list the headers that are opened, also of a source that does not compile."""
+        return ("-E", "-Xcompiler=-H", "-o", os.devnull)
 
     def linker_flags(self, *flags: str) -> tuple[str, ...]:
         """Return flags for the linker in nvcc's form, and one against symbols named after temporary files."""

@@ -39,7 +39,8 @@ def precompiled(compiler: Compiler, flags: Sequence[str]) -> Path | None:
 
     ``None`` if this compiler has none, it does not compile, or there is no private directory for it.
     """
-    if not compiler.is_gcc:
+    if not compiler.is_gcc or any(flag.startswith(("-include", "-imacros", "@")) for flag in flags):
+        # What comes before the headers may change them.
         return None
     flags = [flag for flag in flags if not flag.startswith(_IRRELEVANT)]
     try:

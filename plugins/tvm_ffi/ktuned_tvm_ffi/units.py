@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas
+from ktuned.spec import IncludeSearch
+from ktuned_tvm_ffi import dependencies
 from ktuned_tvm_ffi.build import Build
 from ktuned_tvm_ffi.compiler import Compiler, Refused
 from ktuned_tvm_ffi.prelude import precompiled
@@ -40,13 +42,15 @@ def compile_units(
         alone = build.function if build.is_exported else ""
         groups.setdefault((unit.sources, build.macros, build.flags, unit.target, alone), []).append(unit)
     for group in groups.values():
-        yield from compile_together(group, partial(_compile, compiler, into=into, suffixes=suffixes), Refused)
+        observed: set[Path] = set()
+        compiling = partial(_compile, compiler, into=into, suffixes=suffixes, observed=observed)
+        yield from compile_together(group, compiling, Refused, observed=partial(frozenset, observed))
 
 
 def _compile(
-    compiler: Compiler, units: Sequence[Unit], *, into: Path, suffixes: Collection[str]
+    compiler: Compiler, units: Sequence[Unit], *, into: Path, suffixes: Collection[str], observed: set[Path]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Fill the units' artifacts and return their facts by key.
+    """Fill the units' artifacts and return their facts by key; ``observed`` becomes the files that were read for them.
 
     Raises:
         Refused: the compiler or the linker failed.
@@ -57,12 +61,15 @@ def _compile(
     for source in sources:
         if source.suffix not in suffixes:
             raise Refused(f"{source.name}: not a C++ source; its name must end in {', '.join(sorted(suffixes))}")
+    observed.clear()
     base = sources[0].parent
     flags = (*compiler.standard_flags(units[0].target), *build.flags)
     prelude = precompiled(compiler, flags)
     commands: list[str] = []
-    headers: set[Path] = set()
+    read: set[Path] = set()
     said: list[str] = []
+    search = IncludeSearch.of(("-iquote", ".", *build.flags), base, compiler.headers_of_toolchain)
+    observed |= search.named
     with tempfile.TemporaryDirectory(prefix="ktuned-cc-") as directory:
         scratch = Path(directory)
         to_compile = list(sources)
@@ -70,14 +77,24 @@ def _compile(
             to_compile[0] = _exporting(sources[0], units, scratch)
         objects = []
         for index, source in enumerate(to_compile):
-            built = compiler.compile(source, scratch / f"{index}.o", flags=flags, macros=build.macros,
-                                     prelude=prelude, base=base)  # fmt: skip
+            try:
+                built = compiler.compile(source, scratch / f"{index}.o", flags=flags, macros=build.macros,
+                                         prelude=prelude, base=base)  # fmt: skip
+            except Refused as error:
+                opened = compiler.opened(sources[index], flags=flags, macros=build.macros, base=base)
+                search = dependencies.with_toolkit(search, opened)
+                observed |= dependencies.observed(search, sources, opened, dependencies.missing(str(error)))
+                raise
             objects.append(built.path)
-            headers.update(built.headers)
+            read.update(built.read)
             commands.append(built.command)
             said.append(built.said)
         library = scratch / KERNEL_FILE
-        commands.append(compiler.link(objects, library, flags=flags, base=base))
+        search = dependencies.with_toolkit(search, read)
+        observed |= dependencies.observed(search, sources, sorted(read))
+        command, linked = compiler.link(objects, library, flags=flags, base=base)
+        commands.append(command)
+        observed |= dependencies.linked(linked, build.flags, base, compiler.libraries_of_toolchain)
         if build.is_exported and f"__tvm_ffi_{build.function}\0".encode() not in library.read_bytes():
             raise Refused(
                 f"{sources[0].name}: error: no source exports {build.function!r}; "
@@ -85,7 +102,7 @@ def _compile(
             )
         for unit in units:
             shutil.copyfile(library, into / unit.key / KERNEL_FILE)
-            _copy_sources({*sources, *headers}, into / unit.key / SOURCES_DIRECTORY)
+            _copy_sources({*sources, *_headers(search, read)}, into / unit.key / SOURCES_DIRECTORY)
     used = ptxas.parse("\n".join(said))
     shared = {"command": commands, "functions_in_library": len({cast(Build, unit.build).symbol for unit in units})}
     return {unit.key: {"function": cast(Build, unit.build).symbol, **shared, **_resources(used)} for unit in units}
@@ -108,6 +125,11 @@ def _resources(used: Mapping[str, Resources]) -> dict[str, Any]:
         return {}
     kernels = {symbol: asdict(resources) for symbol, resources in used.items()}
     return {"kernels": kernels, **(next(iter(kernels.values())) if len(kernels) == 1 else {})}
+
+
+def _headers(search: IncludeSearch, read: Iterable[Path]) -> set[Path]:
+    """Return the user's headers, but for those in the directories of libraries (``-isystem``, installed packages)."""
+    return {path for path in read if search.is_users(path) and not search.is_library(path)}
 
 
 def _copy_sources(files: set[Path], into: Path) -> None:

@@ -1,0 +1,142 @@
+"""What a C++ compile and a link have read, and where they looked in vain, as the compiler and the linker say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ktuned.backends.contract import Compiled, Unit
+from ktuned.model.values import Outcome
+from ktuned.spec.digest import describe
+from ktuned.spec.loader import load_file
+from ktuned_tvm_ffi import Build, TvmFfi, TvmFfiCuda
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+KERNEL = """
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/function.h>
+#include <vector>
+{top}
+void run(tvm::ffi::TensorView x) {{ static_cast<float*>(x.data_ptr())[0] = {value}; }}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);
+"""
+
+
+def compiled(project: Path, top: str, *flags: str, value: str = "1.f") -> tuple[Compiled, set[str]]:
+    """Compile a kernel whose source begins with ``top``; return the result, and what was observed in the project."""
+    source = project / "k.cc"
+    source.write_text(KERNEL.format(top=top, value=value))
+    backend = TvmFfi()
+    devices = backend.devices()
+    assert isinstance(devices, tuple), devices
+    unit = Unit("unit", Build("run", ("x",), flags=flags), (source,), source, "k", devices[0].target)
+    into = project / "into"
+    (into / unit.key).mkdir(parents=True)
+    (result,) = backend.compile([unit], into)
+    assert all(path.is_relative_to(project) for path in result.observed), result.observed
+    return result, {os.path.relpath(path, project) for path in result.observed}
+
+
+def project(directory: Path, **files: str) -> Path:
+    """Write files (``__`` for a slash, ``_`` before the suffix) and return their directory, behind no link."""
+    directory = directory.resolve()
+    for name, text in files.items():
+        path = directory / ".".join(name.replace("__", "/").rsplit("_", 1))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return directory
+
+
+def test_what_no_scan_can_find_is_observed(tmp_path: Path) -> None:
+    """Includes by macro and by flag, of any suffix, found late in the search; the earlier places count as absent."""
+    top = '#define CFG "cfg.def"\n#include CFG\n#include <angled.h>\n#if __has_include(<option.h>)\n#endif'
+    here = project(
+        tmp_path,
+        late__cfg_def="#define VALUE 2.f\n",
+        late__angled_h='#include "below/deep.h"\n',
+        late__below__deep_h="",
+        first__unused_h="",
+        forced_h="",
+    )
+    result, seen = compiled(here, top, "-include", "forced.h", "-Ifirst", "-Ilate", value="VALUE")
+    assert result.outcome is None, result.message
+    assert seen >= {"forced.h", "late/cfg.def", "late/angled.h", "late/below/deep.h"}
+    assert seen >= {"cfg.def", "first/cfg.def", "first/angled.h", "first/vector", "first/option.h", "late/option.h"}
+    assert not {"first/unused.h", "late/angled.def"} & seen
+
+
+@pytest.mark.parametrize(
+    ("top", "wanted"),
+    [
+        ('#define CFG "cfg.h"\n#include CFG', {"inc/cfg.h"}),
+        ('#define CFG "gone.h"\n#include CFG', {"inc/gone.h", "gone.h"}),
+    ],
+)
+def test_a_compile_error_depends_on_what_was_read(tmp_path: Path, top: str, wanted: set[str]) -> None:
+    """Files that a source read until it failed decide its error, and so do those that it did not find."""
+    result, seen = compiled(project(tmp_path, inc__cfg_h="#error not yet\n"), top, "-Iinc")
+    assert result.outcome is Outcome.COMPILE_ERROR
+    assert seen >= wanted
+
+
+def test_what_a_linker_read_is_observed(tmp_path: Path) -> None:
+    """A library, and the places where it was looked for before; a version script, which only a flag names."""
+    here = project(tmp_path, libs__mine_c="float value(void) { return 2.f; }\n", exports_map="{ local: hidden; };\n")
+    subprocess.run(["cc", "-c", "-fPIC", "mine.c", "-o", "mine.o"], cwd=here / "libs", check=True)
+    subprocess.run(["ar", "rcs", "libmine.a", "mine.o"], cwd=here / "libs", check=True)
+    flags = ("-Lnone", "-Llibs", "-lmine", "-Wl,--version-script=exports.map")
+    result, seen = compiled(here, 'extern "C" float value(void);', *flags, value="value()")
+    assert result.outcome is None, result.message
+    assert seen >= {"libs/libmine.a", "none/libmine.a", "exports.map"}
+
+
+def test_libraries_headers_are_followed_and_not_copied(tmp_path: Path) -> None:
+    """Headers that a flag declares as a system's are the user's still, but no part of the artifact's sources."""
+    result, seen = compiled(
+        project(tmp_path, lib__far_h="#define VALUE 3.f\n"), "#include <far.h>", "-isystem", "lib", value="VALUE"
+    )
+    assert result.outcome is None, result.message
+    assert "lib/far.h" in seen
+    assert [path.name for path in (tmp_path / "into" / "unit" / "sources").iterdir()] == ["k.cc"]
+
+
+def test_a_usual_kernel_has_nothing_to_learn(tmp_path: Path) -> None:
+    """Where the scan finds all that a compiler reads, no name is left: another machine has the same digests at once."""
+    here = tmp_path.resolve() / "cpu_gemm"
+    shutil.copytree(EXAMPLES / "cpu_gemm", here)
+    (declared,) = load_file(here / "tune_gemm.py", here).kernels
+    problem = declared.problem_list()[0]
+    build = declared.build(problem, next(iter(declared.bound_space(problem))))
+    backend = TvmFfi()
+    devices = backend.devices()
+    assert isinstance(devices, tuple), devices
+    (here / "into" / "unit").mkdir(parents=True)
+    unit = Unit("unit", build, tuple(declared.source_paths), declared.file, "k", devices[0].target)
+    (result,) = backend.compile([unit], here / "into")
+    assert result.outcome is None, result.message
+    assert {str(path) for path in result.observed} <= set(describe(declared, "p", here).compiled)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_nvcc_reports_what_host_and_device_code_read(tmp_path: Path) -> None:
+    """Headers of one side alone are observed, those of the toolkit are not; no GPU is needed."""
+    here = project(tmp_path, inc__dev_h="#define SIDE 1\n", inc__host_h="#define SIDE 2\n", late__cfg_def="\n")
+    source = here / "k.cu"
+    source.write_text(
+        "#ifdef __CUDA_ARCH__\n#define WHICH <dev.h>\n#else\n#define WHICH <host.h>\n#endif\n#include WHICH\n"
+        '#define CFG "cfg.def"\n#include CFG\n'
+        "#include <tvm/ffi/function.h>\n__global__ void k(float* x) { x[0] = SIDE; }\nvoid run() {}\n"
+        "TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run);\n"
+    )
+    unit = Unit("unit", Build("run", (), flags=("-Iinc", "-Ilate")), (source,), source, "k", "sm_90a")
+    (here / "into" / "unit").mkdir(parents=True)
+    (result,) = TvmFfiCuda().compile([unit], here / "into")
+    assert result.outcome is None, result.message
+    seen = {os.path.relpath(path, here) for path in result.observed}
+    assert seen >= {"inc/dev.h", "inc/host.h", "late/cfg.def", "inc/cfg.def", "cfg.def"}
+    assert not [name for name in seen if name.startswith("..")]
