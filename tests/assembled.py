@@ -191,6 +191,7 @@ async def assembled(
     read: Callable[[], Awaitable[Reading]] | None = None,
     intervals: Intervals | None = None,
     env: Mapping[str, str] | None = None,
+    cores: int | None = None,
 ) -> AsyncIterator[Parts]:
     """Assemble a daemon below a directory, and run what lookups set off; on leaving, no worker is left.
 
@@ -205,6 +206,7 @@ async def assembled(
     replaced = Replacements(
         adopts=False,
         base_env={**os.environ, **given},
+        cores=cores,
         events=told,
         intervals=intervals,
         preparation_type=preparation_type,

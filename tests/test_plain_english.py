@@ -43,7 +43,6 @@ CLEAN = (
     "ktuned/worker",
     "plugins/cutedsl",
     "plugins/nvrtc",
-    "plugins/command",
     "plugins/torch",
     "plugins/triton",
     "plugins/tvm_ffi",

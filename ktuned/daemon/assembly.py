@@ -61,11 +61,12 @@ class Replacements:
     """Parts that a test brings itself; ``None`` leaves the daemon's own.
 
     ``read`` gives readings of the machine, ``base_env`` is the workers' environment; a fleet that ``adopts`` takes
-    every child of the process for its own. Spare workers import ``spare_modules``.
+    every child of the process for its own. Spare workers import ``spare_modules``; timing and compiles share ``cores``.
     """
 
     adopts: bool = True
     base_env: Mapping[str, str] | None = None
+    cores: int | None = None
     events: Events | None = None
     intervals: Intervals | None = None
     preparation_type: type[Preparation] = Preparation
@@ -152,6 +153,7 @@ def assemble(
         memory_limits=(settings.bench_bytes, settings.compile_bytes),
         keeps_spares=settings.keeps_spares,
         rank_of=job_machine.rank,
+        cores=replaced.cores or len(os.sched_getaffinity(0)),
         spare_modules=replaced.spare_modules,
     )
 

@@ -7,9 +7,11 @@ from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.pool import BENCH_MODULES, Fleet
 from ktuned.fleet.priority_semaphore import Turns, aged
+from ktuned.fleet.quiet import ALL_CORES
 from ktuned.fleet.usage import CpuUse, Usage
 
 __all__ = [
+    "ALL_CORES",
     "BENCH_MODULES",
     "KILLS_EXCUSED",
     "Bench",

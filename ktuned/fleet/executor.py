@@ -99,6 +99,10 @@ class Worker(ABC):
         """Set :attr:`memory_bytes` to what the worker and its children use now."""
 
     @abstractmethod
+    def output(self) -> Output:
+        """Return, and forget, what the worker's code has printed so far: between two items of a request."""
+
+    @abstractmethod
     def timeline(self) -> Mapping[str, float]:
         """Return the seconds that each phase of the last request took, for the log."""
 
@@ -130,4 +134,4 @@ class Executor(ABC):
 
     @abstractmethod
     def leave_cores(self, lanes: int) -> None:
-        """Keep compilers that start from now on off one core for each lane, as far as there are cores."""
+        """Keep compilers and explorers, those that run too, off so many cores, as far as there are cores."""

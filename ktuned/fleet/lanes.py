@@ -89,6 +89,7 @@ class Lane:
         self._on_state = on_state
         self._reap_s = reap_s
         self._turns = turns or Turns()
+        self._cores = 0
         self._worker: Worker | None = None
         self._bench: Bench | None = None
         self._killed: Worker | None = None
@@ -118,8 +119,24 @@ class Lane:
             try:
                 yield
             finally:
+                self._give_cores()
                 self.busy_s += monotonic() - began
                 self.job = None
+
+    async def use_cores(self, cores: int) -> int:
+        """Have cores that no other part of ktuned uses until the lane is left; the caller holds it. Returns how many.
+
+        A GPU's lane needs one for the host's side of its launches.
+        """
+        if self._cores < cores:
+            self._give_cores()
+            self._cores = await self._fleet.gate.take(cores)
+        return self._cores
+
+    def _give_cores(self) -> None:
+        if self._cores:
+            self._fleet.gate.give(self._cores)
+            self._cores = 0
 
     async def open(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
         """Have a worker ready that has opened ``bench``; the caller holds the lane. Waits while the lane is sick.
@@ -281,6 +298,10 @@ class Lane:
         except BaseException:
             self.drop()
             raise
+
+    def output(self) -> Output:
+        """Return what the worker has printed since it was asked last; the caller holds the lane."""
+        return Output() if self._worker is None else self._worker.output()
 
     def drop(self) -> None:
         """Kill the lane's worker: after a failure that may have left it, or its device, in an unknown state."""

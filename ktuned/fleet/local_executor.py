@@ -29,6 +29,9 @@ _log = structlog.get_logger()
 COMPILE_NICENESS = 10
 """The niceness of compilers, so that they yield to what people do on the machine."""
 
+_ASIDE = (Role.COMPILE, Role.EXPLORE)
+"""Roles whose workers keep off the cores of what is measured: they work while it is."""
+
 _REAP_S = 5.0
 """Time that an ending daemon gives its workers to end; one that sits in a driver must not hold it up."""
 
@@ -114,7 +117,7 @@ class LocalExecutor(Executor):
         )
         self._workers[worker.pid] = worker
         self._tasks.start_soon(self._watch, worker)
-        if role is Role.COMPILE:
+        if role in _ASIDE:
             self._put_aside(worker)
         if role is not Role.BENCH:
             memory.cap(worker.pid, limit_bytes)
@@ -129,12 +132,16 @@ class LocalExecutor(Executor):
         return worker
 
     def leave_cores(self, lanes: int) -> None:
-        """Keep compilers that start from now on off one core for each lane, as far as there are cores.
+        """Keep compilers and explorers, those that run too, off so many cores, as far as there are cores.
 
         The first lane's core is not among the cores that the executor was made with.
         """
         cores = sorted(self._all_compile_cores)
-        self._compile_cores = frozenset(cores[max(0, min(lanes, len(cores)) - 1) :])
+        before, self._compile_cores = self._compile_cores, frozenset(cores[max(0, min(lanes, len(cores)) - 1) :])
+        if self._compile_cores != before:
+            for worker in self._workers.values():
+                if worker.role in _ASIDE:
+                    self._pin(worker)
 
     def _places(self, environment: Environment) -> Places:
         return Places(
@@ -146,13 +153,22 @@ class LocalExecutor(Executor):
         )
 
     def _put_aside(self, worker: WorkerProcess) -> None:
-        """Keep a compile worker, and all that it starts, out of the way of what is measured."""
-        try:
-            os.setpriority(os.PRIO_PROCESS, worker.pid, COMPILE_NICENESS)
-            if self._compile_cores:
-                os.sched_setaffinity(worker.pid, self._compile_cores)
-        except OSError as error:
-            _log.debug("worker_not_put_aside", pid=worker.pid, reason=str(error))
+        """Keep a worker, and all that it starts, out of the way of what is measured."""
+        if worker.role is Role.COMPILE:
+            try:
+                os.setpriority(os.PRIO_PROCESS, worker.pid, COMPILE_NICENESS)
+            except OSError as error:
+                _log.debug("worker_not_put_aside", pid=worker.pid, reason=str(error))
+        self._pin(worker)
+
+    def _pin(self, worker: WorkerProcess) -> None:
+        """Keep every thread of a worker, and of what it has started, on the compilers' cores."""
+        for thread in memory.tree_threads(worker.pid) if self._compile_cores else ():
+            try:
+                os.sched_setaffinity(thread, self._compile_cores)
+            except OSError as error:
+                # It may have ended meanwhile.
+                _log.debug("thread_not_pinned", pid=worker.pid, reason=str(error))
 
     async def _keep_warden(self) -> None:
         while True:

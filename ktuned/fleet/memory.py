@@ -52,6 +52,19 @@ def tree_bytes(pid: int) -> int:
     return own + sum(tree_bytes(int(child)) for child in children)
 
 
+def tree_threads(pid: int) -> list[int]:
+    """Return the threads of a process and of its descendants; none of one that is gone."""
+    found = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found.append(int(thread))
+            for child in _words(f"/proc/{pid}/task/{thread}/children"):
+                found += tree_threads(int(child))
+    except OSError:
+        pass
+    return found
+
+
 def _words(path: str) -> list[bytes]:
     # Five times a second for each thread of a worker: read as text it would take half as long again.
     with open(path, "rb", buffering=0) as stream:

@@ -91,9 +91,12 @@ class Fleet:
         keeps_spares: bool = True,
         rank_of: RankOf = lambda job: 0,
         spare_modules: Sequence[str] = BENCH_MODULES,
+        cores: int | None = None,
         pool: PoolLimits | None = None,
     ) -> None:
-        self.gate = QuietGate()
+        self.gate = QuietGate(cores, on_wide=self._widen)
+        self._lanes = 1
+        self._wide = 0
         self.compile_slots = Turns(compile_slots, rank_of=rank_of)
         self.spawn_s = spawn_s
         self.keeps_spares = keeps_spares
@@ -133,8 +136,13 @@ class Fleet:
         self._limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
 
     def leave_cores(self, lanes: int) -> None:
-        """Keep compilers that start from now on off one core for each lane, as far as there are cores."""
-        self._executor.leave_cores(lanes)
+        """Keep compilers off one core for each lane, and off those that a lane holds besides, as far as there are."""
+        self._lanes = lanes
+        self._executor.leave_cores(lanes + self._wide)
+
+    def _widen(self, cores: int) -> None:
+        self._wide = cores
+        self.leave_cores(self._lanes)
 
     @asynccontextmanager
     async def lend(self, role: Role, environment: Environment) -> AsyncIterator[Worker]:
@@ -266,7 +274,8 @@ class Fleet:
             try:
                 modules = self._spare_modules if role is Role.BENCH else ()
                 wanted = requests.Prepare((backend,) if backend else (), modules)
-                await worker.exchange(wanted, {Phase.LOAD: self.spawn_s})
+                with self.gate.starting():
+                    await worker.exchange(wanted, {Phase.LOAD: self.spawn_s})
                 if device is not None:
                     await self._warm(worker, device)
             except BaseException:
@@ -307,9 +316,10 @@ class Fleet:
             )
         self._busy.set()
         try:
-            worker = await self._executor.start(
-                role, environment, limit_bytes=self._limits[role], deadline_s=self.spawn_s
-            )
+            with self.gate.starting():
+                worker = await self._executor.start(
+                    role, environment, limit_bytes=self._limits[role], deadline_s=self.spawn_s
+                )
         except WorkerError as error:
             if not is_outside_kill(error):
                 health.failed(error.message)

@@ -155,7 +155,7 @@ class WorkerProcess(Worker):
             await self._send(requests.encode(request), deadlines[request.first_phase])
             reply: R = await self._reply(on_item)
             done = True
-            return reply, self._output()
+            return reply, self.output()
         except RequestFailed:
             done = True
             raise
@@ -198,7 +198,7 @@ class WorkerProcess(Worker):
                 except BrokenPipeError:
                     await self.gone.wait()
         if scope.cancelled_caught:
-            raise DeadlineExpired(self._phase, deadline_s, self._output())
+            raise DeadlineExpired(self._phase, deadline_s, self.output())
 
     async def _reply(self, on_item: Callable[[Any], None] | None) -> Any:
         self._expiry.begin(self._deadlines[self._phase])
@@ -211,7 +211,7 @@ class WorkerProcess(Worker):
                     case replies.Done(value):
                         return value
                     case replies.Failed(failure):
-                        raise RequestFailed(failure, self._phase, self._output())
+                        raise RequestFailed(failure, self._phase, self.output())
         finally:
             self._expiry.end()
             self._deadlines = {}
@@ -226,7 +226,7 @@ class WorkerProcess(Worker):
             if self._returncode is not None:
                 raise self._death(self._returncode)
             if self._expiry.is_over:
-                raise DeadlineExpired(self._phase, self._expiry.deadline_s, self._output())
+                raise DeadlineExpired(self._phase, self._expiry.deadline_s, self.output())
             self._news = self._loop.create_future()
             await self._news
         answer = self._inbox.popleft()
@@ -236,9 +236,9 @@ class WorkerProcess(Worker):
         return answer
 
     def _death(self, returncode: int) -> WorkerDied:
-        return WorkerDied(returncode, self._phase, self._output(), self._stopped, self._fault)
+        return WorkerDied(returncode, self._phase, self.output(), self._stopped, self._fault)
 
-    def _output(self) -> Output:
+    def output(self) -> Output:
         """Return what was printed since the request began, what still lies in the pipes included."""
         for tail in self._tails:
             if self._returncode is None:

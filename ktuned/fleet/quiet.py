@@ -1,31 +1,57 @@
-"""The gate between compiles and final rounds: while finalists are measured, no compile runs."""
+"""The gate between compiles and timing: which may run at once, and on how many cores.
+
+While finalists are measured, no compile runs. While a CPU config that uses several cores is timed, compiles keep to the
+cores that are left; where none is, those that run end first, and new ones wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import anyio
 
+ALL_CORES = 1 << 16
+"""More cores than there are: asks for all of them."""
+
 
 class QuietGate:
-    """Any number may compile at once, or one may have quiet; no compile begins while quiet is waited for."""
+    """Any number may compile at once, or one may have quiet; no compile begins while quiet is waited for.
 
-    def __init__(self) -> None:
+    ``cores`` is how many the machine has for compiles and timing together; without it no timing waits. ``on_wide`` is
+    called with the number of cores that lanes hold beyond their own one, whenever it changes.
+    """
+
+    def __init__(self, cores: int | None = None, *, on_wide: Callable[[int], None] = lambda cores: None) -> None:
+        self._cores = math.inf if cores is None else cores
+        self._on_wide = on_wide
         self._changed = anyio.Event()
         self._compiling = 0
+        self._starting = 0
+        self._timed: list[int] = []
         self._waiting_for_quiet = 0
+        self._waiting_for_cores = 0
         self._is_quiet = False
 
     @property
     def state(self) -> str:
-        """``quiet``, ``compiling`` or ``open``, for a status."""
-        return "quiet" if self._is_quiet else "compiling" if self._compiling else "open"
+        """``quiet``, ``timing`` (on several cores), ``compiling`` or ``open``, for a status."""
+        if self._is_quiet:
+            return "quiet"
+        if self._is_wide:
+            return "timing"
+        return "compiling" if self._compiling else "open"
+
+    @property
+    def waiting_for_cores(self) -> int:
+        """The number of timings that wait until they are alone on their cores."""
+        return self._waiting_for_cores
 
     @asynccontextmanager
     async def compiling(self) -> AsyncIterator[None]:
         """Hold the gate for one compile."""
-        while self._is_quiet or self._waiting_for_quiet:
+        while not self._may_compile:
             await self._changed.wait()
         self._compiling += 1
         try:
@@ -33,6 +59,24 @@ class QuietGate:
         finally:
             self._compiling -= 1
             self._notify()
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Hold the gate for a worker's start, which waits for nothing: a timing on several cores waits for its end."""
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1
+            self._notify()
+
+    @asynccontextmanager
+    async def computing(self) -> AsyncIterator[None]:
+        """Hold the gate for a strategy's proposal: not while a timing has all cores, or waits for them."""
+        while self._waiting_for_cores or (self._is_wide and sum(self._timed) >= self._cores):
+            await self._changed.wait()
+        with self.starting():
+            yield
 
     @asynccontextmanager
     async def quiet(self) -> AsyncIterator[None]:
@@ -51,6 +95,52 @@ class QuietGate:
         finally:
             self._is_quiet = False
             self._notify()
+
+    async def take(self, cores: int) -> int:
+        """Hold cores for timing, alone, once they are free; return how many, as many as there are at most.
+
+        One that needs a single core shares the machine with compiles, which keep off its lane's core. It waits for
+        nothing but timings and compiles, which end by themselves: no two that hold something wait for each other.
+        """
+        wanted = int(min(cores, self._cores))
+        self._waiting_for_cores += wanted > 1
+        try:
+            while not self._may_time(wanted):
+                await self._changed.wait()
+            self._timed.append(wanted)
+        finally:
+            self._waiting_for_cores -= wanted > 1
+            self._notify()
+        if wanted > 1:
+            self._tell_width()
+        return wanted
+
+    def give(self, cores: int) -> None:
+        """Give back what :meth:`take` returned."""
+        self._timed.remove(cores)
+        if cores > 1:
+            self._tell_width()
+        self._notify()
+
+    def _tell_width(self) -> None:
+        self._on_wide(sum(self._timed) - len(self._timed))
+
+    @property
+    def _is_wide(self) -> bool:
+        return any(cores > 1 for cores in self._timed)
+
+    @property
+    def _may_compile(self) -> bool:
+        if self._is_quiet or self._waiting_for_quiet or self._waiting_for_cores:
+            return False
+        return not self._is_wide or self._compiling + 1 <= self._cores - sum(self._timed)
+
+    def _may_time(self, wanted: int) -> bool:
+        if wanted == 1 and not self._is_wide:
+            return True
+        # Compiles that run are squeezed onto the cores that are left, if there is one.
+        compiling = min(1, self._compiling + self._starting) if wanted > 1 else 0
+        return wanted + sum(self._timed) + compiling <= self._cores
 
     def _notify(self) -> None:
         """Wake all waiters, to check again."""

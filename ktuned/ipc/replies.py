@@ -133,12 +133,16 @@ class Explored(Record):
 
 @record
 class Proposal(Record):
-    """One config with its Build as plain data; without one, ``outcome`` and ``message`` say why."""
+    """One config with its Build as plain data; without one, ``outcome`` and ``message`` say why.
+
+    ``cores`` is how many it uses, where the kernel file says so.
+    """
 
     config: Config
     build: Mapping[str, Any] | None = None
     outcome: Outcome | None = None
     message: str = ""
+    cores: int | None = None
 
 
 @record
@@ -189,6 +193,7 @@ class Opened(Record):
 class Measurement(Record):
     """The measurement of one config, times in µs; ``outcome`` is ``None`` if its artifact is damaged.
 
+    It is ``None``, too, if a CPU config uses more ``cores`` than the request grants.
     ``phase`` is the one that it failed in, ``samples`` some of the ``count`` timings in ascending order;
     ``low_us`` and ``high_us`` are the median's 95 % interval (with fewer than six timings their range); ``beaten`` says
     that sampling ended early, because the config could not win. ``contention`` says why it is unknown whether others
@@ -213,6 +218,7 @@ class Measurement(Record):
     is_unsound: bool = False
     overwritten: tuple[str, ...] | None = None
     observed: tuple[Observation, ...] = ()
+    cores: int | None = None
 
 
 @record

@@ -243,7 +243,8 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
 
     All measurements but the last are sent as items, the last one is the reply. A config that raises ends the batch:
     it may have left the process in any state. A config that is slower than ``stop_above_us`` is not measured; one that
-    cannot beat the ``incumbent``, or one before it in the batch, is measured no better than that takes.
+    cannot beat the ``incumbent``, or one before it in the batch, is measured no better than that takes. A CPU config
+    whose first launch uses more than ``cores`` is not timed, and ends the batch.
     """
 
     operation: ClassVar = "trial"
@@ -254,6 +255,7 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     judge_contention: bool
     stop_above_us: float | None = None
     incumbent: Incumbent | None = None
+    cores: int | None = None
 
 
 @record

@@ -7,7 +7,8 @@
       ├─ killed┘               ├─ contended ┤          measured ──▶ refining ──▶ measured, or worse
       └── artifact found ──────┤   killed ──┤
                                ├─ given back┤
-                               ├─ doubted ──┘
+                               ├─ doubted ──┤
+                               ├ needs cores┘
                                └─ known (its twin was measured) ──▶ measured
 
 An event that the table does not allow changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose
@@ -52,6 +53,7 @@ class Event(StrEnum):
     EXPIRED = "expired"
     DISTURBED = "disturbed"
     DISTURBED_AGAIN = "disturbed_again"
+    NEEDS_CORES = "needs_cores"
     CANNOT_RUN = "cannot_run"
     KILLED = "killed"
     GIVEN_BACK = "given_back"
@@ -102,6 +104,7 @@ MOVES: dict[Place, dict[Event, Place]] = {
         Event.STOPPED_EARLY: Outcome.SLOWER,
         Event.DISTURBED: State.COMPILED,
         Event.DISTURBED_AGAIN: Outcome.CONTENDED,
+        Event.NEEDS_CORES: State.COMPILED,
         Event.ARTIFACT_DAMAGED: State.ASKED,
         Event.KILLED: State.COMPILED,
         Event.GIVEN_BACK: State.COMPILED,

@@ -30,11 +30,6 @@ KernelFunction = Callable[[Any, Any], "Build"]
 Inputs = Callable[[Any], Mapping[str, Any]]
 
 
-def no_tensors(p: Any) -> Mapping[str, Any]:
-    """Return the inputs of a kernel that takes no tensors."""
-    return {}
-
-
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A declared kernel. Calling it calls its function.
@@ -43,7 +38,8 @@ class Kernel:
     ``reference`` is called with the input tensors by name and returns the outputs by name; ``check`` is called as
     ``check(inputs, outputs)`` and raises or returns a bool; where both are given both must pass, and where
     neither is, nothing is checked. ``setup`` names the tensors to restore before each run, or is
-    called with the inputs. ``given`` names the budgets that the file sets itself.
+    called with the inputs. ``cores`` is how many a config uses on a CPU. ``given`` names the budgets that the file
+    sets itself.
     """
 
     name: str
@@ -66,6 +62,7 @@ class Kernel:
     timing: str
     plan: Plan
     prior: Callable[..., Any] | None = None
+    cores: int | Callable[[Any, Any], int] | None = None
     given: tuple[str, ...] = ()
 
     def __call__(self, p: Any, c: Any) -> Build:
@@ -76,11 +73,6 @@ class Kernel:
     def source_paths(self) -> tuple[Path, ...]:
         """The sources' absolute paths; they are written relative to the kernel file."""
         return tuple(lexical(self.file.parent / source) for source in self.sources)
-
-    @property
-    def has_tensors(self) -> bool:
-        """False if the file gives no ``inputs``: the kernel takes no tensors."""
-        return self.inputs is not no_tensors
 
     def problem_list(self) -> tuple[dict[str, Scalar], ...]:
         """Return the declared problems, calling ``problems`` if it is a callable.
@@ -112,7 +104,7 @@ class Kernel:
             tensors: Any = self.inputs(Values(problem, "problem key"))
         except Exception as error:
             raise self.site.failure("inputs(p)", error) from error
-        if not isinstance(tensors, Mapping) or (not tensors and self.has_tensors):
+        if not isinstance(tensors, Mapping) or not tensors:
             raise self.site.error(
                 f"inputs(p) returned a value of type {type(tensors).__name__}, not a dict of tensors by name"
             )
@@ -153,9 +145,23 @@ class Kernel:
             raise self.site.error(
                 f"the kernel function returned a Build of the backend {build.backend!r}, but backend={self.backend!r}"
             )
-        if not self.has_tensors:
-            return build.without_tensors()
         return build.given(lambda: self._layouts(problem))
+
+    def cores_of(self, problem: Problem, config: Config) -> int | None:
+        """Return how many cores a config uses on a CPU, if the file says so.
+
+        Raises:
+            KernelFileError: ``cores`` raised, or gave something else than a positive int.
+        """
+        cores = self.cores
+        if callable(cores):
+            try:
+                cores = cores(Values(problem, "problem key"), Values(config, "knob"))
+            except Exception as error:
+                raise self.site.failure("cores(p, c)", error) from error
+            if type(cores) is not int or cores < 1:
+                raise self.site.error(f"cores(p, c) returned {cores!r}, not a positive int")
+        return cores
 
     def _layouts(self, problem: Problem) -> dict[str, Layout]:
         text = canonical(problem)
@@ -232,17 +238,19 @@ def kernel(
     until: str = "budget",
     prior: Callable[..., Any] | None = None,
     timing: str = "events",
+    cores: int | Callable[[Any, Any], int] | None = None,
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
 
-    ``backend``, ``space`` and one of ``reference``, ``check`` or ``check=None`` are required, and ``inputs`` unless the
-    kernel takes no tensors. ``sources``
+    ``backend``, ``space``, ``inputs`` and one of ``reference``, ``check`` or ``check=None`` are required. ``sources``
     are relative to the file; ``problems`` are one, a list or a callable; ``specialize`` names the problem keys that
     enter the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
     that take that many times the best; a project's ``ktuned.toml`` has defaults of ``preset``, ``trials`` and
     ``seconds``; ``deadlines`` are seconds by phase (:data:`~ktuned.spec.faults.DEADLINES`).
     ``timing`` is how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
+    ``cores``, a number or ``(p, c) -> number``, is how many cores a CPU config uses, where its first launch does not
+    show it.
 
     Raises:
         KernelFileError: the declaration has an error. While a kernel file is loaded the error is kept
@@ -264,7 +272,7 @@ def kernel(
             site=site,
             backend=backend,
             space=space,
-            inputs=no_tensors if inputs is UNSET and reference is None else inputs,
+            inputs=inputs,
             sources=_as_tuple(sources),
             problems=problems if callable(problems) else _as_tuple(problems),
             reference=reference,
@@ -278,6 +286,7 @@ def kernel(
             timing=timing,
             plan=Plan(strategy, seed, early_stop=early_stop, deadlines=dict(deadlines or {}), until=until, **budgets),
             prior=prior,
+            cores=cores,
             given=tuple(budgets),
         )
         fault = (

@@ -92,6 +92,9 @@ def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach) -> Non
     function.add("function", kernel.function)
     for name in ("inputs", "reference", "check", "setup", "backend", "rtol", "atol", "max_mismatched_ratio", "timing"):
         measured.add(name, getattr(kernel, name))
+    if kernel.cores is not None:
+        # Not where it is left out: digests of the many kernels without it are as they were before there was one.
+        measured.add("cores", kernel.cores)
     for name in ("space", "default", "specialize"):
         plan.add(name, getattr(kernel, name))
     plan.add("plan", kernel.plan.to_wire())

@@ -66,6 +66,8 @@ def fault_of(declared: Any) -> str:
         return f"specialize must name problem keys, not {declared.specialize!r}"
     if declared.prior is not None and not callable(declared.prior):
         return f"prior is of type {type(declared.prior).__name__}, not a callable (p, c) -> score or p -> configs"
+    if not (callable(declared.cores) or declared.cores is None or _is_count(declared.cores)):
+        return f"cores={declared.cores!r} is neither an int >= 1 nor a callable (p, c) -> int"
     if isinstance(declared.setup, tuple) and any(not isinstance(item, str) for item in declared.setup):
         return f"setup must name tensors or be a callable, not {declared.setup!r}"
     return (
@@ -154,6 +156,10 @@ def _plan_fault(plan: Any) -> str:
         if not _is_number(seconds) or seconds <= 0:
             return f"deadlines: {phase}={seconds!r} is not a number of seconds > 0"
     return ""
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1
 
 
 def _is_number(value: object) -> bool:

@@ -138,7 +138,8 @@ class Attempt:
 
     ``unit`` has no key where the kernel function gave no Build. ``disturbed`` and ``killed`` count what is excused,
     ``given_back`` is whether its device failed once, ``doubted`` whether it failed once in a worker that the config
-    before may have damaged.
+    before may have damaged. ``cores`` is how many the config uses on a CPU, once that is known: its kernel file
+    ``declares_cores``, or its first launch has shown it.
     """
 
     trial: int
@@ -152,6 +153,8 @@ class Attempt:
     killed: int = 0
     given_back: bool = False
     doubted: bool = False
+    cores: int | None = None
+    declares_cores: bool = False
 
     def doubt(self, *, is_doubtful: bool) -> bool:
         """Move the attempt back, once, after a failure in a worker that may have been damaged; return whether."""

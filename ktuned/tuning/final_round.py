@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
-from ktuned.fleet import DeadlineExpired, Fleet, Lane, LaneSick, WorkerDied, is_outside_kill
+from ktuned.fleet import ALL_CORES, DeadlineExpired, Fleet, Lane, LaneSick, WorkerDied, is_outside_kill
 from ktuned.ipc import requests
 from ktuned.model import Config, Event, Life, Outcome, Trial, TrialResult, Winner, WorkerError
 from ktuned.store import Store
@@ -230,6 +230,7 @@ class _Contest:
         async with self._lane.hold(self._work.job.id):
             try:
                 await self._measuring.open(self._lane)
+                await self._lane.use_cores(1 if self._lane.device.kind != "cpu" else ALL_CORES)
                 request = requests.TimeReference(self._work.preset, self._work.judge_contention)
                 measured, _ = await self._lane.exchange(request, self._work.deadlines)
             except WorkerError:
@@ -243,6 +244,7 @@ class _Contest:
         request = requests.Time(finalist.unit, self._work.preset, self._work.judge_contention)
         async with self._lane.hold(self._work.job.id):
             await self._measuring.open(self._lane)
+            await self._lane.use_cores(finalist.detail.cores or 1)
             try:
                 measured, output = await self._lane.exchange(request, self._deadlines)
             except (WorkerDied, DeadlineExpired) as error:

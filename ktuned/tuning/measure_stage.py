@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
 from time import monotonic
 
+import anyio
 import structlog
 
 from ktuned.fleet import (
@@ -45,6 +49,10 @@ _FAILURES = (Outcome.MISMATCH, Outcome.LAUNCH_ERROR)
 """Outcomes of a measurement that a damaged worker may be the reason for."""
 
 
+Done = Callable[[Attempt, TrialResult], Awaitable[None]]
+"""Takes an attempt's result."""
+
+
 class MeasureStage:
     """Measures one job's configs, one at a time on each of its lanes; other lanes stand in for a sick one."""
 
@@ -56,30 +64,35 @@ class MeasureStage:
         self._benches: dict[str, Bench] = {}
         self._incumbent: requests.Incumbent | None = None
 
-    async def measure(self, lane: Lane, compiled: Compiled, best_us: float | None) -> TrialResult:
-        """Measure a compiled attempt; early stop and the deadlines follow from ``best_us``.
+    async def measure(
+        self, lane: Lane, batch: Sequence[Compiled], best_us: Callable[[], float | None], done: Done
+    ) -> None:
+        """Measure compiled attempts one after the other; each is ``done`` with its result as soon as that is there.
 
-        It races against the fastest that this job has measured: figures of an earlier hour may be of other clocks. A
-        config without ``best_us`` is measured in full.
+        Early stop and the deadlines follow from ``best_us``. Configs race against the fastest that this job has
+        measured: figures of an earlier hour may be of other clocks. The default is the base of speed-ups: it is
+        measured in full, however slow.
 
         Raises:
             CannotOpen: the problem's data cannot be made, so nothing of this job can be measured.
             RequestFailed: with code ``source_changed``.
         """
-        while True:
+        left = deque(batch)
+        while left:
             try:
-                result = await self._measure_once(self._fit(lane), compiled, best_us)
+                undecided = await self._measure_some(self._fit(lane), left, best_us, done)
             except LaneSick:
                 continue
-            if result is not None:
-                return result
-            # The device was contended or failed, or the worker was killed: another job may have the lane first. Or
-            # the artifact was damaged.
-            if self._artifacts.find(compiled.attempt.unit.key) is None:
-                (again,) = await self._compiling.compile([compiled.attempt])
-                if isinstance(again, Ended):
-                    return again.result
-                compiled = again
+            for compiled in undecided:
+                # The device was contended or failed, or the worker was killed: another job may have the lane first. Or
+                # the artifact was damaged.
+                if self._artifacts.find(compiled.attempt.unit.key) is None:
+                    (again,) = await self._compiling.compile([compiled.attempt])
+                    if isinstance(again, Ended):
+                        await done(again.attempt, again.result)
+                        continue
+                    compiled = again
+                left.append(compiled)
 
     def _others(self, lane: Lane) -> list[Lane]:
         """Return the lanes besides this one that work."""
@@ -135,50 +148,156 @@ class MeasureStage:
             return True
         return False
 
-    async def _measure_once(self, lane: Lane, compiled: Compiled, best_us: float | None) -> TrialResult | None:
-        """Measure on one lane; return ``None`` if that decided nothing, and is to be done again."""
-        work, attempt = self._work, compiled.attempt
+    async def _measure_some(
+        self, lane: Lane, left: deque[Compiled], best_us: Callable[[], float | None], done: Done
+    ) -> list[Compiled]:
+        """Measure what is ``left``, up to the first that is to be measured again; return that.
+
+        Trials travel together where nothing is decided between them. Not to a CPU: recording one's result would disturb
+        the next.
+        """
+        undecided: list[Compiled] = []
+        async with lane.hold(self._work.job.id):
+            while left and not undecided:
+                # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
+                began = monotonic()
+                await self.open(lane)
+                left[0].attempt.open_s += monotonic() - began
+                with structlog.contextvars.bound_contextvars(trial=left[0].attempt.trial):
+                    await self._request(lane, left, best_us(), undecided, done)
+        return undecided
+
+    def _together(self, lane: Lane, left: Sequence[Compiled]) -> int:
+        """Return how many of the first that are left travel in one request."""
+        defaults = [place for place, one in enumerate(left) if self._is_default(one.attempt)]
+        return 1 if lane.device.kind == "cpu" else max(1, min(defaults, default=len(left)))
+
+    def _is_default(self, attempt: Attempt) -> bool:
+        return attempt.config == self._work.kernel.default
+
+    async def _request(
+        self, lane: Lane, left: deque[Compiled], best_us: float | None, undecided: list[Compiled], done: Done
+    ) -> None:
+        """Have the lane's worker measure the first of ``left`` together, and take them out as their results come."""
+        work, first = self._work, left[0].attempt
+        if self._is_default(first):
+            best_us = None
+        wanted = first.cores or 1
+        granted = await lane.use_cores(wanted)
+        # What a damaged worker may be the reason for is tried in another one.
+        is_doubtful, lane.is_doubtful = lane.is_doubtful, False
+        count = 1 if is_doubtful else self._together(lane, left)
+        request = requests.Trial(
+            tuple(compiled.attempt.unit for compiled in islice(left, count)),
+            work.preset,
+            work.judge_contention,
+            None if best_us is None else best_us * work.job.plan.early_stop,
+            None if best_us is None else self._incumbent,
+            # Of one that has what it declares, or all that there is, nothing more can be learned.
+            None if lane.device.kind != "cpu" or first.declares_cores or granted < wanted else granted,
+        )
         deadlines = for_trial(work.deadlines, work.preset, best_us)
-        stop_above_us = None if best_us is None else best_us * work.job.plan.early_stop
-        async with lane.hold(work.job.id):
-            # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
-            began = monotonic()
-            await self.open(lane)
-            attempt.open_s += monotonic() - began
-            attempt.life.tell(Event.LANE_TAKEN)
-            is_doubtful, lane.is_doubtful = lane.is_doubtful, False
-            began = monotonic()
-            try:
-                incumbent = None if best_us is None else self._incumbent
-                request = requests.Trial((attempt.unit,), work.preset, work.judge_contention, stop_above_us, incumbent)
-                measured, output = await lane.exchange(request, deadlines)
-                await work.learn(measured.observed)
-            except (WorkerDied, DeadlineExpired, RequestFailed) as error:
-                attempt.lane_s += monotonic() - began
-                if attempt.excuse_kill(error):
-                    return None
-                if not isinstance(error, DeadlineExpired) and attempt.doubt(is_doubtful=is_doubtful):
-                    lane.drop()
-                    return None
-                if await self._is_given_back(lane, attempt):
-                    return None
-                if isinstance(error, RequestFailed) and error.code == "source_changed":
-                    raise
-                return attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED, detail=compiled.detail())
-            attempt.lane_s += monotonic() - began
-            if measured.outcome in _FAILURES and attempt.doubt(is_doubtful=is_doubtful):
+        send, receive = anyio.create_memory_object_stream[tuple[replies.Measurement, Output, float]](count)
+        error: WorkerDied | DeadlineExpired | RequestFailed | None = None
+        began = monotonic()
+
+        async def take(measured: replies.Measurement, output: Output, at: float) -> None:
+            nonlocal began
+            compiled = left.popleft()
+            compiled.attempt.lane_s += at - began
+            began = at
+            await work.learn(measured.observed)
+            if measured.outcome in _FAILURES and compiled.attempt.doubt(is_doubtful=is_doubtful):
                 lane.drop()
-                return None
+                undecided.append(compiled)
+                return
             lane.is_doubtful = measured.is_guilty
             if measured.is_unsound:
                 lane.drop()
-            return await self._judge(lane, compiled, measured, output)
+            await self._conclude(lane, compiled, measured, output, left, undecided, done)
+
+        async def take_items() -> None:
+            async for measured, output, at in receive:
+                await take(measured, output, at)
+                left[0].attempt.life.tell(Event.LANE_TAKEN)
+
+        def on_item(measured: replies.Measurement) -> None:
+            # More than were asked for: the worker's code writes to files that it did not open.
+            if send.statistics().current_buffer_used < count - 1:
+                send.send_nowait((measured, lane.output(), monotonic()))
+
+        first.life.tell(Event.LANE_TAKEN)
+        async with receive, anyio.create_task_group() as items:
+            items.start_soon(take_items)
+            with send:
+                try:
+                    reply = await lane.exchange(request, deadlines, on_item=on_item)
+                except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
+                    error = raised
+        if error is None:
+            await take(*reply, monotonic())
+        else:
+            compiled = left.popleft()
+            compiled.attempt.lane_s += monotonic() - began
+            await self._blame(lane, compiled, error, undecided, done, is_doubtful=is_doubtful)
+
+    async def _blame(
+        self,
+        lane: Lane,
+        compiled: Compiled,
+        error: WorkerDied | DeadlineExpired | RequestFailed,
+        undecided: list[Compiled],
+        done: Done,
+        *,
+        is_doubtful: bool,
+    ) -> None:
+        """Give an attempt the outcome of a failed request, unless it is excused."""
+        attempt = compiled.attempt
+        if attempt.excuse_kill(error):
+            undecided.append(compiled)
+            return
+        if not isinstance(error, DeadlineExpired) and attempt.doubt(is_doubtful=is_doubtful):
+            lane.drop()
+            undecided.append(compiled)
+            return
+        if await self._is_given_back(lane, attempt):
+            undecided.append(compiled)
+            return
+        if isinstance(error, RequestFailed) and error.code == "source_changed":
+            raise error
+        failure = attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED, detail=compiled.detail())
+        await done(attempt, failure)
+
+    async def _conclude(
+        self,
+        lane: Lane,
+        compiled: Compiled,
+        measured: replies.Measurement,
+        output: Output,
+        left: deque[Compiled],
+        undecided: list[Compiled],
+        done: Done,
+    ) -> None:
+        """Take a measurement of an attempt: its result, or another try."""
+        attempt = compiled.attempt
+        if measured.outcome is None and measured.cores is not None:
+            attempt.cores = measured.cores
+            attempt.life.tell(Event.NEEDS_CORES)
+            left.appendleft(compiled)
+            return
+        result = await self._judge(lane, compiled, measured, output)
+        if result is None:
+            undecided.append(compiled)
+        else:
+            await done(attempt, result)
 
     async def _judge(
         self, lane: Lane, compiled: Compiled, measured: replies.Measurement, output: Output
     ) -> TrialResult | None:
         attempt = compiled.attempt
         self._incumbent = requests.Incumbent.after(self._incumbent, measured)
+        if measured.cores is None:
+            measured = replace(measured, cores=attempt.cores)
         if measured.outcome is None:
             attempt.life.tell(Event.ARTIFACT_DAMAGED)
             _log.debug("artifact_damaged", artifact=attempt.unit.key, reason=measured.message)

@@ -47,6 +47,10 @@ _log = structlog.get_logger()
 ASK_AT_ONCE = 4
 """Configs asked for in one request: few, so that a strategy that learns proposes with fresh knowledge."""
 
+MAX_BATCH = 8
+BATCH_S = 0.5
+"""Configs that a lane measures in one go, and the time for that: another job may wait for the lane."""
+
 _STOP_S = 5.0
 
 
@@ -221,7 +225,9 @@ class Pipeline:
     async def _ask_some(self, explorer: Explorer, n: int) -> replies.Proposals:
         tried, self._tried = self._tried, []
         self._news = anyio.Event()
-        answer = await explorer.ask(tried, n)
+        # A strategy computes, and so keeps off the cores of a timing that has them all.
+        async with self._fleet.gate.computing():
+            answer = await explorer.ask(tried, n)
         await self.work.learn(answer.observed)
         return answer
 
@@ -262,7 +268,7 @@ class Pipeline:
 
     def _attempt(self, trial: int, proposal: replies.Proposal) -> Attempt:
         unit = requests.UnitRef("", {}) if proposal.build is None else self.work.unit(proposal.build)
-        return Attempt(trial, proposal.config, unit)
+        return Attempt(trial, proposal.config, unit, cores=proposal.cores, declares_cores=proposal.cores is not None)
 
     async def _compile(
         self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Compiled]
@@ -297,19 +303,33 @@ class Pipeline:
         recorded = anyio.Event()
         recorded.set()
         async with channel, anyio.create_task_group() as recording:
-            async for compiled in channel:
-                attempt = compiled.attempt
-                is_default = attempt.config == self.work.kernel.default
-                # The default is the base of speed-ups: it is measured in full, however slow.
-                best_us = None if is_default else self.progress.best_us
-                with structlog.contextvars.bound_contextvars(trial=attempt.trial):
-                    result = await self._measuring.measure(lane, compiled, best_us)
-                    if lane.device.kind == "cpu":
-                        await self._record(attempt, result)
-                        continue
-                    await recorded.wait()
-                    recorded = anyio.Event()
-                    recording.start_soon(self._record_measured, attempt, result, recorded)
+
+            async def done(attempt: Attempt, result: TrialResult) -> None:
+                nonlocal recorded
+                if lane.device.kind == "cpu":
+                    await self._record(attempt, result)
+                    return
+                await recorded.wait()
+                recorded = anyio.Event()
+                recording.start_soon(self._record_measured, attempt, result, recorded)
+
+            async for first in channel:
+                batch = self._batch(first, channel)
+                await self._measuring.measure(lane, batch, lambda: self.progress.best_us, done)
+
+    def _batch(self, first: Compiled, channel: MemoryObjectReceiveStream[Compiled]) -> list[Compiled]:
+        """Return ``first`` and a lane's share of those that wait, as many as are measured in no time."""
+        batch = [first]
+        trials = sum(self.progress.outcomes.values()) - self.progress.reused
+        each_s = self.progress.cost.get("lane_s", 0.0) / max(1, trials)
+        most = min(MAX_BATCH, int(BATCH_S / each_s)) if each_s else 1
+        waiting = channel.statistics().current_buffer_used // len(self._lanes)
+        for _ in range(min(most - 1, waiting)):
+            try:
+                batch.append(channel.receive_nowait())
+            except (anyio.WouldBlock, anyio.EndOfStream):
+                break
+        return batch
 
     async def _record_measured(self, attempt: Attempt, result: TrialResult, recorded: anyio.Event) -> None:
         await self._record(attempt, result)

@@ -19,7 +19,8 @@ class TrialDetail:
     From its end: the ``phase`` that it failed in, ``signal``, ``after_s`` (the deadline that passed), ``story`` (its
     events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, ``low_us`` and
     ``high_us`` (the median's 95 % interval), ``beaten`` (sampling ended early: it could not win), the check's errors,
-    the inputs that the kernel has ``overwritten`` undeclared, and why contention could not be judged. From compiling:
+    the inputs that the kernel has ``overwritten`` undeclared, the ``cores`` that it used, and why contention could not
+    be judged. From compiling:
     the Build, the backend's ``facts``, ``content`` (a digest that equal measurements share). ``carried_from`` is the
     trial that measured equal content; ``rounds`` and the figures after it are the finalists' round's.
     """
@@ -39,6 +40,7 @@ class TrialDetail:
     mismatched_ratio: float | None = None
     contention: str | None = None
     overwritten: tuple[str, ...] | None = None
+    cores: int | None = None
     build: Mapping[str, Any] | None = None
     facts: Mapping[str, Any] | None = None
     content: str | None = None
@@ -76,6 +78,7 @@ class TrialDetail:
             mismatched_ratio=measured.mismatched_ratio,
             contention=measured.contention,
             overwritten=measured.overwritten,
+            cores=measured.cores,
         )
 
 

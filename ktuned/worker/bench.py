@@ -12,6 +12,7 @@ from ktuned.model import Device, Outcome, Phase, Preset, Unsupported, UsageError
 from ktuned.worker.check import Verdict
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
+from ktuned.worker.core_count import CountedLaunch
 from ktuned.worker.cuda_timer import EVENTS, CudaTimer
 from ktuned.worker.damage import Damage
 from ktuned.worker.failures import words
@@ -57,7 +58,7 @@ class Bench:
         captured = self._places.captured(request.captured) if request.captured else None
         data = ProblemData(kernel, request.problem, request.device, captured=captured)
         timer: HostTimer | CudaTimer = HostTimer()
-        if request.device.kind == "cuda" and not backend.times_on_host:
+        if request.device.kind == "cuda":
             timer = CudaTimer(request.device.name, kernel.timing)
         data.expect(self._places.reference(request.expected))
         self._open = _Opened(
@@ -86,7 +87,7 @@ class Bench:
         *units, last = request.units
         for unit in units:
             measured = self._measure(unit, request, reply)
-            if measured.outcome is Outcome.LAUNCH_ERROR:
+            if _ends_batch(measured, request):
                 return measured
             request = replace(request, incumbent=requests.Incumbent.after(request.incumbent, measured))
             reply.item(measured)
@@ -107,9 +108,13 @@ class Bench:
             return _raised(error, Phase.LOAD)
         opened.data.begin_trial()
         reply.phase(Phase.FIRST_LAUNCH)
-        first = self._checked_launch(opened, launch, reply)
+        counted = None if request.cores is None else CountedLaunch(launch)
+        first = self._checked_launch(opened, counted or launch, reply)
         if first.outcome is not Outcome.MEASURED:
             return first
+        cores = None if counted is None else counted.cores
+        if cores is not None and request.cores is not None and cores > request.cores:
+            return replies.Measurement(None, phase=Phase.TIMING, cores=cores)
         timed = self._time(
             opened,
             launch,
@@ -129,6 +134,7 @@ class Bench:
             max_error=first.max_error,
             mismatched_ratio=first.mismatched_ratio,
             overwritten=first.overwritten,
+            cores=cores,
         )
 
     def _checked_launch(self, opened: _Opened, launch: Launch, reply: Reply) -> replies.Measurement:
@@ -286,6 +292,12 @@ def _timed(timing: Timing) -> replies.Measurement:
         count=len(samples),
         samples=tuple(round(value, 3) for value in kept),
     )
+
+
+def _ends_batch(measured: replies.Measurement, request: requests.Trial) -> bool:
+    """Return whether the next config must not follow in this request: it would meet what this one has left behind."""
+    lacks_cores = request.cores is not None and measured.cores is not None and measured.cores > request.cores
+    return measured.outcome is Outcome.LAUNCH_ERROR or measured.is_guilty or measured.is_unsound or lacks_cores
 
 
 def _judged(measured: replies.Measurement, verdict: Verdict) -> replies.Measurement:

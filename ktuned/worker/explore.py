@@ -100,9 +100,10 @@ class Exploration:
     def _propose(self, config: Config) -> replies.Proposal:
         try:
             build = self._kernel.build(self._problem, config).to_plain()
+            cores = self._kernel.cores_of(self._problem, config)
         except Unsupported as error:
             return replies.Proposal(config, None, Outcome.UNSUPPORTED, str(error))
         except (KernelFileError, TypeError) as error:
             # The kernel function is part of the build: an exception of its own is why this config has none.
             return replies.Proposal(config, None, Outcome.COMPILE_ERROR, str(error))
-        return replies.Proposal(config, build)
+        return replies.Proposal(config, build, cores=cores)

@@ -31,16 +31,15 @@ class ProblemData:
     def __init__(
         self, kernel: declaration.Kernel, problem: Mapping[str, Any], device: Device, *, captured: Path | None = None
     ) -> None:
+        import torch
+
         from ktuned.spec import TensorSpec, materialise
 
         self._kernel = kernel
         seed = canonical({"kernel": kernel.name, **problem})
         # A tensor that inputs(p) draws itself must be the same in the worker that takes over.
         random.seed(seed)
-        if kernel.has_tensors:
-            import torch
-
-            torch.manual_seed(random.getrandbits(63))
+        torch.manual_seed(random.getrandbits(63))
         declared = kernel.input_specs(problem)
         self._pristine: dict[str, Any] = {}
         self._outputs: list[str] = []

@@ -5,7 +5,9 @@ A module of its own, below all operations that answer through it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from typing import Any
 
 from ktuned.ipc import replies
@@ -29,7 +31,11 @@ class Reply:
         self.send(replies.PhaseBegun(phase))
 
     def item(self, value: Any) -> None:
-        """Send one of several results."""
+        """Send one of several results, after what was printed for it."""
+        for stream in (sys.stdout, sys.stderr):
+            # User code may have replaced or closed it.
+            with contextlib.suppress(Exception):
+                stream.flush()
         self.send(replies.Item(value))
 
     def send(self, answer: replies.Answer) -> None:

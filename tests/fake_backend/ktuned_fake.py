@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import hashlib
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
+
+_MUCH = bytes(1_000_000)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,14 @@ def forever() -> None:
     """Never come back, and take no CPU away from the other tests."""
     while True:
         signal.pause()
+
+
+def hash_in_two_threads() -> None:
+    """Use two cores for a moment; the second thread ends with the launch."""
+    other = threading.Thread(target=hashlib.sha256, args=(_MUCH,))
+    other.start()
+    hashlib.sha256(_MUCH)
+    other.join()
 
 
 def overflow() -> None:
@@ -119,6 +131,8 @@ class FakeKernel(Kernel):
                     ctypes.memset(y.data_ptr() + y.numel() * y.element_size() + 8192, 1, 32)
                 case "before":
                     ctypes.memset(y.data_ptr() - 32, 1, 32)
+                case "two_threads":
+                    hash_in_two_threads()
                 case "eat":
                     eaten = []
                     while True:

@@ -1,5 +1,7 @@
 """The gate between compiling and deciding."""
 
+from collections.abc import Callable
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -52,8 +54,13 @@ class Holder:
 class Scene:
     """A gate and tasks around it."""
 
-    def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
-        self.gate = QuietGate()
+    def __init__(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        cores: int | None = None,
+        on_wide: Callable[[int], None] = lambda cores: None,
+    ) -> None:
+        self.gate = QuietGate(cores, on_wide=on_wide)
         self._tasks = tasks
 
     async def comes(self, *, quiet: bool = False) -> Holder:
@@ -161,6 +168,150 @@ async def test_a_compile_that_gives_up_waiting_is_forgotten() -> None:
         again = await scene.comes(quiet=True)
         assert again.is_in
         await again.leave()
+
+
+class Timing:
+    """A task that takes cores at the gate; ``cores`` is what it holds."""
+
+    def __init__(self, gate: QuietGate, wanted: int) -> None:
+        self._gate = gate
+        self._wanted = wanted
+        self.cores = 0
+
+    async def take(self) -> None:
+        """Wait for the cores, and hold them."""
+        self.cores = await self._gate.take(self._wanted)
+
+    async def give(self) -> None:
+        """Give them back, and let everyone go on."""
+        self._gate.give(self.cores)
+        self.cores = 0
+        await settle()
+
+
+async def timing(tasks: anyio.abc.TaskGroup, gate: QuietGate, wanted: int) -> Timing:
+    """Have a trial come to the gate that needs so many cores."""
+    one = Timing(gate, wanted)
+    tasks.start_soon(one.take)
+    await settle()
+    return one
+
+
+async def test_a_timing_on_all_cores_is_alone() -> None:
+    """It begins when the last compile, and the last start of a worker, is over; compiles that come wait for its end."""
+    async with anyio.create_task_group() as tasks:
+        scene = Scene(tasks, cores=2)
+        compiled = await scene.comes()
+        with scene.gate.starting():
+            wide = await timing(tasks, scene.gate, 2)
+            late = await scene.comes()
+            assert (wide.cores, late.is_in) == (0, False)
+            await compiled.leave()
+            await settle()
+            assert wide.cores == 0
+        await settle()
+        assert (wide.cores, late.is_in, scene.gate.state) == (2, False, "timing")
+        await wide.give()
+        assert late.is_in
+        await late.leave()
+
+
+async def test_compiles_keep_to_the_cores_that_a_timing_leaves() -> None:
+    """Those that run are moved to them at once; new ones begin only as far as there are some."""
+    widths: list[int] = []
+    async with anyio.create_task_group() as tasks:
+        scene = Scene(tasks, cores=4, on_wide=widths.append)
+        running = [await scene.comes() for _ in range(3)]
+        wide = await timing(tasks, scene.gate, 3)
+        late = await scene.comes()
+        assert (wide.cores, widths, late.is_in) == (3, [2], False)
+        for holder in running:
+            await holder.leave()
+        await settle()
+        later = await scene.comes()
+        assert [late.is_in, later.is_in] == [True, False]
+        await wide.give()
+        assert (later.is_in, widths) == (True, [2, 0])
+        for holder in (late, later):
+            await holder.leave()
+
+
+async def test_a_timing_on_one_core_waits_for_no_compile() -> None:
+    """Compiles are kept off its lane's core; only one on all cores is in its way."""
+    async with anyio.create_task_group() as tasks:
+        scene = Scene(tasks, cores=2)
+        compiled = await scene.comes()
+        narrow = await timing(tasks, scene.gate, 1)
+        other = await timing(tasks, scene.gate, 1)
+        assert (narrow.cores, other.cores) == (1, 1)
+        wide = await timing(tasks, scene.gate, 9)
+        await compiled.leave()
+        await narrow.give()
+        assert wide.cores == 0
+        await other.give()
+        assert wide.cores == 2
+        third = await timing(tasks, scene.gate, 1)
+        assert third.cores == 0
+        await wide.give()
+        assert third.cores == 1
+        await third.give()
+
+
+async def test_a_strategy_keeps_off_a_timing_on_all_cores() -> None:
+    """It computes its proposals before or after; finalists on a GPU do not hold it up."""
+    async with anyio.create_task_group() as tasks:
+        scene = Scene(tasks, cores=2)
+        async with scene.gate.computing():
+            wide = await timing(tasks, scene.gate, 2)
+            assert wide.cores == 0
+        await settle()
+        assert wide.cores == 2
+        proposed = anyio.Event()
+
+        async def propose() -> None:
+            async with scene.gate.computing():
+                proposed.set()
+
+        tasks.start_soon(propose)
+        await settle()
+        assert not proposed.is_set()
+        await wide.give()
+        assert proposed.is_set()
+        async with scene.gate.quiet(), scene.gate.computing():
+            pass
+
+
+async def test_finalists_on_many_cores_need_no_second_quiet() -> None:
+    """Who has quiet may take cores, and who waits for quiet holds back no timing: neither waits for the other."""
+    async with anyio.create_task_group() as tasks:
+        scene = Scene(tasks, cores=2)
+        compiled = await scene.comes()
+        quiet = await scene.comes(quiet=True)
+        wide = await timing(tasks, scene.gate, 2)
+        await compiled.leave()
+        await settle()
+        assert (quiet.is_in, wide.cores) == (True, 2)
+        await wide.give()
+        await quiet.leave()
+
+
+async def test_a_timing_that_gives_up_waiting_holds_nothing_back() -> None:
+    """A compile that waited behind it begins at once."""
+    async with anyio.create_task_group() as tasks:
+        scene = Scene(tasks, cores=2)
+        running = await scene.comes()
+        with anyio.CancelScope() as scope:
+            tasks.start_soon(_cancel_when_settled, scope)
+            await scene.gate.take(2)
+        late = await scene.comes()
+        assert late.is_in
+        for holder in (running, late):
+            await holder.leave()
+
+
+async def _cancel_when_settled(scope: anyio.CancelScope) -> None:
+    await settle()
+    scope.cancel()
 
 
 async def test_the_gate_never_jams() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,13 @@ from ktuned.ipc import replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, Phase, Target
 from ktuned.model.lifecycle import Event
+from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
 from ktuned.scheduling.intake import Wish
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.attempt import Attempt, Compiled
+from ktuned.tuning.attempt import Attempt, Compiled, Work
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned.tuning.measure_stage import CONTENDED_TRIES, MeasureStage
 from tests.assembled import Parts, kernel_text
 from tests.tuning.test_attempt import WORK
@@ -32,6 +34,8 @@ pytestmark = pytest.mark.anyio
 MEASURED = replies.Measurement(Outcome.MEASURED, latency_us=5.0, spread_us=0.1)
 REFUSED = replies.Measurement(Outcome.LAUNCH_ERROR, "the launch was refused")
 DIED = WorkerDied(-signal.SIGSEGV, Phase.FIRST_LAUNCH, Output())
+WRONG = replies.Measurement(Outcome.MISMATCH, "y is wrong", Phase.CHECK)
+NEEDS_CORES = replies.Measurement(None, phase=Phase.TIMING, cores=4)
 CONTENDED = replies.Measurement(Outcome.CONTENDED, "other programs used it")
 OPENED = CannotOpen("no such device")
 SICK = LaneSick("the canary failed")
@@ -45,6 +49,8 @@ class PlayedLane:
         self.health = Health()
         self.opened = self.asked = self.dropped = 0
         self.is_doubtful = False
+        self.granted: list[int] = []
+        self.requests: list[requests.Trial] = []
         self._answers, self._openings = list(answers), list(openings)
 
     @asynccontextmanager
@@ -63,13 +69,34 @@ class PlayedLane:
 
     open = open_now
 
-    async def exchange(self, request: requests.Trial, deadlines: Mapping[str, float]) -> tuple[Any, Output]:
-        """Answer, or die, as listed."""
-        self.asked += 1
-        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        if isinstance(answer, Exception):
-            raise answer
+    async def use_cores(self, cores: int) -> int:
+        """Grant them."""
+        self.granted.append(cores)
+        return cores
+
+    async def exchange(
+        self,
+        request: requests.Trial,
+        deadlines: Mapping[str, float],
+        *,
+        on_item: Callable[[replies.Measurement], None],
+    ) -> tuple[Any, Output]:
+        """Answer for each unit, or die, as listed."""
+        self.requests.append(request)
+        for place in range(len(request.units)):
+            self.asked += 1
+            answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+            if isinstance(answer, Exception):
+                raise answer
+            ends = answer.outcome is Outcome.LAUNCH_ERROR or answer.is_guilty or answer.is_unsound
+            if ends or place == len(request.units) - 1:
+                break
+            on_item(answer)
         return answer, Output()
+
+    def output(self) -> Output:
+        """Return nothing: no code of a worker runs."""
+        return Output()
 
     def drop(self) -> None:
         """Lose the worker, of which there is none."""
@@ -77,18 +104,96 @@ class PlayedLane:
         self.is_doubtful = False
 
 
-async def measured(tmp_path: Path, *lanes: PlayedLane) -> tuple[Outcome, Attempt]:
-    """Measure one compiled attempt that the first lane took."""
+async def measured_all(
+    tmp_path: Path, attempts: Sequence[Attempt], *lanes: PlayedLane, work: Work = WORK
+) -> list[Outcome]:
+    """Measure compiled attempts that the first lane took; return their outcomes in the order of their ends."""
     played = cast("Sequence[Lane]", lanes)
     artifacts = Artifacts(tmp_path, 1)
-    place = artifacts.place("ab")
-    place.mkdir(parents=True)
-    (place / "manifest.json").touch()
+    outcomes = []
+    for attempt in attempts:
+        place = artifacts.place(attempt.unit.key)
+        place.mkdir(parents=True)
+        (place / "manifest.json").touch()
+        attempt.life.tell(Event.ARTIFACT_FOUND)
+
+    async def done(attempt: Attempt, result: TrialResult) -> None:
+        outcomes.append(result.outcome)
+
+    measuring = MeasureStage(replace(work, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", None), artifacts)
+    await measuring.measure(played[0], [Compiled(attempt, {}, "") for attempt in attempts], lambda: 5.0, done)
+    return outcomes
+
+
+async def measured(tmp_path: Path, *lanes: PlayedLane) -> tuple[Outcome, Attempt]:
+    """Measure one compiled attempt that the first lane took."""
     attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
-    attempt.life.tell(Event.ARTIFACT_FOUND)
-    measuring = MeasureStage(WORK, played, cast("CompileStage", None), artifacts)
-    result = await measuring.measure(played[0], Compiled(attempt, {}, ""), None)
-    return result.outcome, attempt
+    (outcome,) = await measured_all(tmp_path, [attempt], *lanes)
+    return outcome, attempt
+
+
+def several(count: int) -> list[Attempt]:
+    """Return attempts at different configs."""
+    return [Attempt(number, {"x": number}, requests.UnitRef(f"{number:02}", {})) for number in range(1, count + 1)]
+
+
+async def test_trials_travel_to_a_gpu_together(tmp_path: Path) -> None:
+    """One request for a batch: each config has its own outcome, from its own answer."""
+    lane = PlayedLane("cuda:0", [MEASURED, WRONG, MEASURED])
+    attempts = several(3)
+    outcomes = await measured_all(tmp_path, attempts, lane)
+    assert outcomes == [Outcome.MEASURED, Outcome.MISMATCH, Outcome.MEASURED]
+    assert [len(request.units) for request in lane.requests] == [3]
+    assert [attempt.life.story[-2] for attempt in attempts] == [Event.LANE_TAKEN] * 3
+
+
+async def test_trials_travel_to_a_cpu_alone(tmp_path: Path) -> None:
+    """Recording a result would disturb the next config's timing."""
+    lane = PlayedLane("cpu:0", [MEASURED])
+    assert await measured_all(tmp_path, several(3), lane) == [Outcome.MEASURED] * 3
+    assert [len(request.units) for request in lane.requests] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("failure", "outcome"), [(DIED, Outcome.CRASHED), (REFUSED, Outcome.LAUNCH_ERROR)])
+async def test_a_batch_ends_at_the_config_that_fails(tmp_path: Path, failure: Any, outcome: Outcome) -> None:
+    """It alone is blamed: those before it keep their figures, and those after it are measured in the next request."""
+    lane = PlayedLane("cuda:0", [MEASURED, failure, MEASURED])
+    assert await measured_all(tmp_path, several(4), lane) == [Outcome.MEASURED, outcome, *[Outcome.MEASURED] * 2]
+    keys = [[unit.key for unit in request.units] for request in lane.requests]
+    assert keys == [["01", "02", "03", "04"], ["03", "04"]]
+
+
+async def test_a_disturbed_config_of_a_batch_is_measured_again(tmp_path: Path) -> None:
+    """After the others, which are not measured twice."""
+    lane = PlayedLane("cuda:0", [MEASURED, CONTENDED, MEASURED])
+    assert await measured_all(tmp_path, several(3), lane) == [Outcome.MEASURED] * 3
+    assert [[unit.key for unit in request.units] for request in lane.requests] == [["01", "02", "03"], ["02"]]
+
+
+async def test_the_default_travels_by_itself(tmp_path: Path) -> None:
+    """It is measured in full, while the others stop early."""
+    lane = PlayedLane("cuda:0", [MEASURED])
+    work = replace(WORK, kernel=replace(WORK.kernel, default={"x": 2}))
+    await measured_all(tmp_path, several(4), lane, work=work)
+    assert [len(request.units) for request in lane.requests] == [1, 1, 2]
+    assert [request.stop_above_us is None for request in lane.requests] == [False, True, False]
+
+
+async def test_a_config_that_uses_more_cores_is_timed_on_so_many(tmp_path: Path) -> None:
+    """Its first launch shows it; then it has them, and no more is asked of it."""
+    lane = PlayedLane("cpu:0", [NEEDS_CORES, MEASURED])
+    outcome, attempt = await measured(tmp_path, lane)
+    assert (outcome, lane.granted, attempt.cores) == (Outcome.MEASURED, [1, 4], 4)
+    assert [request.cores for request in lane.requests] == [1, 4]
+    assert attempt.life.story[-4:] == [Event.LANE_TAKEN, Event.NEEDS_CORES, Event.LANE_TAKEN, Event.TIMED]
+
+
+async def test_declared_cores_are_taken_at_once(tmp_path: Path) -> None:
+    """A kernel file that says how many needs no launch to show it, and is not contradicted."""
+    lane = PlayedLane("cpu:0", [MEASURED])
+    attempt = Attempt(1, {}, requests.UnitRef("ab", {}), cores=3, declares_cores=True)
+    assert await measured_all(tmp_path, [attempt], lane) == [Outcome.MEASURED]
+    assert (lane.granted, [request.cores for request in lane.requests]) == ([3], [None])
 
 
 @pytest.mark.parametrize("failure", [REFUSED, DIED], ids=["raised", "died"])

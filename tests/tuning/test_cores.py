@@ -1,0 +1,85 @@
+"""CPU configs that use several cores are timed on cores that no compile uses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ktuned.model.job import Priority
+from ktuned.model.plan import Plan
+from tests.assembled import PATIENCE_S, Parts, assembled, kernel_text, wanted
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two threads use one core here"),
+]
+
+WIDE = "does='two_threads', gate=''"
+NARROW = "does='work', gate=''"
+COMPILING = "does='gate_compile', gate='door'"
+
+
+@pytest.fixture
+async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
+    """Return the parts of a daemon for a machine with two cores."""
+    async with assembled(tmp_path, cores=2) as parts:
+        yield parts
+
+
+async def submit(parts: Parts, *configs: str, **options: str) -> None:
+    """Have configs tried in their order."""
+    await parts.inspect(kernel_text(configs=f"[{', '.join(f'dict({config})' for config in configs)}]", **options))
+    plan = Plan(preset="fast", strategy="exhaustive")
+    await parts.jobs.submit(wanted({"n": 64}), {"n": 64}, priority=Priority.REQUESTED, reason="test", plan=plan)
+
+
+async def waits_for_cores(parts: Parts) -> None:
+    """Wait until a config waits to be alone on its cores."""
+    with anyio.fail_after(PATIENCE_S):
+        while not parts.fleet.gate.waiting_for_cores:  # noqa: ASYNC110 - another process's launch shows that it must
+            await anyio.sleep(0.005)
+
+
+def figures(parts: Parts) -> dict[str, int | None]:
+    """Return the cores of each measured config, by its ``does``."""
+    trials = [parts.store.trial(trial.id) for trial in parts.store.trials() if trial.outcome == "measured"]
+    return {str(trial.config["does"]): trial.detail.get("cores") for trial in trials if trial is not None}
+
+
+async def test_a_config_on_all_cores_waits_for_the_compile_that_runs(parts: Parts) -> None:
+    """Its first launch shows two threads: it is timed when the last compile is over, and no new one has begun."""
+    await submit(parts, COMPILING, WIDE)
+    async with parts.working():
+        await parts.reached("door")
+        await waits_for_cores(parts)
+        assert figures(parts) == {}
+        parts.open_gate("door")
+        (ended,) = await parts.told.ended()
+    assert ended["outcomes"] == {"measured": 2}
+    assert figures(parts) == {"gate_compile": 1, "two_threads": 2}
+
+
+async def test_a_config_on_one_core_is_timed_beside_a_compile(parts: Parts) -> None:
+    """Compiles keep off its core anyway."""
+    await submit(parts, COMPILING, NARROW)
+    async with parts.working():
+        await parts.reached("door")
+        await parts.told.until(lambda: len(parts.told.of("trial_done")) == 1)
+        assert figures(parts) == {"work": 1}
+        parts.open_gate("door")
+        await parts.told.ended()
+
+
+async def test_declared_cores_are_held(parts: Parts) -> None:
+    """A kernel file may say that a config uses more than its first launch shows: by problem and config."""
+    await submit(parts, COMPILING, NARROW, cores="lambda p, c: 2 if c.does == 'work' and p.n == 64 else 1")
+    async with parts.working():
+        await parts.reached("door")
+        await waits_for_cores(parts)
+        parts.open_gate("door")
+        await parts.told.ended()
+    assert figures(parts) == {"gate_compile": 1, "work": 2}

@@ -1,0 +1,76 @@
+"""Cores that a launch uses."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ktuned.worker.core_count import CountedLaunch, ThreadTimes, cores_used
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "ended_ms", "cores"),
+    [
+        ({1: 5}, {1: 15}, 0, 1),
+        ({1: 5, 2: 7}, {1: 15, 2: 7}, 0, 1),
+        ({1: 5, 2: 7}, {1: 15, 2: 8}, 0, 1),
+        ({1: 5, 2: 7}, {1: 15, 2: 14}, 0, 2),
+        ({1: 5}, {1: 15, 2: 9, 3: 10}, 0, 3),
+        ({1: 5}, {1: 15}, 9, 2),
+        ({1: 5}, {1: 15}, 31, 4),
+        ({1: 5}, {1: 15}, 1, 1),
+        ({1: 5}, {1: 6}, 40, 8),
+        ({1: 5}, {1: 5}, 0, 1),
+        ({}, {}, 0, 1),
+    ],
+    ids=[
+        "alone",
+        "a-pool-that-sleeps",
+        "a-pool-that-wakes-and-sleeps-again",
+        "a-pool-that-works",
+        "threads-that-live-on",
+        "a-thread-that-ended",
+        "three-that-ended",
+        "one-that-did-nothing",
+        "a-launch-that-only-waits",
+        "no-time",
+        "no-list-of-threads",
+    ],
+)
+def test_threads_that_ran_are_counted(before: dict[int, int], after: dict[int, int], ended_ms: int, cores: int) -> None:
+    """Those that live, and those that have ended with the launch, by their CPU time; never more than there are."""
+    first = ThreadTimes({thread: spent * MS for thread, spent in before.items()}, 0)
+    grown = sum(after.values()) - sum(before.values()) + ended_ms
+    last = ThreadTimes({thread: spent * MS for thread, spent in after.items()}, grown * MS)
+    assert cores_used(first, last, 8) == cores
+
+
+def test_more_threads_than_cores_use_all_cores() -> None:
+    """What cannot be given is not waited for."""
+    assert cores_used(ThreadTimes({}, 0), ThreadTimes(dict.fromkeys(range(9), MS), 9 * MS), 2) == 2
+
+
+def burn(cpu_s: float) -> None:
+    """Use some CPU time of this thread."""
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        pass
+
+
+def in_two_threads() -> None:
+    """Work in this thread and in one that ends with the launch."""
+    other = threading.Thread(target=burn, args=(0.02,))
+    other.start()
+    burn(0.02)
+    other.join()
+
+
+@pytest.mark.parametrize(("work", "cores"), [(lambda: burn(0.01), 1), (in_two_threads, 2)], ids=["one", "two"])
+def test_a_real_launch_is_counted(work: Callable[[], None], cores: int) -> None:
+    """By what its threads did, however busy the machine is: two that take turns on one core are two."""
+    launch = CountedLaunch(work)
+    launch()
+    assert launch.cores == cores
