@@ -72,6 +72,7 @@ class Pipeline:
         self._measuring = MeasureStage(work, lanes, self._compiling, artifacts)
         self._prior = PriorResults(work, store)
         self._under_way: dict[int, Attempt] = {}
+        self._most_ahead = 0
         self._first_failure = ""
         self._opening = Opening(())
         self._has_winner = False
@@ -81,8 +82,8 @@ class Pipeline:
         self._channels: dict[str, MemoryObjectSendStream[Attempt] | MemoryObjectSendStream[Compiled]] = {}
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Return how full each channel is."""
-        found = {}
+        """Return how full each channel is, and how many configs are ``ahead``: proposed, and without an outcome yet."""
+        found = {"ahead": {"used": len(self._under_way), "size": self._most_ahead}}
         for name, stream in self._channels.items():
             now = stream.statistics()
             found[name] = {"used": now.current_buffer_used, "size": int(now.max_buffer_size)}
@@ -127,6 +128,9 @@ class Pipeline:
         # Besides what each lane takes next, a whole group: its worker goes on with another one meanwhile.
         to_bench, bench_from = anyio.create_memory_object_stream[Compiled](2 * len(self._lanes) + self.work.group_size)
         self._channels = {"compile": to_compile, "bench": to_bench}
+        # In both channels, in the hands of slots and lanes, and in those of the last request.
+        in_hands = slots * self.work.group_size + len(self._lanes) * MAX_BATCH + ASK_AT_ONCE
+        self._most_ahead = sum(figures["size"] for figures in self.statistics().values()) + in_hands
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._ask, to_compile)
             for _ in range(slots):
@@ -246,6 +250,9 @@ class Pipeline:
             return
         if any(proposal.build is not None for proposal in fresh):
             self._has_fresh.set()
+        # Compiled before the strategy knows what became of those that it proposed before.
+        is_first = not self._under_way
+        self.progress.spend("speculative", sum(proposal.build is not None for proposal in fresh[is_first:]))
         configs = [proposal.config for proposal in fresh]
         # Shielded: a row that was entered has an attempt that gives it its outcome.
         with anyio.CancelScope(shield=True):

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
+from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
 
@@ -101,3 +104,24 @@ async def test_what_was_decided_is_not_decided_again(parts: Parts) -> None:
     assert (ended["state"], ended["done"], parts.told.of("refining", "winner")) == ("done", 3, [])
     (seated,) = parts.store.winners()
     assert (seated.config, seated.latency_us) == ({"us": 1.0}, 11.0)
+
+
+async def test_configs_are_compiled_ahead_within_a_bound(parts: Parts) -> None:
+    """Slots need not wait for outcomes: a job counts what it compiled without them, and the status shows the bound."""
+    configs = "[dict(us=float(us), does='gate_compile', gate='door') for us in range(1, 61)]"
+    await parts.inspect(kernel_text(configs=configs))
+    plan = Plan(preset="fast", strategy="exhaustive")
+    await parts.jobs.submit(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan)
+
+    def channel(name: str) -> Mapping[str, int]:
+        return parts.jobs.channels().get(f"{name} (job 1)", {"used": 0, "size": 1})
+
+    async with parts.working():
+        await parts.reached("door")
+        await until(lambda: channel("compile")["used"] == channel("compile")["size"])
+        ahead = channel("ahead")
+        assert channel("compile")["used"] < ahead["used"] <= ahead["size"] < 60
+        parts.open_gate("door")
+        (ended,) = await parts.told.ended()
+    assert ended["done"] == 60
+    assert ended["cost"]["speculative"] == 59
