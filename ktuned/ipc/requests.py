@@ -185,7 +185,7 @@ class Open(Request[replies.Opened, Never]):
     """Make a problem's data on a device, for the trials that follow.
 
     ``captured`` is the digest of the inputs that an application captured, empty without; ``expected`` the key that the
-    reference's results are kept under.
+    reference's results are kept under; ``seed`` chooses among inputs that are all alike but for their random numbers.
     """
 
     operation: ClassVar = "open"
@@ -197,6 +197,7 @@ class Open(Request[replies.Opened, Never]):
     device: Device
     captured: str
     expected: str
+    seed: int = 0
 
 
 @record
@@ -271,6 +272,16 @@ class Time(Request[replies.Measurement, Never]):
 
 
 @record
+class Check(Request[replies.Measurement, Never]):
+    """Launch a config of the opened problem once and check it; the measurement of a right one has no latency."""
+
+    operation: ClassVar = "check"
+    first_phase: ClassVar = Phase.LOAD
+
+    unit: UnitRef
+
+
+@record
 class TimeReference(Request[replies.Measurement, Never]):
     """Time the reference function of the opened problem."""
 
@@ -297,6 +308,7 @@ REQUESTS: Mapping[str, type[Request[Any, Any]]] = {
         Canary,
         Trial,
         Time,
+        Check,
         TimeReference,
     )
 }

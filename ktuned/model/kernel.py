@@ -93,6 +93,11 @@ class KernelInfo(Record):
         return str(self.extra.get("data_digest", self.digest))
 
     @property
+    def is_judged(self) -> bool:
+        """False if nothing decides whether its outputs are right."""
+        return bool(self.extra.get("judged", True))
+
+    @property
     def parts(self) -> dict[str, str]:
         """Parts of ``digest``: short digests by labels that begin with ``source:`` or ``python:``."""
         groups = (("source", self.extra.get("files", {})), ("python", self.extra.get("definitions", {})))

@@ -74,6 +74,11 @@ class Kernel:
         """The sources' absolute paths; they are written relative to the kernel file."""
         return tuple(lexical(self.file.parent / source) for source in self.sources)
 
+    @property
+    def is_judged(self) -> bool:
+        """False if nothing decides whether outputs are right: ``check=None``, and no reference."""
+        return self.reference is not None or self.check is not None
+
     def problem_list(self) -> tuple[dict[str, Scalar], ...]:
         """Return the declared problems, calling ``problems`` if it is a callable.
 

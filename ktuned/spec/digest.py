@@ -84,6 +84,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "missing": [f"{_relative(path, home)} includes {name}" for path, name in sources.unresolved],
             "data_digest": _digest(measured.parts),
             "given": list(kernel.given),
+            "judged": kernel.is_judged,
         },
     )
 

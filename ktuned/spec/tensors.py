@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ktuned.model import UsageError, listed
@@ -51,6 +51,9 @@ UNIFORM_RANGE = (-1.0, 1.0)
 INTEGER_RANGE = (-3, 4)
 """Small integers (unsigned dtypes: from 0): their products and sums are exact in float32 for any usual length."""
 
+_SEED_STEP = 0x9E37_79B9_7F4A_7C15
+"""Distance of related seeds, 2^64 by the golden ratio: no two small seeds are that far apart."""
+
 LARGEST_DRAWN = 2**63 - 1
 """Integers are drawn as int64, for uint64 too."""
 
@@ -87,6 +90,10 @@ class TensorSpec:
         if self.output:
             return "empty"
         return "uniform" if self.dtype in FLOATS or self.dtype in COMPLEX else "integer"
+
+    def reseeded(self, number: int) -> TensorSpec:
+        """Return a tensor that differs in its random numbers alone, where they come from a seed of its own."""
+        return self if self.seed is None else replace(self, seed=self.seed + number * _SEED_STEP)
 
     @property
     def range(self) -> tuple[float, float]:

@@ -30,6 +30,7 @@ from ktuned.model import (
     Preset,
     Problem,
     Scalar,
+    Trial,
     TrialResult,
     added,
     canonical,
@@ -164,6 +165,14 @@ class Attempt:
         self.life.tell(Event.DOUBTED)
         return True
 
+    @classmethod
+    def again(cls, trial: Trial, unit: requests.UnitRef) -> Attempt:
+        """Return a measured trial as one under way again, as a finalist."""
+        attempt = cls(trial.id, trial.config, unit, compile_s=trial.compile_s, lane_s=trial.lane_s)
+        attempt.life = Life(Outcome.MEASURED)
+        attempt.life.tell(Event.CHOSEN)
+        return attempt
+
     def excuse_kill(self, error: Exception) -> bool:
         """Move the attempt back after an excused kill from outside; return whether ``error`` is one.
 
@@ -275,7 +284,8 @@ class Progress:
     """A job's figures so far; ``stamp`` puts them into the job's public value.
 
     ``compiled`` counts the configs of a job that only compiles which have their artifact: an end, but no outcome.
-    ``budget_s`` is the plan's time limit, ``began`` when the job started, by ``monotonic``.
+    ``lost`` is why the first config was lost that had been measured. ``budget_s`` is the plan's time limit, ``began``
+    when the job started, by ``monotonic``.
     """
 
     total: int | None = None
@@ -290,6 +300,7 @@ class Progress:
     reused: int = 0
     cost: dict[str, float] = field(default_factory=dict)
     budget_s: float | None = None
+    lost: str = ""
     began: float = field(default_factory=monotonic)
 
     @property
@@ -322,6 +333,13 @@ class Progress:
                 self.best_us, self.best_spread_us = latency_us, spread_us
             if is_default:
                 self.default_us, self.default_spread_us = latency_us, spread_us
+
+    def lose(self, result: TrialResult, best_us: float | None) -> None:
+        """Take into account that a measured config is wrong; ``best_us`` is the best latency that is left."""
+        self.outcomes[Outcome.MEASURED] -= 1
+        self.outcomes[result.outcome] += 1
+        self.best_us = best_us
+        self.lost = self.lost or f"{result.outcome}: {result.message}"
 
     def spend(self, what: str, seconds: float) -> None:
         """Add to the job's cost: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``wall_s``."""

@@ -9,7 +9,7 @@ from time import monotonic
 
 from ktuned.fleet import ALL_CORES, DeadlineExpired, Fleet, Lane, LaneSick, WorkerDied, is_outside_kill
 from ktuned.ipc import requests
-from ktuned.model import Config, Event, Life, Outcome, Trial, TrialResult, Winner, WorkerError
+from ktuned.model import Config, Event, Outcome, Trial, TrialResult, Winner, WorkerError
 from ktuned.store import Store
 from ktuned.tuning.attempt import Attempt, Progress, Work
 from ktuned.tuning.deadlines import for_trial
@@ -17,6 +17,7 @@ from ktuned.tuning.finalists import MOST_TIMES, Figure, Range, Rounds, chosen, f
 from ktuned.tuning.job_events import Publish, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import admitted_trials
+from ktuned.tuning.seed_check import SeedCheck
 from ktuned.tuning.trial_detail import TrialDetail
 
 
@@ -37,11 +38,7 @@ class _Finalist:
 
     def attempt(self) -> Attempt:
         """Return the trial as one that is measured again."""
-        trial = self.trial
-        again = Attempt(trial.id, trial.config, self.unit, compile_s=trial.compile_s, lane_s=trial.lane_s)
-        again.life = Life(Outcome.MEASURED)
-        again.life.tell(Event.CHOSEN)
-        return again
+        return Attempt.again(self.trial, self.unit)
 
     def result(self, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
         """Return the figure of all rounds; the old one if all were disturbed."""
@@ -110,6 +107,10 @@ class FinalRound:
             await self._reinstate(decided)
             return
         began = monotonic()
+        checking = SeedCheck(self._work, self._lanes, self._measuring, finalists=self._finalists, lose=self._lose)
+        finalists = [_Finalist.of(trial) for trial in await checking.run()]
+        if not finalists:
+            return
         async with self._fleet.gate.quiet():
             contest = await self._contest(rounds, finalists)
         self._progress.spend("finalists_s", monotonic() - began)
@@ -193,10 +194,10 @@ class FinalRound:
             self._progress.reference_spread_us = found[None].spread_us
         results = [(one.trial, one.result(contest.rounds, found)) for one in contest.finalists]
         for trial, result in results:
-            await self._store.finish_trial(trial.id, result)
-            if result.outcome is not Outcome.MEASURED:
-                self._progress.outcomes[Outcome.MEASURED] -= 1
-                self._progress.outcomes[result.outcome] += 1
+            if result.outcome is Outcome.MEASURED:
+                await self._store.finish_trial(trial.id, result)
+            else:
+                await self._lose(trial, result)
         still = [(trial, result) for trial, result in results if result.outcome is Outcome.MEASURED]
         if not still:
             return
@@ -207,6 +208,12 @@ class FinalRound:
             if trial.config == self._work.kernel.default:
                 self._progress.default_us, self._progress.default_spread_us = result.latency_us, result.spread_us
         publish_winner(self._publish, winner, self._work.job.id)
+
+    async def _lose(self, trial: Trial, result: TrialResult) -> None:
+        """Record that a measured trial is none; the best that is left is the best."""
+        await self._store.finish_trial(trial.id, result)
+        best = self._store.best_trials(self._work.context, 1)
+        self._progress.lose(result, best[0].latency_us if best else None)
 
 
 class _Contest:
@@ -253,9 +260,10 @@ class _Contest:
                 if not is_outside_kill(error):
                     finalist.failed = attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED)
                 return
-        if measured.outcome is Outcome.LAUNCH_ERROR:
+        if measured.outcome in (Outcome.LAUNCH_ERROR, Outcome.MISMATCH):
             self._lane.drop()
-            finalist.failed = attempt.result(Event.RAISED, measured.message, output=output)
+            event = Event.WRONG if measured.outcome is Outcome.MISMATCH else Event.RAISED
+            finalist.failed = attempt.result(event, measured.message, output=output)
         elif measured.latency_us is not None and measured.spread_us is not None:
             self.rounds[-1][finalist.trial.id] = measured.latency_us
             finalist.spreads.append(measured.spread_us)

@@ -61,7 +61,7 @@ class MeasureStage:
         self._lanes = lanes
         self._compiling = compiling
         self._artifacts = artifacts
-        self._benches: dict[str, Bench] = {}
+        self._benches: dict[tuple[str, int], Bench] = {}
         self._incumbent: requests.Incumbent | None = None
 
     async def measure(
@@ -102,17 +102,18 @@ class MeasureStage:
         """Return the lane itself, or one that works while it is sick and not yet to be tried again."""
         return next(iter(self._others(lane)), lane) if lane.health.pause_s else lane
 
-    async def open(self, lane: Lane) -> None:
-        """Have a lane ready for this job's trials; the caller holds it. Where all are sick it waits.
+    async def open(self, lane: Lane, seed: int = 0) -> None:
+        """Have a lane ready for this job's trials, on the inputs of a seed; the caller holds it. Where all are sick it
+        waits.
 
         Raises:
             CannotOpen: the problem's data cannot be made.
             LaneSick: its device does not work, and another lane's does.
         """
         if self._others(lane):
-            await self._open_now(lane)
+            await self._open_now(lane, seed)
         else:
-            await lane.open(self.bench(lane), self._work.deadlines)
+            await lane.open(self.bench(lane, seed), self._work.deadlines)
 
     async def open_early(self, lane: Lane) -> None:
         """Have a lane ready before there is anything to measure, unless it is sick; the caller holds it.
@@ -123,8 +124,8 @@ class MeasureStage:
         with suppress(LaneSick):
             await self._open_now(lane)
 
-    async def _open_now(self, lane: Lane) -> None:
-        bench, deadlines = self.bench(lane), self._work.deadlines
+    async def _open_now(self, lane: Lane, seed: int = 0) -> None:
+        bench, deadlines = self.bench(lane, seed), self._work.deadlines
         try:
             await lane.open_now(bench, deadlines)
         except CannotOpen:
@@ -323,13 +324,14 @@ class MeasureStage:
             output=output,
         )
 
-    def bench(self, lane: Lane) -> Bench:
+    def bench(self, lane: Lane, seed: int = 0) -> Bench:
         """Return the problem that a worker must have opened before it can measure this job's trials on ``lane``."""
-        if lane.device.name not in self._benches:
-            self._benches[lane.device.name] = self._bench(lane)
-        return self._benches[lane.device.name]
+        key = lane.device.name, seed
+        if key not in self._benches:
+            self._benches[key] = self._bench(lane, seed)
+        return self._benches[key]
 
-    def _bench(self, lane: Lane) -> Bench:
+    def _bench(self, lane: Lane, seed: int) -> Bench:
         work = self._work
         # All that decides a problem's data: kernels of one file may share their digest, but not their inputs.
         data = {
@@ -338,6 +340,7 @@ class MeasureStage:
             "problem": dict(work.problem),
             "measuring": work.context.measuring_version,
             "device": work.context.device,
+            "seed": seed,
         }
         expected = hashlib.sha256(canonical(data).encode()).hexdigest()
         request = requests.Open(
@@ -347,6 +350,7 @@ class MeasureStage:
             device=lane.device,
             captured=work.captured,
             expected=expected,
+            seed=seed,
         )
         identity = canonical({**data, "stamps": dict(work.kernel.stamps)})
         code = KernelCode(work.kernel.file, work.kernel.code_digest)

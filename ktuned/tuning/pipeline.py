@@ -93,7 +93,8 @@ class Pipeline:
     def verdict(self) -> tuple[JobState, str]:
         """The final state of a job that ran to its end, and its message."""
         if self.progress.best_us is None:
-            return JobState.FAILED, f"no config could be measured{self._first_failure}"
+            lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
+            return JobState.FAILED, f"no config could be measured{lost}"
         return JobState.DONE, self.summary.words(self.progress.done, self.progress.best_us)
 
     async def run(self) -> None:

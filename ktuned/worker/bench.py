@@ -56,7 +56,7 @@ class Bench:
         self._open = self._bound = None
         reply.phase(Phase.REFERENCE)
         captured = self._places.captured(request.captured) if request.captured else None
-        data = ProblemData(kernel, request.problem, request.device, captured=captured)
+        data = ProblemData(kernel, request.problem, request.device, captured=captured, seed=request.seed)
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda":
             timer = CudaTimer(request.device.name, kernel.timing)
@@ -98,18 +98,12 @@ class Bench:
     def _measure(self, unit: requests.UnitRef, request: requests.Trial, reply: Reply) -> replies.Measurement:
         """Measure one config; a damaged artifact gives no outcome, because it is to be compiled again."""
         opened = self._opened()
-        try:
-            launch = self._launch(opened, unit)
-        except DamagedArtifact as error:
-            return replies.Measurement(None, str(error))
-        except Unsupported as error:
-            return replies.Measurement(Outcome.UNSUPPORTED, str(error), Phase.LOAD)
-        except Exception as error:
-            return _raised(error, Phase.LOAD)
+        launch = self._loaded_launch(opened, unit)
+        if isinstance(launch, replies.Measurement):
+            return launch
         opened.data.begin_trial()
-        reply.phase(Phase.FIRST_LAUNCH)
         counted = None if request.cores is None else CountedLaunch(launch)
-        first = self._checked_launch(opened, counted or launch, reply)
+        first = self._checked_launch(opened, counted or launch, reply, Phase.FIRST_LAUNCH)
         if first.outcome is not Outcome.MEASURED:
             return first
         cores = None if counted is None else counted.cores
@@ -124,9 +118,8 @@ class Bench:
             stop_above_us=request.stop_above_us,
             incumbent=request.incumbent,
         )
-        if timed.outcome is Outcome.MEASURED:
-            reply.phase(Phase.CHECK)
-            again = self._checked_launch(opened, launch, reply)
+        if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
+            again = self._checked_launch(opened, launch, reply, Phase.CHECK)
             if again.outcome is not Outcome.MEASURED:
                 return replace(again, message=f"the first launch was right, a later one was not: {again.message}")
         return replace(
@@ -137,17 +130,29 @@ class Bench:
             cores=cores,
         )
 
-    def _checked_launch(self, opened: _Opened, launch: Launch, reply: Reply) -> replies.Measurement:
-        """Launch once as before each run, and judge the outputs; the measurement of a right one has no latency."""
+    def _loaded_launch(self, opened: _Opened, unit: requests.UnitRef) -> Launch | replies.Measurement:
+        """Return the bound launch of a unit, or the measurement of one that cannot be loaded."""
+        try:
+            return self._launch(opened, unit)
+        except DamagedArtifact as error:
+            return replies.Measurement(None, str(error))
+        except Unsupported as error:
+            return replies.Measurement(Outcome.UNSUPPORTED, str(error), Phase.LOAD)
+        except Exception as error:
+            return _raised(error, Phase.LOAD)
+
+    def _checked_launch(self, opened: _Opened, launch: Launch, reply: Reply, phase: Phase) -> replies.Measurement:
+        """Launch once in a phase, and judge the outputs; the measurement of a right one has no latency."""
         data = opened.data
+        reply.phase(phase)
         try:
             data.begin_checked_launch()
             launch()
             opened.timer.synchronize()
         except Unsupported as error:
-            return replies.Measurement(Outcome.UNSUPPORTED, str(error), Phase.FIRST_LAUNCH)
+            return replies.Measurement(Outcome.UNSUPPORTED, str(error), phase)
         except Exception as error:
-            return _raised(error, Phase.FIRST_LAUNCH)
+            return _raised(error, phase)
         reply.phase(Phase.CHECK)
         if damage := data.damage():
             return _guilty(damage, Phase.CHECK)
@@ -159,16 +164,22 @@ class Bench:
             measured = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK)
         return replace(_judged(measured, verdict), overwritten=overwritten or None)
 
+    def check(self, request: requests.Check, reply: Reply) -> replies.Measurement:
+        """Launch a config once, as before its timing, and judge its outputs."""
+        opened = self._opened()
+        launch = self._loaded_launch(opened, request.unit)
+        if isinstance(launch, replies.Measurement):
+            return launch
+        opened.data.begin_trial()
+        return self._checked_launch(opened, launch, reply, Phase.FIRST_LAUNCH)
+
     def time(self, request: requests.Time, reply: Reply) -> replies.Measurement:
         """Time a finalist again; it was checked when it was tried."""
         opened = self._opened()
-        try:
-            launch = self._launch(opened, request.unit)
-            opened.data.begin_trial()
-        except DamagedArtifact as error:
-            return replies.Measurement(None, str(error))
-        except Exception as error:
-            return _raised(error, Phase.LOAD)
+        launch = self._loaded_launch(opened, request.unit)
+        if isinstance(launch, replies.Measurement):
+            return launch
+        opened.data.begin_trial()
         return self._time(opened, launch, request.preset, request.judge_contention, reply)
 
     def canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:

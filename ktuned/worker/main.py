@@ -140,6 +140,7 @@ def _load_bench(registry: Registry, places: Places) -> _Loaded:
         requests.Canary: bench.canary,
         requests.Trial: bench.trial,
         requests.Time: bench.time,
+        requests.Check: bench.check,
         requests.TimeReference: bench.time_reference,
     }
 
@@ -150,7 +151,15 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
     **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration),
     requests.Compile: _load_compilation,
     **dict.fromkeys(
-        (requests.Open, requests.Close, requests.Canary, requests.Trial, requests.Time, requests.TimeReference),
+        (
+            requests.Open,
+            requests.Close,
+            requests.Canary,
+            requests.Trial,
+            requests.Time,
+            requests.Check,
+            requests.TimeReference,
+        ),
         _load_bench,
     ),
 }

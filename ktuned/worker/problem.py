@@ -25,20 +25,27 @@ _CAPTURE_AGAIN = "capture them again, or take them back: `capture` with `remove=
 class ProblemData:
     """The tensors of one problem: the same for every config, restored after each, and what they must become.
 
-    Those that the file ``captured`` holds are taken from there. All tensors have guards around them.
+    Those that the file ``captured`` holds are taken from there; ``seed`` gives the others other random numbers. All
+    tensors have guards around them.
     """
 
     def __init__(
-        self, kernel: declaration.Kernel, problem: Mapping[str, Any], device: Device, *, captured: Path | None = None
+        self,
+        kernel: declaration.Kernel,
+        problem: Mapping[str, Any],
+        device: Device,
+        *,
+        captured: Path | None = None,
+        seed: int = 0,
     ) -> None:
         import torch
 
         from ktuned.spec import TensorSpec, materialise
 
         self._kernel = kernel
-        seed = canonical({"kernel": kernel.name, **problem})
+        seed_text = canonical({"kernel": kernel.name, **problem}) + (f" {seed}" if seed else "")
         # A tensor that inputs(p) draws itself must be the same in the worker that takes over.
-        random.seed(seed)
+        random.seed(seed_text)
         torch.manual_seed(random.getrandbits(63))
         declared = kernel.input_specs(problem)
         self._pristine: dict[str, Any] = {}
@@ -46,7 +53,7 @@ class ProblemData:
         for name, entry in declared.items():
             if isinstance(entry, TensorSpec):
                 try:
-                    self._pristine[name] = materialise(entry, name, seed, device.name)
+                    self._pristine[name] = materialise(entry.reseeded(seed), name, seed_text, device.name)
                 except RuntimeError as error:
                     # Torch's word for memory that it cannot have.
                     raise kernel.site.failure(f"inputs(p): {name}", error) from error
@@ -110,6 +117,11 @@ class ProblemData:
                     )
                 tensor = tensor.to(made.dtype).reshape(made.shape)
             self._pristine[name] = tensor
+
+    @property
+    def is_judged(self) -> bool:
+        """True if something decides whether the outputs are right."""
+        return self._kernel.is_judged
 
     @property
     def restores(self) -> bool:

@@ -63,6 +63,42 @@ def test_every_failure_has_its_outcome_and_the_healthy_best_wins(daemon: Daemon)
     _check_told_after_commit(events)
 
 
+WRONG = {
+    "beyond": "wrote outside its tensors: 8192 bytes after y",
+    "before": "wrote outside its tensors: 32 bytes before y",
+    "dirty": "the first launch was right, a later one was not",
+    "first_seed": "right for its first inputs, not for others (seed 1)",
+}
+
+
+def test_each_wrong_config_is_caught_and_no_other_is_blamed(daemon: Daemon) -> None:
+    """Each kind between some that are right, which alone are measured, however fast the others are."""
+    bad = [(does, does) for does in WRONG] + [("first_seed 2", "first_seed")]
+    good = [(f"work {number}", "work") for number in range(3)]
+    mixed = [*bad[:1], good[0], *bad[1:2], good[1], *bad[2:], *good[2:]]
+    configs = ", ".join(f"dict(us={200 if does in WRONG else 300}, does={does!r}, tag={tag!r})" for tag, does in mixed)
+    path = daemon.kernel_file(kernel_text(f"space([{configs}])", early_stop="30.0", strategy="'exhaustive'"))
+    _, (job,) = daemon.tune(path=str(path))
+
+    trials = daemon.trials()
+    assert {tag for tag, trial in trials.items() if trial["outcome"] == "measured"} == {tag for tag, _ in good}
+    for tag, does in bad:
+        assert trials[tag]["message"].startswith(WRONG[does]), tag
+    assert job["outcomes"] == {"measured": 3, "crashed": 1, "mismatch": 4}
+    hit = daemon.client.lookup("it", dict(n=64))
+    assert hit.config is not None
+    assert hit.config["does"] == "work"
+
+
+def test_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None:
+    """Where the best was right only for its first inputs, nothing is served, and the job's message says why."""
+    path = daemon.kernel_file(kernel_text("space([dict(us=200, does='first_seed', tag='it')])"))
+    _, (job,) = daemon.tune(path=str(path))
+    assert job["state"] == "failed"
+    assert "no config could be measured; mismatch: right for its first inputs" in job["message"]
+    assert daemon.client.lookup("it", dict(n=64)).config is None
+
+
 def _check_stories(daemon: Daemon, trials: dict[str, dict[str, Any]]) -> None:
     """What an outcome keeps tells what happened."""
     segfault = daemon.trial(trials["segfault"]["id"])

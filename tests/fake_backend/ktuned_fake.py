@@ -90,6 +90,15 @@ def overflow() -> None:
     repr(nested)
 
 
+def is_known(x: Any) -> bool:
+    """Return whether these are the inputs of the first kernel that asked, in any worker of this daemon."""
+    known = Path(os.environ["FAKE_GATE"]) / "first_inputs"
+    if not known.exists():
+        known.write_bytes(x.numpy().tobytes())
+    found: bytes = x.numpy().tobytes()
+    return known.read_bytes() == found
+
+
 class FakeKernel(Kernel):
     """A loaded fake."""
 
@@ -101,6 +110,7 @@ class FakeKernel(Kernel):
         build, x, y = self._build, tensors["x"], tensors["y"]
         chatter = itertools.chain([10_000_000], itertools.repeat(10_000))
         launches = itertools.count()
+        is_first = build.does != "first_seed" or is_known(x)
 
         def launch() -> None:
             wait_at(build.gate if build.does != "gate_compile" else "")
@@ -139,7 +149,11 @@ class FakeKernel(Kernel):
                         eaten.append(b"x" * 50_000_000)
             end = time.perf_counter_ns() + int(build.us * 1000)
             y.copy_(x)
-            is_wrong = build.does == "wrong" or (build.does == "dirty" and next(launches))
+            is_wrong = (
+                build.does == "wrong"
+                or (build.does == "dirty" and next(launches))
+                or (build.does == "first_seed" and not is_first)
+            )
             y.mul_(3.0 if is_wrong else 2.0)
             while time.perf_counter_ns() < end:
                 pass

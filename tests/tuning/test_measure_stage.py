@@ -26,6 +26,7 @@ from ktuned.tuning.attempt import Attempt, Compiled, Work
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned.tuning.measure_stage import CONTENDED_TRIES, MeasureStage
+from ktuned.tuning.seed_check import SEEDS
 from tests.assembled import Parts, kernel_text
 from tests.tuning.test_attempt import WORK
 
@@ -290,7 +291,7 @@ async def test_worker_whose_data_was_damaged_is_replaced(tmp_path: Path) -> None
 
 
 async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
-    """While one measures, the other one does; each config is measured once, and their reference is computed once."""
+    """While one measures, so does the other; each config is measured once, the reference computed once for a seed."""
     gated = "[dict(us=50.0, gate='door'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
     await parts.inspect(kernel_text(configs=gated, strategy="'exhaustive'"))
     parts.root = replace(parts.root, env={"FAKE_DEVICES": "2"})
@@ -304,7 +305,7 @@ async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
         (ended,) = await parts.told.ended()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 3})
     assert sorted(lane.device.name for lane in parts.jobs.lanes() if lane.busy_s) == ["cpu:0", "cpu:1"]
-    assert len(list(parts.daemon.current.settings.scratch.glob("*/expected/*"))) == 1
+    assert len(list(parts.daemon.current.settings.scratch.glob("*/expected/*"))) == 1 + len(SEEDS)
 
 
 async def test_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:

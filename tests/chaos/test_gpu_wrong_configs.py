@@ -1,0 +1,148 @@
+"""A hundred configs on a GPU, of which sixty are wrong in ways that one launch on one set of inputs does not show."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from tests.chaos.conftest import Row
+from tests.e2e.harness import Daemon
+
+pytestmark = pytest.mark.gpu
+
+SOURCE = """
+enum Kind { RIGHT, OUTSIDE, DIRTY, SEED };
+
+template <int KIND, int OFFSET, int REPEAT>
+__global__ void twice(const float* x, volatile float* y, int* count, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  float factor = 2;
+  if (KIND == SEED && __float_as_int(x[0]) != KNOWN) factor = 3;
+  if (KIND == DIRTY) {
+    // All blocks but the last see what the launch before has left.
+    if (*const_cast<volatile int*>(count) >= n) factor = 3;
+    if (i < n) atomicAdd(count, 1);
+  }
+  if (KIND == OUTSIDE && i == 0) y[OFFSET] = TAG;
+  for (int turn = 0; i < n && turn < REPEAT; ++turn) y[i] = factor * x[i];
+}
+"""
+
+N = 1 << 20
+KERNEL = """
+import functools
+from ktuned import kernel, space, tensor
+from ktuned.spec import materialise
+from ktuned_nvrtc import Build
+
+N = {n}
+X = tensor((N,), seed=7)
+
+@functools.cache
+def known():
+    import torch
+    return int(materialise(X, "x", "", "cpu")[:1].view(torch.int32))
+
+@kernel(
+    backend="nvrtc",
+    sources=["wrong.cu"],
+    space=space({configs}),
+    problems=[dict(n=N)],
+    inputs=lambda p: dict(x=X, y=tensor((N,), output=True), count=tensor((1,), "int32", "zeros")),
+    reference=lambda x: dict(y=2 * x),
+    strategy="random",
+    preset="fast",
+    trials=200,
+    early_stop=100.0,
+    seed=3,
+)
+def it(p, c):
+    return Build(
+        entry=f"twice<{{c.kind}}, {{c.offset}}, {{c.repeat}}>",
+        args=("x", "y", "count", p.n),
+        grid=(-(-p.n // 256),),
+        block=(256,),
+        defines=dict(KNOWN=known(), TAG=c.tag),
+    )
+"""
+
+OFFSETS = [sign * 4**power for power in range(9) for sign in (1, -1)] + [8, -8]
+"""Elements outside of y, on both sides: 4 bytes to 256 KiB."""
+
+MOST_OF_A_LANE = 0.05
+
+
+def _configs() -> list[dict[str, Any]]:
+    outside = [dict(kind="OUTSIDE", offset=N + at - 1 if at > 0 else at, repeat=2) for at in OFFSETS]
+    dirty = [dict(kind="DIRTY", offset=0, repeat=2) for _ in range(20)]
+    # The fastest: each of them would win.
+    seed = [dict(kind="SEED", offset=0, repeat=1) for _ in range(20)]
+    right = [dict(kind="RIGHT", offset=0, repeat=8) for _ in range(40)]
+    return [dict(config, tag=tag) for tag, config in enumerate([*outside, *dirty, *seed, *right], 1)]
+
+
+def _place(offset: int) -> str:
+    return f"{4 * (offset - N)} bytes after y" if offset > 0 else f"{-4 * offset} bytes before y"
+
+
+@pytest.mark.timeout(600)
+def test_gpu_wrong_configs(tmp_path: Path, row: Row) -> None:
+    """Sixty are caught, each for what it does, forty are measured, and none of these is blamed for another."""
+    with Daemon(tmp_path, spares=True) as daemon:
+        path = daemon.kernel_file(KERNEL.format(n=N, configs=_configs()))
+        (path.parent / "wrong.cu").write_text(SOURCE)
+        began = perf_counter()
+        _, (job,) = daemon.tune(path=str(path))
+        row["job (s)"] = round(perf_counter() - began, 1)
+        trials = [daemon.trial(trial["id"]) for trial in daemon.trials().values()]
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for trial in trials:
+            kinds.setdefault(trial["config"]["kind"], []).append(trial)
+        for kind, found in kinds.items():
+            row[kind] = f"{len(found)}: {found[0]['outcome']}: {found[0]['message'][:90]}"
+        row["retried in a new worker"] = sum("doubted" in (trial["detail"].get("story") or ()) for trial in trials)
+        assert {kind: len(found) for kind, found in kinds.items()} == dict(OUTSIDE=20, DIRTY=20, SEED=20, RIGHT=40)
+        assert {trial["outcome"] for trial in kinds["RIGHT"]} == {"measured"}, [
+            trial["message"] for trial in kinds["RIGHT"] if trial["outcome"] != "measured"
+        ]
+        for trial in kinds["OUTSIDE"]:
+            place = f"wrote outside its tensors: {_place(trial['config']['offset'])}"
+            assert (trial["outcome"], trial["message"]) == ("mismatch", place)
+        for kind, words in (("DIRTY", "the first launch was right"), ("SEED", "right for its first inputs")):
+            assert {trial["outcome"] for trial in kinds[kind]} == {"mismatch"}
+            assert all(trial["message"].startswith(words) for trial in kinds[kind])
+        assert job["outcomes"] == {"measured": 40, "mismatch": 60}
+        hit = daemon.client.lookup("it", dict(n=N))
+        assert hit.config is not None
+        assert hit.config["kind"] == "RIGHT"
+        lane_s = statistics.median(trial["lane_s"] for trial in kinds["RIGHT"])
+    guards_s = _guards_s()
+    row["lane (ms)"], row["guards (ms)"] = round(lane_s * 1e3, 2), round(guards_s * 1e3, 3)
+    assert guards_s <= MOST_OF_A_LANE * lane_s
+
+
+def _guards_s() -> float:
+    """Return the time that the guards of one trial take: they are looked at after each of its launches' phases."""
+    import torch
+
+    from ktuned.worker.guards import Guards
+
+    guards = Guards()
+    tensors = {name: torch.ones(N, device="cuda:0") for name in "xy"} | {"count": torch.zeros(1, device="cuda:0")}
+    for name, tensor in tensors.items():
+        guards.keep(name, tensor)
+        guards.place(name, tensor)
+    guards.keep("expected", tensors["y"])
+    guards.seal()
+    times = []
+    for _ in range(50):
+        torch.cuda.synchronize()
+        began = perf_counter()
+        for _ in range(3):
+            assert guards.damage() is None
+        times.append(perf_counter() - began)
+    return statistics.median(times)
