@@ -19,7 +19,7 @@ from ktuned.cli.progress import (
     ratio,
     span,
 )
-from ktuned.model import JobState, Problem
+from ktuned.model import JobState, Problem, notices
 
 WIDE = 1.25
 """Ratio of a figure's largest and smallest likely value from which on a warning is due."""
@@ -70,7 +70,8 @@ def lines_of(news: News) -> list[str]:
             why = text.first_line(trial.get("message"))
             return [f"{title(job)}: {outcome}  {text.flat(trial['config'])}" + (f"  {why}" if why else "")]
         case JobEnded(job):
-            return [_ended(job)]
+            told = notices(job.message) if job.state == JobState.DONE else []
+            return [_ended(job), *(f"  notice: {text.first_line(notice, limit=300)}" for notice in told)]
         case KernelStale(kernel):
             return [f"{kernel}: saved, its winners are stale"]
         case WinnerChanged(kernel, problem, device, config, latency_us, job):

@@ -19,7 +19,7 @@ from ktuned.model.errors import (
     WorkerError,
     listed,
 )
-from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority
+from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, as_notice, notices
 from ktuned.model.kernel import Asked, KernelInfo, Root
 from ktuned.model.keys import (
     DeviceModel,
@@ -113,6 +113,7 @@ __all__ = [
     "WinnerKey",
     "WorkerError",
     "added",
+    "as_notice",
     "canonical",
     "combine",
     "full_name",
@@ -121,6 +122,7 @@ __all__ = [
     "key_values",
     "listed",
     "nearest_winners",
+    "notices",
     "project_of",
     "record",
     "sentence",

@@ -44,6 +44,19 @@ MAX_PRIORITY = 999
 """Highest priority of a request: levels are bounded, so that a job that has waited long enough passes them."""
 
 
+_NOTICE = "notice: "
+
+
+def as_notice(sentence: str) -> str:
+    """Return a sentence as a line of a job's message that :func:`notices` finds."""
+    return f"{_NOTICE}{sentence}"
+
+
+def notices(message: str) -> list[str]:
+    """Return the notices in a job's message: what its author should know though the job ended well."""
+    return [line.removeprefix(_NOTICE) for line in message.splitlines() if line.startswith(_NOTICE)]
+
+
 @record
 class Job(Record):
     """The tuning of one kernel and one problem on one device model, or only its compiling for one target.

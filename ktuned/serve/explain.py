@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ktuned.catalog import Admission, Catalog, completed
 from ktuned.devices import Machine
-from ktuned.model import CAPTURED, SPACE, Change, Context, KernelInfo, KtunedError, Problem, Winner, canonical, since
+from ktuned.model import (
+    CAPTURED,
+    SPACE,
+    Change,
+    Context,
+    Job,
+    JobState,
+    KernelInfo,
+    KtunedError,
+    Problem,
+    Winner,
+    canonical,
+    notices,
+    since,
+)
 from ktuned.store import Store
 
 
@@ -25,7 +39,8 @@ class Explainer:
         """Return an entry for each winner: ``problem device status decided trial changes`` and, if stale, ``message``.
 
         ``changes`` is empty for a winner that is fresh, or whose device is not here; ``message`` says how the newest
-        job for it ended, if that was not well: the compiler's line, where it refused all.
+        job for it ended, if that was not well: the compiler's line, where it refused all. ``notices`` are what the
+        newest job that ended well found odd about the kernel file.
         """
         winners = self._store.winners(kernel.name)
         # What was tuned when other keys of the problem were specialised answers no lookup any more.
@@ -41,6 +56,7 @@ class Explainer:
             "trial": winner.trial,
             "changes": [],
             "message": "",
+            "notices": self._notices(winner),
         }
         fault = self._catalog.fault(kernel)
         if fault:
@@ -98,10 +114,16 @@ class Explainer:
         )
 
     def _last_words(self, winner: Winner) -> str:
+        return next((job.message for job in self._jobs(winner)), "")
+
+    def _notices(self, winner: Winner) -> list[str]:
+        return next((notices(job.message) for job in self._jobs(winner) if job.state is JobState.DONE), [])
+
+    def _jobs(self, winner: Winner) -> Iterator[Job]:
+        """Return the newest jobs that a winner may be of."""
         for job in self._store.jobs(kernel=winner.context.kernel, limit=20):
             if job.device == winner.context.device and _covers(job.problem, winner.problem):
-                return job.message
-        return ""
+                yield job
 
 
 def _covers(problem: Mapping[str, Any], specialised: Mapping[str, Any]) -> bool:

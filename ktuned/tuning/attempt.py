@@ -38,6 +38,9 @@ from ktuned.model import (
 )
 from ktuned.tuning.trial_detail import NO_DETAIL, TrialDetail
 
+_COMPILED_IN = frozenset({"defines", "flags"})
+"""Fields of Builds that decide an artifact's bytes, and nothing about its call."""
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Work:
@@ -118,7 +121,7 @@ class Work:
     def measured_content(self, build: Mapping[str, Any], files: str) -> str:
         """Return the identity of a measurement: SHA-256 over all that decides the figure of an artifact with ``files``.
 
-        The kernel's sources and the toolchain are not part of it: they decide the bytes, and those are the same.
+        Sources, toolchain, macros and flags are not part of it: they decide the bytes, and those are the same.
         """
         parts = {
             "kernel": self.job.kernel,
@@ -127,7 +130,7 @@ class Work:
             "driver": self.context.device_fingerprint,
             "measuring": self.context.measuring_version,
             "data": f"{self.kernel.data_digest} {self.captured}",
-            "build": build,
+            "build": {name: value for name, value in build.items() if name not in _COMPILED_IN},
             "files": files,
         }
         return hashlib.sha256(canonical(parts).encode()).hexdigest()

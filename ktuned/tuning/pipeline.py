@@ -28,6 +28,7 @@ from ktuned.model import (
     TrialResult,
     Winner,
     WorkerError,
+    as_notice,
     canonical,
     nearest_winners,
 )
@@ -36,6 +37,7 @@ from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, SearchSummary
 from ktuned.tuning.final_round import FinalRound
+from ktuned.tuning.findings import Findings
 from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.opening import Opening, served_configs
@@ -64,6 +66,7 @@ class Pipeline:
         work.traces.follow(work)
         self.progress = Progress(budget_s=work.job.plan.seconds)
         self.summary = SearchSummary()
+        self._findings = Findings()
         self._fleet = fleet
         self._lanes = lanes
         self._store = store
@@ -95,7 +98,8 @@ class Pipeline:
         if self.progress.best_us is None:
             lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
             return JobState.FAILED, f"no config could be measured{lost}"
-        return JobState.DONE, self.summary.words(self.progress.done, self.progress.best_us)
+        words = self.summary.words(self.progress.done, self.progress.best_us)
+        return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, self._findings.lines()))))
 
     async def run(self) -> None:
         """Try configs until the space or the budget is exhausted, then let the finalists decide.
@@ -246,6 +250,7 @@ class Pipeline:
                 fresh.append(proposal)
             else:
                 self.progress.reused += 1
+                self._findings.note(known.config, known.detail)
                 self._report(known)
         if not fresh:
             return
@@ -359,6 +364,7 @@ class Pipeline:
             await self._announce(winner)
         elif is_over_now or (not is_opening and not self._has_winner and result.outcome is Outcome.MEASURED):
             await self._elect()
+        self._findings.note(attempt.config, result.detail)
         self._report(self._trial(attempt, result))
 
     def _trial(self, attempt: Attempt, result: TrialResult) -> Trial:

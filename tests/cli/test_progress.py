@@ -287,3 +287,13 @@ def test_the_views_of_others_are_not_changed() -> None:
     kept = (dict(view.jobs), dict(view.winners))
     told(view, trial_event(trial_map(), 1), state_event("job_done", job_map(state="done")))
     assert (dict(view.jobs), dict(view.winners)) == kept
+
+
+def test_notices_follow_a_jobs_end() -> None:
+    """Each on a line of its own; the summary of the search is not one."""
+    view = begin([job_map()])
+    ended = job_map(state="done", best_us=5.0, message="random tried 3 configs\nnotice: X has no effect")
+    _, news = told(view, state_event("job_done", ended))
+    (line, notice) = lines_of(news[-1])
+    assert notice == "  notice: X has no effect"
+    assert "random" not in line

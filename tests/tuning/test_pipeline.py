@@ -4,8 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from ktuned.model.job import notices
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
+from ktuned.serve.explain import Explainer
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 from tests.fleet.playing import until
 
@@ -125,3 +127,16 @@ async def test_configs_are_compiled_ahead_within_a_bound(parts: Parts) -> None:
         (ended,) = await parts.told.ended()
     assert ended["done"] == 60
     assert ended["cost"]["speculative"] == 59
+
+
+async def test_a_knob_that_the_kernel_forgets_gets_a_notice(parts: Parts) -> None:
+    """A job says so when it ends, and so does the explanation of its winner."""
+    configs = "[dict(us=us, spare=spare) for us in (50.0, 60.0) for spare in (1, 2)]"
+    text = kernel_text(configs=configs).replace("Build(**c)", "Build(us=c.us)")
+    assert "c.us" in text
+    kernel = await parts.inspect(text)
+    ended = await tune(parts)
+    (notice,) = notices(str(ended["message"]))
+    assert notice.startswith("spare has no effect: configs that differ in it alone compile to the same bytes")
+    explainer = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store)
+    assert [entry["notices"] for entry in explainer.explain(kernel)] == [[notice]]

@@ -75,13 +75,21 @@ def _explain(answer: Mapping[str, Any]) -> None:
             day = datetime.fromtimestamp(entry["decided"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
             if entry["status"] == "fresh":
                 output.emit(f"{place}: fresh; nothing changed since {day} (trial {entry['trial']})")
+                _show_notices(entry)
                 continue
             output.emit(f"{place}: {entry['status']}; changed since {day} (trial {entry['trial']}):")
             for change in entry["changes"]:
                 output.emit(f"  {sentence(change)}")
             if entry["message"]:
                 output.emit(f"  the newest job: {entry['message']}")
+            _show_notices(entry)
     _show_faults(answer)
+
+
+def _show_notices(entry: Mapping[str, Any]) -> None:
+    # An earlier daemon sends none.
+    for notice in entry.get("notices", ()):
+        output.emit(f"  notice: {notice}")
 
 
 def _space(space: Mapping[str, Any]) -> str:

@@ -1,0 +1,64 @@
+"""Oddities of a kernel file that only a whole job shows: knobs without effect, inputs that are overwritten. No IO."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from ktuned.model import Config, Scalar
+
+COMPARED = 2_000
+"""Configs of a job that are compared, so that the comparison takes milliseconds however long the job is."""
+
+LEAST_GROUPS = 2
+"""Groups of configs that differ in one knob alone, before it is said to have no effect: in some other knob's company it
+may well have none. One is enough where there cannot be more."""
+
+
+class Findings:
+    """A job's configs, compared for effects that their author will not have meant."""
+
+    def __init__(self) -> None:
+        self._contents: dict[tuple[tuple[str, Scalar], ...], str] = {}
+        self._overwritten: Counter[str] = Counter()
+        self._measured = 0
+
+    def note(self, config: Config, detail: Mapping[str, Any]) -> None:
+        """Take note of a config's result."""
+        content = detail.get("content")
+        if content and len(self._contents) < COMPARED:
+            self._contents[tuple(sorted(config.items()))] = content
+        self._measured += "count" in detail
+        self._overwritten.update(detail.get("overwritten") or ())
+
+    def lines(self) -> list[str]:
+        """Return the findings, one sentence each."""
+        knobs = [
+            f"{knob} has no effect: configs that differ in it alone compile to the same bytes, and are called alike "
+            f"({count} compared)"
+            for knob, count in without_effect(self._contents).items()
+        ]
+        inputs = [
+            f"the kernel overwrites its input {name}, which is neither an output nor in `setup`: later launches see "
+            f"other data ({count} of {max(count, self._measured)} configs)"
+            for name, count in sorted(self._overwritten.items())
+        ]
+        return knobs + inputs
+
+
+def without_effect(contents: Mapping[tuple[tuple[str, Scalar], ...], str]) -> dict[str, int]:
+    """Return the knobs that made no difference to any config's content, with the number of configs compared.
+
+    ``contents`` maps configs, as sorted pairs, to a digest of all that decides their figure.
+    """
+    found = {}
+    for knob in sorted({name for config in contents for name, _ in config}):
+        groups: defaultdict[tuple[tuple[str, Scalar], ...], list[str]] = defaultdict(list)
+        for config, content in contents.items():
+            groups[tuple(pair for pair in config if pair[0] != knob)].append(content)
+        compared = [group for group in groups.values() if len(group) > 1]
+        is_enough = len(compared) >= min(LEAST_GROUPS, len(groups))
+        if compared and is_enough and all(len(set(group)) == 1 for group in compared):
+            found[knob] = sum(map(len, compared))
+    return found
