@@ -23,7 +23,7 @@ MAX_PARSED_BYTES = 8 << 20
 
 _QUOTED = "-iquote"
 _ANGLED = ("-I", "--include-path=", "-isystem", "-idirafter")
-_FORCED = ("-include", "-imacros")
+_FORCED = ("-include", "-imacros", "--pre-include")
 _WRAPPED = ("-Xcompiler=", "--compiler-options=", "-Wp,", "-Wl,")
 
 

@@ -7,15 +7,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas
 from ktuned.model import Outcome, Unsupported
-from ktuned.spec import follow
+from ktuned.spec import IncludeSearch, follow
 from ktuned_nvrtc import headers, precompiled, program
 from ktuned_nvrtc.build import Build, name_expressions, three
 from ktuned_nvrtc.program import Program, Refused
@@ -23,6 +24,9 @@ from ktuned_nvrtc.program import Program, Refused
 CUBIN_FILE = "kernel.cubin"
 DESCRIPTION_FILE = "kernel.json"
 SOURCES_DIRECTORY = "sources"
+
+MAX_REMEMBERED = 64
+"""Keys whose observations a process remembers: more than it keeps precompiled headers of."""
 
 _TARGET = re.compile(r"sm_(\d+)[af]?")
 
@@ -50,7 +54,8 @@ def compile_units(units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         except Refused as error:
             yield from (Compiled(unit.key, Outcome.COMPILE_ERROR, str(error)) for unit in group)
         else:
-            yield from compile_together(group, partial(_compile, source, into=into), Refused)
+            compiling = partial(_compile, source, into=into)
+            yield from compile_together(group, compiling, Refused, observed=partial(frozenset, source.observed))
 
 
 def standard_options() -> tuple[str, ...]:
@@ -69,11 +74,16 @@ def standard_options() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A source, the user's files that it includes, itself among them, and the options of its group."""
+    """A source, the user's files that a scan finds it to include, itself among them, and the options of its group.
+
+    ``observed`` is what its last compile has read, and where it looked in vain.
+    """
 
     path: Path
     files: Mapping[Path, bytes]
     options: tuple[str, ...]
+    search: IncludeSearch
+    observed: set[Path] = field(default_factory=set)
 
     @classmethod
     def of(cls, unit: Unit) -> _Source:
@@ -99,7 +109,8 @@ class _Source:
         found = headers.find(program.version())
         includes = (f"-I{directory}" for directory in found.directories) if found else ()
         options = (f"--gpu-architecture={unit.target}", *standard_options(), "-I.", *build.flags, *build.macros)
-        return cls(next(iter(files)), files, (*options, *includes))
+        search = IncludeSearch.of(("-I.", *build.flags), unit.sources[0].parent, found.directories if found else ())
+        return cls(next(iter(files)), files, (*options, *includes), search)
 
     def compile(self, entries: Sequence[str]) -> Program:
         """Compile the program for some of its kernels.
@@ -108,15 +119,39 @@ class _Source:
             Refused: it does not compile.
         """
         # Relative includes start at the working directory; an absolute path would appear in the binary (__FILE__).
-        with contextlib.chdir(self.path.parent):
-            options = (*self.options, *precompiled.options(self._prefix_key, len(entries)))
-            compiled = program.compile_program(self.files[self.path], self.path.name, entries, options)
-        precompiled.tell(self._prefix_key, compiled.heap_bytes_wanted)
+        base = self.path.parent
+        self.observed.clear()
+        with contextlib.chdir(base), tempfile.TemporaryDirectory(prefix="ktuned-nvrtc-") as scratch:
+            trace = Path(scratch, "trace")
+            kept = precompiled.options(self._prefix_key, len(entries))
+            options = (*self.options, *kept, *program.trace_option(trace))
+            try:
+                compiled = program.compile_program(self.files[self.path], self.path.name, entries, options)
+            except Refused as error:
+                said = str(error)
+                self._observe(program.blamed_files(said), program.missing_headers(said))
+                raise
+            precompiled.tell(self._prefix_key, compiled.heap_bytes_wanted)
+            self._observe(program.traced_headers(trace))
+        # A header that is precompiled is in the trace of the program that it was made with.
+        self.observed.update(_remembered(self._scanned_key, self.observed) if kept else ())
         return compiled
+
+    def _observe(self, names: Sequence[str], missing: Sequence[str] = ()) -> None:
+        read = [path for path in (_path(self.path.parent / name) for name in names) if path.is_file()]
+        users = {path for path in read if self.search.is_users(path)}
+        self.observed.update(users, self.search.named, self.search.missed([self.path], [*self.files, *read], missing))
 
     @property
     def _prefix_key(self) -> str:
         """Dependencies of a precompiled header, except the source's leading lines, which NVRTC compares itself."""
+        known = _headers.get(self._scanned_key, {})
+        changed = {path: digest for path in known if (digest := _digest(path)) != known[path]}
+        texts = [f"{path} {changed[path]}" for path in sorted(changed)]
+        return hashlib.sha256("\0".join([self._scanned_key, *texts]).encode()).hexdigest()
+
+    @property
+    def _scanned_key(self) -> str:
         texts = [str(self.path).encode(), *map(str.encode, self.options)]
         texts += [hashlib.sha256(content).digest() for path, content in self.files.items() if path != self.path]
         return hashlib.sha256(b"\0".join(texts)).hexdigest()
@@ -128,6 +163,27 @@ class _Source:
             target = into / path.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
+
+
+_headers: dict[str, dict[Path, str]] = {}
+"""All that compiles in this process have observed, by the key of what a scan finds, with what it held at first."""
+
+
+def _path(path: Path) -> Path:
+    return Path(os.path.normpath(path))
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def _remembered(key: str, observed: Collection[Path]) -> Collection[Path]:
+    """Add to the observations of a key, and return all; the oldest key makes room."""
+    if key not in _headers and len(_headers) >= MAX_REMEMBERED:
+        del _headers[next(iter(_headers))]
+    known = _headers.setdefault(key, {})
+    known |= {path: _digest(path) for path in observed if path not in known}
+    return list(known)
 
 
 def _compile(source: _Source, units: Sequence[Unit], *, into: Path) -> Mapping[str, Mapping[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +17,18 @@ INSTALL_HINT = "pip install 'ktuned-nvrtc[cu13]' (or [cu12]), or install the CUD
 FIRST_WITH_PRECOMPILED_HEADERS = (12, 8)
 FIRST_WITH_CACHE = (12, 9)
 FIRST_WITH_SEED = (13, 0)
+FIRST_WITH_TRACE = (13, 0)
 
 MAX_MESSAGE_CHARS = 4000
 """Length of NVRTC's log that is kept: some forty lines, with the first errors."""
 
 _ERROR = re.compile(r"\berror\b|\bfatal\b", re.IGNORECASE)
 _TOOLS_VERSION = re.compile(rb"release [\d.]+, V(\d+\.\d+\.\d+)")
+
+
+_TRACED_HEADER = "Processing Header File"
+_BLAMED = re.compile(r"^(.+?)\(\d+\): ", re.MULTILINE)
+_MISSING = re.compile(r'cannot open source file "([^"\n]+)"')
 
 
 class NoNvrtc(Exception):
@@ -129,6 +136,33 @@ def compile_program(source: bytes, name: str, entries: Sequence[str], options: S
     finally:
         nvrtc.nvrtcDestroyProgram(handle)
     return Program(cubin, log, symbols, wanted)
+
+
+def trace_option(trace: Path) -> tuple[str, ...]:
+    """Return the option that writes a trace, which lists every header that is read; none if NVRTC does not have it."""
+    return (f"--fdevice-time-trace={trace}",) if version() >= FIRST_WITH_TRACE else ()
+
+
+def traced_headers(trace: Path) -> list[str]:
+    """Return the names of the headers in a trace; those that a precompiled header holds are in the trace of its making.
+
+    NVRTC adds a suffix to the trace's name, and writes none for a program that it refuses.
+    """
+    try:
+        events = json.loads(trace.with_name(f"{trace.name}.json").read_bytes())["traceEvents"]
+    except FileNotFoundError:
+        return []
+    return [event["args"]["detail"] for event in events if event.get("name") == _TRACED_HEADER]
+
+
+def blamed_files(log: str) -> list[str]:
+    """Return the names of the files that a log says have errors."""
+    return list(dict.fromkeys(_BLAMED.findall(log)))
+
+
+def missing_headers(log: str) -> list[str]:
+    """Return the names of the headers that could not be found, by a log."""
+    return _MISSING.findall(log)
 
 
 def set_heap(size_bytes: int) -> None:
