@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn
 
 from ktuned_client.paths import UntrustedSocket
@@ -87,6 +88,9 @@ def frozen(config: Mapping[str, Any] | None) -> Config | None:
     return config if config is None or type(config) is Config else Config(config)
 
 
+NO_METRICS: Final[Mapping[str, float]] = MappingProxyType({})
+
+
 class Hit(NamedTuple):
     """A lookup's answer.
 
@@ -97,6 +101,7 @@ class Hit(NamedTuple):
     ``decided`` (a time in Unix seconds) are ``None`` if nothing was measured; ``artifact`` is the path of the
     compiled winner; ``generation`` changes when the answer may have changed. ``final`` is true when a final round has
     decided the winner: before, a better one is likely to follow.
+    ``metrics`` are the kernel file's own figures of the winner.
     """
 
     kernel: str
@@ -110,6 +115,7 @@ class Hit(NamedTuple):
     generation: int | None = None
     message: str = ""
     final: bool = False
+    metrics: Mapping[str, float] = NO_METRICS
 
     @property
     def age_s(self) -> float | None:
@@ -137,6 +143,7 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
             answer.get("generation"),
             answer.get("message") or "",
             answer.get("final") is True,
+            answer.get("metrics") or NO_METRICS,
         )
     except (KeyError, TypeError, AttributeError):
         if type(answer) is dict and type(answer.get("error")) is dict:

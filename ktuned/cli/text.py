@@ -14,6 +14,16 @@ _ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
+def metrics(values: Mapping[str, float]) -> str:
+    """Return a kernel file's own metrics: ``tflops=41.2 gbps=1.9``."""
+    return " ".join(f"{name}={value:.4g}" for name, value in values.items())
+
+
+def figure(value: float | None) -> str:
+    """Return a metric's value in four digits."""
+    return ABSENT if value is None else f"{value:.4g}"
+
+
 def latency(value_us: float | None, digits: int = 4) -> str:
     """Return a latency in a suitable unit, with this number of digits, zeros included."""
     if value_us is None:

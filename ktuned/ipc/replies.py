@@ -197,8 +197,9 @@ class Measurement(Record):
     ``phase`` is the one that it failed in, ``samples`` some of the ``count`` timings in ascending order;
     ``low_us`` and ``high_us`` are the median's 95 % interval (with fewer than six timings their range); ``beaten`` says
     that sampling ended early, because the config could not win. ``contention`` says why it is unknown whether others
-    used the device; ``overwritten`` names the inputs that the launch wrote to without a declaration. A config that
-    wrote outside its tensors ``is_guilty``; the worker ``is_unsound`` if more than its guards may have been hit.
+    used the device; ``overwritten`` names the inputs that the launch wrote to without a declaration; ``metrics`` are
+    the kernel file's own. A config that wrote outside its tensors ``is_guilty``; the worker ``is_unsound`` if more than
+    its guards may have been hit.
     """
 
     outcome: Outcome | None
@@ -217,6 +218,7 @@ class Measurement(Record):
     is_guilty: bool = False
     is_unsound: bool = False
     overwritten: tuple[str, ...] | None = None
+    metrics: Mapping[str, float] | None = None
     observed: tuple[Observation, ...] = ()
     cores: int | None = None
 

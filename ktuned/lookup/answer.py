@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from time import time
 from typing import Any
 
@@ -32,6 +33,7 @@ class Answer:
     message: str = ""
     is_certain: bool = True
     is_final: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's map, with the age that the answer has now."""
@@ -46,6 +48,7 @@ class Answer:
             "age_s": None if self.decided is None else round(max(0.0, time() - self.decided), 3),
             "decided": self.decided,
             "final": self.is_final,
+            "metrics": dict(self.metrics),
             "message": self.message,
             "generation": self.generation,
         }
@@ -71,6 +74,7 @@ class Answer:
             artifact=held.get("artifact"),
             decided=held.get("decided"),
             is_final=held.get("final", False),
+            metrics=held.get("metrics", {}),
         )
         if answer.artifact is not None and not os.path.isdir(answer.artifact):
             return replace(answer, artifact=None)

@@ -188,6 +188,7 @@ class Lookups:
             message=message,
             is_certain=found.is_certain,
             is_final=found.is_final,
+            metrics={} if incumbent is None else incumbent.metrics,
         )
 
     def _artifact_of(self, incumbent: Winner) -> str | None:

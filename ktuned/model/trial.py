@@ -97,3 +97,4 @@ class Winner(Record):
     decided: float
     is_final: bool = False
     note: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)

@@ -37,7 +37,7 @@ _INVALIDITY: Mapping[str, str] = {
 """T4's words for outcomes; a trial whose outcome says nothing of its config is no result."""
 
 _CSV_FIELDS = ("trial", "kernel", "device", "outcome", "winner", "latency_us", "spread_us", "compile_s", "lane_s")
-"""Columns before those of the problem's keys, ``p.KEY``, and of the knobs, ``c.KNOB``."""
+"""Columns before those of the problem's keys, ``p.KEY``, the knobs, ``c.KNOB``, and the metrics, ``m.NAME``."""
 
 
 def rendered(trials: Trials, kind: str) -> str:
@@ -54,7 +54,9 @@ def _csv(trials: Trials) -> str:
     knobs = list(dict.fromkeys(knob for trial in trials for knob in trial["config"]))
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
-    columns = [*_CSV_FIELDS, *(f"p.{key}" for key in keys), *(f"c.{knob}" for knob in knobs), "updated", "message"]
+    metrics = list(dict.fromkeys(name for trial in trials for name in trial.get("metrics") or ()))
+    named = [f"{mark}.{name}" for mark, names in (("p", keys), ("c", knobs), ("m", metrics)) for name in names]
+    columns = [*_CSV_FIELDS, *named, "updated", "message"]
     writer.writerow(columns)
     for trial in trials:
         values = {**trial, "trial": trial["id"], "winner": int(trial.get("winner", False))}
@@ -63,6 +65,7 @@ def _csv(trials: Trials) -> str:
                 *(values[name] for name in _CSV_FIELDS),
                 *(trial["problem"].get(key) for key in keys),
                 *(trial["config"].get(knob) for knob in knobs),
+                *((trial.get("metrics") or {}).get(name) for name in metrics),
                 _timestamp(trial),
                 trial["message"],
             ]

@@ -269,7 +269,9 @@ class Methods:
             if trial is None:
                 raise NotFound(f"there is no trial {wanted.trial}", hint="`ktuned results KERNEL` lists them")
             incumbent = self._store.winner(WinnerKey(trial.kernel, KeyProblem(canonical(trial.problem)), trial.device))
-            return {"trials": [{**trial.to_wire(), "winner": incumbent is not None and incumbent.trial == trial.id}]}
+            is_winner = incumbent is not None and incumbent.trial == trial.id
+            metrics = trial.detail.get("metrics") or {}
+            return {"trials": [{**trial.to_wire(), "winner": is_winner, "metrics": metrics}]}
         if wanted.kernel is None:
             raise UsageError("results needs a kernel or a trial")
         if wanted.order not in ("fastest", "newest"):
@@ -304,8 +306,9 @@ class Methods:
             trials = timed + [trial for trial in rest if trial.latency_us is None]
         winners = {winner.trial for winner in self._store.winners(kernel.name)}
         public = [{**trial.to_wire(), "winner": trial.id in winners} for trial in trials[:limit]]
-        if not wanted.details:
-            for entry in public:
+        for entry in public:
+            entry["metrics"] = entry["detail"].get("metrics") or {}
+            if not wanted.details:
                 del entry["detail"]
         if not wanted.count:
             return {"trials": public}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ DEFAULT_ATOL = 1e-4
 
 KernelFunction = Callable[[Any, Any], "Build"]
 Inputs = Callable[[Any], Mapping[str, Any]]
+Metric = Callable[[Any, float], float]
+"""A figure of a measured config, from the problem and the time of a launch in seconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +41,8 @@ class Kernel:
     ``reference`` is called with the input tensors by name and returns the outputs by name; ``check`` is called as
     ``check(inputs, outputs)`` and raises or returns a bool; where both are given both must pass, and where
     neither is, nothing is checked. ``setup`` names the tensors to restore before each run, or is
-    called with the inputs. ``cores`` is how many a config uses on a CPU. ``given`` names the budgets that the file
+    called with the inputs. ``cores`` is how many a config uses on a CPU. ``metrics`` are further figures by their
+    names. ``given`` names the budgets that the file
     sets itself.
     """
 
@@ -63,6 +67,7 @@ class Kernel:
     plan: Plan
     prior: Callable[..., Any] | None = None
     cores: int | Callable[[Any, Any], int] | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     given: tuple[str, ...] = ()
 
     def __call__(self, p: Any, c: Any) -> Build:
@@ -168,6 +173,22 @@ class Kernel:
                 raise self.site.error(f"cores(p, c) returned {cores!r}, not a positive int")
         return cores
 
+    def measured_metrics(self, problem: Problem, latency_us: float) -> dict[str, float]:
+        """Return the file's own metrics of a measured config; a value that is not finite is left out.
+
+        Raises:
+            KernelFileError: a metric raised, or returned something else than a number.
+        """
+        found = {}
+        for name, metric in self.metrics.items():
+            try:
+                value = float(metric(Values(problem, "problem key"), latency_us / 1e6))
+            except Exception as error:
+                raise self.site.failure(f"the metric {name}(p, t)", error) from error
+            if math.isfinite(value):
+                found[name] = value
+        return found
+
     def _layouts(self, problem: Problem) -> dict[str, Layout]:
         text = canonical(problem)
         if text not in self._known_layouts:
@@ -244,6 +265,7 @@ def kernel(
     prior: Callable[..., Any] | None = None,
     timing: str = "events",
     cores: int | Callable[[Any, Any], int] | None = None,
+    metrics: Mapping[str, Metric] | None = None,
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
@@ -256,6 +278,7 @@ def kernel(
     ``timing`` is how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
     ``cores``, a number or ``(p, c) -> number``, is how many cores a CPU config uses, where its first launch does not
     show it.
+    ``metrics`` are shown beside latencies: ``dict(tflops=lambda p, t: 2e-12 * p.M * p.N * p.K / t)``, ``t`` in seconds.
 
     Raises:
         KernelFileError: the declaration has an error. While a kernel file is loaded the error is kept
@@ -292,6 +315,7 @@ def kernel(
             plan=Plan(strategy, seed, early_stop=early_stop, deadlines=dict(deadlines or {}), until=until, **budgets),
             prior=prior,
             cores=cores,
+            metrics={} if metrics is None else metrics,
             given=tuple(budgets),
         )
         fault = (

@@ -96,6 +96,8 @@ def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach) -> Non
     if kernel.cores is not None:
         # Not where it is left out: digests of the many kernels without it are as they were before there was one.
         measured.add("cores", kernel.cores)
+    for name, metric in kernel.metrics.items():
+        measured.add(f"metric {name}", metric)
     for name in ("space", "default", "specialize"):
         plan.add(name, getattr(kernel, name))
     plan.add("plan", kernel.plan.to_wire())

@@ -20,6 +20,9 @@ TIMINGS = ("events", "graph")
 UNSET: Any = object()
 """Marks an argument that was not given, where ``None`` has a meaning."""
 
+MAX_METRICS = 16
+"""Metrics of a kernel: a table has no room for more columns."""
+
 MAX_PROBLEMS = 1000
 MAX_NAME_CHARS = 200
 """A kernel's name is a column of every table, and a file's name where winners are exported."""
@@ -68,6 +71,8 @@ def fault_of(declared: Any) -> str:
         return f"prior is of type {type(declared.prior).__name__}, not a callable (p, c) -> score or p -> configs"
     if not (callable(declared.cores) or declared.cores is None or _is_count(declared.cores)):
         return f"cores={declared.cores!r} is neither an int >= 1 nor a callable (p, c) -> int"
+    if fault := _metrics_fault(declared.metrics):
+        return fault
     if isinstance(declared.setup, tuple) and any(not isinstance(item, str) for item in declared.setup):
         return f"setup must name tensors or be a callable, not {declared.setup!r}"
     return (
@@ -77,6 +82,19 @@ def fault_of(declared: Any) -> str:
         or _number_fault(declared)
         or _plan_fault(declared.plan)
     )
+
+
+def _metrics_fault(metrics: Any) -> str:
+    if not isinstance(metrics, Mapping):
+        return f"metrics is of type {type(metrics).__name__}, not a dict of functions (p, t) -> number"
+    if len(metrics) > MAX_METRICS:
+        return f"there are {len(metrics)} metrics; {MAX_METRICS} are as many as there may be"
+    for name, function in metrics.items():
+        if not isinstance(name, str) or not name.isidentifier() or name == "latency":
+            return f"a metric cannot be called {name!r}; its name is an identifier, and not latency"
+        if not callable(function):
+            return f"the metric {name} is of type {type(function).__name__}, not a function (p, t) -> number"
+    return ""
 
 
 def _default_fault(default: Any, space: Space) -> str:

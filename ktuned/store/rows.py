@@ -28,7 +28,8 @@ SELECT_JOBS = f"SELECT {', '.join(entry.name for entry in fields(Job))} FROM job
 """Columns as :class:`~ktuned.model.Job`'s fields are named."""
 
 SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.latency_us, trials.spread_us,
-    trials.artifact, winners.decided, winners.final, winners.note
+    trials.artifact, winners.decided, winners.final, winners.note,
+    iif(json_valid(trials.detail), json_extract(trials.detail, '$.metrics'), NULL)
     FROM winners JOIN trials ON trials.id = winners.trial_id JOIN contexts ON contexts.id = trials.context_id"""
 
 
@@ -64,7 +65,7 @@ def job(row: Row) -> Job:
 
 def winner(row: Row) -> Winner:
     """Read a row of :data:`SELECT_WINNERS`."""
-    *context_values, trial_id, config, latency_us, spread_us, artifact, decided, is_final, note = row
+    *context_values, trial_id, config, latency_us, spread_us, artifact, decided, is_final, note, metrics = row
     context = Context(*context_values)
     return Winner(
         context,
@@ -77,6 +78,7 @@ def winner(row: Row) -> Winner:
         decided,
         bool(is_final),
         note,
+        json.loads(metrics or "{}"),
     )
 
 

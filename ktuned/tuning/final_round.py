@@ -29,6 +29,7 @@ class _Finalist:
     unit: requests.UnitRef
     detail: TrialDetail
     spreads: list[float] = field(default_factory=list)
+    metrics: list[tuple[float, Mapping[str, float]]] = field(default_factory=list)
     failed: TrialResult | None = None
 
     @classmethod
@@ -52,6 +53,7 @@ class _Finalist:
         if figure is not None:
             medians.append(figure.latency_us)
             decided = replace(decided, low_us=min(medians), high_us=max(medians), beaten=None)
+            decided = replace(decided, metrics=self._metrics_at(figure.latency_us))
         if reference is not None:
             decided = replace(decided, reference_us=reference.latency_us, reference_spread_us=reference.spread_us)
         return TrialResult(
@@ -61,10 +63,16 @@ class _Finalist:
             trial.spread_us if figure is None else max(figure.spread_us, statistics.median(self.spreads)),
             trial.compile_s,
             trial.lane_s,
+            trial.message,
             artifact=trial.artifact,
             # Fields that a newer version has stored stay.
             detail={**trial.detail, **decided.to_json()},
         )
+
+    def _metrics_at(self, latency_us: float) -> Mapping[str, float] | None:
+        """Return the metrics of the round whose latency is the nearest."""
+        nearest = min(self.metrics, key=lambda one: abs(one[0] - latency_us), default=None)
+        return self.detail.metrics if nearest is None else nearest[1]
 
 
 class FinalRound:
@@ -267,6 +275,8 @@ class _Contest:
         elif measured.latency_us is not None and measured.spread_us is not None:
             self.rounds[-1][finalist.trial.id] = measured.latency_us
             finalist.spreads.append(measured.spread_us)
+            if measured.metrics is not None:
+                finalist.metrics.append((measured.latency_us, measured.metrics))
 
 
 def _latency_us(measured: Trial | TrialResult) -> float:

@@ -34,6 +34,7 @@ def publish_winner(publish: Publish, winner: Winner, job: int | None) -> None:
         config=dict(winner.config),
         latency_us=winner.latency_us,
         trial=winner.trial,
+        metrics=dict(winner.metrics),
     )
 
 

@@ -19,10 +19,10 @@ class TrialDetail:
     From its end: the ``phase`` that it failed in, ``signal``, ``after_s`` (the deadline that passed), ``story`` (its
     events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, ``low_us`` and
     ``high_us`` (the median's 95 % interval), ``beaten`` (sampling ended early: it could not win), the check's errors,
-    the inputs that the kernel has ``overwritten`` undeclared, the ``cores`` that it used, and why contention could not
-    be judged. From compiling:
-    the Build, the backend's ``facts``, ``content`` (a digest that equal measurements share). ``carried_from`` is the
-    trial that measured equal content; ``rounds`` and the figures after it are the finalists' round's.
+    the inputs that the kernel has ``overwritten`` undeclared, the ``cores`` that it used, the kernel file's own
+    ``metrics``, and why contention could not be judged. From compiling: the Build, the backend's ``facts``, ``content``
+    (a digest that equal measurements share). ``carried_from`` is the trial that measured equal content; ``rounds`` and
+    the figures after it are the finalists' round's.
     """
 
     phase: str | None = None
@@ -41,6 +41,7 @@ class TrialDetail:
     contention: str | None = None
     overwritten: tuple[str, ...] | None = None
     cores: int | None = None
+    metrics: Mapping[str, float] | None = None
     build: Mapping[str, Any] | None = None
     facts: Mapping[str, Any] | None = None
     content: str | None = None
@@ -79,6 +80,7 @@ class TrialDetail:
             contention=measured.contention,
             overwritten=measured.overwritten,
             cores=measured.cores,
+            metrics=measured.metrics,
         )
 
 

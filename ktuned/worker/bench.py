@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import faulthandler
 import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ktuned.backends import Backend, Kernel, Launch, Registry
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests
-from ktuned.model import Device, Outcome, Phase, Preset, Unsupported, UsageError
+from ktuned.model import Device, KernelFileError, Outcome, Phase, Preset, Unsupported, UsageError
 from ktuned.worker.check import Verdict
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
@@ -37,6 +39,7 @@ class _Opened:
     data: ProblemData
     timer: HostTimer | CudaTimer
     faults: FaultReporter
+    metrics: Callable[[float], Mapping[str, float]]
 
 
 class Bench:
@@ -62,7 +65,14 @@ class Bench:
             timer = CudaTimer(request.device.name, kernel.timing)
         data.expect(self._places.reference(request.expected))
         self._open = _Opened(
-            request.kernel, request.target, backend, request.device, data, timer, FaultReporter(reply.descriptor)
+            request.kernel,
+            request.target,
+            backend,
+            request.device,
+            data,
+            timer,
+            FaultReporter(reply.descriptor),
+            partial(kernel.measured_metrics, request.problem),
         )
         return replies.Opened()
 
@@ -262,7 +272,18 @@ class Bench:
         if watch is not None and not timing.stopped_early and watch.is_contended(timing.samples):
             return _contended(opened.device, Phase.TIMING)
         absence = watch.absence if isinstance(watch, GpuWatch) else ""
-        return replace(_timed(timing), contention=f"not judged: {absence}" if absence else None)
+        measured = replace(_timed(timing), contention=f"not judged: {absence}" if absence else None)
+        return _with_metrics(measured, opened)
+
+
+def _with_metrics(measured: replies.Measurement, opened: _Opened) -> replies.Measurement:
+    """Add the kernel file's own metrics; where one fails, they are left out, and the message says why."""
+    if measured.outcome is not Outcome.MEASURED or measured.latency_us is None:
+        return measured
+    try:
+        return replace(measured, metrics=opened.metrics(measured.latency_us) or None)
+    except KernelFileError as error:
+        return replace(measured, message=error.message)
 
 
 def _watch(device: Device, judge_contention: bool) -> CpuWatch | GpuWatch | None:

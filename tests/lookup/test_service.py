@@ -59,6 +59,7 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
         "artifact": None,
         "message": "",
         "final": False,
+        "metrics": {},
     }
 
 

@@ -28,13 +28,15 @@ def lookup(kernel: str, problem: dict[str, Any], device: str | None, pin: str | 
     elif answer["status"] != Status.UNKNOWN:
         output.emit(text.flat(answer["config"]))
         facts = [answer["status"], answer["device"], text.latency(answer["latency_us"])]
+        facts.append(text.metrics(answer.get("metrics") or {}))
         if answer["age_s"] is not None:
             facts.append(f"{text.duration(answer['age_s'])} old")
         output.emit("  ".join(fact for fact in facts if fact))
         if answer["artifact"]:
             output.emit(answer["artifact"])
         if answer.get("message"):
-            output.emit(f"its tuning failed: {text.first_line(answer['message'])}")
+            lead = "" if answer["status"] == Status.FRESH else "its tuning failed: "
+            output.emit(f"{lead}{text.first_line(answer['message'])}")
     if answer["status"] == Status.UNKNOWN:
         output.complain(f"no kernel {kernel!r} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file")
         return Exit.NOT_REACHED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -13,7 +13,7 @@ from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import device_option, given, json_option, problem_option
 from ktuned.cli.trial_pages import all_trials
 from ktuned.model import TRIED_AGAIN, Outcome
-from ktuned.report import FORMATS, rendered
+from ktuned.report import FORMATS, figure_of, front, rendered
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 50
@@ -41,6 +41,9 @@ _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
     type=click.IntRange(min=1),
     help=f"At most this many. Default: {DEFAULT_LIMIT} in a table, else all.",
 )
+@click.option(
+    "--pareto", metavar="A,B", help="Only the front: trials that no other beats in all of these metrics or latency."
+)
 @click.option("--format", "form", type=click.Choice([TABLE, *FORMATS]), help="Default: table.")
 @json_option
 def results(
@@ -51,6 +54,7 @@ def results(
     trial: int | None,
     everything: bool,
     limit: int | None,
+    pareto: str | None,
     form: str | None,
     as_json: bool,
 ) -> int:
@@ -71,7 +75,7 @@ def results(
         if trial is not None:
             trials = client.call("results", **chosen)["trials"]
             total = len(trials)
-        elif limit is None and form != TABLE:
+        elif pareto is not None or (limit is None and form != TABLE):
             trials = all_trials(client, details=form == "t4", **chosen)
             total = len(trials)
         else:
@@ -79,6 +83,9 @@ def results(
             trials = answer["trials"]
             # A daemon that was started before an upgrade does not count.
             total = answer.get("total", len(trials))
+    if pareto is not None:
+        trials = _front(trials, pareto.split(","))
+        total = len(trials)
     if form != TABLE:
         output.emit(rendered(trials, form))
     elif trial is not None:
@@ -95,8 +102,22 @@ def results(
     return Exit.DONE
 
 
+def _front(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return the Pareto front of each problem and device."""
+    unknown = [name for name in names if not any(figure_of(trial, name) is not None for trial in trials)]
+    if trials and unknown:
+        known = sorted({name for trial in trials for name in trial.get("metrics") or ()})
+        raise click.UsageError(
+            f"no trial has the metric {unknown[0]!r}; there are {', '.join(['latency', *known])}",
+            click.get_current_context(),
+        )
+    return front(trials, names)
+
+
 def _show(trials: Iterable[Mapping[str, Any]], *, with_age: bool) -> None:
     now = time.time()
+    trials = list(trials)
+    metrics = list(dict.fromkeys(name for trial in trials for name in trial.get("metrics") or ()))
     rows = (
         [
             f"{'* ' if trial.get('winner') else ''}{trial['id']}",
@@ -106,6 +127,7 @@ def _show(trials: Iterable[Mapping[str, Any]], *, with_age: bool) -> None:
             trial["outcome"] or "under way",
             text.latency(trial["latency_us"]),
             text.spread(trial["spread_us"]),
+            *(text.figure((trial.get("metrics") or {}).get(name)) for name in metrics),
             text.duration(trial["compile_s"]),
             text.duration(trial["lane_s"]),
             *([text.duration(max(0.0, now - trial["updated"]))] if with_age else []),
@@ -114,7 +136,8 @@ def _show(trials: Iterable[Mapping[str, Any]], *, with_age: bool) -> None:
         for trial in trials
     )
     columns = [column for column in _COLUMNS if with_age or column != "age"]
-    output.table(columns, rows, right=_FIGURES)
+    columns[columns.index("compile") : columns.index("compile")] = metrics
+    output.table(columns, rows, right=[*_FIGURES, *metrics])
 
 
 def _tell(trial: Mapping[str, Any]) -> None:

@@ -1,0 +1,59 @@
+"""A kernel file's own metrics: computed where configs are measured, kept with each trial, shown with each winner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ktuned.scheduling.intake import Wish
+from tests.assembled import Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+
+async def _tuned(parts: Parts, metrics: str) -> None:
+    kernel = await parts.inspect(kernel_text(metrics=metrics))
+    async with parts.working():
+        await parts.intake.tune_kernel(kernel, Wish())
+        await parts.told.ended()
+
+
+async def test_metrics_are_those_of_the_final_latency(parts: Parts) -> None:
+    """Trials, the winner's event and lookups have them; they fit the latency that the final round decided."""
+    await _tuned(parts, "dict(speed=lambda p, t: p.n / t, us=lambda p, t: 1e6 * t)")
+    trials = parts.store.trials(kernel="project:it")
+    assert all(set(trial.detail["metrics"]) == {"speed", "us"} for trial in trials)
+    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+    assert answer.is_final
+    assert answer.metrics["speed"] == pytest.approx(64e6 / answer.metrics["us"])
+    assert answer.metrics["us"] == pytest.approx(answer.latency_us, rel=0.5)
+    assert parts.told.of("winner")[-1]["metrics"] == answer.to_wire()["metrics"] == dict(answer.metrics)
+
+
+async def test_a_metric_that_fails_costs_no_measurement(parts: Parts) -> None:
+    """Its configs are measured; their message names the metric and its line."""
+    await _tuned(parts, "dict(broken=lambda p, t: p.n / 0)")
+    trials = parts.store.trials(kernel="project:it")
+    assert {trial.outcome for trial in trials} == {"measured"}
+    assert all("the metric broken(p, t)" in trial.message for trial in trials if trial.message)
+    assert any(trial.message for trial in trials)
+    assert parts.lookups.lookup("it", {"n": 64}, None, tune=False).metrics == {}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "fault"),
+    [
+        ("[1]", "metrics is of type list"),
+        ("{'a b': abs}", "cannot be called 'a b'"),
+        ("dict(latency=abs)", "cannot be called 'latency'"),
+        ("dict(tflops=3)", "the metric tflops is of type int"),
+    ],
+)
+async def test_wrong_metrics_are_errors_of_the_file(parts: Parts, metrics: str, fault: str) -> None:
+    """The declaration is refused at its line."""
+    path = parts.write(kernel_text(metrics=metrics))
+    found: Any = await parts.inspector.inspect_files(parts.root, [str(path)])
+    (error,) = found.changes.errors
+    assert fault in error.message
+    assert error.line > 0
