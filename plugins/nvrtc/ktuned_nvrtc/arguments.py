@@ -78,7 +78,8 @@ def fill(module: Any, symbol: str, name: str, tensor: Any) -> None:
     import torch
     from cuda.bindings import driver
 
-    address, room = checked(driver.cuModuleGetGlobal(module, symbol.encode()), f"finding the variable of {name}")
+    error, address, room = driver.cuModuleGetGlobal(module, symbol.encode())
+    checked((error,), f"finding the variable of {name}")
     size = tensor.numel() * tensor.element_size()
     if size > room:
         raise ValueError(f"the tensor {name!r} has {size} bytes, and its variable {room}")

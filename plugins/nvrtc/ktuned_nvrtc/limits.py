@@ -13,7 +13,7 @@ PORTABLE_CLUSTER_BLOCKS = 8
 
 
 def checked(result: tuple[Any, ...], doing: str) -> Any:
-    """Return the results of a driver call without its error code.
+    """Return the result of a driver call without its error code; the first, where there are several.
 
     Raises:
         RuntimeError: the call failed while ``doing`` something; the message contains the driver's.
