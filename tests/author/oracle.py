@@ -1,15 +1,19 @@
-"""What each kernel of the author's project really is: recomputed from nothing, by the preprocessor and a fresh Python.
+"""What each config of the author's project really is: rebuilt from nothing, in a new home, by a fresh Python.
 
-Run as ``python oracle.py PROJECT``: prints, as JSON, a hash for each kernel over the preprocessed and compiled sources
-of each of its configs, and over what its Python code computes.
+Run as ``python oracle.py PROJECT``: prints, as JSON, for each kernel a map from its configs (canonical text) to a hash
+over all that decides a measurement: the compiled bytes of its sources, its arguments, its inputs, what its reference
+computes, its tolerance, the variables of the root. A kernel that does not compile has no configs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -26,45 +30,47 @@ class Number:
     __rmul__ = __mul__
 
 
-def truth(kernel: Any) -> str:
-    """Return the hash of what a loaded kernel does; nothing for one that does not compile."""
-    said: list[Any] = [kernel.rtol]
+def truths(kernel: Any, env: dict[str, str], home: Path) -> dict[str, str]:
+    """Return the hash of each config of a loaded kernel."""
+    found = {}
     for problem in kernel.problem_list():
-        said.append([repr(spec) for spec in kernel.input_specs(problem).values()])
-        said.append(kernel.reference(Number(3.0))["y"].value)
+        inputs = [repr(spec) for spec in kernel.input_specs(problem).values()]
+        computed = kernel.reference(Number(3.0))["y"].value
         for config in kernel.bound_space(problem):
             build = kernel.build(problem, config)
             try:
-                said.append([build.to_plain(), _compiled(kernel, build)])
+                library = _compiled(kernel, build, home)
             except subprocess.CalledProcessError:
-                return ""
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+                return {}
+            said = [env, kernel.rtol, inputs, computed, build.to_plain(), library]
+            text = json.dumps(dict(config), sort_keys=True, separators=(",", ":"))
+            found[text] = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return found
 
 
-def _compiled(kernel: Any, build: Any) -> list[str]:
-    return [
-        hashlib.sha256(
-            subprocess.run(
-                ["cc", "-O1", "-g0", "-fPIC", *build.options, "-S", "-o", "-", source.name],
-                cwd=source.parent,
-                check=True,
-                capture_output=True,
-            ).stdout
-        ).hexdigest()
-        for source in kernel.source_paths
-    ]
+def _compiled(kernel: Any, build: Any, home: Path) -> str:
+    library = home / "kernel.so"
+    base = kernel.source_paths[0].parent
+    names = [os.path.relpath(source, base) for source in kernel.source_paths]
+    command = ["cc", "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(library), *names]
+    subprocess.run(command, cwd=base, check=True, capture_output=True)
+    return hashlib.sha256(library.read_bytes()).hexdigest()
 
 
 def main(project: Path) -> None:
-    """Print every kernel's hash."""
+    """Print every kernel's hashes."""
+    settings = tomllib.loads((project / "ktuned.toml").read_text())
+    env: dict[str, str] = settings.get("env", {})
+    os.environ |= env
     from ktuned.spec.loader import load_file
 
-    found: dict[str, str] = {}
-    for path in sorted(project.glob("tune_*.py")):
-        if path.name != "tune_marker.py":
-            loaded = load_file(path, project)
-            assert not loaded.errors, loaded.errors
-            found |= {kernel.name: truth(kernel) for kernel in loaded.kernels}
+    found: dict[str, dict[str, str]] = {}
+    with tempfile.TemporaryDirectory() as home:
+        for path in sorted(project.glob("tune_*.py")):
+            if path.name != "tune_marker.py":
+                loaded = load_file(path, project)
+                assert not loaded.errors, loaded.errors
+                found |= {kernel.name: truths(kernel, env, Path(home)) for kernel in loaded.kernels}
     json.dump(found, sys.stdout)
 
 

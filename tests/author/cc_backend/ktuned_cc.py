@@ -16,6 +16,7 @@ from ktuned.backends.contract import Build as AnyBuild
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
+from ktuned.spec import IncludeSearch
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,22 @@ class CcKernel(Kernel):
         return lambda: self._run(*arguments)
 
 
+def _observed(unit: Unit, build: Build, base: Path) -> set[Path]:
+    """Return the files that the compiler reads for a unit, and where it looks for one in vain."""
+    read = set()
+    for source in unit.sources:
+        rule = subprocess.run(
+            ["cc", "-M", *build.options, os.path.relpath(source, base)],
+            cwd=base,
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+        _, _, names = rule.replace("\\\n", " ").partition(":")
+        read |= {Path(os.path.normpath(base / name)) for name in names.split()}
+    return read | IncludeSearch.of(build.options, base).missed(unit.sources, read)
+
+
 class Cc(Backend):
     """The backend."""
 
@@ -68,19 +85,19 @@ class Cc(Backend):
             build = unit.build
             assert isinstance(build, Build)
             began = time.perf_counter()
-            command = ["cc", "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(into / unit.key / "kernel.so")]
-            names = [os.path.relpath(source, unit.sources[0].parent) for source in unit.sources]
-            done = subprocess.run(
-                [*command, *names], cwd=unit.sources[0].parent, capture_output=True, text=True, check=False
-            )
+            base, library = unit.sources[0].parent, into / unit.key / "kernel.so"
+            command = ["cc", "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(library)]
+            names = [os.path.relpath(source, base) for source in unit.sources]
+            done = subprocess.run([*command, *names], cwd=base, capture_output=True, text=True, check=False)
+            observed = _observed(unit, build, base)
             with open(os.environ["CC_LOG"], "a", encoding="utf-8") as log:
                 log.write(f"{unit.kernel}\n")
             seconds = time.perf_counter() - began
             if done.returncode:
                 errors = [line for line in done.stderr.splitlines() if "error" in line]
-                yield Compiled(unit.key, Outcome.COMPILE_ERROR, "\n".join(errors), seconds)
+                yield Compiled(unit.key, Outcome.COMPILE_ERROR, "\n".join(errors), seconds, observed=observed)
             else:
-                yield Compiled(unit.key, seconds=seconds)
+                yield Compiled(unit.key, seconds=seconds, observed=observed)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
         """Load the library."""

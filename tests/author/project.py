@@ -1,0 +1,317 @@
+"""The scripted author's project: its files as text, and the ways in which they are edited and saved.
+
+The mix of edits is fixed. Each kind is drawn as often as its weight says:
+
+| kind | weight | what it changes |
+| --- | --- | --- |
+| source, header, common header | 2, 2, 1 | a number in C that decides the bytes of some kernels |
+| include by macro, forced include | 2, 2 | a header that only `#include HEADER` names; one that `-include` names |
+| shadowing header | 2 | a header of the same name comes, changes or goes in a directory that is searched first |
+| scale, space | 2, 2 | a kernel's Build and reference; its axis |
+| helper, star import, registry, class attribute, beside the root | 2 each | Python that sizes the inputs |
+| data file | 2 | what the inputs' function reads |
+| environment | 1 | a variable in the root's settings, which is part of every kernel |
+| unused macro, unreached helper, unreached star, comment, docstring, format, nothing | 1 each | nothing that decides |
+| checkout | 2 | everything, back to an earlier state |
+| broken | 1 | a source that does not compile, which the next edit mends |
+| all at once | 1 | every file, by a new line at its end |
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+KERNEL = """
+@kernel(
+    backend="cc",
+    sources=["{source}"],
+    space=space(step={steps}),
+    problems=[dict(n=256)],
+    inputs=lambda p: dict(x=tensor((p.n * {rows}(),)), y=tensor((p.n * {rows}(),), output=True)),
+    reference=lambda x: dict(y={scale} * x),
+    rtol=1e-3, preset="fast",
+)
+def {name}(p, c):
+    return Build(c.step, {scale}, {flags})
+"""
+
+FILES = {
+    "tune_a.py": [("a1", "a.c"), ("a2", "b.c")],
+    "tune_b.py": [("b1", "b.c"), ("b2", "c.c")],
+    "tune_c.py": [("c1", "c.c")],
+    "tune_d.py": [("d1", "a.c")],
+    "tune_e.py": [("e1", "a.c")],
+    "tune_f.py": [("f1", "f.c")],
+}
+"""The kernels of each kernel file, with their sources: ``e1`` reaches all kinds of Python, ``f1`` of includes."""
+
+IMPORTS = """\
+from ktuned import kernel, space, tensor
+from ktuned_cc import Build
+"""
+
+SHAPED = IMPORTS + "from shape import rows\n"
+
+REACHING = (
+    IMPORTS
+    + '''\
+import json
+import os
+from pathlib import Path
+
+import beside
+import entries
+import tweaks
+from plates import Plate
+from registry import TABLE
+from stars import *
+
+
+def rows():
+    """Return how many there are."""
+    data = json.loads((Path(__file__).parent / "data.json").read_text())
+    parts = star_rows(), TABLE["rows"](), Plate.PAD, beside.rows(), data["rows"], int(os.environ.get("ROWS", "1"))
+    return sum(parts)
+'''
+)
+
+PYTHON = {
+    "shape.py": "def rows():\n    return 1\n\n\ndef nobodys():\n    return 1\n",
+    "stars.py": 'def star_rows():\n    """Return some."""\n    return 1\n\n\ndef unreached_star():\n    return 1\n',
+    "registry.py": "TABLE = {}\n\n\ndef register(name):\n    return lambda entry: TABLE.setdefault(name, entry)\n",
+    "entries.py": 'from registry import register\n\n\n@register("rows")\ndef entry():\n    return 1\n',
+    "plates.py": "class Plate:\n    PAD = 0\n",
+    "tweaks.py": "from plates import Plate\n\nPlate.PAD = 1\n",
+    "../lib/beside.py": "def rows():\n    return 1\n",
+}
+
+SOURCE = """
+#include "{header}"
+#include "common.h"
+
+void run(float* y, const float* x, long n) {{
+  volatile long twist = {number} + TWIST + COMMON; /* an edit changes this */
+  for (long i = 0; i < n; i += STEP)
+    for (long j = i; j < i + STEP && j < n; ++j) y[j] = SCALE * x[j];
+  (void)twist;
+}}
+"""
+
+INCLUDING = """
+#define PICKED "picked.h"
+#include PICKED
+#include "shadow.h"
+
+void run(float* y, const float* x, long n) {
+  volatile long twist = CHOSEN + SHADOW + FORCED; /* an edit changes these */
+  for (long i = 0; i < n; i += STEP)
+    for (long j = i; j < i + STEP && j < n; ++j) y[j] = SCALE * x[j];
+  (void)twist;
+}
+"""
+
+_REFERENCE = "reference=lambda x: dict(y="
+_SPACE = "space=space(step="
+
+
+FLAGS = {"tune_f.py": '("-Ifirst", "-Iinclude", "-include", "include/forced.h")'}
+
+
+def kernel_file(kernels: list[tuple[str, str]], head: str, flags: str) -> str:
+    """Return a kernel file of the author's."""
+    declared = (
+        KERNEL.format(name=name, source=source, scale=2, steps="[1, 2]", rows="rows", flags=flags)
+        for name, source in kernels
+    )
+    return head + "".join(declared)
+
+
+class Project:
+    """The files of one author, below ``root`` and beside it; what is ``None`` is not there.
+
+    Of the kernel files it has those that are named, or all.
+    """
+
+    def __init__(self, root: Path, seed: int, files: Sequence[str] = tuple(FILES)) -> None:
+        self.root = root
+        self.files = tuple(files)
+        self.chance = random.Random(seed)
+        self.texts: dict[str, str | None] = {}
+        self.history: list[dict[str, str | None]] = []
+        self._count = 100
+        self._mend: dict[str, str | None] = {}
+        for file in self.files:
+            head = REACHING if file == "tune_e.py" else SHAPED
+            self.texts[file] = kernel_file(FILES[file], head, FLAGS.get(file, '("-Iinclude",)'))
+        for name in "abc":
+            self.texts[f"{name}.c"] = SOURCE.format(header=f"{name}.h", number=self.number())
+            self.texts[f"include/{name}.h"] = f"#define TWIST {self.number()}\n#define UNUSED 0\n"
+        self.texts["f.c"] = INCLUDING
+        for name, macro in (("common", "COMMON"), ("picked", "CHOSEN"), ("shadow", "SHADOW"), ("forced", "FORCED")):
+            self.texts[f"include/{name}.h"] = f"#define {macro} {self.number()}\n"
+        self.texts["first/other.h"] = "/* this directory is searched first */\n"
+        self.texts["first/shadow.h"] = None
+        self.texts |= PYTHON
+        self.texts["data.json"] = '{"rows": 1}\n'
+        self.texts["ktuned.toml"] = 'name = "project"\nenv = { ROWS = "1" }\n'
+        for name, text in self.texts.items():
+            self.write(name, text)
+
+    @property
+    def kernels(self) -> list[str]:
+        """The names of all kernels."""
+        return [name for file in self.files for name, _ in FILES[file]]
+
+    def number(self) -> int:
+        """Return one that was not there before."""
+        self._count += 1
+        return self._count
+
+    def write(self, name: str, text: str | None) -> None:
+        """Save one file in one of the ways of editors, or remove it."""
+        path = self.root / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        if text is None:
+            path.unlink(missing_ok=True)
+            return
+        ways = ["in place", "rename", "twice", "anew"]
+        if not name.startswith(".."):
+            ways += ["linked", "moved"]
+        way = self.chance.choice(ways)
+        if way == "rename":
+            beside = path.with_name(f".{path.name}.tmp")
+            beside.write_text(text)
+            beside.replace(path)
+            return
+        if way == "twice":
+            path.write_text(text[: len(text) // 2] if path.suffix == ".h" else text)
+        if way in ("anew", "linked"):
+            path.unlink(missing_ok=True)
+        if way == "linked":
+            # From now on it lies outside of the project, until it is replaced again.
+            path.symlink_to(self.root.parent / "elsewhere" / path.name)
+            path.readlink().parent.mkdir(exist_ok=True)
+        if way == "moved" and path.parent != self.root:
+            away = self.root.parent / "away"
+            path.parent.rename(away)
+            (away / path.name).write_text(text)
+            away.rename(path.parent)
+            return
+        path.write_text(text)
+
+    def save(self, changed: dict[str, str | None]) -> None:
+        """Save several files at once."""
+        self.history.append(dict(self.texts))
+        self.texts |= changed
+        for name, text in changed.items():
+            self.write(name, text)
+
+    def edit(self, wanted: str | None = None) -> str:
+        """Make one edit, of a random kind or of the one that is wanted; return its kind.
+
+        One that does not compile is taken back by the next, which does nothing else.
+        """
+        if self._mend:
+            mend, self._mend = self._mend, {}
+            self.texts |= mend
+            self.write(*mend.popitem())
+            return "mended"
+        kinds = self.kinds()
+        kind = wanted or self.chance.choices(list(kinds), [weight for weight, _ in kinds.values()])[0]
+        self.save(kinds[kind][1]())
+        return kind
+
+    def kinds(self) -> dict[str, tuple[int, Callable[[], dict[str, str | None]]]]:
+        """Return the weight of each kind of edit, and what makes the new texts."""
+        any_of = self.chance.choice
+        return {
+            "source": (2, lambda: self._number_in(f"{any_of('abc')}.c", "twist = ")),
+            "header": (2, lambda: self._number_in(f"include/{any_of('abc')}.h", "TWIST ")),
+            "common header": (1, lambda: self._number_in("include/common.h", "COMMON ")),
+            "include by macro": (2, lambda: self._number_in("include/picked.h", "CHOSEN ")),
+            "forced include": (2, lambda: self._number_in("include/forced.h", "FORCED ")),
+            "shadowing header": (2, self._shadow),
+            "scale": (2, self._scale),
+            "space": (2, self._space),
+            "helper": (2, lambda: self._small("shape.py", "rows():\n    return ")),
+            "star import": (2, lambda: self._small("stars.py", '"""Return some."""\n    return ')),
+            "registry": (2, lambda: self._small("entries.py", "entry():\n    return ")),
+            "class attribute": (2, lambda: self._small("tweaks.py", "Plate.PAD = ")),
+            "beside the root": (2, lambda: self._small("../lib/beside.py", "rows():\n    return ")),
+            "data file": (2, lambda: self._small("data.json", '"rows": ')),
+            "environment": (1, lambda: self._small("ktuned.toml", 'ROWS = "')),
+            "unused macro": (1, lambda: self._number_in(f"include/{any_of('abc')}.h", "UNUSED ")),
+            "unreached helper": (1, lambda: self._number_in("shape.py", "nobodys():\n    return ")),
+            "unreached star": (1, lambda: self._number_in("stars.py", "unreached_star():\n    return ")),
+            "comment": (1, self._comment),
+            "docstring": (1, lambda: self._number_in("tune_e.py", '"""Return how many there are')),
+            "format": (1, lambda: self._formatted(any_of(["shape.py", "entries.py", self.files[0], "b.c"]))),
+            "nothing": (1, lambda: dict([any_of(list(self.texts.items()))])),
+            "checkout": (2, lambda: dict(any_of(self.history)) if self.history else {}),
+            "broken": (1, self._broken),
+            "all at once": (1, lambda: {name: text and f"{text}\n" for name, text in self.texts.items()}),
+        }
+
+    def text(self, name: str) -> str:
+        """Return the text of a file that is there."""
+        text = self.texts[name]
+        assert text is not None, name
+        return text
+
+    def _number_in(self, name: str, before: str) -> dict[str, str | None]:
+        return self._replaced(name, before, str(self.number()))
+
+    def _small(self, name: str, before: str) -> dict[str, str | None]:
+        return self._replaced(name, before, str(self.chance.randint(1, 6)))
+
+    def _replaced(self, name: str, before: str, number: str) -> dict[str, str | None]:
+        head, found, tail = self.text(name).partition(before)
+        assert found, f"{before!r} in {name}"
+        return {name: f"{head}{before}{number}{tail.lstrip('0123456789')}"}
+
+    def _shadow(self) -> dict[str, str | None]:
+        if self.texts["first/shadow.h"] is not None and self.chance.random() < 0.5:
+            return {"first/shadow.h": None}
+        return {"first/shadow.h": f"#define SHADOW {self.number()}\n"}
+
+    def _comment(self) -> dict[str, str | None]:
+        name = self.chance.choice([name for name, text in self.texts.items() if text and not name.endswith(".json")])
+        is_hashed = name.endswith((".py", ".toml"))
+        note = f"# note {self.number()}\n" if is_hashed else f"/* {self.number()} */\n"
+        return {name: note + self.text(name)}
+
+    def _formatted(self, name: str) -> dict[str, str | None]:
+        """Return a file with one line more between two others, or one less."""
+        text = self.text(name)
+        return {name: text.replace("\n\n\n", "\n\n") if "\n\n\n" in text else text.replace("\n\n", "\n\n\n")}
+
+    def _broken(self) -> dict[str, str | None]:
+        name = f"{self.chance.choice('abc')}.c"
+        self._mend = {name: self.texts[name]}
+        return {name: self.text(name).replace("(void)twist;", "(void)twist")}
+
+    def _scale(self) -> dict[str, str | None]:
+        scale = self.chance.randint(2, 9)
+
+        def scaled(part: str) -> str:
+            head, _, tail = part.partition(_REFERENCE)
+            return f"{head}{_REFERENCE}{scale}{tail[1:]}".replace(f"c.step, {tail[0]},", f"c.step, {scale},")
+
+        return self._in_one_kernel(scaled)
+
+    def _space(self) -> dict[str, str | None]:
+        steps = sorted(self.chance.sample([1, 2, 4, 8], 2))
+
+        def widened(part: str) -> str:
+            head, _, tail = part.partition(_SPACE)
+            return f"{head}{_SPACE}{steps}{tail[tail.index(']') + 1 :]}"
+
+        return self._in_one_kernel(widened)
+
+    def _in_one_kernel(self, change: Callable[[str], str]) -> dict[str, str | None]:
+        file = self.chance.choice(self.files)
+        name, _ = self.chance.choice(FILES[file])
+        parts = self.text(file).split("@kernel(")
+        return {file: "@kernel(".join(change(part) if f"def {name}(" in part else part for part in parts)}
