@@ -22,13 +22,15 @@ _EXACT_UP_TO = 60
 
 @dataclass
 class Samples:
-    """Launch times in µs, kept sorted, with the statistics that decide."""
+    """Launch times in µs, kept sorted and as they came, with the statistics that decide."""
 
     sorted_us: list[float] = field(default_factory=list)
+    taken_us: list[float] = field(default_factory=list)
 
     def add(self, microseconds: float) -> None:
         """Take one more sample."""
         insort(self.sorted_us, microseconds)
+        self.taken_us.append(microseconds)
 
     def __len__(self) -> int:
         return len(self.sorted_us)
