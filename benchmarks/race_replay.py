@@ -13,13 +13,13 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from ktuned.ipc import requests
 from ktuned.model import Preset
-from ktuned.tuning.finalists import Range, chosen, figures
+from ktuned.tuning.finalists import ROUNDS_TIMES, Range, chosen, figures, is_open
 from ktuned.worker.race import Ending, Race
 from ktuned.worker.samples import Samples
 
@@ -49,13 +49,28 @@ class Recording:
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """Read what :meth:`save` wrote."""
+        """Read what :meth:`save` wrote, or a cache file of Kernel Tuner, which keeps its samples as well."""
         data = json.loads(gzip.decompress(file.read_bytes()))
+        if "cache" in data:
+            knobs = data["tune_params_keys"]
+            measured = [one for one in data["cache"].values() if isinstance(one["time"], float)]
+            return cls(
+                f"{data['kernel_name']} on {data['device_name']}",
+                tuple(
+                    Recorded({knob: one[knob] for knob in knobs}, tuple(time_ms * 1e3 for time_ms in one["times"]))
+                    for one in measured
+                ),
+            )
         configs = tuple(
             Recorded(one["config"], tuple(one["samples_us"]), one["launches"], one["cost_us"])
             for one in data["configs"]
         )
         return cls(data["what"], configs, data["resolution_us"])
+
+    def sample(self, count: int) -> Self:
+        """Return the recording of at most this many of its configs, always the same ones."""
+        picked = random.Random(0).sample(self.configs, min(count, len(self.configs)))
+        return replace(self, configs=tuple(picked))
 
     def save(self, file: Path) -> None:
         """Write a compressed JSON file."""
@@ -160,7 +175,9 @@ class Replays:
 
     def _final_round(self, finalists: Sequence[int], device: _Device, dice: random.Random) -> int:
         rounds: list[dict[int | None, float]] = []
-        for turn in range(self._preset.finalist_rounds):
+        for turn in range(self._preset.finalist_rounds * ROUNDS_TIMES):
+            if turn >= self._preset.finalist_rounds and not is_open(rounds, finalists):
+                break
             first = turn % len(finalists)
             rounds.append({})
             for index in (*finalists[first:], *finalists[:first]):

@@ -70,11 +70,15 @@ class UnitRef(Record):
 
 @record
 class Tried(Record):
-    """The outcome of a proposed config, for the strategy; ``latency_us`` if it was measured."""
+    """The outcome of a proposed config, for the strategy; ``latency_us`` if it was measured.
+
+    ``doubt`` is half of the latency's 95 % interval as a share of it, where that is known.
+    """
 
     config: Config
     outcome: Outcome
     latency_us: float | None = None
+    doubt: float | None = None
 
 
 @record

@@ -132,6 +132,19 @@ class Supervised(Strategy):
         except Exception as error:
             raise self._raised("takes note of an outcome", error) from error
 
+    def doubt(self, config: Config, share: float) -> None:
+        """Pass a latency's uncertainty on.
+
+        Raises:
+            StrategyFault: the strategy raised.
+        """
+        try:
+            self._strategy.doubt(config, share)
+        except KtunedError:
+            raise
+        except Exception as error:
+            raise self._raised("takes note of an outcome", error) from error
+
     @property
     def finished(self) -> bool:
         """Whether the strategy is."""

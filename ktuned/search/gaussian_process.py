@@ -69,12 +69,15 @@ class GaussianProcess:
         """The weight of each feature in the squared distance."""
         return np.asarray(np.exp(self._state[:-2]))
 
-    def learn(self, points: Floats, values: Floats, steps: int) -> None:
-        """Climb some steps towards the weights, the noise and the trend that explain the values best."""
+    def learn(self, points: Floats, values: Floats, steps: int, doubts: Floats | float = 0.0) -> None:
+        """Climb some steps towards the weights, the noise and the trend that explain the values best.
+
+        ``doubts`` are the known variances of single values, besides the noise that all share.
+        """
         trend = self._trend(points, points)
         for _ in range(steps):
             try:
-                gradient = self._gradient(points, values, trend)
+                gradient = self._gradient(points, values, trend, doubts)
             except np.linalg.LinAlgError:
                 return
             self.steps += 1
@@ -85,13 +88,13 @@ class GaussianProcess:
             stepped = self._state + RATE * direction / size
             self._state = np.clip(stepped, self._prior - WIDEST, self._prior + WIDEST)
 
-    def condition(self, points: Floats, values: Floats) -> None:
-        """Take the values at these points as known."""
+    def condition(self, points: Floats, values: Floats, doubts: Floats | float = 0.0) -> None:
+        """Take the values at these points as known, but for the noise and their ``doubts``."""
         self._raw = points
         self._points = points * np.sqrt(self.weights)
         covariance = _matern(_squared_distances(self._points, self._points))
         covariance += self._trend_share * self._trend(points, points)
-        covariance[np.diag_indices_from(covariance)] += self._noise
+        covariance[np.diag_indices_from(covariance)] += self._noise + doubts
         # The inverse of the factor: predictions at many points are then products of matrices.
         self._whiten = np.linalg.inv(np.linalg.cholesky(covariance))
         white = self._whiten @ values
@@ -122,7 +125,7 @@ class GaussianProcess:
         centred = 2 * some[:, self._trending] - 1, 2 * others[:, self._trending] - 1
         return np.asarray((1 + centred[0] @ centred[1].T) ** 2 / (1 + len(self._trending)))
 
-    def _gradient(self, points: Floats, values: Floats, trend: Floats) -> Floats:
+    def _gradient(self, points: Floats, values: Floats, trend: Floats, doubts: Floats | float) -> Floats:
         """Return the gradient of the log posterior by the logarithms of the weights, the noise and the trend."""
         weights = self.weights
         scaled = points * np.sqrt(weights)
@@ -130,7 +133,7 @@ class GaussianProcess:
         distance = np.sqrt(squared)
         decay = np.exp(-_SQRT5 * distance)
         covariance = (1 + _SQRT5 * distance + 5 / 3 * squared) * decay + self._trend_share * trend
-        covariance[np.diag_indices_from(covariance)] += self._noise
+        covariance[np.diag_indices_from(covariance)] += self._noise + doubts
         inverse = np.linalg.inv(covariance)
         coefficients = inverse @ values
         variance = float(values @ coefficients) / len(values) + 1e-9

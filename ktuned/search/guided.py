@@ -159,15 +159,18 @@ class Guided(PointStrategy):
     def _most_promising(self) -> Code | None:
         known, values, scale = self._modelled()
         points = self._features(np.array(known))
+        # Half of a 95 % interval is two standard deviations; the model's values are logs in units of `scale`.
+        doubts = np.array([self.doubts.get(code, 0.0) / (2 * scale) for code in known]) ** 2
         if len(self.logs) + len(self.failed) != self._learnt_from:
             self._learnt_from = len(self.logs) + len(self.failed)
             steps = next((steps for size, steps in LEARNING_STEPS if len(known) <= size), 1)
-            self._model.learn(points, values, steps if self._model.steps else FIRST_LEARNING_STEPS)
-        self._model.condition(points, values)
+            self._model.learn(points, values, steps if self._model.steps else FIRST_LEARNING_STEPS, doubts)
+        self._model.condition(points, values, doubts)
         if self.under_way:
             expected = self._features(np.array(list(self.under_way)))
             believed = self._model.predict(expected).mean
-            self._model.condition(np.vstack([points, expected]), np.append(values, believed))
+            doubts = np.append(doubts, np.zeros(len(believed)))
+            self._model.condition(np.vstack([points, expected]), np.append(values, believed), doubts)
         codes, features = self._candidates.pick(SAMPLED, self.taken, self.elite(AROUND))
         if not codes:
             return self.unknown()

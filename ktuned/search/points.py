@@ -31,6 +31,7 @@ class PointStrategy(Strategy):
         self.random = Random(seed)
         self.domain = domain_of(space)
         self.logs: dict[Code, float] = {}
+        self.doubts: dict[Code, float] = {}
         self.failed: dict[Code, None] = {}
         self.slow: dict[Code, None] = {}
         self.under_way: dict[Code, None] = {}
@@ -76,6 +77,12 @@ class PointStrategy(Strategy):
         else:
             self.failed[code] = None
         self.heard(code)
+
+    def doubt(self, config: Config, share: float) -> None:
+        """Take note of a latency's uncertainty, which is that of its logarithm."""
+        code = self.domain.code(config)
+        if code is not None:
+            self.doubts[code] = share
 
     def heard(self, code: Code) -> None:
         """Take note that the outcome of a point has come; :attr:`logs` holds its log latency if it was measured."""

@@ -13,7 +13,7 @@ from ktuned.model import Config, Event, Outcome, Trial, TrialResult, Winner, Wor
 from ktuned.store import Store
 from ktuned.tuning.attempt import Attempt, Progress, Work
 from ktuned.tuning.deadlines import for_trial
-from ktuned.tuning.finalists import MOST_TIMES, Figure, Range, Rounds, chosen, figures
+from ktuned.tuning.finalists import MOST_TIMES, ROUNDS_TIMES, Figure, Range, Rounds, chosen, figures, is_open
 from ktuned.tuning.job_events import Publish, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import admitted_trials
@@ -130,8 +130,10 @@ class FinalRound:
             lane = next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
             contest = _Contest(self._work, lane, self._measuring, [_Finalist.of(one.trial) for one in finalists])
             try:
-                for turn in range(rounds):
-                    self._announce(turn, rounds, len(finalists))
+                for turn in range(rounds * ROUNDS_TIMES):
+                    if turn >= rounds and not is_open(contest.rounds, contest.rivals):
+                        break
+                    self._announce(turn, max(rounds, turn + 1), len(finalists))
                     await contest.run_round(turn)
             except LaneSick:
                 continue
@@ -196,7 +198,7 @@ class FinalRound:
         )
 
     async def _settle(self, contest: _Contest) -> None:
-        found = figures(contest.rounds, [one.trial.id for one in contest.finalists if one.failed is None])
+        found = figures(contest.rounds, contest.rivals)
         if None in found:
             self._progress.reference_us = found[None].latency_us
             self._progress.reference_spread_us = found[None].spread_us
@@ -234,6 +236,11 @@ class _Contest:
         self._measuring = measuring
         self._deadlines = for_trial(work.deadlines, work.preset, finalists[0].trial.latency_us)
         self.rounds: list[dict[int | None, float]] = []
+
+    @property
+    def rivals(self) -> list[int]:
+        """The trials that still compete."""
+        return [finalist.trial.id for finalist in self.finalists if finalist.failed is None]
 
     async def run_round(self, turn: int) -> None:
         """Measure every finalist, and the reference, once."""

@@ -14,6 +14,12 @@ from typing import Self
 MOST_TIMES = 2
 """Times the preset's finalists that compete at most, where spreads overlap: each costs its rounds of a quiet window."""
 
+ROUNDS_TIMES = 2
+"""Times the preset's rounds at most, where they contradict each other."""
+
+CLOSE = 0.01
+"""A difference between finalists that is not worth another round."""
+
 Rounds = Sequence[Mapping[int | None, float]]
 """The medians (µs) of each round by trial, ``None`` for the reference; one that was disturbed is absent."""
 
@@ -71,3 +77,13 @@ def figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]
         ]
         found[name] = Figure(statistics.median(paired or raw), max(raw) - min(raw))
     return found
+
+
+def is_open(rounds: Rounds, rivals: Collection[int]) -> bool:
+    """Return whether some round contradicts the decision: another rival was faster in it than the best, beyond 1 %."""
+    found = figures(rounds, rivals)
+    best = min((rival for rival in rivals if rival in found), key=lambda rival: found[rival].latency_us, default=None)
+    if best is None:
+        return False
+    together = [one for one in rounds if best in one]
+    return any(one[rival] < one[best] * (1 - CLOSE) for one in together for rival in rivals if rival in one)

@@ -42,7 +42,7 @@ from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.opening import Opening, served_configs
 from ktuned.tuning.prior_results import PriorResults, restore
-from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.trial_detail import TrialDetail, doubt
 
 _log = structlog.get_logger()
 
@@ -386,6 +386,7 @@ class Pipeline:
             artifact=result.artifact,
             digest=work.context.digest,
             updated=time(),
+            detail=result.detail,
         )
 
     def _report(self, trial: Trial) -> None:
@@ -396,7 +397,8 @@ class Pipeline:
         is_default = config == self.work.kernel.default
         self.progress.count(outcome, trial.latency_us, trial.spread_us, is_default=is_default)
         self.summary.note(self.progress.done, self.progress.best_us)
-        self._tried.append(requests.Tried(config, outcome, trial.latency_us))
+        known = doubt(trial.detail, trial.latency_us)
+        self._tried.append(requests.Tried(config, outcome, trial.latency_us, known))
         self._news.set()
         publish_trial(self._publish, self.work, self.progress, trial)
 

@@ -79,6 +79,8 @@ class Exploration:
     def tell(self, tried: Iterable[requests.Tried]) -> None:
         """Pass outcomes on to the strategy."""
         for one in tried:
+            if one.doubt is not None:
+                self._strategy.doubt(one.config, one.doubt)
             self._strategy.tell(one.config, one.outcome, one.latency_us)
 
     def ask(self, n: int) -> replies.Proposals:

@@ -18,11 +18,20 @@ from ktuned.worker.samples import FEWEST_FOR_CI, Samples
 RELATIVE_CI = 0.01
 """Half-width of the median's 95 % confidence interval, relative to the median, at which sampling stops."""
 
-MARGIN = 0.02
-"""Distance from the incumbent, relative to it, within which no config is given up: those are sampled to the end."""
+MARGIN = 0.1
+"""Distance from the incumbent, relative to it, within which no config is given up: those are sampled to the end.
 
-FEW_MARGIN = 0.25
-"""The same for fewer samples than have an interval: more than clocks and neighbours make of the best config."""
+Few configs are as close as that, and clocks that differ from one trial to the next seldom make more of the best one.
+"""
+
+FEW_MARGIN = 0.3
+"""The same for half as many samples as have an interval: more than chance makes of the best config."""
+
+FAR = 3.0
+"""Times the hopeless latency from which on one sample after the warm-up is enough."""
+
+FAR_AFTER_S = 0.01
+"""Time that such a sample takes: a shorter one may have been interrupted, like the warm-up."""
 
 LOOK_AFTER_S = 0.001
 """Sampling for less costs less than loading the config did, and an interruption may lie over all of it."""
@@ -64,11 +73,13 @@ class Race:
         self._resolution_us = resolution_us
         self._warm_counts = warm_counts
         self._least = max(FEWEST_FOR_CI, preset.repetitions // 2)
+        # What races was launched to be checked just before.
+        is_racing = incumbent is not None or stop_above_us is not None
+        self._warm_ups = max(1, preset.warmup - is_racing)
 
     def wants_warm_up(self, elapsed_s: float) -> bool:
         """Return whether to launch once more before sampling begins."""
-        wanted = max(1, self._preset.warmup)
-        return len(self.warm) < wanted and (not len(self.warm) or elapsed_s < self._preset.timing_s)
+        return len(self.warm) < self._warm_ups and (not len(self.warm) or elapsed_s < self._preset.timing_s)
 
     def gives_up(self, elapsed_s: float) -> bool:
         """Return whether the warm-up alone took the preset's time, and was hopeless however it was timed."""
@@ -82,6 +93,8 @@ class Race:
         if self.ending is not None:
             return 0
         n, repetitions = len(self.samples), self._preset.repetitions
+        if n == 0 and len(self.warm) and self.warm.sorted_us[0] > FAR * self._stop_above_us:
+            return 1
         for target in (self._least // 2, self._least, repetitions):
             if n < target:
                 return target - n
@@ -92,7 +105,8 @@ class Race:
         if n == 0:
             return None
         is_late = elapsed_s >= self._preset.timing_s
-        if (is_late or n >= self._least // 2) and self._fastest_us > self._stop_above_us:
+        is_far = elapsed_s >= FAR_AFTER_S and self._fastest_us > FAR * self._stop_above_us
+        if self._fastest_us > self._stop_above_us and (is_late or is_far or n >= self._least // 2):
             return Ending.HOPELESS
         if is_late:
             return Ending.OUT_OF_TIME

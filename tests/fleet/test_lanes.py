@@ -327,6 +327,11 @@ async def test_trials_on_a_real_lane(
             assert measured.latency_us is not None
             assert 50 <= measured.latency_us < 20_000
             assert measured.max_error == 0.0
+            rival = requests.Incumbent(1.0, 1.0, 1.0)
+            hopeful = requests.Trial((units["slow"],), preset, False, None, rival)
+            measured, _ = await lane.exchange(hopeful, deadlines)
+            assert (measured.outcome, measured.beaten) == ("measured", True), "it cannot win: no more samples"
+            assert (measured.low_us or 0.0) <= (measured.latency_us or 0.0) <= (measured.high_us or 0.0)
             (artifact_place(tmp_path / "artifacts", "wrong-key") / "kernel.json").write_text("{}")
             measured, _ = await lane.exchange(trial("wrong"), deadlines)
             assert (measured.outcome, measured.message) == (None, "wrong-key: kernel.json is not what was sealed")

@@ -8,11 +8,14 @@ from statistics import mean
 from time import process_time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ktuned import space
 from ktuned.model import Outcome, Scalar, canonical
 from ktuned.search import Strategy, load
+from ktuned.search.gaussian_process import GaussianProcess
+from ktuned.search.guided import Guided
 
 BOWL_KNOBS: Any = {
     "x": list(range(10)),
@@ -118,3 +121,34 @@ def test_guided_converges_where_little_is_left() -> None:
             break
     assert strategy.converged
     assert best < 1.03 * BOWL_OPTIMUM
+
+
+def test_a_doubtful_latency_counts_less() -> None:
+    """A point that is hardly known pulls the model less than one that is known to a per cent."""
+    points = np.linspace(0, 1, 9)[:, None]
+    values = np.zeros(9)
+    values[4] = -1.0
+    expected = []
+    for doubt in (0.0, 1.0):
+        model = GaussianProcess(np.array([0.0]), 1.0, [0])
+        doubts = np.zeros(9)
+        doubts[4] = doubt
+        model.learn(points, values, 3, doubts)
+        model.condition(points, values, doubts)
+        expected.append(float(model.predict(points[4:5]).mean[0]))
+    assert abs(expected[1]) < abs(expected[0]) / 10
+
+
+def test_guided_models_what_it_is_told_of_doubts() -> None:
+    """Two searches that differ only in how well one latency is known believe different things of its config."""
+    believed = []
+    for doubt in (0.01, 2.0):
+        strategy = load("guided")(BOWL.bind({}), 2)
+        assert isinstance(strategy, Guided)
+        for number, config in enumerate(strategy.ask(12)):
+            strategy.doubt(config, doubt if number == 0 else 0.01)
+            strategy.tell(config, Outcome.MEASURED, bowl(config) / (4 if number == 0 else 1))
+        strategy.ask(1)
+        code = next(iter(strategy.logs))
+        believed.append(float(strategy._model.predict(strategy._features(np.array([code]))).mean[0]))
+    assert believed[0] < believed[1] - 0.2

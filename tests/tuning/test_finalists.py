@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.tuning.finalists import MOST_TIMES, Figure, Range, chosen, figures
+from ktuned.tuning.finalists import MOST_TIMES, Figure, Range, chosen, figures, is_open
 
 RATIOS = st.lists(st.floats(1.0, 5.0), min_size=1, max_size=6)
 PACES = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9)
@@ -67,6 +67,24 @@ def test_the_reference_runs_along() -> None:
     """It is no rival, so it sets no pace, but it is paired with the finalists' rounds too."""
     found = figures([{1: 10.0, None: 100.0}, {1: 20.0, None: 200.0}, {1: 10.0, None: 100.0}], [1])
     assert found == {1: Figure(10.0, 10.0), None: Figure(100.0, 100.0)}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([{1: 10.0, 2: 11.0}, {1: 20.0, 2: 22.0}], False),
+        ([{1: 10.0, 2: 11.0}, {1: 11.0, 2: 10.0}, {1: 10.0, 2: 11.0}], True),
+        ([{1: 10.0, 2: 10.05}, {1: 10.05, 2: 10.0}], False),
+        ([{1: 10.0, 3: 5.0}, {2: 9.0}], False),
+        ([{}], False),
+    ],
+    ids=["agreed", "contradicted", "close", "not-together", "nothing"],
+)
+def test_rounds_that_contradict_each_other_are_not_enough(
+    rounds: list[dict[int | None, float]], expected: bool
+) -> None:
+    """Another finalist that beat the best in one of its rounds may be better; one per cent is no matter."""
+    assert is_open(rounds, [1, 2]) is expected
 
 
 def test_disturbed_rounds_are_left_out() -> None:

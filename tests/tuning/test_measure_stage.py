@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -337,3 +338,27 @@ def test_kernels_of_one_digest_share_no_expected_outputs(tmp_path: Path) -> None
         return request.expected
 
     assert expected("p:one", "cuda:0") == expected("p:one", "cuda:1") != expected("p:other", "cuda:0")
+
+
+async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> None:
+    """The first has no rival, later ones have the best that was sampled to its end, and the default never has one."""
+    artifacts = Artifacts(tmp_path, 1)
+    place = artifacts.place("ab")
+    place.mkdir(parents=True)
+    (place / "manifest.json").touch()
+    figures = [(5.0, None), (2.0, True), (4.0, None), (9.0, None), (9.0, None)]
+    lane = PlayedLane(
+        "cpu:0", [replace(MEASURED, latency_us=us, low_us=us, high_us=us, beaten=beaten) for us, beaten in figures]
+    )
+    work = replace(WORK, deadlines=DEFAULT_DEADLINES)
+    measuring = MeasureStage(work, cast("Sequence[Lane]", [lane]), cast("CompileStage", None), artifacts)
+
+    async def done(attempt: Attempt, result: TrialResult) -> None:
+        """Take the result."""
+
+    for best_us in (1.0, 5.0, 5.0, 4.0, None):
+        attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
+        attempt.life.tell(Event.ARTIFACT_FOUND)
+        await measuring.measure(cast("Lane", lane), [Compiled(attempt, {}, "")], partial(lambda us: us, best_us), done)
+    rivals = [request.incumbent for request in lane.requests]
+    assert [None if rival is None else rival.latency_us for rival in rivals] == [None, 5.0, 5.0, 4.0, None]

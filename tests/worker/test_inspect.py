@@ -107,9 +107,10 @@ def test_outcomes_reach_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     exploration = Exploration(declare(), {}, IN_ORDER, [])
     told: list[tuple[object, ...]] = []
     monkeypatch.setattr(exploration._strategy, "tell", lambda *values: told.append(values))
-    exploration.tell([requests.Tried({"n": 1}, Outcome.MEASURED, 2.5)])
+    monkeypatch.setattr(exploration._strategy, "doubt", lambda *values: told.append(values))
+    exploration.tell([requests.Tried({"n": 1}, Outcome.MEASURED, 2.5, 0.1)])
     exploration.tell([requests.Tried({"n": 2}, Outcome.HUNG)])
-    assert told == [({"n": 1}, "measured", 2.5), ({"n": 2}, "hung", None)]
+    assert told == [({"n": 1}, 0.1), ({"n": 1}, "measured", 2.5), ({"n": 2}, "hung", None)]
 
 
 def test_a_constrained_space_is_counted_when_that_is_cheap() -> None:

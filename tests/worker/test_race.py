@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -70,29 +71,29 @@ def test_one_per_cent_is_where_the_line_is() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([127.0] * 2, None),
-        ([127.0] * 3, Ending.BEATEN),
-        ([126.0] * 3, None),
-        ([104.0] * 5, None),
-        ([104.0] * 6, Ending.BEATEN),
-        ([103.0] * 6, None),
-        ([104.0] * 5 + [102.0], None),
-        ([104.0] * 9 + [102.0], Ending.BEATEN),
-        ([103.0] * 10, Ending.KNOWN),
+        ([132.0] * 2, None),
+        ([132.0] * 3, Ending.BEATEN),
+        ([131.0] * 3, None),
+        ([112.0] * 5, None),
+        ([112.0] * 6, Ending.BEATEN),
+        ([111.0] * 6, None),
+        ([112.0] * 5 + [111.0], None),
+        ([112.0] * 9 + [111.0], Ending.BEATEN),
+        ([111.0] * 10, Ending.KNOWN),
         ([98.0] * 6, None),
     ],
 )
 def test_a_config_is_beaten_by_more_than_both_uncertainties_and_the_margin(
     values: list[float], expected: Ending | None
 ) -> None:
-    """Six samples have an interval, and two per cent beyond the incumbent's is enough; three need to be far off."""
+    """Six samples have an interval, and a tenth beyond the incumbent's is enough; three need to be far off."""
     assert end(values, incumbent=BEST) is expected
 
 
 def test_the_clocks_resolution_is_an_uncertainty() -> None:
     """A figure that the clock cannot tell from the margin is not beaten."""
-    assert end([104.0] * 6, incumbent=BEST, resolution_us=0.5) is Ending.BEATEN
-    assert end([104.0] * 6, incumbent=BEST, resolution_us=1.0) is None
+    assert end([112.0] * 6, incumbent=BEST, resolution_us=0.5) is Ending.BEATEN
+    assert end([112.0] * 6, incumbent=BEST, resolution_us=1.0) is None
 
 
 def test_an_interruption_beats_no_config() -> None:
@@ -103,7 +104,7 @@ def test_an_interruption_beats_no_config() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 @given(values=st.lists(st.floats(90.0, 400.0), min_size=1, max_size=60))
-def test_what_may_be_within_two_per_cent_of_the_best_goes_on(preset: Preset, values: list[float]) -> None:
+def test_what_may_be_close_to_the_best_goes_on(preset: Preset, values: list[float]) -> None:
     """Whatever the samples, one is beaten only if its whole interval lies beyond the margin."""
     race = Race(preset, incumbent=BEST)
     for value in values:
@@ -117,8 +118,8 @@ def test_what_may_be_within_two_per_cent_of_the_best_goes_on(preset: Preset, val
 
 def test_thorough_looks_later() -> None:
     """More repetitions mean more samples before a config may be beaten."""
-    assert end([104.0] * 9, incumbent=BEST, preset=PRESETS["thorough"]) is None
-    assert end([104.0] * 10, incumbent=BEST, preset=PRESETS["thorough"]) is Ending.BEATEN
+    assert end([112.0] * 9, incumbent=BEST, preset=PRESETS["thorough"]) is None
+    assert end([112.0] * 10, incumbent=BEST, preset=PRESETS["thorough"]) is Ending.BEATEN
 
 
 def test_the_hopeless_are_no_more_than_that() -> None:
@@ -127,6 +128,37 @@ def test_the_hopeless_are_no_more_than_that() -> None:
     assert end([301.0, 301.0, 300.0], incumbent=BEST, stop_above_us=300.0) is Ending.BEATEN
     assert end([301.0] * 2, incumbent=BEST, stop_above_us=300.0) is None
     assert end([301.0], elapsed_s=1.0, stop_above_us=300.0) is Ending.HOPELESS
+
+
+@pytest.mark.parametrize(
+    ("warm_us", "sample_us", "elapsed_s", "expected"),
+    [
+        (40_000.0, 40_000.0, 0.04, Ending.HOPELESS),
+        (40_000.0, 8_000.0, 0.04, None),
+        (40_000.0, 40_000.0, 0.005, None),
+    ],
+    ids=["far-off", "not-so-far", "interrupted"],
+)
+def test_the_far_off_are_launched_once_more(
+    warm_us: float, sample_us: float, elapsed_s: float, expected: Ending | None
+) -> None:
+    """Two launches that are many times slower than what is hopeless, and no accident, need no third one."""
+    race = Race(PRESET, stop_above_us=3_000.0)
+    race.warm.add(warm_us)
+    assert race.next_batch(0.0) == 1
+    race.samples.add(sample_us)
+    race.next_batch(elapsed_s)
+    assert race.ending is expected
+
+
+def test_what_races_is_warmed_up_once_less() -> None:
+    """It was launched to be checked just before; a finalist was not."""
+    for rival, launches in ((None, 2), (BEST, 1)):
+        race, warmed = Race(PRESET, incumbent=rival), 0
+        while race.wants_warm_up(0.0):
+            race.warm.add(100.0)
+            warmed += 1
+        assert warmed == launches
 
 
 def test_a_warm_up_that_is_timed_otherwise_is_not_compared() -> None:
@@ -186,6 +218,33 @@ def space(noise: float, share: float, delay: float, *, slow_clock: float = 1.0, 
         clocks = [slow_clock if dice.random() < 0.3 else 1.0 for _ in range(300)]
         recorded.append(Recorded({}, tuple(latency * clock * late(dice, noise, share, delay) for clock in clocks)))
     return Recording("synthetic", tuple(recorded))
+
+
+def two_paces(dice: random.Random) -> Iterator[tuple[float, float]]:
+    """Yield the paces of a device that is 5 % slower for a third of the time, for a tenth of a second at once."""
+    while True:
+        yield dice.expovariate(10), 1.05 if dice.random() < 0.3 else 1.0
+
+
+def within_one_per_cent(replays: Replays) -> float:
+    """Return the share of 1,000 replays that find a winner within 1 % of the best."""
+    return sum(replays.run(seed).regret <= 0.01 for seed in range(REPLAYS)) / REPLAYS
+
+
+def test_a_slow_spell_costs_no_winner() -> None:
+    """Where the clock changes under a whole job, for more than a trial at once, the finalists still find the best."""
+    assert within_one_per_cent(Replays(space(0.005, 0.05, 0.3), PRESETS["default"], clock=two_paces)) >= 0.99
+
+
+@pytest.mark.parametrize("gpu", ["a100", "a4000"])
+def test_the_race_holds_on_real_samples(gpu: str) -> None:
+    """Sixty configs of a convolution, 32 samples each in their order (the A4000 changed its clock meanwhile).
+
+    They are of the benchmark hub of the Autotuning Association (MIT licence).
+    """
+    recording = Recording.load(Path(__file__).with_name(f"convolution_{gpu}.json.gz"))
+    assert len(recording.configs) == 60
+    assert within_one_per_cent(Replays(recording, PRESETS["default"])) >= 0.99
 
 
 @pytest.mark.parametrize(
