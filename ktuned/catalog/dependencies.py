@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Mapping
 from posixpath import dirname
 
+from ktuned.ipc import LISTING
+
 
 class Dependents:
     """Inverted index of stamps: from files to the kernels and kernel files that depend on them.
@@ -22,21 +24,21 @@ class Dependents:
         """Let an owner, declared in a kernel file, depend on these paths and on no others."""
         self.drop(owner)
         self._stamps[owner] = (file, stamps)
-        for path in stamps:
+        for path, held in stamps.items():
             self._files.setdefault(path, Counter())[file] += 1
-            self._directories[dirname(path)] += 1
+            self._directories[_watched(path, held)] += 1
 
     def drop(self, owner: Hashable) -> None:
         """Forget an owner; harmless when there is none."""
         file, stamps = self._stamps.pop(owner, ("", {}))
-        for path in stamps:
+        for path, held in stamps.items():
             users = self._files[path]
             users[file] -= 1
             if not users[file]:
                 del users[file]
             if not users:
                 del self._files[path]
-            directory = dirname(path)
+            directory = _watched(path, held)
             self._directories[directory] -= 1
             if not self._directories[directory]:
                 del self._directories[directory]
@@ -46,6 +48,8 @@ class Dependents:
         found: set[str] = set()
         for path in paths:
             found.update(self._files.get(path, ()))
+            # What comes and goes there changes a directory whose names count.
+            found.update(self._files.get(dirname(path), ()))
             if path in self._directories or any(directory.startswith(f"{path}/") for directory in self._directories):
                 below = f"{path}/"
                 found.update(file for one, users in self._files.items() if one.startswith(below) for file in users)
@@ -64,3 +68,8 @@ class Dependents:
             if files is None or file in files
             for entry in stamps.items()
         }
+
+
+def _watched(path: str, held: str) -> str:
+    """Return the directory in which a change of an entry shows."""
+    return path if held.startswith(LISTING) else dirname(path)

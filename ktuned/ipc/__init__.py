@@ -13,11 +13,12 @@ from ktuned.ipc.memory_fault import (
     prepare_fault,
 )
 from ktuned.ipc.places import Places, absolute, artifact_place, relative, staging_place
-from ktuned.ipc.stamps import ABSENT, lexical, sight, stamp, stamps
+from ktuned.ipc.stamps import ABSENT, LISTING, lexical, sight, stamp, stamps
 from ktuned.ipc.trust import Trust, Untrusted
 
 __all__ = [
     "ABSENT",
+    "LISTING",
     "MANIFEST_NAME",
     "MAX_FAULT_BYTES",
     "DamagedArtifact",

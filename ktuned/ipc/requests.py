@@ -35,7 +35,7 @@ class KernelRef(Record):
 
     ``file`` and ``sources`` are relative to the project's directory, as are the keys of ``digests``: each file that
     had a part in the inspection, with its SHA-256, or ``""`` for one that was absent. ``compiled`` are those of them
-    that artifacts are known to depend on.
+    that artifacts are known to depend on, ``version`` identifies the code that was inspected.
     """
 
     project: str
@@ -45,6 +45,7 @@ class KernelRef(Record):
     sources: tuple[str, ...]
     digests: Mapping[str, str]
     compiled: tuple[str, ...] = ()
+    version: str = ""
 
     @classmethod
     def of(cls, kernel: KernelInfo, project: str, root: str) -> KernelRef:
@@ -57,6 +58,7 @@ class KernelRef(Record):
             sources=tuple(relative(source, root) for source in kernel.sources),
             digests={relative(path, root): digest for path, digest in kernel.stamps.items()},
             compiled=tuple(relative(path, root) for path in kernel.compiled),
+            version=kernel.version,
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName, WinnerKey, full_name, key_problem
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.record import Record, record
-from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, Observation, combine, unknown
+from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, combine, unknown
 from ktuned.model.values import Config, Problem, Scalar, canonical
 
 
@@ -105,6 +105,18 @@ class KernelInfo(Record):
         return parts | {self.label(entry): entry.decisive[:16] for entry in self.learned.values()}
 
     @property
+    def version(self) -> str:
+        """Identifies the code that was inspected, whatever was learned of it."""
+        return str(self.extra.get("version", ""))
+
+    @property
+    def unobserved(self) -> str:
+        """The reason why not all that decides this kernel's results is known; empty if it is."""
+        prefix = f"{UNOBSERVED}{self.version}:"
+        learned = (name.removeprefix(prefix) for name in self.learned if name.startswith(prefix))
+        return str(self.extra.get("unobserved", "")) or next(learned, "")
+
+    @property
     def compiled(self) -> list[str]:
         """The files in ``stamps`` that artifacts are known to depend on, or would if they appeared.
 
@@ -129,7 +141,7 @@ class KernelInfo(Record):
 
     def label(self, entry: Observation) -> str:
         """Return the label of a learned name among ``parts``; a file is named as sources are."""
-        if entry.name.startswith(ENVIRONMENT):
+        if entry.name.startswith((ENVIRONMENT, UNOBSERVED)):
             return entry.name
         is_elsewhere = not entry.places or entry.name.startswith(DISTRIBUTION)
         return f"source:{entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))}"

@@ -19,6 +19,10 @@ ENVIRONMENT = "env:"
 DISTRIBUTION = "dist:"
 """Prefix of a name that is a file of an installed distribution: ``dist:NAME/path/in/it``."""
 
+UNOBSERVED = "unobserved:"
+"""Prefix of a name that is no file: the reason why not all was observed of one version of the code
+(``unobserved:VERSION:REASON``)."""
+
 _BITS = 256
 
 

@@ -1,6 +1,7 @@
 """Kernel files: the declarations they make, the spaces and tensors they describe, and their digests."""
 
 from ktuned.spec import declaration, functions
+from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
 from ktuned.spec.c_tokens import follow
 from ktuned.spec.declaration import Kernel, kernel
@@ -15,6 +16,7 @@ from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, materialise, materialise_numpy, tensor
 
 __all__ = [
+    "ACCESSES",
     "MEMBERSHIP_BOUND",
     "OBSERVER",
     "BoundSpace",

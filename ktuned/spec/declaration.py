@@ -42,8 +42,8 @@ class Kernel:
     ``check(inputs, outputs)`` and raises or returns a bool; where both are given both must pass, and where
     neither is, nothing is checked. ``setup`` names the tensors to restore before each run, or is
     called with the inputs. ``cores`` is how many a config uses on a CPU. ``metrics`` are further figures by their
-    names. ``given`` names the budgets that the file
-    sets itself.
+    names. ``given`` names the budgets that the file sets itself. ``depends`` are patterns of files that are read where
+    it cannot be observed.
     """
 
     name: str
@@ -69,6 +69,7 @@ class Kernel:
     cores: int | Callable[[Any, Any], int] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     given: tuple[str, ...] = ()
+    depends: tuple[str, ...] = ()
 
     def __call__(self, p: Any, c: Any) -> Build:
         """Call the kernel function as it is."""
@@ -266,6 +267,7 @@ def kernel(
     timing: str = "events",
     cores: int | Callable[[Any, Any], int] | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    depends: str | Sequence[str] = (),
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
@@ -275,6 +277,8 @@ def kernel(
     enter the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
     that take that many times the best; a project's ``ktuned.toml`` has defaults of ``preset``, ``trials`` and
     ``seconds``; ``deadlines`` are seconds by phase (:data:`~ktuned.spec.faults.DEADLINES`).
+    ``depends`` names files by patterns relative to the kernel file, for what cannot be observed: data that native code
+    or a child process reads.
     ``timing`` is how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
     ``cores``, a number or ``(p, c) -> number``, is how many cores a CPU config uses, where its first launch does not
     show it.
@@ -317,6 +321,7 @@ def kernel(
             cores=cores,
             metrics={} if metrics is None else metrics,
             given=tuple(budgets),
+            depends=_as_tuple(depends),
         )
         fault = (
             unknown_fault(unknown, kernel.__kwdefaults__ or ()) or check_fault(reference, check) or fault_of(declared)

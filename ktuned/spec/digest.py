@@ -18,8 +18,10 @@ from pathlib import Path
 from ktuned.ipc import Untrusted, stamps
 from ktuned.model import KernelInfo, ProjectName
 from ktuned.spec import c_tokens
+from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.declaration import Kernel
 from ktuned.spec.declaration import kernel as declare
+from ktuned.spec.declared_files import declared_files
 from ktuned.spec.include_search import include_searches
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.python_reach import Reach
@@ -55,22 +57,25 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         raise kernel.site.error(error.message, hint=error.hint) from error
     except (OSError, SyntaxError, RecursionError) as error:
         raise kernel.site.failure("its Python files cannot be followed", error) from error
+    declared = declared_files(kernel)
+    measured.parts |= declared.parts
     problems = kernel.problem_list()
     plan.add("problems", problems)
     source_digest = _digest(texts if kernel.sources else function.parts)
     read = {kernel.file, *sources.absent, *OBSERVER.files, *function.files, *measured.files, *plan.files}
     held = {path: hashlib.sha256(content).hexdigest() for path, content in sources.contents.items()}
+    digest = _digest({"source": source_digest, **function.parts, **measured.parts})
     return KernelInfo(
         project=ProjectName(project),
         kernel=kernel.name,
         file=str(kernel.file),
         line=kernel.site.line,
         backend=kernel.backend,
-        digest=_digest({"source": source_digest, **function.parts, **measured.parts}),
+        digest=digest,
         source_digest=source_digest,
         plan_digest=_digest(plan.parts),
         sources=tuple(map(str, kernel.source_paths)),
-        stamps=stamps(sorted({*read, *held}), OBSERVER.files | held),
+        stamps=stamps(sorted({*read, *held, *declared.files}), OBSERVER.files | declared.files | held),
         problems=problems,
         default=None if kernel.default is None else dict(kernel.default),
         specialize=kernel.specialize,
@@ -85,6 +90,8 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "data_digest": _digest(measured.parts),
             "given": list(kernel.given),
             "judged": kernel.is_judged,
+            "version": digest[:16],
+            "unobserved": "" if kernel.depends else next(iter(ACCESSES.unobserved), ""),
         },
     )
 

@@ -65,6 +65,8 @@ def fault_of(declared: Any) -> str:
         return "inputs= is missing or not a callable p -> dict of tensors"
     if any(not isinstance(source, str) for source in declared.sources):
         return f"sources must be strings, not {declared.sources!r}"
+    if any(not isinstance(pattern, str) or not pattern for pattern in declared.depends):
+        return f"depends must be patterns of files, not {declared.depends!r}"
     if declared.specialize is not None and any(not isinstance(key, str) for key in declared.specialize):
         return f"specialize must name problem keys, not {declared.specialize!r}"
     if declared.prior is not None and not callable(declared.prior):

@@ -12,6 +12,7 @@ from types import ModuleType
 
 from ktuned.ipc import ABSENT, Untrusted, lexical
 from ktuned.model import KernelFileError, Record, listed, record
+from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.declaration import Collector, Kernel, collecting
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import is_ours
@@ -63,6 +64,8 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
     is_used = OBSERVER.may_restart and OBSERVER.generation > 0
     if is_used and OBSERVER.is_stuck:
         raise FreshProcessNeeded
+    if OBSERVER.may_restart:
+        ACCESSES.watch()
     OBSERVER.begin(path, root)
     with collecting(path) as collector:
         try:

@@ -58,7 +58,8 @@ class Observer:
         self._at_start: frozenset[str] = frozenset()
         self._before: frozenset[str] = frozenset()
         self._path: list[str] = []
-        self._environ: dict[str, str] = {}
+        self._root = ""
+        self.environ: dict[str, str] = {}
         self._own: tuple[str, ...] = ()
 
     def begin(self, kernel_file: Path, root: Path) -> None:
@@ -67,9 +68,10 @@ class Observer:
         self._install()
         self.generation += 1
         self.kernel_file = kernel_file
+        self._root = f"{root}/"
         self._own = _own_places(kernel_file, root)
         self._before = frozenset(sys.modules)
-        self._path, self._environ = list(sys.path), dict(os.environ)
+        self._path, self.environ = list(sys.path), dict(os.environ)
         sys.path.insert(0, str(kernel_file.parent))
         importlib.invalidate_caches()
 
@@ -82,9 +84,9 @@ class Observer:
         for path in self._contents:
             linecache.cache.pop(str(path), None)
         sys.path[:] = self._path
-        if dict(os.environ) != self._environ:
+        if dict(os.environ) != self.environ:
             os.environ.clear()
-            os.environ.update(self._environ)
+            os.environ.update(self.environ)
         self.kernel_file = None
         self._contents = {}
         self._missed = set()
@@ -98,10 +100,9 @@ class Observer:
         """Return whether a file of code counts by its content."""
         return self.kernel_file is not None and (path.startswith(self._own) or not is_foreign(path))
 
-    def counts_module(self, module: ModuleType) -> bool:
-        """Return whether a module's code counts by its content."""
-        file = getattr(module, "__file__", None)
-        return isinstance(file, str) and self.counts(file) and not is_ours(module.__name__)
+    def is_below_root(self, path: str) -> bool:
+        """Return whether a path lies in the project's directory."""
+        return path.startswith(self._root)
 
     def read(self, path: Path) -> bytes:
         """Return a file's bytes: those that were compiled, or else read now; they are the same from then on.
@@ -154,6 +155,11 @@ class Observer:
     def miss(self, paths: Sequence[Path]) -> None:
         """Note files that were looked for and are not there."""
         self._missed.update(paths)
+
+    @property
+    def extent(self) -> int:
+        """A number that changes when more was read or missed."""
+        return len(self._contents) + len(self._missed) + len(sys.modules)
 
     @property
     def files(self) -> dict[Path, str]:

@@ -27,6 +27,7 @@ from typing import Any
 
 from ktuned.ipc import lexical
 from ktuned.spec import distributions
+from ktuned.spec.accesses import ACCESSES, NATIVE_READERS
 from ktuned.spec.loader import module_file
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.origin import installed_in, is_ours
@@ -146,6 +147,8 @@ class Reach:
         found = sys.modules.get(module.partition(".")[0])
         file = None if found is None or is_ours(module) else getattr(found, "__file__", None)
         place = installed_in(file) if isinstance(file, str) and not OBSERVER.counts(file) else None
+        if place is not None and place.package in NATIVE_READERS:
+            ACCESSES.hide(f"{place.package} reads files natively")
         for owner in () if place is None else distributions.owners(place):
             self.parts[f"{owner.name} (installed)"] = owner.identity()
             self.files.add(owner.record)

@@ -12,6 +12,7 @@ from ktuned.backends import Backend, Kernel, Launch, Registry
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests
 from ktuned.model import Device, KernelFileError, Outcome, Phase, Preset, Unsupported, UsageError
 from ktuned.worker.check import Verdict
+from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
 from ktuned.worker.core_count import CountedLaunch
@@ -50,6 +51,7 @@ class Bench:
         self._places = places
         self._open: _Opened | None = None
         self._bound: tuple[str, Launch] | None = None
+        self._trace: CodeTrace | None = None
 
     def open(self, request: requests.Open, reply: Reply) -> replies.Opened:
         """Make the inputs and the expected outputs of a problem on a device."""
@@ -74,7 +76,8 @@ class Bench:
             FaultReporter(reply.descriptor),
             partial(kernel.measured_metrics, request.problem),
         )
-        return replies.Opened()
+        self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
+        return replies.Opened(self._trace.fresh(is_data=True))
 
     def close(self, request: requests.Close, reply: Reply) -> replies.Empty:
         """Give up the open problem, and what torch keeps of its memory: another worker needs it on this device."""
@@ -96,14 +99,19 @@ class Bench:
             raise UsageError("a trial needs at least one unit")
         *units, last = request.units
         for unit in units:
-            measured = self._measure(unit, request, reply)
+            measured = self._observed(self._measure(unit, request, reply))
             if _ends_batch(measured, request):
                 return measured
             request = replace(request, incumbent=requests.Incumbent.after(request.incumbent, measured))
             reply.item(measured)
             # The next config begins where this request began.
             reply.phase(request.first_phase)
-        return self._measure(last, request, reply)
+        return self._observed(self._measure(last, request, reply))
+
+    def _observed(self, measured: replies.Measurement) -> replies.Measurement:
+        """Add what the kernel file's code has reached since it was opened: its check, for one."""
+        observed = () if self._trace is None else self._trace.fresh(is_data=True)
+        return replace(measured, observed=observed) if observed else measured
 
     def _measure(self, unit: requests.UnitRef, request: requests.Trial, reply: Reply) -> replies.Measurement:
         """Measure one config; a damaged artifact gives no outcome, because it is to be compiled again."""

@@ -48,9 +48,10 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     for unit in units:
         _clear(into / unit.key)
     check_digests(kernel, places)
-    OBSERVER.check(digests_of(kernel, places))
+    known = digests_of(kernel, places)
+    OBSERVER.check(known)
     # A Build may name a function of the kernel file: it must be the one that was digested.
-    if not OBSERVER.holds(places.file(kernel.project, kernel.file), digests_of(kernel, places)):
+    if not OBSERVER.holds(places.file(kernel.project, kernel.file), known):
         forget_modules()
     reply.phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
@@ -58,7 +59,9 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     for compiled in _compile(backend, units, into, trace):
         check_digests(kernel, places)
         _check_toolchain(request.toolchain)
-        observed = trace.fresh(compiled.observed)
+        # Functions import modules when they are compiled, too.
+        observed = trace.fresh([*compiled.observed, *(OBSERVER.files.keys() - known.keys())])
+        OBSERVER.check(places.file(kernel.project, entry.name) for entry in observed)
         # Another content of these names, which no key of the daemon's stands for, makes another artifact.
         key = combine(compiled.key, observed) if observed else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0

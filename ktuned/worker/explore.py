@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from ktuned import search
 from ktuned.ipc import Places, replies, requests
 from ktuned.model import Config, KernelFileError, Outcome, Plan, Problem, Unsupported, UsageError, canonical
 from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace
+from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
 from ktuned.worker.prior import promising
 
@@ -25,20 +27,24 @@ class Explorer:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._exploration: Exploration | None = None
+        self._trace: CodeTrace | None = None
 
     def explore(self, request: requests.Explore, reply: Reply) -> replies.Explored:
         """Open the space of one kernel and problem for a job; ``ask`` then walks it."""
         kernel = load_kernel(request.kernel, self._places)
         opened = Exploration(kernel, request.problem, request.plan, request.first, request.last)
         self._exploration = opened
-        return replies.Explored(opened.size, opened.strategy, opened.notice)
+        self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
+        return replies.Explored(opened.size, opened.strategy, opened.notice, self._trace.fresh())
 
     def ask(self, request: requests.Ask, reply: Reply) -> replies.Proposals:
         """Report outcomes to the strategy, and ask it for up to ``n`` configs more."""
         if self._exploration is None:
             raise UsageError("ask comes after explore")
         self._exploration.tell(request.tried)
-        return self._exploration.ask(request.n)
+        proposals = self._exploration.ask(request.n)
+        observed = () if self._trace is None else self._trace.fresh()
+        return replace(proposals, observed=observed) if observed else proposals
 
 
 def _admitted(space: BoundSpace, configs: Sequence[Config]) -> dict[str, Config]:

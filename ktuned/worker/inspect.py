@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ from ktuned.model import (
     Phase,
     canonical,
 )
-from ktuned.spec import OBSERVER, FreshProcessNeeded, describe, load_file, load_unless_held
+from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, describe, load_file, load_unless_held
+from ktuned.worker.code_trace import entries
 from ktuned.worker.trace import SourceChanged, look
 
 if TYPE_CHECKING:
@@ -90,20 +92,31 @@ class Inspector:
             try:
                 _check_spaces(kernel)
                 info = replace(describe(kernel, request.project, root), backend=self._backend_of(kernel))
-                learned = request.learned.get(kernel.name, ())
-                kernels.append(_below(info, str(root)).observed(look(entry, str(root)) for entry in learned))
+                kernels.append(_below(info, str(root)))
             except KernelFileError as error:
                 errors.append(error)
                 # One of these may be missing, and its appearance would mend the kernel.
                 files.update(kernel.source_paths)
+        # An import may have read what any of the kernels is made of.
+        opened = {relative(str(path), str(root)): digest for path, digest in ACCESSES.files.items()}
+        reached = entries(opened, str(root), is_data=True, is_source=True)
+        kernels = [
+            info.observed([*reached, *(look(entry, str(root)) for entry in request.learned.get(info.kernel, ()))])
+            for info in kernels
+        ]
         return replies.InspectedFile(
             file=name,
             kernels=tuple(kernels),
             errors=tuple(
                 replies.FileFault(error.code, error.message, error.hint, error.path, error.line) for error in errors
             ),
-            digests={relative(path, str(root)): digest for path, digest in stamps(sorted(files), loaded.files).items()},
+            digests=self._stamps(files, {**loaded.files, **ACCESSES.files}, str(root)),
         )
+
+    def _stamps(self, files: set[Path], known: Mapping[Path, str], root: str) -> dict[str, str]:
+        """Return the stamps of all that had a part in an inspection: also of data that a failed import has read."""
+        found = stamps(sorted({*files, *known}), known)
+        return {relative(path, root): digest for path, digest in found.items()}
 
     def _backend_of(self, kernel: Kernel) -> str:
         """Return the backend that a kernel's sources choose within the family that its file names."""

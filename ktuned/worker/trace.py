@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from time import time_ns
 
-from ktuned.ipc import ABSENT, Places, absolute, lexical, relative, requests, stamp, stamps
-from ktuned.model import DISTRIBUTION, ENVIRONMENT, Observation, UsageError
+from ktuned.ipc import ABSENT, LISTING, Places, absolute, lexical, relative, requests, stamp, stamps
+from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError
 from ktuned.spec import file_meaning
 
 YOUNG_NS = 20_000_000
@@ -39,18 +39,24 @@ def look(entry: Observation, root: str) -> Observation:
     """Return an entry with what its name holds now, for the project whose directory is ``root``."""
     if entry.name.startswith(ENVIRONMENT):
         value = os.environ.get(entry.name.removeprefix(ENVIRONMENT))
-        digest = ABSENT if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
-        return replace(entry, digest=digest)
+        return replace(entry, digest=value_digest(value))
+    if entry.name.startswith(UNOBSERVED):
+        return entry
     place = _place(entry, root)
     found = stamps([place])
     meaning = ""
     digest = found[str(place)]
-    if digest != ABSENT and place.stat().st_size <= MAX_PARSED_BYTES:
+    if digest != ABSENT and not digest.startswith(LISTING) and place.stat().st_size <= MAX_PARSED_BYTES:
         content = place.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         meaning = file_meaning(place, content)
     places = tuple(relative(path, root) for path in found)
     return replace(entry, digest=digest, meaning=meaning, places=places)
+
+
+def value_digest(value: str | None) -> str:
+    """Return the digest of an environment variable's value, absent for one that is not set."""
+    return ABSENT if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
 
 
 def _place(entry: Observation, root: str) -> Path:

@@ -1,0 +1,65 @@
+"""Observations of a kernel file's own code: modules, data files and variables that it reached in a phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ktuned.ipc import ABSENT, Places, relative, requests
+from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation
+from ktuned.spec import ACCESSES, OBSERVER
+from ktuned.worker.trace import SourceChanged, look, value_digest
+
+
+class CodeTrace:
+    """What the loaded kernel file's code has reached besides the files that its kernel names, phase by phase."""
+
+    def __init__(self, kernel: requests.KernelRef, places: Places, *, is_declared: bool) -> None:
+        self._kernel = kernel
+        self._root = str(places.root(kernel.project))
+        self._is_declared = is_declared
+        self._reported: set[str] = set()
+        self._extent = 0
+
+    def fresh(self, *, is_data: bool = False) -> tuple[Observation, ...]:
+        """Return the entries that are new since the last call; ``is_data`` if they decide a problem's data.
+
+        Raises:
+            SourceChanged: a file is not what the kernel was inspected with, or has changed since it was read.
+        """
+        extent = OBSERVER.extent + ACCESSES.extent
+        if extent == self._extent:
+            return ()
+        self._extent = extent
+        files = {relative(str(path), self._root): digest for path, digest in OBSERVER.files.items()}
+        files = {**files, **{relative(str(path), self._root): digest for path, digest in ACCESSES.files.items()}}
+        for name in files.keys() & self._kernel.digests.keys():
+            if files[name] != self._kernel.digests[name]:
+                raise SourceChanged(f"{name} changed after it was inspected")
+        unknown = {name: digest for name, digest in files.items() if name not in self._kernel.digests}
+        found = entries(unknown, self._root, is_data=is_data)
+        for entry in found:
+            if look(entry, self._root).digest != entry.digest and not entry.name.startswith(ENVIRONMENT):
+                raise SourceChanged(f"{entry.name} changed while it was read")
+        if not self._is_declared:
+            prefix = f"{UNOBSERVED}{self._kernel.version}:"
+            found += [Observation(f"{prefix}{reason}", ABSENT) for reason in ACCESSES.unobserved]
+        news = tuple(entry for entry in found if entry.name not in self._reported)
+        self._reported.update(entry.name for entry in news)
+        return news
+
+
+def entries(
+    files: Mapping[str, str], root: str, *, is_data: bool = False, is_source: bool = False
+) -> list[Observation]:
+    """Return the entries of files, by their names in the project, and of the variables that its code has read.
+
+    The digests are those that the files were read with; what they hold now may be something else.
+    """
+    found = []
+    for name, digest in sorted(files.items()):
+        entry = look(Observation(name, ABSENT, is_source=is_source, is_data=is_data), root)
+        found.append(entry if entry.digest == digest else replace(entry, digest=digest, meaning=""))
+    for name, value in sorted(ACCESSES.variables.items()):
+        found.append(Observation(ENVIRONMENT + name, value_digest(value), is_source=is_source, is_data=is_data))
+    return found

@@ -1,0 +1,222 @@
+"""Accesses of a kernel file's code beside its modules: workers report them, each in the phase that shows it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from ktuned.fleet.process import WorkerProcess
+from ktuned.ipc import LISTING, replies, requests
+from ktuned.model.device import Device
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.keys import DeviceModel, DeviceName, Target
+from ktuned.model.plan import Plan
+from tests.fleet.conftest import StartWorker
+from tests.fleet.playing import DEADLINE_S, DEADLINES, PROJECT, Playground
+
+pytestmark = pytest.mark.anyio
+
+CPU = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("native"), {})
+
+KERNEL = """
+import ctypes, glob, json, os, pathlib, subprocess
+from ktuned import kernel, space, tensor
+from ktuned_fake import Build
+
+HERE = pathlib.Path(__file__).parent
+{before}
+
+def rows(p):
+    {inputs}
+    return 4
+
+def configs(p):
+    {space}
+    return [dict(tag="x")]
+
+@kernel(backend="fake", space=space(configs), problems=[dict(n=1)], check=None, depends={depends},
+        inputs=lambda p: dict(x=tensor(rows(p))))
+def it(p, c):
+    return Build(tag=c.tag)
+"""
+
+
+class Project:
+    """A kernel file, its data and a worker that inspects it."""
+
+    def __init__(self, playground: Playground, worker: WorkerProcess) -> None:
+        self.root = playground.root
+        self._worker = worker
+        (self.root / "data").mkdir()
+        self.write("data/one.bin", "1")
+
+    def write(self, name: str, text: str) -> str:
+        """Write a file and return the digest of its bytes."""
+        (self.root / name).write_text(text)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    async def inspect(
+        self, before: str = "", *, inputs: str = "pass", space: str = "pass", depends: str = "()"
+    ) -> KernelInfo:
+        """Write the kernel file and return its kernel."""
+        self.write("tune_it.py", KERNEL.format(before=before, inputs=inputs, space=space, depends=depends))
+        items: list[replies.InspectedFile] = []
+        request = requests.Inspect(PROJECT, ("tune_it.py",))
+        await self._worker.exchange(request, DEADLINES, on_item=items.append)
+        assert items[0].errors == ()
+        return items[0].kernels[0]
+
+    async def ask(self, request: requests.Request[Any, Any]) -> Any:
+        """Return the worker's reply."""
+        reply, _ = await self._worker.exchange(request, {**DEADLINES, "reference": DEADLINE_S})
+        return reply
+
+    def ref(self, kernel: KernelInfo) -> requests.KernelRef:
+        """Name a kernel for a request."""
+        return requests.KernelRef(PROJECT, "tune_it.py", "it", "fake", (), kernel.stamps, version=kernel.version)
+
+    async def open(self, kernel: KernelInfo) -> replies.Opened:
+        """Have the worker make a problem's data."""
+        reply: replies.Opened = await self.ask(
+            requests.Open(self.ref(kernel), {"n": 1}, Target("native"), CPU, "", "expected")
+        )
+        return reply
+
+
+@pytest.fixture
+async def project(playground: Playground, start_worker: StartWorker) -> Project:
+    """Return a project with one data file."""
+    return Project(playground, await start_worker(FAST="1"))
+
+
+async def test_data_that_an_import_reads_is_part_of_the_kernel(project: Project) -> None:
+    """A file that is opened while the kernel file is imported counts for digest, artifacts and data; it is watched."""
+    reading = "ROWS = json.loads((HERE / 'data/one.bin').read_text())"
+    before = await project.inspect(reading)
+    assert before.learned["data/one.bin"].digest == project.write("data/one.bin", "1")
+    assert "data/one.bin" in before.stamps
+    project.write("data/one.bin", "2")
+    after = await project.inspect(reading)
+    assert after.digest != before.digest
+    assert after.source_digest != before.source_digest
+    assert after.data_digest != before.data_digest
+
+
+async def test_what_is_not_read_does_not_count(project: Project) -> None:
+    """Files of the system, of packages and what the code has written itself are no data."""
+    doing = "open('/etc/hostname').close(); open(HERE / 'new.txt', 'w').close(); open(HERE / 'new.txt').close()\n"
+    doing += "import email.mime.text, msgpack; open(os.devnull).close(); os.path.exists(HERE / 'data')"
+    kernel = await project.inspect(doing)
+    assert kernel.learned == {}
+    assert kernel.unobserved == ""
+
+
+async def test_a_missing_file_that_was_looked_for_counts_as_absent(project: Project) -> None:
+    """Where code falls back because a file is not there, its appearance is a change."""
+    trying = "try:\n    open(HERE / 'data/two.bin')\nexcept OSError:\n    pass"
+    before = await project.inspect(trying)
+    assert before.learned["data/two.bin"].digest == ""
+    project.write("data/two.bin", "2")
+    assert (await project.inspect(trying)).digest != before.digest
+
+
+async def test_a_listed_directory_counts_by_its_names(project: Project) -> None:
+    """A file that comes to a directory which the code lists is a change; what is in the others' names is not."""
+    listing = "FILES = sorted(glob.glob(str(HERE / 'data/*.bin')))"
+    before = await project.inspect(listing)
+    assert before.stamps["data"].startswith(LISTING)
+    project.write("data/.one.bin.swp", "")
+    assert (await project.inspect(listing)).digest == before.digest
+    project.write("data/two.bin", "")
+    assert (await project.inspect(listing)).digest != before.digest
+
+
+async def test_data_that_inputs_read_is_reported_when_a_problem_is_opened(project: Project) -> None:
+    """What only making the data shows is observed then, once, as data; what has changed since is an error."""
+    pytest.importorskip("torch")
+    digest = project.write("late.py", "ROWS = 3\n")
+    reading = "open(HERE / 'data/one.bin').close(); __import__('la' + 'te')"
+    kernel = await project.inspect(inputs=reading)
+    assert kernel.learned == {}
+    opened = {entry.name: entry for entry in (await project.open(kernel)).observed}
+    assert opened.keys() == {"data/one.bin", "late.py"}
+    assert all(entry.is_data and not entry.is_source for entry in opened.values())
+    assert opened["late.py"].digest == digest
+    assert (await project.open(kernel.observed(opened.values()))).observed == ()
+
+
+async def test_data_that_a_space_reads_is_reported_by_its_exploration(project: Project) -> None:
+    """Walking the space shows what it reads, without a part in artifacts."""
+    kernel = await project.inspect("READS = []", space="open(HERE / 'data/one.bin').close()")
+    assert kernel.learned["data/one.bin"].digest
+
+
+async def test_a_variable_that_is_read_counts_by_its_value(project: Project) -> None:
+    """A variable that project code reads is an entry with the worker's value; a copy for a child reads none."""
+    kernel = await project.inspect(
+        "F = os.environ.get('FAST'), os.getenv('SLOW'); E = dict(os.environ), {**os.environ}"
+    )
+    entries = {name: entry.digest for name, entry in kernel.learned.items()}
+    assert entries == {"env:FAST": hashlib.sha256(b"1").hexdigest(), "env:SLOW": ""}
+
+
+async def test_a_variable_that_the_file_sets_counts_as_it_was(project: Project) -> None:
+    """What the code itself sets is in its text; the entry is the environment's value."""
+    kernel = await project.inspect("os.environ['FAST'] = '2'; F = os.environ['FAST']")
+    assert kernel.learned["env:FAST"].digest == hashlib.sha256(b"1").hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("doing", "reason"),
+    [
+        ("subprocess.run(['true'])", "tune_1.py:7 starts a child process (true)"),
+        ("os.system('true')", "starts a child process (true)"),
+        ("import multiprocessing; multiprocessing.get_context('fork').Process().start()", "starts a child process"),
+        ("ctypes.CDLL('libresolv.so.2')", "loads the library libresolv.so.2"),
+    ],
+)
+async def test_what_cannot_be_looked_into_is_said(project: Project, doing: str, reason: str) -> None:
+    """A child process or a library of the project's makes a kernel unobserved, unless it declares its files."""
+    kernel = await project.inspect(doing)
+    assert reason.replace("tune_1.py:7", "tune_it.py:7") in kernel.unobserved
+    declared = await project.inspect(doing, depends="['data/*.bin']")
+    assert declared.unobserved == ""
+
+
+async def test_a_child_process_of_a_job_is_reported(project: Project) -> None:
+    """What a kernel's functions start when a job calls them makes the version of the code unobserved."""
+    kernel = await project.inspect(inputs="subprocess.run(['true'])")
+    assert kernel.unobserved == ""
+    pytest.importorskip("torch")
+    learned = kernel.observed((await project.open(kernel)).observed)
+    assert "starts a child process (true)" in learned.unobserved
+    edited = await project.inspect(inputs="pass")
+    assert edited.observed(learned.learned.values()).unobserved == ""
+
+
+@pytest.mark.parametrize("doing", ["import platform; platform.processor()", "ctypes.CDLL(None)", "import uuid"])
+async def test_questions_to_the_system_are_none(project: Project, doing: str) -> None:
+    """The standard library's own doings, and what the process has loaded anyway, hide nothing."""
+    assert (await project.inspect(doing)).unobserved == ""
+
+
+async def test_declared_files_count(project: Project) -> None:
+    """Files that match ``depends=`` count by content, those that come and go too; others do not."""
+    seen = {(await project.inspect(depends="['data/*.bin', 'more.txt']")).digest}
+    for name, text in (("data/one.bin", "2"), ("data/two.bin", ""), ("more.txt", "")):
+        project.write(name, text)
+        kernel = await project.inspect(depends="['data/*.bin', 'more.txt']")
+        assert kernel.digest not in seen
+        seen.add(kernel.digest)
+    project.write("data/three.txt", "")
+    assert (await project.inspect(depends="['data/*.bin', 'more.txt']")).digest in seen
+    assert {"data/one.bin", "data", "more.txt"} <= kernel.stamps.keys()
+
+
+async def test_an_exploration_of_held_code_reports_nothing_known(project: Project) -> None:
+    """A request whose kernel names all that was read has nothing to report."""
+    kernel = await project.inspect("json.loads((HERE / 'data/one.bin').read_text())")
+    explored = await project.ask(requests.Explore(project.ref(kernel), {"n": 1}, Plan()))
+    assert explored.observed == ()
