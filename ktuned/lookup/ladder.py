@@ -18,22 +18,29 @@ Admits = Callable[[Config], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An answer, and the work it should start: a tuning, and questions about configs to a worker."""
+    """An answer, and the work it should start: a tuning, and questions about configs to a worker.
+
+    ``is_unobserved`` if it is stale for nothing but that not all that decides it is known.
+    """
 
     status: Status
     winner: Winner | None = None
     config: Config | None = None
     undecided: tuple[Config, ...] = ()
     is_certain: bool = True
+    is_unobserved: bool = False
 
     @property
     def is_final(self) -> bool:
         """True if the winner holds here, and a final round has decided it."""
-        return self.status is Status.FRESH and self.winner is not None and self.winner.is_final
+        is_current = self.status is Status.FRESH or self.is_unobserved
+        return is_current and self.winner is not None and self.winner.is_final
 
     @property
     def wants_tuning(self) -> bool:
         """True if tuning would give a better answer, for all that is known."""
+        if self.is_unobserved:
+            return False
         return self.is_certain and self.status in (Status.STALE, Status.NEAR, Status.DEFAULT)
 
 
@@ -50,7 +57,8 @@ def decide(
     """Return the best answer for one problem on one device model.
 
     ``context`` is that of a measurement made now, ``None`` when the device is not here. Where it is not certain that it
-    is that one, nothing is fresh, and nothing is to be tuned.
+    is that one, nothing is fresh, and nothing is to be tuned. Nothing of a kernel that is not fully observed is fresh,
+    and what was measured in this context is not tuned again.
     """
     wanted = canonical(kernel.specialized(problem))
     undecided: dict[str, Config] = {}
@@ -68,8 +76,10 @@ def decide(
         config = completed(kernel, winner.config)
         if may_serve(config):
             # With a knob that the space has gained it is another config than the one that was measured.
-            is_fresh = is_certain and winner.context == context and config == winner.config
-            return Decision(Status.FRESH if is_fresh else Status.STALE, winner, config, is_certain=is_certain)
+            is_current = is_certain and winner.context == context and config == winner.config
+            is_unobserved = is_current and bool(kernel.unobserved)
+            status = Status.FRESH if is_current and not is_unobserved else Status.STALE
+            return Decision(status, winner, config, is_certain=is_certain, is_unobserved=is_unobserved)
     others = (winner for winner in on_device if winner.context.problem != wanted)
     for winner in nearest_winners(kernel.specialized(problem), others):
         config = completed(kernel, winner.config)
@@ -80,3 +90,8 @@ def decide(
     if default is not None and not may_serve(default) and canonical(default) not in undecided:
         default = None
     return Decision(Status.DEFAULT, None, default, tuple(undecided.values()), is_certain)
+
+
+def not_observed(kernel: KernelInfo) -> str:
+    """Return the message of an answer that is stale because its kernel is not fully observed."""
+    return f"not fully observed: {kernel.unobserved}; name the files that decide with depends=[…] in @kernel"

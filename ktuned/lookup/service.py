@@ -12,7 +12,7 @@ from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.follow_ups import MAX_FOLLOW_UPS, FollowUps
-from ktuned.lookup.ladder import decide
+from ktuned.lookup.ladder import decide, not_observed
 from ktuned.lookup.pins import Pins
 from ktuned.model import (
     Device,
@@ -172,6 +172,8 @@ class Lookups:
         message = doubt or failure
         if found.status is Status.FRESH:
             message = "" if incumbent is None else incumbent.note
+        if found.is_unobserved:
+            message = not_observed(kernel)
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
             message = failure or "the space does not admit the default for this problem"
         return Answer(

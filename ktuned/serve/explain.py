@@ -8,6 +8,7 @@ from typing import Any
 
 from ktuned.catalog import Admission, Catalog, completed
 from ktuned.devices import Machine
+from ktuned.lookup import not_observed
 from ktuned.model import (
     CAPTURED,
     SPACE,
@@ -69,6 +70,9 @@ class Explainer:
             entry["status"] = "stale"
             entry["changes"] = [change.to_wire() for change in self._changes(kernel, winner.context, now)]
             entry["message"] = self._last_words(winner)
+        elif kernel.unobserved:
+            entry["status"] = "stale"
+            entry["message"] = not_observed(kernel)
         outside = self._outside(kernel, winner)
         if outside is not None:
             entry["status"] = "stale"

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from ktuned.backends import Registry
 from ktuned.ipc import InvalidMessage, Places, Trust, frames, replies, requests
 from ktuned.model import Role
-from ktuned.spec import OBSERVER, FreshProcessNeeded
+from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.worker import bytecode
 from ktuned.worker.failures import describe_failure
 from ktuned.worker.reply import Reply
@@ -193,6 +193,7 @@ def main(argv: list[str]) -> int:
     OBSERVER.may_restart = True
     known = Places.from_argument(places)
     OBSERVER.trust = Trust(known.trusted)
+    ACCESSES.own = tuple(filter(None, (known.artifacts, known.captures, known.expected)))
     operations = Operations(known, role)
     if pending is None:
         reply.send(replies.Done(replies.Ready(os.getpid())))

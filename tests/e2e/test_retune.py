@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -74,6 +75,64 @@ def test_file_that_only_the_compiler_read_is_watched(daemon: Daemon) -> None:
     assert monotonic() - written < 20
     daemon.until(lambda: _settled(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+
+
+def _reading(daemon: Daemon, reading: str, more: str = "") -> Path:
+    """Write a kernel file whose reference reads something first."""
+    text = _text(reference="doubled").replace("@kernel(", f"@kernel({more}", 1)
+    head, _, tail = text.partition("@kernel(")
+    function = f"import pathlib, subprocess\n\ndef doubled(x):\n    {reading}\n    return dict(y=2 * x)\n\n"
+    return daemon.kernel_file(f"{head}{function}@kernel({tail}")
+
+
+def test_data_that_the_reference_reads_is_watched(daemon: Daemon) -> None:
+    """A data file that only computing the reference opens is followed: an edit is stale, and tuned again."""
+    data = daemon.directory / "weights.bin"
+    data.write_text("1")
+    path = _reading(daemon, f"pathlib.Path({str(data)!r}).read_text()")
+    daemon.tune(path=str(path))
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    data.write_text("2")
+    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the edit to be seen")
+    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    assert any("weights.bin" in name for name in daemon.client.call("kernels")["kernels"][0]["learned"])
+
+
+def test_what_a_child_process_decides_is_not_fresh(daemon: Daemon) -> None:
+    """A kernel that starts a child process is stale, queues nothing and says why; declared files make it fresh."""
+    path = _reading(daemon, "subprocess.run(['true'])")
+    daemon.tune(path=str(path))
+    answer = daemon.client.lookup("it", dict(n=64))
+    assert (answer.status, answer.latency_us is not None) == ("stale", True)
+    assert answer.message.startswith("not fully observed: tune_it.py")
+    assert "starts a child process (true)" in answer.message
+    assert len(_jobs(daemon)) == 1
+    entry = daemon.client.call("kernels", kernel="it", why=True)["kernels"][0]["why"][0]
+    assert (entry["status"], entry["message"]) == ("stale", answer.message)
+    _reading(daemon, "subprocess.run(['true'])", "depends='data/*.bin', ")
+    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+
+
+def test_code_beside_the_root_is_followed(daemon: Daemon) -> None:
+    """An edit of a module outside the watched directory is seen, and runs."""
+    beside = daemon.directory / "shared"
+    beside.mkdir()
+    module = beside / "scales.py"
+    module.write_text("def scale():\n    return 2\n")
+    text = _text(reference="lambda x: dict(y=scale() * x)")
+    imports = f"import sys\nsys.path.append({str(beside)!r})\nfrom scales import scale\n"
+    path = daemon.kernel_file(imports + text)
+    daemon.tune(path=str(path))
+    assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    module.write_text("def scale():\n    return 3\n")
+    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "stale", "the edit to be seen")
+    daemon.until(lambda: _settled(daemon, 2), "the re-tune")
+    assert {trial["outcome"] for trial in daemon.client.call("results", kernel="it")["trials"]} == {
+        "measured",
+        "mismatch",
+    }
 
 
 def test_lost_save_of_a_kernel_in_use_is_found(daemon: Daemon) -> None:

@@ -60,6 +60,16 @@ def test_what_is_in_doubt_is_not_fresh_and_wants_nothing() -> None:
     assert not ask(is_certain=False).wants_tuning
 
 
+def test_what_is_not_fully_observed_is_stale_and_tuned_only_after_a_change() -> None:
+    """A winner of this context is served as stale and not tuned again; one of another context is."""
+    hidden = {"unobserved": "gen.py:3 starts a child process"}
+    found = ask(winner(), extra=hidden)
+    assert (found.status, found.is_unobserved, found.wants_tuning) == (Status.STALE, True, False)
+    found = ask(winner(digest="other"), extra=hidden)
+    assert (found.status, found.is_unobserved, found.wants_tuning) == (Status.STALE, False, True)
+    assert ask(extra=hidden).wants_tuning
+
+
 @pytest.mark.parametrize(
     "field", [entry.name for entry in fields(Context) if entry.name not in ("kernel", "problem", "device")]
 )

@@ -1,0 +1,18 @@
+"""Index of dependencies: which kernel files a changed path concerns."""
+
+from __future__ import annotations
+
+from ktuned.catalog.dependencies import Dependents
+from ktuned.ipc import LISTING
+
+
+def test_names_in_a_directory_concern_what_lists_it() -> None:
+    """A file that comes or goes in a directory whose names count concerns its kernel; that directory is watched."""
+    dependents = Dependents()
+    dependents.put("k", "/p/tune_k.py", {"/p/tune_k.py": "a", "/p/data": f"{LISTING}b"})
+    assert dependents.of(["/p/data/new.bin"]) == {"/p/tune_k.py"}
+    assert dependents.of(["/p/other/new.bin", "/p/new.bin"]) == set()
+    assert dependents.directories == {"/p", "/p/data"}
+    dependents.drop("k")
+    assert dependents.directories == set()
+    assert dependents.of(["/p/data/new.bin"]) == set()
