@@ -52,8 +52,9 @@ test: lint  ## lint, then run the whole suite
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder || \
 		{ [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
-chaos: install  ## inject every kind of failure at once, seeded (SEED=3), for up to ten minutes
+chaos: install  ## inject every kind of failure at once, seeded (SEED=3), then make 500 random edits
 	$(BIN)/python -m pytest tests/chaos -m 'not gpu' -o faulthandler_timeout=0 --chaos=full --chaos-seed=$(or $(SEED),3)
+	$(BIN)/python -m pytest tests/author -o faulthandler_timeout=0 --author=full --author-seed=$(or $(SEED),3)
 
 bench: install  ## run the benchmarks, each beside its budget
 	@for benchmark in rest pipeline lookup hostile save daemon_cost; do \

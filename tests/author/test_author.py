@@ -183,7 +183,7 @@ def test_no_edit_leaves_a_wrong_answer_fresh(
             tally.edits[kind] += 1
             tally.wrong += [f"{name} after {place}" for name in author.wrong(answers, truths)]
             tally.retuned += len(measured)
-            tally.needless[kind] += len(author.note(measured, truths))
+            tally.needless += Counter({kind: len(author.note(measured, truths))})
             broken = {name for name, configs in truths.items() if not configs}
             stale = {name: answer["message"] for name, answer in answers.items() if answer["status"] != "fresh"}
             assert set(stale) == broken, f"{place}: {stale}\n{author.story(set(stale) ^ broken)}"
