@@ -322,13 +322,15 @@ def _timed(timing: Timing) -> replies.Measurement:
     samples = timing.samples
     low_us, high_us = samples.interval_us
     kept = samples.sorted_us[:: max(1, len(samples) // _KEPT_SAMPLES)]
+    is_beaten = timing.ending is Ending.BEATEN
     return replies.Measurement(
         Outcome.SLOWER if timing.stopped_early else Outcome.MEASURED,
+        f"cannot win: {low_us:,.1f} to {high_us:,.1f} µs by {len(samples)} samples" if is_beaten else "",
         latency_us=samples.median_us,
         spread_us=samples.spread_us,
         low_us=low_us,
         high_us=high_us,
-        beaten=True if timing.ending is Ending.BEATEN else None,
+        beaten=is_beaten or None,
         count=len(samples),
         samples=tuple(round(value, 3) for value in kept),
     )

@@ -22,7 +22,7 @@ DEFAULT_LIMIT = 50
 TABLE = "table"
 
 _TOLD_APART = ("stdout", "stderr", "samples", "story")
-_LABELS = {"count": "samples", "open_s": "opening"}
+_LABELS = {"count": "samples", "open_s": "opening", "low_us": "median from", "high_us": "median to"}
 _COLUMNS = ["trial", "problem", "device", "config", "outcome", "latency", "spread", "compile", "lane", "age", "message"]
 _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
 
