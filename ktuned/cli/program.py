@@ -27,6 +27,7 @@ COMMANDS = {
     "watch": "watch",
     "compile": "compile",
     "run": "run",
+    "check": "check",
     "lookup": "lookup",
     "status": "status",
     "jobs": "jobs",

@@ -41,6 +41,7 @@ from ktuned.scheduling import (
 from ktuned.serve import (
     Activity,
     Captures,
+    Checks,
     Control,
     Events,
     Explainer,
@@ -344,6 +345,15 @@ def assemble(
         **methods.table(),
         **Control(catalog=catalog, machine=machine, jobs=jobs).table(),
         **exchange.table(),
+        **Checks(
+            catalog=catalog,
+            store=store,
+            fleet=fleet,
+            artifacts=artifacts,
+            prepare=preparation.prepare,
+            lane=dispatcher.lane,
+            scratch=executor.scratch / "sanitizers",
+        ).table(),
         **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),
         **artifact_cleanup.table(),
         **reload.table(),

@@ -192,6 +192,7 @@ class Open(Request[replies.Opened, Never]):
 
     ``captured`` is the digest of the inputs that an application captured, empty without; ``expected`` the key that the
     reference's results are kept under; ``seed`` chooses among inputs that are all alike but for their random numbers.
+    Tensors that are not ``guarded`` are ordinary ones, whose bounds a sanitizer knows.
     """
 
     operation: ClassVar = "open"
@@ -204,6 +205,7 @@ class Open(Request[replies.Opened, Never]):
     captured: str
     expected: str
     seed: int = 0
+    guarded: bool = True
 
 
 @record

@@ -223,13 +223,13 @@ class Dispatcher:
         return Pipeline(
             work,
             fleet=self._fleet,
-            lanes=[self._lane(device) for device in work.devices],
+            lanes=[self.lane(device) for device in work.devices],
             store=self._store,
             artifacts=self._artifacts,
             publish=self._publish,
         )
 
-    def _lane(self, device: Device) -> Lane:
+    def lane(self, device: Device) -> Lane:
         """Return the lane of a device; two backends that see one device as two models take turns on it."""
         key = (device.name, device.model, device.target)
         if key not in self.lanes:

@@ -2,6 +2,7 @@
 
 from ktuned.serve.activity import Activity, TrialCount
 from ktuned.serve.captures import Captures
+from ktuned.serve.checks import Checks
 from ktuned.serve.connection import Connection
 from ktuned.serve.control import Control
 from ktuned.serve.events import Events
@@ -18,6 +19,7 @@ from ktuned.serve.traffic import Traffic
 __all__ = [
     "Activity",
     "Captures",
+    "Checks",
     "CollectParams",
     "Connection",
     "Control",

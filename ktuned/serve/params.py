@@ -62,6 +62,16 @@ class CompileParams(JobParams, frozen=True):
     arch: str | None = None
 
 
+class CheckParams(msgspec.Struct, frozen=True):
+    """``check``: a kernel's winners, or that of one problem; with ``sanitize``, the paths of the sanitizers here."""
+
+    kernel: str
+    problem: dict[str, Scalar] | None = None
+    sanitize: bool = False
+    address: str = ""
+    compute: str = ""
+
+
 class CancelParams(msgspec.Struct, frozen=True):
     """``cancel``: one job, or all of a kernel."""
 

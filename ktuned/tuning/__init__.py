@@ -6,12 +6,16 @@ from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merged
 from ktuned.tuning.job_events import Publish, publish_job, publish_winner
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore
+from ktuned.tuning.winner_check import Checked, Sanitizers, WinnerCheck
 
 __all__ = [
     "DEFAULT_DEADLINES",
+    "Checked",
     "CompileOnly",
     "Pipeline",
     "Publish",
+    "Sanitizers",
+    "WinnerCheck",
     "Work",
     "merged",
     "publish_job",

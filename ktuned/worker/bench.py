@@ -20,6 +20,7 @@ from ktuned.worker.cuda_timer import EVENTS, CudaTimer
 from ktuned.worker.damage import Damage
 from ktuned.worker.failures import words
 from ktuned.worker.fault_reporter import FaultReporter
+from ktuned.worker.guards import Guards
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.race import Ending
@@ -61,7 +62,8 @@ class Bench:
         self._open = self._bound = None
         reply.phase(Phase.REFERENCE)
         captured = self._places.captured(request.captured) if request.captured else None
-        data = ProblemData(kernel, request.problem, request.device, captured=captured, seed=request.seed)
+        guards = Guards(is_active=request.guarded)
+        data = ProblemData(kernel, request.problem, request.device, captured=captured, seed=request.seed, guards=guards)
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda":
             timer = CudaTimer(request.device.name, kernel.timing)

@@ -37,6 +37,7 @@ class ProblemData:
         *,
         captured: Path | None = None,
         seed: int = 0,
+        guards: Guards | None = None,
     ) -> None:
         import torch
 
@@ -73,7 +74,7 @@ class ProblemData:
         written = set(declared) if self._setup_call else {*self._outputs, *self._writes_in_place, *workspaces}
         self._read_only = [name for name in self._pristine if name not in written]
         self._expected: dict[str, Any] = {}
-        self._guards = Guards()
+        self._guards = guards or Guards()
         try:
             for name, value in self._pristine.items():
                 self._pristine[name] = self._guards.keep(f"ktuned's copy of {name}", value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from pathlib import Path
 from time import perf_counter
@@ -119,6 +120,10 @@ def test_gpu_wrong_configs(tmp_path: Path, row: Row) -> None:
         hit = daemon.client.lookup("it", dict(n=N))
         assert hit.config is not None
         assert hit.config["kind"] == "RIGHT"
+        done = daemon.ktuned("check", "it", "--sanitize", "--json", timeout_s=300.0)
+        (checked,) = json.loads(done.stdout)["winners"]
+        row["check --sanitize"] = f"{checked['verdict']}: {checked['message']}"
+        assert checked["verdict"] == "right" or "not installed" in checked["message"], done.stdout + done.stderr
         lane_s = statistics.median(trial["lane_s"] for trial in kinds["RIGHT"])
     guards_s = _guards_s()
     row["lane (ms)"], row["guards (ms)"] = round(lane_s * 1e3, 2), round(guards_s * 1e3, 3)

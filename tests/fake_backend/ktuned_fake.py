@@ -113,7 +113,7 @@ class FakeKernel(Kernel):
         is_first = build.does != "first_seed" or is_known(x)
 
         def launch() -> None:
-            wait_at(build.gate if build.does != "gate_compile" else "")
+            wait_at(build.gate if build.does not in ("gate_compile", "changes") else "")
             match build.does:
                 case "hang":
                     forever()
@@ -153,6 +153,7 @@ class FakeKernel(Kernel):
                 build.does == "wrong"
                 or (build.does == "dirty" and next(launches))
                 or (build.does == "first_seed" and not is_first)
+                or (build.does == "changes" and (Path(os.environ["FAKE_GATE"]) / build.gate).exists())
             )
             y.mul_(3.0 if is_wrong else 2.0)
             while time.perf_counter_ns() < end:

@@ -1,0 +1,79 @@
+"""``ktuned check``: runs winners once more, with all checks or under a sanitizer."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ktuned.cli import output, text
+from ktuned.cli.exit_status import Exit
+from ktuned.cli.options import given, json_option, problem_option
+from ktuned_client import Client
+
+CHECK_DEADLINE_S = 3600.0
+"""Time for all winners of a kernel: under a sanitizer one alone may take minutes."""
+
+_CUDA_TOOLKIT = Path("/usr/local/cuda/bin/compute-sanitizer")
+
+
+@click.command()
+@click.argument("kernel")
+@problem_option
+@click.option(
+    "--sanitize", is_flag=True, help="Run under compute-sanitizer (GPU) or AddressSanitizer (C++ on the CPU)."
+)
+@json_option
+def check(kernel: str, problem: dict[str, Any] | None, sanitize: bool, as_json: bool) -> int:
+    """Run KERNEL's winners once more and check their outputs.
+
+    Each is launched before and after it is timed, and on two more sets of inputs; reads and writes outside its tensors
+    are found. Exits with 1 if a winner is wrong, or cannot be checked.
+    """
+    tools = {"address": _library_of_address_sanitizer(), "compute": _compute_sanitizer()} if sanitize else {}
+    with Client() as client:
+        found = client.call(
+            "check", deadline_s=CHECK_DEADLINE_S, **given(kernel=kernel, problem=problem), sanitize=sanitize, **tools
+        )
+    if as_json:
+        output.emit_json(found)
+    else:
+        for winner in found["winners"]:
+            _show(found["kernel"], winner)
+    return Exit.DONE if all(winner["verdict"] == "right" for winner in found["winners"]) else Exit.NOT_REACHED
+
+
+def _show(kernel: str, winner: dict[str, Any]) -> None:
+    place = f"{kernel} {text.flat(winner['problem'])} on {winner['device']}"
+    if winner["verdict"] == "not_checked":
+        output.complain(f"{place}: not checked: {winner['message']}", winner["hint"])
+        return
+    if winner["verdict"] == "right":
+        output.emit(f"{place}: right ({', '.join(winner['checks'])})")
+        return
+    output.emit(f"{place}: wrong: {winner['message']}")
+    output.emit(f"  config: {text.flat(winner['config'])}")
+    for line in winner["report"].splitlines():
+        output.emit(f"  {line}")
+
+
+def _library_of_address_sanitizer() -> str:
+    """Return the path of ``libasan.so`` that the C++ compiler links to; empty if it has none."""
+    compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    try:
+        said = subprocess.run(
+            [*compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    # A compiler that does not find the file prints its name alone.
+    return said if os.path.isabs(said) else ""
+
+
+def _compute_sanitizer() -> str:
+    return shutil.which("compute-sanitizer") or (str(_CUDA_TOOLKIT) if _CUDA_TOOLKIT.exists() else "")

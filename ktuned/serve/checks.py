@@ -1,0 +1,87 @@
+"""The method ``check``: runs a kernel's winners once more with all checks, or under a sanitizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ktuned.catalog import Catalog
+from ktuned.fleet import Fleet, Lane
+from ktuned.model import Device, Job, KernelInfo, KtunedError, NotFound, Winner
+from ktuned.serve.connection import Connection
+from ktuned.serve.method import Method
+from ktuned.serve.params import CheckParams
+from ktuned.store import Artifacts, Store
+from ktuned.tuning import Checked, Sanitizers, WinnerCheck, Work
+
+
+class Checks:
+    """Checks winners, one after the other; ``prepare`` makes the work of a job, ``lane`` returns a device's lane."""
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        store: Store,
+        fleet: Fleet,
+        artifacts: Artifacts,
+        prepare: Callable[[Job], Work],
+        lane: Callable[[Device], Lane],
+        scratch: Path,
+    ) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._fleet = fleet
+        self._artifacts = artifacts
+        self._prepare = prepare
+        self._lane = lane
+        self._scratch = scratch
+
+    def table(self) -> dict[str, Method[Any]]:
+        """Return the methods by their names on the wire."""
+        return {"check": Method(CheckParams, self.check)}
+
+    async def check(self, wanted: CheckParams, connection: Connection) -> dict[str, Any]:
+        """Check the winners of a kernel, or the one of a problem; each has its verdict.
+
+        Raises:
+            NotFound: there is no such kernel, or no winner.
+        """
+        kernel = self._catalog.resolve(wanted.kernel)
+        chosen = None if wanted.problem is None else dict(kernel.specialized(wanted.problem))
+        winners = [one for one in self._store.winners(kernel.name) if chosen in (None, dict(one.problem))]
+        if not winners:
+            raise NotFound(f"{kernel.name} has no winner to check", hint="`ktuned tune` finds one")
+        sanitizers = Sanitizers(wanted.address, wanted.compute) if wanted.sanitize else None
+        return {"kernel": kernel.name, "winners": [await self._entry(kernel, one, sanitizers) for one in winners]}
+
+    async def _entry(self, kernel: KernelInfo, winner: Winner, sanitizers: Sanitizers | None) -> dict[str, Any]:
+        entry = {"problem": dict(winner.problem), "device": winner.context.device, "config": dict(winner.config)}
+        try:
+            checked = await self._checked(winner, sanitizers)
+        except KtunedError as error:
+            return {**entry, "verdict": "not_checked", "message": error.message, "hint": error.hint}
+        return {
+            **entry,
+            "verdict": "wrong" if checked.message else "right",
+            "message": checked.message,
+            "report": checked.report,
+            "checks": list(checked.checks),
+        }
+
+    async def _checked(self, winner: Winner, sanitizers: Sanitizers | None) -> Checked:
+        trial = self._store.trial(winner.trial)
+        job = None if trial is None else self._store.job(trial.job)
+        if trial is None or job is None or not trial.detail.get("build"):
+            raise NotFound("the trial of this winner is not known any more", hint="`ktuned tune` measures it again")
+        work = self._prepare(replace(job, device=winner.context.device))
+        if work.context != winner.context:
+            raise NotFound("this winner is stale", hint="`ktuned kernels --why` says what changed; `ktuned tune` first")
+        if not work.devices:
+            raise NotFound(f"there is no {winner.context.device} here")
+        check = WinnerCheck(work, self._lane(work.devices[0]), self._fleet, self._artifacts)
+        if sanitizers is None:
+            return await check.run(trial.detail["build"])
+        return await check.sanitize(trial.detail["build"], sanitizers, self._scratch)

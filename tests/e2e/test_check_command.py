@@ -1,0 +1,86 @@
+"""``ktuned check``: a winner is run again with all checks, and under a sanitizer where one is installed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
+
+SOURCE = """
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/function.h>
+
+void twice(tvm::ffi::TensorView x, tvm::ffi::TensorView y) {
+  const float* from = static_cast<const float*>(x.data_ptr());
+  float* to = static_cast<float*>(y.data_ptr());
+  volatile float before = from[-1 * READS_BEFORE];
+  for (long i = 0; i < x.size(0); ++i) to[i] = 2 * from[i];
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(twice, twice);
+"""
+
+KERNEL = f"""
+from ktuned import kernel, space, tensor
+from ktuned_tvm_ffi import Build
+
+@kernel(
+    sources=["twice.cc"],
+    backend="tvm_ffi",
+    space=space(READS_BEFORE=[1]),
+    problems=[dict(n=64)],
+    inputs=lambda p: dict(x=tensor(p.n), y=tensor(p.n, output=True)),
+    reference=lambda x: dict(y=2 * x),
+    preset="fast",
+    deadlines={UNHURRIED},
+)
+def it(p, c):
+    return Build("twice", ("x", "y"), dict(c))
+"""
+
+
+def _check(daemon: Daemon, *words: str) -> tuple[int, dict[str, object], str]:
+    done = daemon.ktuned("check", "it", "--json", *words, timeout_s=200.0)
+    return done.returncode, json.loads(done.stdout)["winners"][0] if done.stdout else {}, done.stderr
+
+
+def test_a_winner_is_checked_again(daemon: Daemon) -> None:
+    """With all checks; one that became wrong, as by a library that changed, is called wrong, and why."""
+    path = daemon.kernel_file(kernel_text("space([dict(us=50.0, does='changes', gate='spoilt', tag='it')])"))
+    assert daemon.ktuned("check", "it").returncode == 1
+    daemon.tune(path=str(path))
+    code, winner, _ = _check(daemon)
+    assert (code, winner["verdict"], winner["checks"]) == (
+        0, "right", ["guards", "again after timing", "seed 1", "seed 2"]
+    )  # fmt: skip
+    (daemon.gates / "spoilt").touch()
+    code, winner, _ = _check(daemon)
+    assert (code, winner["verdict"]) == (1, "wrong")
+    assert "64 of 64 elements" in str(winner["message"])
+    assert "no sanitizer for the backend 'fake'" in str(_check(daemon, "--sanitize")[1]["message"])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ with libasan")
+def test_a_sanitizer_finds_what_guards_do_not(daemon: Daemon) -> None:
+    """A read of the element before a tensor hits no guard page; AddressSanitizer names the line, if it is there."""
+    path = daemon.kernel_file(KERNEL)
+    (path.parent / "twice.cc").write_text(SOURCE)
+    daemon.tune(path=str(path))
+    assert _check(daemon)[1]["verdict"] == "right"
+    code, winner, errors = _check(daemon, "--sanitize")
+    assert code == 1, errors
+    if not _has_library():
+        assert "AddressSanitizer is not installed here" in str(winner["message"])
+        return
+    assert winner["verdict"] == "wrong", winner
+    assert "heap-buffer-overflow" in str(winner["message"])
+    assert "twice.cc" in str(winner["report"])
+
+
+def _has_library() -> bool:
+    said = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
+    return said.startswith("/")
