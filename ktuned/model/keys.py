@@ -50,7 +50,8 @@ class Role(StrEnum):
 class Phase(StrEnum):
     """Phase of a worker's work; each has its deadline, and a failed trial names the phase of its failure.
 
-    ``build`` calls the kernel function for a config; it runs within ``inspect``'s deadline.
+    ``build`` calls the kernel function for a config; it runs within ``inspect``'s deadline. ``load_next`` loads the
+    config that follows while a GPU works on one, within ``load``'s.
     """
 
     SPAWN = "spawn"
@@ -62,6 +63,7 @@ class Phase(StrEnum):
     FIRST_LAUNCH = "first_launch"
     CHECK = "check"
     TIMING = "timing"
+    LOAD_NEXT = "load_next"
 
 
 class WinnerKey(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ktuned.model import Preset
+from ktuned.model import Phase, Preset
 
 DEFAULT_DEADLINES: Mapping[str, float] = MappingProxyType(
     {
@@ -50,6 +50,8 @@ def for_trial(deadlines: Mapping[str, float], preset: Preset, best_us: float | N
     preset's time.
     """
     result = dict(deadlines)
+    # The next config of a batch is loaded while this one is timed.
+    result[Phase.LOAD_NEXT] = result["load"]
     if best_us is None:
         return result
     hopeless_s = max(deadlines["floor"], HOPELESS_RATIO * best_us / 1e6)

@@ -25,7 +25,7 @@ from ktuned.fleet import (
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import Event, Outcome, TrialResult, canonical
+from ktuned.model import Event, Outcome, Phase, TrialResult, canonical
 from ktuned.store import Artifacts
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Work
 from ktuned.tuning.compile_stage import CompileStage
@@ -238,8 +238,13 @@ class MeasureStage:
         if error is None:
             await take(*reply, monotonic())
         else:
+            left[0].attempt.lane_s += monotonic() - began
+            if error.phase is Phase.LOAD_NEXT and count > 1:
+                # The config after it was being loaded, and is to blame.
+                left[0].attempt.life.tell(Event.DISTURBED)
+                left[1].attempt.life.tell(Event.LANE_TAKEN)
+                undecided.append(left.popleft())
             compiled = left.popleft()
-            compiled.attempt.lane_s += monotonic() - began
             await self._blame(lane, compiled, error, undecided, done, is_doubtful=is_doubtful)
 
     async def _blame(

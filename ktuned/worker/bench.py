@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 from ktuned.backends import Backend, Kernel, Launch, Registry
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests
@@ -53,13 +54,14 @@ class Bench:
         self._open: _Opened | None = None
         self._bound: tuple[str, Launch] | None = None
         self._trace: CodeTrace | None = None
+        self._ahead: tuple[str, Launch] | None = None
 
     def open(self, request: requests.Open, reply: Reply) -> replies.Opened:
         """Make the inputs and the expected outputs of a problem on a device."""
         kernel = load_kernel(request.kernel, self._places)
         reply.phase(Phase.LOAD)
         backend = self._registry.load(request.kernel.backend)
-        self._open = self._bound = None
+        self._open = self._bound = self._ahead = None
         reply.phase(Phase.REFERENCE)
         captured = self._places.captured(request.captured) if request.captured else None
         guards = Guards(is_active=request.guarded)
@@ -84,7 +86,7 @@ class Bench:
     def close(self, request: requests.Close, reply: Reply) -> replies.Empty:
         """Give up the open problem, and what torch keeps of its memory: another worker needs it on this device."""
         was_on_gpu = self._open is not None and self._open.device.kind == "cuda"
-        self._open = self._bound = None
+        self._open = self._bound = self._ahead = None
         if was_on_gpu:
             import torch
 
@@ -99,24 +101,32 @@ class Bench:
         """
         if not request.units:
             raise UsageError("a trial needs at least one unit")
-        *units, last = request.units
-        for unit in units:
-            measured = self._observed(self._measure(unit, request, reply))
+        for unit, following in pairwise(request.units):
+            measured = self._observed(self._measure(unit, request, reply, following))
             if _ends_batch(measured, request):
                 return measured
             request = replace(request, incumbent=requests.Incumbent.after(request.incumbent, measured))
             reply.item(measured)
             # The next config begins where this request began.
             reply.phase(request.first_phase)
-        return self._observed(self._measure(last, request, reply))
+        return self._observed(self._measure(request.units[-1], request, reply))
 
     def _observed(self, measured: replies.Measurement) -> replies.Measurement:
         """Add what the kernel file's code has reached since it was opened: its check, for one."""
         observed = () if self._trace is None else self._trace.fresh(is_data=True)
         return replace(measured, observed=observed) if observed else measured
 
-    def _measure(self, unit: requests.UnitRef, request: requests.Trial, reply: Reply) -> replies.Measurement:
-        """Measure one config; a damaged artifact gives no outcome, because it is to be compiled again."""
+    def _measure(
+        self,
+        unit: requests.UnitRef,
+        request: requests.Trial,
+        reply: Reply,
+        following: requests.UnitRef | None = None,
+    ) -> replies.Measurement:
+        """Measure one config; a damaged artifact gives no outcome, because it is to be compiled again.
+
+        The ``following`` one is loaded while a GPU works on this one's samples.
+        """
         opened = self._opened()
         launch = self._loaded_launch(opened, unit)
         if isinstance(launch, replies.Measurement):
@@ -137,6 +147,7 @@ class Bench:
             reply,
             stop_above_us=request.stop_above_us,
             incumbent=request.incumbent,
+            following=following,
         )
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
             again = self._checked_launch(opened, launch, reply, Phase.CHECK)
@@ -239,10 +250,26 @@ class Bench:
     def _launch(self, opened: _Opened, unit: requests.UnitRef) -> Launch:
         """Return the bound launch of a unit's artifact; the last one is kept for the finalists' rounds."""
         if opened.data.renew():
-            self._bound = None
-        if self._bound is not None and self._bound[0] == unit.key:
-            return self._bound[1]
-        self._bound = None
+            self._bound = self._ahead = None
+        for ready in (self._bound, self._ahead):
+            if ready is not None and ready[0] == unit.key:
+                self._bound, self._ahead = ready, None
+                return ready[1]
+        self._bound = self._ahead = None
+        self._bound = (unit.key, self._load(opened, unit))
+        return self._bound[1]
+
+    def _prepare(self, opened: _Opened, unit: requests.UnitRef, reply: Reply) -> None:
+        """Load the config that follows; one that fails is loaded again in its turn, where it has its own outcome."""
+        reply.phase(Phase.LOAD_NEXT)
+        try:
+            self._ahead = (unit.key, self._load(opened, unit))
+        except Exception:
+            # This one's memory may have been what it lacked.
+            self._ahead = None
+        reply.phase(Phase.TIMING)
+
+    def _load(self, opened: _Opened, unit: requests.UnitRef) -> Launch:
         artifact = self._places.artifact(unit.key)
         manifest.verify(artifact, required=opened.backend.required_files)
         built = unit_of(self._registry, self._places, opened.kernel, opened.target, unit)
@@ -251,7 +278,6 @@ class Bench:
         crash_at_once()
         opened.faults.know(opened.data.regions())
         opened.faults.arm()
-        self._bound = (unit.key, launch)
         return launch
 
     def _time(
@@ -264,8 +290,11 @@ class Bench:
         *,
         stop_above_us: float | None = None,
         incumbent: requests.Incumbent | None = None,
+        following: requests.UnitRef | None = None,
     ) -> replies.Measurement:
         reply.phase(Phase.TIMING)
+        if isinstance(opened.timer, CudaTimer):
+            opened.timer.meanwhile = None if following is None else partial(self._prepare, opened, following, reply)
         watch = _watch(opened.device, judge_contention)
         try:
             timing = opened.timer.time(

@@ -40,7 +40,11 @@ _WARMING_SIZE = 2048
 
 
 class CudaTimer:
-    """Times launches on one device; ``method`` is ``events`` or ``graph``."""
+    """Times launches on one device; ``method`` is ``events`` or ``graph``.
+
+    ``meanwhile`` is called once, when the device has its first batch of samples to work on: their events are in its
+    queue by then, so what the host does disturbs none of them.
+    """
 
     def __init__(self, device: str, method: str) -> None:
         import torch
@@ -53,6 +57,8 @@ class CudaTimer:
         self._flush = torch.empty(2 * int(properties.L2_cache_size), dtype=torch.int8, device=self._device)
         self._warming = torch.ones(_WARMING_SIZE, _WARMING_SIZE, dtype=torch.float16, device=self._device)
         self.method = method
+        self._meanwhile: Callable[[], None] | None = None
+        self.meanwhile: Callable[[], None] | None = None
         self._last_work = 0.0
 
     def synchronize(self) -> None:
@@ -87,6 +93,7 @@ class CudaTimer:
             self._by_events(launch, restore, 1, race.warm)
         if not race.gives_up(perf_counter() - began):
             sample = self._by_graph(launch) if in_graph else partial(self._by_events, launch, restore)
+            self._meanwhile, self.meanwhile = self.meanwhile, None
             pace_s = race.warm.sorted_us[0] / 1e6 * (GRAPH_LAUNCHES if in_graph else 1)
             began = perf_counter()
             while batch := race.next_batch(perf_counter() - began):
@@ -95,6 +102,12 @@ class CudaTimer:
                 sample(max(1, min(batch, fits)), race.samples)
         self._last_work = perf_counter()
         return Timing.of(race)
+
+    def _wait(self) -> None:
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        self.synchronize()
 
     def _by_events(self, launch: Launch, restore: Callable[[], None] | None, count: int, samples: Samples) -> None:
         event = self._torch.cuda.Event
@@ -106,7 +119,7 @@ class CudaTimer:
             start.record()
             launch()
             end.record()
-        self.synchronize()
+        self._wait()
         for start, end in pairs:
             samples.add(start.elapsed_time(end) * 1000)
 
@@ -126,7 +139,7 @@ class CudaTimer:
                 start.record()
                 graph.replay()
                 end.record()
-            self.synchronize()
+            self._wait()
             for start, end in pairs:
                 samples.add(start.elapsed_time(end) * 1000 / GRAPH_LAUNCHES)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
-from ktuned.backends import Absent, Registry, cpu, nvml
+from ktuned.backends import Absent, Registry, cpu, cuda_devices, nvml
 from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
 from ktuned.worker import bytecode
@@ -43,7 +44,8 @@ def _probe(registry: Registry, name: str, observation: Observation) -> replies.B
     version = registry.version(name)
     required = observation.of_distribution(registry.distribution(name))
     try:
-        backend = registry.load(name)
+        with bytecode.written():
+            backend = registry.load(name)
     except BackendError as raised:
         return replies.BackendReport(version, error=replies.Fault(raised.code, raised.message, raised.hint))
     absent: replies.Absence | None = None
@@ -75,6 +77,9 @@ def _probe(registry: Registry, name: str, observation: Observation) -> replies.B
 
 def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
     """Import what a later request will need, so that a spare takes over without that wait."""
+    if request.modules:
+        # The driver takes a quarter of a second to find its devices, without the interpreter's lock.
+        threading.Thread(target=cuda_devices, daemon=True).start()
     with bytecode.written():
         for name in request.backends:
             registry.load(name)

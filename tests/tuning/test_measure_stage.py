@@ -165,6 +165,19 @@ async def test_a_batch_ends_at_the_config_that_fails(tmp_path: Path, failure: An
     assert keys == [["01", "02", "03", "04"], ["03", "04"]]
 
 
+async def test_a_config_that_dies_while_it_is_loaded_ahead_is_blamed_itself(tmp_path: Path) -> None:
+    """The one that was being timed is innocent, and is measured again."""
+    died = WorkerDied(-signal.SIGSEGV, Phase.LOAD_NEXT, Output())
+    lane = PlayedLane("cuda:0", [MEASURED, died, MEASURED])
+    assert await measured_all(tmp_path, several(4), lane) == [
+        Outcome.MEASURED,
+        Outcome.CRASHED,
+        *[Outcome.MEASURED] * 2,
+    ]
+    keys = [[unit.key for unit in request.units] for request in lane.requests]
+    assert keys == [["01", "02", "03", "04"], ["04", "02"]]
+
+
 async def test_a_disturbed_config_of_a_batch_is_measured_again(tmp_path: Path) -> None:
     """After the others, which are not measured twice."""
     lane = PlayedLane("cuda:0", [MEASURED, CONTENDED, MEASURED])

@@ -1,0 +1,123 @@
+"""The config that follows is loaded while a GPU works on the one before."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from ktuned.backends import Launch, Registry
+from ktuned.ipc import Places, replies, requests
+from ktuned.model.device import Device
+from ktuned.model.keys import DeviceModel, DeviceName, Phase, Target
+from ktuned.model.plan import PRESETS
+from ktuned.model.values import Outcome
+from ktuned.worker.bench import Bench, _Opened
+from ktuned.worker.check import Verdict
+from ktuned.worker.cuda_timer import CudaTimer
+from ktuned.worker.race import Ending
+from ktuned.worker.reply import Reply
+from ktuned.worker.samples import Samples
+from ktuned.worker.timing import Timing
+
+GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
+
+
+class PlayedTimer(CudaTimer):
+    """A timer without a GPU: its batch is in the queue at once."""
+
+    def __init__(self, diary: list[str]) -> None:
+        self.meanwhile = None
+        self._diary = diary
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    def time(self, *_: Any, **__: Any) -> Timing:
+        """Do what is to be done meanwhile."""
+        self._diary.append("samples enqueued")
+        if self.meanwhile is not None:
+            self.meanwhile()
+        samples = Samples()
+        samples.add(5.0)
+        return Timing(samples, Ending.KNOWN)
+
+
+class PlayedData:
+    """Data that every config leaves right."""
+
+    tensors: dict[str, Any] = {}
+    restores = False
+    is_judged = True
+
+    def renew(self) -> bool:
+        """Leave all as it is."""
+        return False
+
+    def begin_trial(self) -> None:
+        """Poison nothing."""
+
+    begin_checked_launch = begin_trial
+
+    def damage(self) -> None:
+        """Find nothing."""
+
+    def check(self) -> Verdict:
+        """Find all right."""
+        return Verdict(ok=True)
+
+    def overwritten(self) -> tuple[str, ...]:
+        """Name no input."""
+        return ()
+
+
+class Loading(Bench):
+    """Writes down what is loaded; a unit called ``heavy`` cannot be loaded beside another one."""
+
+    def __init__(self, diary: list[str]) -> None:
+        super().__init__(Registry([]), cast("Places", None))
+        self._diary = diary
+        kernel = requests.KernelRef("p", "f", "k", "fake", (), {})
+        nothing = cast("Any", None)
+        data, timer = cast("Any", PlayedData()), PlayedTimer(diary)
+        self._open = _Opened(kernel, "sm_90", nothing, GPU, data, timer, nothing, metrics=lambda us: {})
+
+    def _load(self, opened: _Opened, unit: requests.UnitRef) -> Launch:
+        self._diary.append(f"load {unit.key}")
+        if unit.key == "heavy" and self._diary[-2] == "load_next":
+            raise RuntimeError("out of memory")
+        return lambda: self._diary.append(f"launch {unit.key}")
+
+
+class Diary(Reply):
+    """Takes answers instead of sending them."""
+
+    def __init__(self, diary: list[str]) -> None:
+        self._diary = diary
+
+    def send(self, answer: replies.Answer) -> None:
+        """Write down the phases of loading."""
+        if isinstance(answer, replies.PhaseBegun) and answer.phase is Phase.LOAD_NEXT:
+            self._diary.append("load_next")
+
+
+def measured(*keys: str) -> tuple[replies.Measurement, list[str]]:
+    """Measure units as one batch; return the last measurement, and all that happened, launches of checks once."""
+    diary: list[str] = []
+    units = tuple(requests.UnitRef(key, {}) for key in keys)
+    last = Loading(diary).trial(requests.Trial(units, PRESETS["fast"], False), Diary(diary))
+    return last, diary
+
+
+def test_the_next_config_is_loaded_while_the_samples_run() -> None:
+    """Once only: in its turn it is launched at once; the last one has no next."""
+    last, diary = measured("a", "b")
+    assert last.outcome is Outcome.MEASURED
+    wanted = ["load a", "launch a", "samples enqueued", "load_next", "load b"]
+    assert diary[:5] == wanted
+    assert diary[5:] == ["launch a", "launch b", "samples enqueued", "launch b"]
+
+
+def test_a_config_that_cannot_be_loaded_ahead_is_loaded_in_its_turn() -> None:
+    """It may have lacked only the memory that the one before still had."""
+    last, diary = measured("a", "heavy")
+    assert last.outcome is Outcome.MEASURED
+    assert diary.count("load heavy") == 2
