@@ -108,10 +108,10 @@ class Race:
         is_far = elapsed_s >= FAR_AFTER_S and self._fastest_us > FAR * self._stop_above_us
         if self._fastest_us > self._stop_above_us and (is_late or is_far or n >= self._least // 2):
             return Ending.HOPELESS
-        if is_late:
-            return Ending.OUT_OF_TIME
         if elapsed_s >= LOOK_AFTER_S and self._is_beaten:
             return Ending.BEATEN
+        if is_late:
+            return Ending.OUT_OF_TIME
         if n >= self._preset.repetitions and self._is_known:
             return Ending.KNOWN
         return None

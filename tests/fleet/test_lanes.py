@@ -328,7 +328,7 @@ async def test_trials_on_a_real_lane(
             assert 50 <= measured.latency_us < 20_000
             assert measured.max_error == 0.0
             rival = requests.Incumbent(1.0, 1.0, 1.0)
-            hopeful = requests.Trial((units["slow"],), preset, False, None, rival)
+            hopeful = requests.Trial((units["slow"],), replace(preset, timing_s=5.0), False, None, rival)
             measured, _ = await lane.exchange(hopeful, deadlines)
             assert (measured.outcome, measured.beaten) == ("measured", True), "it cannot win: no more samples"
             assert measured.message.startswith("cannot win: 3"), measured.message

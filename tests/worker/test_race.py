@@ -116,6 +116,12 @@ def test_what_may_be_close_to_the_best_goes_on(preset: Preset, values: list[floa
     assert race.ending is not Ending.BEATEN or low > BEST.high_us * (1 + margin)
 
 
+def test_a_beaten_config_is_beaten_though_time_is_up() -> None:
+    """What could not win is not remembered as one that had too little time."""
+    assert end([132.0] * 3, incumbent=BEST, elapsed_s=1.0) is Ending.BEATEN
+    assert end([111.0] * 3, incumbent=BEST, elapsed_s=1.0) is Ending.OUT_OF_TIME
+
+
 def test_thorough_looks_later() -> None:
     """More repetitions mean more samples before a config may be beaten."""
     assert end([112.0] * 9, incumbent=BEST, preset=PRESETS["thorough"]) is None
