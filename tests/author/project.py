@@ -264,7 +264,8 @@ class Project:
         return self._replaced(name, before, str(self.number()))
 
     def _small(self, name: str, before: str) -> dict[str, str | None]:
-        return self._replaced(name, before, str(self.chance.randint(1, 6)))
+        _, _, tail = self.text(name).partition(before)
+        return self._replaced(name, before, self.chance.choice([one for one in "123456" if one != tail[0]]))
 
     def _replaced(self, name: str, before: str, number: str) -> dict[str, str | None]:
         head, found, tail = self.text(name).partition(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -131,6 +132,7 @@ def test_lookup_reads_the_problems_values(run: Run, serve: Serve) -> None:
     assert daemon.params_of("lookup") == {
         "kernel": "gemm",
         "device": "cpu:0",
+        "directory": os.getcwd(),
         "problem": {
             "M": 1024, "N": -3, "x": 1.5, "y": 1000.0, "t": True, "f": False, "s": "float16", "q": "1_000", "n": "nan",
             "e": "", "d": "a=b",
@@ -144,6 +146,20 @@ def test_lookup_prints_config_and_status(run: Run, serve: Serve) -> None:
     ran = run("lookup", "gemm", "-p", "M=64")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == f"BM=32 fast=true\nfresh  {DEVICE}  12.50 µs  3.0 s old\n"
+
+
+def test_lookup_says_why_an_answer_is_stale(run: Run, serve: Serve) -> None:
+    """The changes of the winner that is served, a variable of the environment by its name; a doubt is no failure."""
+    change = {"kind": "environment", "where": "tune_gemm.py", "name": "CXX", "before": "g++", "after": "clang++"}
+    entry = {"problem": {"M": 64}, "device": DEVICE, "changes": [change]}
+    other = {**entry, "problem": {"M": 1}, "changes": [{**change, "name": "CPATH"}]}
+    doubt = "not looked at since the start: /p/a.h changed"
+    serve(
+        lookup=answer_map(status="stale", problem={"M": 64}, message=doubt),
+        kernels={"kernels": [{"why": [entry, other]}], "errors": [], "roots": []},
+    )
+    ran = run("lookup", "gemm", "-p", "M=64", "--why")
+    assert ran.out.splitlines()[2:] == [doubt, "  $CXX changed"]
 
 
 def test_lookup_of_an_unknown_kernel_exits_1(run: Run, serve: Serve) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import device_option, given, json_option, problem_option
-from ktuned.model import Status
+from ktuned.model import Status, sentence
 from ktuned_client import Client
+
+_DOUBTS: Final = ("not looked at since the start", "the toolchain is to be probed", "not fully observed")
+"""Beginnings of messages that give a reason, and no failure."""
 
 
 @click.command()
@@ -18,11 +23,16 @@ from ktuned_client import Client
 @problem_option
 @device_option
 @click.option("--pin", help="Look up under this pin: all who use it keep the same winner.")
+@click.option("--why", is_flag=True, help="Show the changes that made the answer stale.")
 @json_option
-def lookup(kernel: str, problem: dict[str, Any], device: str | None, pin: str | None, as_json: bool) -> int:
+def lookup(kernel: str, problem: dict[str, Any], device: str | None, pin: str | None, why: bool, as_json: bool) -> int:
     """Print the best config known for KERNEL."""
+    directory = None if ":" in kernel else os.getcwd()
     with Client() as client:
-        answer = client.call("lookup", kernel=kernel, problem=problem, **given(device=device, pin=pin))
+        place = given(device=device, pin=pin, directory=directory)
+        answer = client.call("lookup", kernel=kernel, problem=problem, **place)
+        if why and answer["status"] != Status.UNKNOWN:
+            answer["changes"] = _changes(client, answer)
     if as_json:
         output.emit_json(answer)
     elif answer["status"] != Status.UNKNOWN:
@@ -35,9 +45,20 @@ def lookup(kernel: str, problem: dict[str, Any], device: str | None, pin: str | 
         if answer["artifact"]:
             output.emit(answer["artifact"])
         if answer.get("message"):
-            lead = "" if answer["status"] == Status.FRESH else "its tuning failed: "
+            is_reason = answer["status"] == Status.FRESH or answer["message"].startswith(_DOUBTS)
+            lead = "" if is_reason else "its tuning failed: "
             output.emit(f"{lead}{text.first_line(answer['message'])}")
+        for change in answer.get("changes", ()):
+            output.emit(f"  {sentence(change)}")
     if answer["status"] == Status.UNKNOWN:
         output.complain(f"no kernel {kernel!r} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file")
         return Exit.NOT_REACHED
     return Exit.DONE
+
+
+def _changes(client: Client, answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the changes since the winner of an answer's problem and device was measured."""
+    (kernel,) = client.call("kernels", kernel=answer["kernel"], why=True)["kernels"]
+    asked = answer["problem"].items()
+    entries = (entry for entry in kernel["why"] if entry["device"] == answer["device"])
+    return [change for entry in entries if entry["problem"].items() <= asked for change in entry["changes"]]
