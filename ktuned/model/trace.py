@@ -17,7 +17,7 @@ ENVIRONMENT = "env:"
 """Prefix of a name that is an environment variable."""
 
 DISTRIBUTION = "dist:"
-"""Prefix of a name that is a file of an installed distribution: ``dist:NAME/path/in/it``."""
+"""Prefix of a name that is an installed distribution with all its files: ``dist:NAME``."""
 
 UNOBSERVED = "unobserved:"
 """Prefix of a name that is no file: the reason why not all was observed of one version of the code

@@ -6,11 +6,12 @@ from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
 from ktuned.spec.c_tokens import follow
 from ktuned.spec.declaration import Kernel, kernel
 from ktuned.spec.digest import describe, file_meaning
+from ktuned.spec.distributions import distribution, owners
 from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.include_trace import IncludeSearch
 from ktuned.spec.loader import forget_modules, load_file, load_unless_held
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
-from ktuned.spec.origin import is_ours
+from ktuned.spec.origin import installed_in, is_ours
 from ktuned.spec.poisons import is_same, poison, unwritten
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, materialise, materialise_numpy, tensor
@@ -30,10 +31,12 @@ __all__ = [
     "Term",
     "declaration",
     "describe",
+    "distribution",
     "file_meaning",
     "follow",
     "forget_modules",
     "functions",
+    "installed_in",
     "is_ours",
     "is_same",
     "kernel",
@@ -41,6 +44,7 @@ __all__ = [
     "load_unless_held",
     "materialise",
     "materialise_numpy",
+    "owners",
     "poison",
     "space",
     "tensor",

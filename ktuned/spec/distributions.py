@@ -44,6 +44,15 @@ def owners(place: Installed) -> tuple[Distribution, ...]:
     return _owners(place.site, place.package, changed)
 
 
+def distribution(site: str, name: str) -> Distribution | None:
+    """Return the distribution of a name in a directory of packages, if it is installed there now."""
+    try:
+        changed = os.stat(site).st_mtime_ns
+    except OSError:
+        return None
+    return next((found for found in _installed(site, changed) if found.name == name), None)
+
+
 def siblings(place: Installed) -> frozenset[str]:
     """Return the other packages and modules that the distributions of one have installed."""
     return frozenset(top for owner in owners(place) for top in _tops(owner.record))

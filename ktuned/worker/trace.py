@@ -6,13 +6,12 @@ import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from time import time_ns
 
 from ktuned.ipc import ABSENT, LISTING, Places, absolute, lexical, relative, requests, stamp, stamps
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError
-from ktuned.spec import file_meaning
+from ktuned.spec import distribution, file_meaning, installed_in, owners
 
 YOUNG_NS = 20_000_000
 """A file whose last change is not older than this when reading begins may have changed meanwhile: two ticks of the
@@ -42,7 +41,9 @@ def look(entry: Observation, root: str) -> Observation:
         return replace(entry, digest=value_digest(value))
     if entry.name.startswith(UNOBSERVED):
         return entry
-    place = _place(entry, root)
+    if entry.name.startswith(DISTRIBUTION):
+        return _installed(entry, root)
+    place = Path(absolute(entry.name, root))
     found = stamps([place])
     meaning = ""
     digest = found[str(place)]
@@ -59,14 +60,14 @@ def value_digest(value: str | None) -> str:
     return ABSENT if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
 
 
-def _place(entry: Observation, root: str) -> Path:
-    if entry.name.startswith(DISTRIBUTION):
-        name, _, path = entry.name.removeprefix(DISTRIBUTION).partition("/")
-        try:
-            return lexical(Path(str(distribution(name).locate_file(path))))
-        except (PackageNotFoundError, ValueError):
-            return Path(absolute(entry.places[0], root) if entry.places else entry.name)
-    return Path(absolute(entry.name, root))
+def _installed(entry: Observation, root: str) -> Observation:
+    """Return the entry of a distribution as it is installed now, where it was: another version has another record."""
+    record = Path(absolute(entry.places[0], root))
+    owner = distribution(str(record.parent.parent), entry.name.removeprefix(DISTRIBUTION))
+    if owner is None:
+        return replace(entry, digest=ABSENT, meaning="")
+    place = relative(str(owner.record), root)
+    return replace(entry, digest=stamp(owner.record), meaning=owner.identity(), places=(place,))
 
 
 class Trace:
@@ -78,6 +79,7 @@ class Trace:
     def __init__(self, kernel: requests.KernelRef, places: Places) -> None:
         self._root = str(places.root(kernel.project))
         self._known = set(kernel.compiled)
+        self._home = installed_in(str(places.file(kernel.project, kernel.file)))
         self._began_ns = time_ns()
         self._seen: dict[Path, str] = {}
 
@@ -87,7 +89,7 @@ class Trace:
         One that was written lately is not known to be; after a second reading it is.
         """
         # Each is looked at, also behind one that is not.
-        verdicts = [self._is_steady(path) for path in self._unknown(read)]
+        verdicts = [self._is_steady(path) for path in self._unknown(read).values()]
         return all(verdicts)
 
     def _is_steady(self, path: Path) -> bool:
@@ -108,12 +110,24 @@ class Trace:
             SourceChanged: one has changed since it was found steady.
         """
         found = []
-        for path in sorted(set(self._unknown(read))):
-            name = relative(str(path), self._root)
-            found.append(look(Observation(name, ABSENT, is_source=True), self._root))
+        for name, path in sorted(self._unknown(read).items()):
+            place = relative(str(path), self._root)
+            found.append(look(Observation(name, ABSENT, places=(place,), is_source=True), self._root))
             if found[-1].digest != self._seen.get(path, found[-1].digest):
                 raise SourceChanged(f"{path} changed while it was compiled", tuple(found))
         return tuple(found)
 
-    def _unknown(self, read: Iterable[Path]) -> list[Path]:
-        return [path for path in map(lexical, read) if relative(str(path), self._root) not in self._known]
+    def _unknown(self, read: Iterable[Path]) -> dict[str, Path]:
+        """Return the names that paths count by, each with the file that shows its change.
+
+        What another distribution than the kernel's own has installed counts by that: a library may have thousands of
+        headers.
+        """
+        names: dict[str, Path] = {}
+        for path in map(lexical, read):
+            place = installed_in(str(path))
+            installed = owners(place) if place is not None and place != self._home else ()
+            names |= {f"{DISTRIBUTION}{owner.name}": owner.record for owner in installed}
+            if not installed:
+                names[relative(str(path), self._root)] = path
+        return {name: path for name, path in names.items() if relative(str(path), self._root) not in self._known}

@@ -1,0 +1,97 @@
+"""What a request has read: entries of files that are not known, of distributions, and files that change meanwhile."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ktuned.ipc.places import Places
+from ktuned.ipc.requests import KernelRef
+from ktuned.model.trace import Observation
+from ktuned.worker.trace import SourceChanged, Trace, look
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with one header, which is old."""
+    here = tmp_path.resolve() / "project"
+    here.mkdir()
+    (here / "a.h").write_text("int a; // one\n")
+    return here
+
+
+def trace(project: Path, *known: str) -> Trace:
+    """Return the trace of a request that begins now."""
+    kernel = KernelRef("p", "tune_k.py", "k", "fake", (), dict.fromkeys(known, "00"), known)
+    return Trace(kernel, Places({"p": str(project)}, "", "", ""))
+
+
+def installed(project: Path, version: str) -> Path:
+    """Install a library beside the project, in place of any other version; return a header of it."""
+    site = project.parent / "lib" / "site-packages"
+    for info in site.glob("*.dist-info"):
+        (info / "RECORD").unlink()
+        info.rmdir()
+    (site / "mathlib").mkdir(parents=True, exist_ok=True)
+    (site / "mathlib" / "core.h").write_text(version)
+    info = site / f"mathlib-{version}.dist-info"
+    info.mkdir()
+    (info / "RECORD").write_text(f"mathlib/core.h,sha256={version},1\n")
+    return site / "mathlib" / "core.h"
+
+
+def test_known_names_are_left_out(project: Path) -> None:
+    """A name that the daemon knows is checked elsewhere; another one is looked at, or known to be absent."""
+    (known,) = trace(project, "a.h").fresh([project / "a.h", project / "b.h"])
+    assert known == Observation("b.h", "", places=("b.h",), is_source=True)
+    (found,) = trace(project).fresh([project / "a.h"])
+    assert (found.name, found.places, found.is_source) == ("a.h", ("a.h",), True)
+    (project / "a.h").write_text("int a;\n")
+    again = look(found, str(project))
+    assert again.digest != found.digest
+    assert again.meaning == found.meaning
+
+
+def test_a_young_file_is_read_twice(project: Path) -> None:
+    """A file that was just written may have changed while it was read; unchanged at the second reading, it has not."""
+    reading = trace(project)
+    (project / "new.h").write_text("1")
+    assert not reading.is_steady([project / "new.h"])
+    assert reading.is_steady([project / "new.h"])
+    (project / "new.h").write_text("2")
+    assert not reading.is_steady([project / "new.h"])
+
+
+def test_a_change_behind_the_last_look_is_found(project: Path) -> None:
+    """What is recorded is what was found steady, or nothing."""
+    reading = trace(project)
+    reading.is_steady([project / "a.h"])
+    (project / "a.h").write_text("int b;\n")
+    with pytest.raises(SourceChanged, match=r"a\.h changed while it was compiled"):
+        reading.fresh([project / "a.h"])
+
+
+def test_a_library_counts_by_its_distribution(project: Path) -> None:
+    """An installed library's headers are one entry, which another version changes, wherever its record is then."""
+    header = installed(project, "1.0")
+    (entry,) = trace(project).fresh([header, header.with_name("missed.h")])
+    assert entry.name == "dist:mathlib"
+    assert look(entry, str(project)) == entry
+    installed(project, "2.0")
+    other = look(entry, str(project))
+    assert other.places != entry.places
+    assert other.meaning != entry.meaning
+    os.rename(header.parent.parent, project.parent / "gone")
+    assert look(other, str(project)).decisive == ""
+
+
+def test_a_variable_counts_by_its_value(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable's entry has the digest of its value, and none where it is not set."""
+    entry = Observation("env:KTUNED_TEST", "")
+    monkeypatch.setenv("KTUNED_TEST", "1")
+    assert look(entry, str(project)).digest
+    monkeypatch.delenv("KTUNED_TEST")
+    assert look(replace(entry, digest="ff"), str(project)).digest == ""
