@@ -75,7 +75,7 @@ class Config(dict[str, Any]):
     __slots__ = ()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("a hit's config is read-only; dict(hit.config) is a copy that can be changed")
+        raise TypeError("a hit's maps are read-only; dict(hit.config) is a copy that can be changed")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
@@ -133,7 +133,7 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
     try:
         return Hit(
             answer["kernel"],
-            answer["problem"],
+            Config(answer["problem"]),
             answer["device"],
             answer["status"],
             frozen(answer["config"]),

@@ -150,6 +150,9 @@ class Memo:
             self.answers[name] = {problem: entry}
 
 
+_COMPOUND: Final = (list, tuple, dict, bytes, bytearray, type(None))
+"""Types that MessagePack carries, and a problem does not hold."""
+
 _NO_ANSWERS: Final[dict[bytes, Entry]] = {}
 
 
@@ -170,9 +173,15 @@ def key_of(problem: Mapping[str, Any]) -> bytes:
     """Return a problem's bytes, for any mapping and for subclasses of its numbers and texts too.
 
     Raises:
-        TypeError: it holds a value that MessagePack cannot carry.
+        TypeError: it holds a value that MessagePack cannot carry, or a key that is no string.
         ValueError: it holds a number beyond 64 bits.
     """
+    for name, value in problem.items():
+        # The daemon takes this for a broken peer, and closes the connection.
+        if not isinstance(name, str):
+            raise TypeError(f"a problem's keys are strings, not {name!r}, a {type(name).__name__}")
+        if isinstance(value, _COMPOUND):
+            raise TypeError(f"a problem cannot hold {value!r}, a {type(value).__name__}: only numbers, bool and str")
     try:
         try:
             return bytes(pack(dict(problem)))

@@ -13,7 +13,7 @@ from functools import cache
 
 PREFIXES = ("scipy_openblas", "openblas")
 SUFFIXES = ("64_", "", "_64")
-"""How NumPy's wheels and distributions' packages name OpenBLAS's functions."""
+"""Names of OpenBLAS's functions in NumPy's wheels and in distributions' packages."""
 
 
 @contextmanager

@@ -26,10 +26,10 @@ REFRESHED = 64
 """New points of a larger space for each choice: about a millisecond where drawing is cheap."""
 
 DRAWING_S = 0.02
-"""How long drawing may take for one choice: a space that is hard to draw from is explored step by step."""
+"""Limit of drawing for one choice: a space that is hard to draw from is explored step by step."""
 
 FIRST_DRAWING_S = 0.08
-"""How long the first drawing may take."""
+"""Limit of the first drawing."""
 
 KNOWN_STEPS = 512
 """Points whose neighbours are remembered; they are those of the best ones, which change slowly."""

@@ -25,7 +25,7 @@ MAX_REMEMBERED = 1_000_000
 
 @record
 class Budget(Record):
-    """How far a job may go."""
+    """Limits of a job."""
 
     trials: int
     seconds: float | None = None
@@ -147,12 +147,12 @@ class Supervised(Strategy):
 
     @property
     def finished(self) -> bool:
-        """Whether the strategy is."""
+        """True if the strategy is."""
         return self._strategy.finished
 
     @property
     def converged(self) -> bool:
-        """Whether the strategy is."""
+        """True if the strategy is."""
         return self._strategy.converged
 
     def _check(self, config: Config) -> None:

@@ -34,13 +34,13 @@ PROBES_PER_SAMPLE = 50_000
 """Points that one sample draws until ``where`` admits one: some 0.2 s where the constraints could not be split."""
 
 ESTIMATE_S = 0.1
-"""How long the share of valid points is estimated, unless :data:`ESTIMATE_HITS` were found before."""
+"""Limit of estimating the share of valid points, unless :data:`ESTIMATE_HITS` were found before."""
 
 ESTIMATE_HITS = 100
 """Valid points after which an estimate is good to some 10 %."""
 
 COUNTING_S = 0.6
-"""How long counting may go on before the rest of the conjuncts is left to sampling: a job starts within a second."""
+"""Limit of counting; the rest of the conjuncts is left to sampling, so that a job starts within a second."""
 
 CHECKED_POINTS = 64
 """Points on which the split constraints are compared with the declared ones."""

@@ -32,7 +32,7 @@ TREND_PRIOR = -2.0
 TREND_SPREAD = 2.0
 
 WIDEST = 4.0
-"""How far from its prior the logarithm of a weight may go: a factor of 55."""
+"""Limit of a log weight's distance from its prior: a factor of 55."""
 
 RATE = 0.25
 MOMENTUM = 0.8

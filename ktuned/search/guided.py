@@ -34,7 +34,7 @@ PRIORS = {"main": -1.0, "power": -1.5, "pair": -2.0, "choice": -1.5}
 PRIOR_SPREAD = 1.2
 
 SPREADING = {"main": 1.0, "power": 0.3, "pair": 0.3, "choice": 0.5}
-"""How much a kind of feature counts for the spread of the first configs."""
+"""Weights of the kinds of features in the spread of the first configs."""
 
 MODELLED = 180
 """Measurements that the model takes at once, for its time grows with their cube: the best, and a share of the rest."""
@@ -90,7 +90,7 @@ QUIET_FOR = 8
 LITTLE_CHANCE = 0.1
 
 SLIGHT = 0.005
-"""What is no improvement."""
+"""Relative gain below which a config is no improvement."""
 
 
 class Guided(PointStrategy):
@@ -124,7 +124,7 @@ class Guided(PointStrategy):
 
     @property
     def converged(self) -> bool:
-        """Whether the model has long seen no config that is likely to be more than 1 % faster, and none was found."""
+        """True if the model has long seen no config that is likely to be more than 1 % faster, and none was found."""
         return (
             len(self.logs) >= CONVERGED_AFTER and self._since_best >= CONVERGED_AFTER // 2 and self._quiet >= QUIET_FOR
         )

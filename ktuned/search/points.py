@@ -45,7 +45,7 @@ class PointStrategy(Strategy):
 
     @property
     def finished(self) -> bool:
-        """Whether every config was asked for or told of; a space that cannot be counted is never finished."""
+        """True if every config was proposed or reported; a space that cannot be counted is never finished."""
         return self.domain.is_exact and len(self.taken) >= self.domain.count
 
     def ask(self, n: int) -> list[dict[str, Scalar]]:

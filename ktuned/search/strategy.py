@@ -17,11 +17,11 @@ PROBES_PER_ASK = 10_000
 
 
 ASK_S = 0.5
-"""How long one ``ask`` may look at candidates that are slow to find."""
+"""Limit of one ``ask`` over candidates that are slow to find."""
 
 
 class Strategy(ABC):
-    """Chooses configs of one space, each at most once. The caller asks, tries, tells, in any interleaving."""
+    """Chooses configs of one space, each at most once. The caller asks, tries and reports, in any interleaving."""
 
     def __init__(self, space: BoundSpace, seed: int) -> None:
         self.space = space
@@ -48,11 +48,11 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Whether ``ask`` will never return a config again."""
+        """True if ``ask`` will never return a config again."""
 
     @property
     def converged(self) -> bool:
-        """Whether a config that is more than 1 % faster than the best is unlikely to be found; never, by default."""
+        """True if a config that is more than 1 % faster than the best is unlikely to be found; never, by default."""
         return False
 
 
@@ -93,7 +93,7 @@ class Walk(Strategy):
 
     @property
     def finished(self) -> bool:
-        """Whether every candidate has been looked at."""
+        """True if every candidate has been looked at."""
         return self._finished
 
 

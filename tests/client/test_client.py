@@ -113,6 +113,28 @@ def test_scalars_of_numpy_and_torch_are_numbers(path: str) -> None:
         assert client.lookup("gemm", {"M": np.array([1])}, DEFAULT).status == "invalid"
 
 
+@pytest.mark.parametrize("problem", [{1: 1}, {None: 1}, {"M": None}, {"M": [1]}, {"M": b"x"}, {"M": {}}])
+def test_a_problem_that_no_daemon_could_answer_is_invalid(path: str, problem: Any) -> None:
+    """Without a daemon, too; and the connection, where there is one, is not lost for it."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        hit = client.lookup("gemm", problem, DEFAULT)
+        assert (hit.status, hit.config) == ("invalid", DEFAULT)
+        assert "a problem" in hit.message
+
+
+@pytest.mark.usefixtures("served")
+def test_a_hits_problem_is_its_own(path: str) -> None:
+    """The memo answers with one object: neither the caller's dict nor the hit's changes it."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        asked = {"M": 4}
+        hit = client.lookup("gemm", asked)
+        asked["M"] = 5
+        problem: Any = hit.problem
+        with pytest.raises(TypeError, match="read-only"):
+            problem["M"] = 6
+        assert client.lookup("gemm", {"M": 4}).problem == {"M": 4}
+
+
 @pytest.mark.usefixtures("served")
 def test_a_config_cannot_be_changed(path: str) -> None:
     """All who look up share a hit's config, the caller's default included; it reads, travels and copies as a dict."""
