@@ -40,6 +40,21 @@ def test_pipeline() -> None:
     assert row["ratio"] >= 0.99
 
 
+def test_racing(tmp_path: Path) -> None:
+    """What is recorded can be replayed: two configs, a few samples, a winner each time."""
+    file = tmp_path / "samples.json.gz"
+    kernel = ROOT / "examples/cpu_gemm/tune_gemm.py"
+    knobs = {"VARIANT": "BLOCKED", "TILE_ROWS": 2, "TILE_COLUMNS": 8, "BLOCK_ROWS": 48, "BLOCK_DEPTH": 96}
+    only = [option for knob, value in knobs.items() for option in ("--only", f"{knob}={value}")]
+    command = [sys.executable, str(ROOT / "benchmarks/racing.py"), "--record", str(file), "--kernel", str(kernel)]
+    done = subprocess.run([*command, *only, "--samples", "20"], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    row = _run("racing.py", "--replay", str(file), "--replays", "10")
+    assert (row["configs"], row["replays"]) == (2, 10)
+    assert 0 < row["lane_s"] <= row["full_s"] * 1.5
+    assert 0 <= row["within_1_percent"] <= 1
+
+
 def test_daemon_cost() -> None:
     """A daemon's own CPU and memory are told per trial, for as many trials as are asked for."""
     row = _run("daemon_cost.py", "--trials", "20")
