@@ -12,6 +12,8 @@ from ktuned.model import Outcome
 
 def rename(connection: sqlite3.Connection, kernel: str, digest: str, named: str) -> None:
     """Give the contexts of one digest of a kernel another digest; one that is there already takes the trials over."""
+    if named == digest:
+        return
     columns = "problem, device, toolchain, device_fingerprint, measuring_version"
     for number, *rest in connection.execute(
         f"SELECT id, {columns} FROM contexts WHERE kernel = ? AND digest = ?", (kernel, digest)

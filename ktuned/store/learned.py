@@ -55,6 +55,8 @@ def _rename(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[
     ).fetchall():
         parts: dict[str, str] = json.loads(text)
         lacking = [entry for entry in fresh if kernel.label(entry) not in parts]
+        if not lacking:
+            continue
         named = combine(digest, lacking)
         parts |= {kernel.label(entry): entry.decisive[:16] for entry in lacking}
         connection.execute(

@@ -1,0 +1,81 @@
+"""Learned names in the store: contexts are renamed with their trials, and merge where both names are there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.trace import Observation, combine, with_captured
+from ktuned.model.trial import Context
+from ktuned.store.captures import Capture
+from ktuned.store.database import Store
+from tests.store.samples import CONTEXT, kernel_info, measured, new_job, tried
+
+pytestmark = pytest.mark.anyio
+
+HEADER = Observation("a.def", "aa", places=("/p/a.def",), is_source=True)
+
+
+async def _learn(store: Store, kernel: KernelInfo, *names: Observation) -> KernelInfo:
+    learned = kernel.observed(names)
+    await store.learned.learn(learned, names, names)
+    return learned
+
+
+def _context(kernel: KernelInfo, captured: str = "") -> Context:
+    return replace(CONTEXT, kernel=kernel.name, digest=with_captured(kernel.digest, captured))
+
+
+async def test_results_have_the_new_name(store: Store) -> None:
+    """The winner, its trials and the parts of its digest are found by the digest with the name, and by no other."""
+    kernel = kernel_info()
+    await store.save_kernels([kernel])
+    job = await new_job(store, kernel.name)
+    await tried(store, job, 8, measured(3.0), _context(kernel))
+    learned = await _learn(store, kernel, HEADER)
+    winner = store.winner(CONTEXT.key)
+    assert winner is not None
+    assert winner.context == _context(learned)
+    assert store.best_trials(_context(kernel), 9) == []
+    assert store.meaning(kernel.name, kernel.digest) is None
+    assert store.meaning(kernel.name, learned.digest) == learned.parts
+    assert store.learned.all() == {kernel.name: {"a.def": HEADER}}
+    assert store.kernels() == [learned]
+
+
+async def test_states_that_have_the_name_stay(store: Store) -> None:
+    """An earlier state of the kernel gets the name; one that has it, from another inspection, is left alone."""
+    kernel = kernel_info()
+    earlier = replace(kernel, digest="e" * 64)
+    knowing = replace(kernel, digest="f" * 64).observed([HEADER])
+    for state in (earlier, knowing, kernel):
+        await store.save_kernels([state])
+        await tried(store, await new_job(store, kernel.name), 8, measured(3.0), _context(state))
+    learned = await _learn(store, kernel, HEADER)
+    for digest in (combine(earlier.digest, [HEADER]), knowing.digest, learned.digest):
+        assert len(store.best_trials(replace(_context(kernel), digest=digest), 9)) == 1
+
+
+async def test_captured_inputs_are_renamed_too(store: Store) -> None:
+    """A context of captured inputs has the name as well."""
+    kernel = kernel_info()
+    await store.save_kernels([kernel])
+    await store.captured.save(Capture(kernel.name, CONTEXT.problem, "cafe", 1, 0.0))
+    await tried(store, await new_job(store, kernel.name), 8, measured(3.0), _context(kernel, "cafe"))
+    learned = await _learn(store, kernel, HEADER)
+    assert len(store.best_trials(_context(learned, "cafe"), 9)) == 1
+
+
+async def test_contexts_merge(store: Store) -> None:
+    """Trials that were entered by the new name already take in the others; where both tried a config, the new stays."""
+    kernel = kernel_info()
+    await store.save_kernels([kernel])
+    job = await new_job(store, kernel.name)
+    await tried(store, job, 8, measured(3.0), _context(kernel))
+    await tried(store, job, 16, measured(5.0), _context(kernel))
+    await tried(store, job, 16, measured(4.0), _context(kernel.observed([HEADER])))
+    learned = await _learn(store, kernel, HEADER)
+    found = {trial.config["BM"]: trial.latency_us for trial in store.best_trials(_context(learned), 9)}
+    assert found == {8: 3.0, 16: 4.0}
