@@ -68,7 +68,7 @@ SENTENCE = re.compile(r"(?:^|[.!]\s+|^[-*#|>\s]+)((?:What|Who|Whose|Whether|Why)
 CLAUSE = re.compile(r"(Wh\w+|How)\b")
 """A docstring's first word that names a thing by a clause."""
 
-GERUNDS = frozenset({"annealing", "opening", "testing", "scheduling", "tuning", "timing", "string"})
+GERUNDS = frozenset({"annealing", "opening", "racing", "testing", "scheduling", "tuning", "timing", "string"})
 """Names in -ing that are nouns, or packages of the public layout."""
 
 

@@ -33,7 +33,7 @@ class CpuTicks(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All time."""
+        """All ticks, busy or idle."""
         return sum(self)
 
     @property

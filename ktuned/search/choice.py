@@ -80,7 +80,7 @@ def _is_covered(space: BoundSpace, trials: int) -> bool:
     if size is None or size > COUNTED or not space.where:
         return False
     valid = 0
-    for config in space.candidates():
+    for config in space.walk():
         valid += config is not None
         if valid > trials:
             return False

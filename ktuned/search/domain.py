@@ -118,7 +118,7 @@ def is_sparse(space: BoundSpace) -> bool:
 def configs_in_order(space: BoundSpace) -> Iterator[dict[str, Scalar] | None]:
     """Walk a space in its own order, with ``None`` as pauses; in a large one, what is ruled out early is skipped."""
     if not is_sparse(space):
-        return space.candidates()
+        return space.walk()
     domain = domain_of(space)
     return (None if code is None else domain.config(code) for code in domain.points())
 
@@ -228,7 +228,7 @@ class ListedDomain(Domain):
     """The points of a list, or of what a callable yields first; the axes are the values that occur."""
 
     def __init__(self, space: BoundSpace) -> None:
-        walked = islice(space.candidates(), None if space.indexable else MAX_WALKED)
+        walked = islice(space.walk(), None if space.indexable else MAX_WALKED)
         configs = [config for config in walked if config is not None]
         if not configs:
             raise space.nothing_valid()

@@ -43,7 +43,7 @@ class Random(Walk):
     def _shuffled(self) -> Iterator[dict[str, Scalar] | None]:
         # Only Random.random() is promised to be the same on every Python.
         draw = random.Random(self.seed).random
-        source = self.space.candidates()
+        source = self.space.walk()
         window: list[dict[str, Scalar]] = []
         for candidate in source:
             if candidate is None:

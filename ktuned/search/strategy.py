@@ -40,7 +40,7 @@ class Strategy(ABC):
         """Take note of what became of a config; ``latency_us`` is the median in µs if it was measured."""
 
     def doubt(self, config: Config, share: float) -> None:  # noqa: B027 - a strategy may ignore it
-        """Take note of how well the latency is known that is told next: half of its 95 % interval as a share of it.
+        """Take note of how well the next reported latency is known: half of its 95 % interval as a share of it.
 
         A config that cannot win is sampled no further than that takes.
         """

@@ -1,4 +1,4 @@
-"""What a kernel file's code reaches beside its modules: data files, environment variables, child processes.
+"""Accesses of a kernel file's code beside its modules: data files, environment variables, child processes.
 
 An audit hook sees each file that Python code opens and each directory that the project lists; a recording
 ``os.environ`` sees the variables that the project reads. Child processes and native libraries that the project starts

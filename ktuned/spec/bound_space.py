@@ -80,7 +80,7 @@ class BoundSpace(ABC):
         """
 
     @abstractmethod
-    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+    def walk(self) -> Iterator[dict[str, Scalar] | None]:
         """Walk all configs in order, with ``None`` for each that ``where`` rejects, so that callers can pause."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class BoundSpace(ABC):
 
     def __iter__(self) -> Iterator[dict[str, Scalar]]:
         empty = True
-        for config in self.candidates():
+        for config in self.walk():
             if config is not None:
                 empty = False
                 yield config
@@ -146,7 +146,7 @@ class Indexed(BoundSpace):
         config = self._candidates.decode(index)
         return config if self.accepts(config) else None
 
-    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+    def walk(self) -> Iterator[dict[str, Scalar] | None]:
         """Decode one index after the other."""
         return map(self.at, range(self.size))
 
@@ -172,7 +172,7 @@ class Generated(BoundSpace):
         """Refuse: there are no indices."""
         raise TypeError("the space of a callable cannot be indexed, only walked")
 
-    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+    def walk(self) -> Iterator[dict[str, Scalar] | None]:
         """Call the function and check what it yields."""
         seen: dict[str, int] = {}
         knobs: tuple[str, ...] = ()
@@ -195,7 +195,7 @@ class Generated(BoundSpace):
         if not isinstance(config, Mapping) or mapping_fault(config, "config"):
             return False
         wanted = canonical(config)
-        walked = zip(range(MEMBERSHIP_BOUND), self.candidates(), strict=False)
+        walked = zip(range(MEMBERSHIP_BOUND), self.walk(), strict=False)
         return any(found is not None and canonical(found) == wanted for _, found in walked)
 
     def _yielded(self) -> Iterator[Config]:

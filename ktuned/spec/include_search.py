@@ -64,7 +64,7 @@ def _telling(kernel: Kernel, problem: Problem) -> Iterator[Config]:
     seen: dict[str, set[tuple[type, Scalar]]] = {}
     space = kernel.bound_space(problem)
     is_small = space.size is not None and space.size <= WHOLE_SPACE
-    candidates: Iterator[Config | None] = space.candidates()
+    candidates: Iterator[Config | None] = space.walk()
     try:
         if isinstance(kernel.space, CartesianSpace) and not is_small:
             base = kernel.default or next(filter(None, islice(candidates, MAX_WALKED)), None)

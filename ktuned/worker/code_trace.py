@@ -12,7 +12,7 @@ from ktuned.worker.trace import SourceChanged, look, value_digest
 
 
 class CodeTrace:
-    """What the loaded kernel file's code has reached besides the files that its kernel names, phase by phase."""
+    """Trace of what the loaded kernel file's code reaches besides the files that its kernel names, phase by phase."""
 
     def __init__(self, kernel: requests.KernelRef, places: Places, *, is_declared: bool) -> None:
         self._kernel = kernel

@@ -53,7 +53,7 @@ def _admitted(space: BoundSpace, configs: Sequence[Config]) -> dict[str, Config]
     if space.indexable:
         return {text: config for text, config in wanted.items() if config in space}
     # One walk for all: each membership test of a callable's space is a walk of its own.
-    walked = {canonical(config) for config in islice(space.candidates(), MEMBERSHIP_BOUND) if config is not None}
+    walked = {canonical(config) for config in islice(space.walk(), MEMBERSHIP_BOUND) if config is not None}
     return {text: config for text, config in wanted.items() if text in walked}
 
 
