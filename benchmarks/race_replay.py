@@ -120,9 +120,10 @@ class _Device:
 
 
 class Replays:
-    """Replays of one recording with one preset; ``races`` is whether configs race or are all sampled to the end.
+    """Replays of one recording with one preset.
 
-    ``clock`` yields how long the device keeps its pace, in s, and how much slower than recorded that is.
+    ``races`` is whether configs race or are all sampled to the end, the hopeless ones too. ``clock`` yields how long
+    the device keeps its pace, in s, and how much slower than recorded that is.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Replays:
         for index in order:
             race = Race(
                 self._preset,
-                stop_above_us=incumbent.latency_us * self._early_stop if incumbent else None,
+                stop_above_us=incumbent.latency_us * self._early_stop if incumbent and self._races else None,
                 incumbent=incumbent if self._races else None,
                 resolution_us=self._recording.resolution_us,
             )
