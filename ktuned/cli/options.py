@@ -16,6 +16,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?")
+_NEXT_PAIR = re.compile(r",(?=[A-Za-z_]\w*=)")
+"""The comma between two pairs; one within a value, as in ``-p layout=a,b``, belongs to it."""
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -82,7 +84,7 @@ def priority_option(command: _Command) -> _Command:
 
 def _read_problem(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> dict[str, Scalar]:
     problem: dict[str, Scalar] = {}
-    for word in words:
+    for word in (pair for pairs in words for pair in _NEXT_PAIR.split(pairs)):
         key, separator, value = word.partition("=")
         if not (separator and key):
             raise click.BadParameter(f"{word!r} is not NAME=VALUE (for example: -p M=1024)")
@@ -101,14 +103,14 @@ def json_option(command: _Command) -> _Command:
 
 
 def problem_option(command: _Command) -> _Command:
-    """Add ``-p NAME=VALUE``, repeatable, read into a problem."""
+    """Add ``-p NAME=VALUE[,NAME=VALUE…]``, repeatable, read into a problem."""
     return click.option(
         "-p",
         "--problem",
         multiple=True,
-        metavar="NAME=VALUE",
+        metavar="NAME=VALUE,…",
         callback=_read_problem,
-        help="One key of the problem, e.g. -p M=1024 -p dtype=float16; repeatable.",
+        help="The problem, e.g. -p M=1024,dtype=float16 or -p M=1024 -p dtype=float16.",
     )(command)
 
 

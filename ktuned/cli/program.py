@@ -6,6 +6,7 @@ Each command's module is imported when it is named.
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib
 import io
 import os
@@ -68,6 +69,15 @@ class _Commands(click.Group):
         command = copy.copy(command)
         command.callback = versions.checked(callback)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            meant = f", did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"there is no command {args[0]!r}{meant}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 def _print_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:

@@ -161,6 +161,7 @@ class Methods:
             priority=Priority.REQUESTED if wanted.priority is None else wanted.priority,
             is_fixed=wanted.priority is not None,
             stale_only=wanted.stale_only,
+            until=wanted.until,
         )
         return await self._take_in(wanted, wish)
 

@@ -92,6 +92,23 @@ def test_wrong_usage_is_one_line_and_exit_2(run: Run, arguments: tuple[str, ...]
     assert re.fullmatch(r"ktuned: .+; see `ktuned.* --help`\n", ran.err)
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"), [("tun", ", did you mean 'tune'?"), ("kernel", ", did you mean 'kernels'?"), ("xyz", "")]
+)
+def test_an_unknown_command_gets_a_suggestion(run: Run, word: str, hint: str) -> None:
+    """The error of a mistyped command names the one that is nearest, if any is near."""
+    ran = run(word)
+    assert ran.err.startswith(f"ktuned: there is no command {word!r}{hint.rstrip('?')}")
+    assert (ran.code, "did you mean" in ran.err) == (2, bool(hint))
+
+
+def test_one_option_holds_several_keys(run: Run, serve: Serve) -> None:
+    """``-p n=1,m=2`` is two keys; a comma that no key follows belongs to the value."""
+    daemon = serve(lookup=answer_map())
+    run("lookup", "gemm", "-p", "n=1,m=2.5", "-p", "layout=a,b,dtype=f16")
+    assert daemon.params_of("lookup")["problem"] == {"n": 1, "m": 2.5, "layout": "a,b", "dtype": "f16"}
+
+
 def test_no_command_is_wrong_usage(run: Run) -> None:
     """Without a command the help goes to stderr, because nobody asked for it."""
     ran = run()

@@ -33,6 +33,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("tune", {"kernel": "it", "trials": 0}, "trials is 0"),
     ("tune", {"kernel": "it", "seconds": float("inf")}, "seconds is inf"),
     ("tune", {"kernel": "it", "preset": "quick"}, "quick"),
+    ("tune", {"kernel": "it", "until": "never"}, "until is 'never'"),
     ("tune", {"kernel": "it", "problem": {"m": 1}}, "names m"),
     ("tune", {"kernel": "nothing"}, "no kernel 'nothing'"),
     ("tune", {"kernel": "it", "priority": -1}, "priority is -1"),
