@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PLUGINS = {
+    "ktuned_command": ROOT / "plugins/command",
     "ktuned_cutedsl": ROOT / "plugins/cutedsl",
     "ktuned_nvrtc": ROOT / "plugins/nvrtc",
     "ktuned_torch": ROOT / "plugins/torch",

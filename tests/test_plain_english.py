@@ -45,6 +45,7 @@ CLEAN = (
     "ktuned/worker",
     "plugins/cutedsl",
     "plugins/nvrtc",
+    "plugins/command",
     "plugins/torch",
     "plugins/triton",
     "plugins/tvm_ffi",

@@ -30,8 +30,11 @@ Layout = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 _INCLUDE_OPTIONS = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path=")
 
-Launch = Callable[[], None]
-"""Runs the kernel once on its bound arguments; on a GPU it may return before the kernel ends."""
+Launch = Callable[[], float | None]
+"""Runs the kernel once on its bound arguments; on a GPU it may return before the kernel ends.
+
+A launch that returns a number has timed itself: its figure, in microseconds, counts instead of the clock's.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,10 @@ class Build:
         For a backend that compiles for the tensors' shapes or dtypes: the recorded properties enter the artifact's
         key. Most backends record none, and share one artifact between problems.
         """
+        return self
+
+    def without_tensors(self) -> Self:
+        """Return this Build for a kernel that takes no tensors, where its strings stand for themselves."""
         return self
 
 
@@ -168,6 +175,7 @@ class Backend(ABC):
         compiling_variables: the environment variables that decide what is compiled (names, or beginnings and ``*``);
             they key artifacts. Those that a project sets for itself always count.
         measuring_variables: those that decide how it runs; they key measurements.
+        times_on_host: its launches end with their work on a GPU too, so that the host's clock times them.
         decisive_files: those of them that, with the Build, decide all that runs: a measurement of one artifact then
             holds for every other with the same bytes. None if other code runs as well (a Python function).
     """
@@ -181,6 +189,7 @@ class Backend(ABC):
     measuring_variables: ClassVar[tuple[str, ...]] = MEASURING_VARIABLES
     required_files: ClassVar[tuple[str, ...]]
     decisive_files: ClassVar[tuple[str, ...]] = ()
+    times_on_host: ClassVar[bool] = False
 
     @classmethod
     def for_sources(cls, sources: Sequence[Path]) -> str:

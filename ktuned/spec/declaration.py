@@ -33,6 +33,11 @@ Metric = Callable[[Any, float], float]
 """A figure of a measured config, from the problem and the time of a launch in seconds."""
 
 
+def no_tensors(p: Any) -> Mapping[str, Any]:
+    """Return the inputs of a kernel that takes no tensors."""
+    return {}
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """A declared kernel. Calling it calls its function.
@@ -85,6 +90,11 @@ class Kernel:
         """False if nothing decides whether outputs are right: ``check=None``, and no reference."""
         return self.reference is not None or self.check is not None
 
+    @property
+    def has_tensors(self) -> bool:
+        """False if the file gives no ``inputs``: the kernel takes no tensors."""
+        return self.inputs is not no_tensors
+
     def problem_list(self) -> tuple[dict[str, Scalar], ...]:
         """Return the declared problems, calling ``problems`` if it is a callable.
 
@@ -115,7 +125,7 @@ class Kernel:
             tensors: Any = self.inputs(Values(problem, "problem key"))
         except Exception as error:
             raise self.site.failure("inputs(p)", error) from error
-        if not isinstance(tensors, Mapping) or not tensors:
+        if not isinstance(tensors, Mapping) or (not tensors and self.has_tensors):
             raise self.site.error(
                 f"inputs(p) returned a value of type {type(tensors).__name__}, not a dict of tensors by name"
             )
@@ -156,6 +166,8 @@ class Kernel:
             raise self.site.error(
                 f"the kernel function returned a Build of the backend {build.backend!r}, but backend={self.backend!r}"
             )
+        if not self.has_tensors:
+            return build.without_tensors()
         return build.given(lambda: self._layouts(problem))
 
     def cores_of(self, problem: Problem, config: Config) -> int | None:
@@ -272,7 +284,8 @@ def kernel(
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
 
-    ``backend``, ``space``, ``inputs`` and one of ``reference``, ``check`` or ``check=None`` are required. ``sources``
+    ``backend``, ``space`` and one of ``reference``, ``check`` or ``check=None`` are required, and ``inputs`` unless the
+    kernel takes no tensors. ``sources``
     are relative to the file; ``problems`` are one, a list or a callable; ``specialize`` names the problem keys that
     enter the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
     that take that many times the best; a project's ``ktuned.toml`` has defaults of ``preset``, ``trials`` and
@@ -304,7 +317,7 @@ def kernel(
             site=site,
             backend=backend,
             space=space,
-            inputs=inputs,
+            inputs=no_tensors if inputs is UNSET and reference is None else inputs,
             sources=_as_tuple(sources),
             problems=problems if callable(problems) else _as_tuple(problems),
             reference=reference,

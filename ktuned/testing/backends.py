@@ -31,7 +31,7 @@ class BackendExample:
     """A kernel that a backend can build and one that it cannot, with what the good one must compute.
 
     Attributes:
-        good: compiles; its ``args`` name at least one tensor.
+        good: compiles; its ``args`` name at least one tensor, unless ``inputs`` makes none.
         bad: is refused by the compiler, with a message that contains ``complaint``.
         complaint: part of the compiler's own message about ``bad``.
         sources: the sources of both, absolute.

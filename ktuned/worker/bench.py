@@ -67,7 +67,7 @@ class Bench:
         guards = Guards(is_active=request.guarded)
         data = ProblemData(kernel, request.problem, request.device, captured=captured, seed=request.seed, guards=guards)
         timer: HostTimer | CudaTimer = HostTimer()
-        if request.device.kind == "cuda":
+        if request.device.kind == "cuda" and not backend.times_on_host:
             timer = CudaTimer(request.device.name, kernel.timing)
         data.expect(self._places.reference(request.expected))
         self._open = _Opened(

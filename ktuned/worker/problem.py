@@ -39,15 +39,16 @@ class ProblemData:
         seed: int = 0,
         guards: Guards | None = None,
     ) -> None:
-        import torch
-
         from ktuned.spec import TensorSpec, materialise
 
         self._kernel = kernel
         seed_text = canonical({"kernel": kernel.name, **problem}) + (f" {seed}" if seed else "")
         # A tensor that inputs(p) draws itself must be the same in the worker that takes over.
         random.seed(seed_text)
-        torch.manual_seed(random.getrandbits(63))
+        if kernel.has_tensors:
+            import torch
+
+            torch.manual_seed(random.getrandbits(63))
         declared = kernel.input_specs(problem)
         self._pristine: dict[str, Any] = {}
         self._outputs: list[str] = []

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from time import perf_counter_ns
 
+from ktuned.backends import Launch
 from ktuned.ipc import requests
 from ktuned.model import Preset, Record, record
 from ktuned.worker.race import Ending, Race
@@ -47,7 +48,7 @@ class Timing(Record):
 
 
 def time_on_host(
-    launch: Callable[[], None],
+    launch: Launch,
     preset: Preset,
     *,
     restore: Callable[[], None] | None = None,
@@ -57,19 +58,22 @@ def time_on_host(
     """Time a launch that returns when its work is done (a CPU kernel), by the host's monotonic clock.
 
     Caches are warm: the runs follow each other on the same data, as in a loop of an application. ``restore`` runs,
-    untimed, before each launch. The :class:`~ktuned.worker.race.Race` decides how many there are.
+    untimed, before each launch. A launch that times itself is believed. The :class:`~ktuned.worker.race.Race` decides
+    how many there are.
     """
     race = Race(preset, stop_above_us=stop_above_us, incumbent=incumbent)
+    reported_us: float | None = None
     start = perf_counter_ns()
     while race.wants_warm_up((perf_counter_ns() - start) / 1e9):
         if restore is not None:
             restore()
         begin = perf_counter_ns()
-        launch()
-        race.warm.add((perf_counter_ns() - begin) / 1000)
+        reported_us = launch()
+        race.warm.add((perf_counter_ns() - begin) / 1000 if reported_us is None else reported_us)
     if race.gives_up((perf_counter_ns() - start) / 1e9):
         return Timing.of(race)
-    launches = launches_per_sample(int(race.warm.sorted_us[0] * 1000), restores=restore is not None)
+    times_itself = reported_us is not None
+    launches = launches_per_sample(int(race.warm.sorted_us[0] * 1000), restores=restore is not None or times_itself)
     start = perf_counter_ns()
     while batch := race.next_batch((perf_counter_ns() - start) / 1e9):
         for _ in range(batch):
@@ -77,8 +81,8 @@ def time_on_host(
                 restore()
             begin = perf_counter_ns()
             for _ in range(launches):
-                launch()
-            race.samples.add((perf_counter_ns() - begin) / launches / 1000)
+                reported_us = launch()
+            race.samples.add((perf_counter_ns() - begin) / launches / 1000 if reported_us is None else reported_us)
             if (perf_counter_ns() - start) / 1e9 >= preset.timing_s:
                 break
     return Timing.of(race)
@@ -92,7 +96,7 @@ class HostTimer:
 
     def time(
         self,
-        launch: Callable[[], None],
+        launch: Launch,
         preset: Preset,
         *,
         restore: Callable[[], None] | None = None,

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 PROJECTS = {
     "ktuned": (ROOT, "ktuned"),
     "ktuned-client": (ROOT / "client", "ktuned_client"),
+    "ktuned-command": (ROOT / "plugins/command", "ktuned_command"),
     "ktuned-cutedsl": (ROOT / "plugins/cutedsl", "ktuned_cutedsl"),
     "ktuned-nvrtc": (ROOT / "plugins/nvrtc", "ktuned_nvrtc"),
     "ktuned-torch": (ROOT / "plugins/torch", "ktuned_torch"),
@@ -108,6 +109,9 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
             "local": "ktuned.search:Local",
             "random": "ktuned.search:Random",
         },
+    }
+    assert _entry_points(wheels["ktuned-command"]) == {
+        "ktuned.backends": {"command": "ktuned_command:Command", "command_cuda": "ktuned_command:CommandOnCuda"}
     }
     assert _entry_points(wheels["ktuned-cutedsl"]) == {"ktuned.backends": {"cutedsl": "ktuned_cutedsl:CuteDsl"}}
     assert _entry_points(wheels["ktuned-nvrtc"]) == {"ktuned.backends": {"nvrtc": "ktuned_nvrtc:Nvrtc"}}

@@ -383,10 +383,10 @@ class TestOnGpu:
     """What only a device can show."""
 
     @pytest.fixture
-    def launch(self, compile_one: CompileOne) -> Callable[..., Callable[[], None]]:
+    def launch(self, compile_one: CompileOne) -> Callable[..., Callable[[], float | None]]:
         """Return a function that compiles, loads and binds."""
 
-        def launch(wanted: Build, **tensors: Any) -> Callable[[], None]:
+        def launch(wanted: Build, **tensors: Any) -> Callable[[], float | None]:
             device = gpu()
             result, artifact = compile_one(wanted, device.target)
             assert result.outcome is None, result.message
@@ -395,7 +395,7 @@ class TestOnGpu:
 
         return launch
 
-    def test_it_launches_on_torchs_current_stream(self, launch: Callable[..., Callable[[], None]]) -> None:
+    def test_it_launches_on_torchs_current_stream(self, launch: Callable[..., Callable[[], float | None]]) -> None:
         """Also on one that is chosen after binding, and into a graph that is being captured."""
         import torch
 
@@ -427,7 +427,7 @@ class TestOnGpu:
 
     @pytest.mark.parametrize("constants", [dict(SHARED=227 * 1024 // 4), dict(CLUSTER=8), dict(CLUSTER=16)], ids=str)
     def test_what_is_not_refused_launches(
-        self, constants: dict[str, Any], launch: Callable[..., Callable[[], None]]
+        self, constants: dict[str, Any], launch: Callable[..., Callable[[], float | None]]
     ) -> None:
         """Up to the limits that the architecture is said to have."""
         import torch
@@ -437,7 +437,7 @@ class TestOnGpu:
         torch.cuda.synchronize()
         assert torch.equal(y, 3 * x)
 
-    def test_a_tensor_of_another_shape_is_refused(self, launch: Callable[..., Callable[[], None]]) -> None:
+    def test_a_tensor_of_another_shape_is_refused(self, launch: Callable[..., Callable[[], float | None]]) -> None:
         """The compiled function checks what it is called with, and says what it wants."""
         import torch
 
@@ -463,7 +463,7 @@ class TestOnGpu:
         """
         assert run_python(code, tmp_path) == "0"
 
-    def test_a_launch_costs_the_host_little(self, launch: Callable[..., Callable[[], None]]) -> None:
+    def test_a_launch_costs_the_host_little(self, launch: Callable[..., Callable[[], float | None]]) -> None:
         """A few µs, printed; the bound is loose, for the machine may be busy."""
         import time
 

@@ -463,10 +463,10 @@ class TestOnGpu:
     """What only a device can show."""
 
     @pytest.fixture
-    def launch(self, compile_one: CompileOne) -> Callable[..., Callable[[], None]]:
+    def launch(self, compile_one: CompileOne) -> Callable[..., Callable[[], float | None]]:
         """Return a function that compiles, loads and binds."""
 
-        def launch(wanted: Build, **tensors: Any) -> Callable[[], None]:
+        def launch(wanted: Build, **tensors: Any) -> Callable[[], float | None]:
             device = gpu()
             result, artifact = compile_one(wanted, device.target)
             assert result.outcome is None, result.message
@@ -474,7 +474,7 @@ class TestOnGpu:
 
         return launch
 
-    def test_it_launches_on_torchs_current_stream(self, launch: Callable[..., Callable[[], None]]) -> None:
+    def test_it_launches_on_torchs_current_stream(self, launch: Callable[..., Callable[[], float | None]]) -> None:
         """Also into a graph that is being captured."""
         import torch
 
@@ -496,7 +496,7 @@ class TestOnGpu:
         "wanted", [product(128, num_warps=8, num_stages=5), product(128, num_ctas=2)], ids=["shared", "cluster"]
     )
     def test_shared_memory_and_clusters_are_allowed(
-        self, wanted: Build, launch: Callable[..., Callable[[], None]]
+        self, wanted: Build, launch: Callable[..., Callable[[], float | None]]
     ) -> None:
         """More than what a kernel has without asking; the product is torch's."""
         import torch
@@ -506,7 +506,7 @@ class TestOnGpu:
         launch(wanted, a=a, b=b, c=c)()
         torch.testing.assert_close(c, a @ b, rtol=1e-2, atol=1e-1)
 
-    def test_scratch_memory_is_given(self, launch: Callable[..., Callable[[], None]]) -> None:
+    def test_scratch_memory_is_given(self, launch: Callable[..., Callable[[], float | None]]) -> None:
         """Descriptors that the kernel makes live there."""
         import torch
 
@@ -518,7 +518,7 @@ class TestOnGpu:
         launch(wanted, x=x, y=y)()
         assert torch.equal(y, x)
 
-    def test_tuples_and_folded_arguments_launch(self, launch: Callable[..., Callable[[], None]]) -> None:
+    def test_tuples_and_folded_arguments_launch(self, launch: Callable[..., Callable[[], float | None]]) -> None:
         """With as many parameters as the machine code has."""
         import torch
 
@@ -527,7 +527,7 @@ class TestOnGpu:
         launch(Build("scale_by", ("x", "y", (2.0, 1)), constants, dtypes=triton_scale.DTYPES), x=x, y=y)()
         assert torch.equal(y, 20 * x)
 
-    def test_a_tensor_that_is_not_aligned_is_refused(self, launch: Callable[..., Callable[[], None]]) -> None:
+    def test_a_tensor_that_is_not_aligned_is_refused(self, launch: Callable[..., Callable[[], float | None]]) -> None:
         """The machine code would fault, or read elsewhere."""
         import torch
 
@@ -535,7 +535,7 @@ class TestOnGpu:
         with pytest.raises(ValueError, match="the tensor 'x' lies at 0x"):
             launch(build(), x=x, y=y)
 
-    def test_a_launch_costs_the_host_little(self, launch: Callable[..., Callable[[], None]]) -> None:
+    def test_a_launch_costs_the_host_little(self, launch: Callable[..., Callable[[], float | None]]) -> None:
         """A few µs, printed; the bound is loose, for the machine may be busy."""
         import time
 

@@ -26,10 +26,10 @@ from ktuned.backends import (
     cpu,
     torch_cuda_devices,
 )
-from ktuned.model import Device, KernelFileError, Outcome, Scalar, Unsupported
+from ktuned.model import Device, KernelFileError, Outcome, Unsupported
 from ktuned.spec import functions
 from ktuned_torch import inductor
-from ktuned_torch.bound_function import TorchKernel, why_unsupported
+from ktuned_torch.bound_function import Call, TorchKernel, why_unsupported
 
 KERNEL_FILE = "kernel.json"
 CODE_FILE = "inductor.bin"
@@ -51,7 +51,10 @@ class Build(backends.Build):
     Attributes:
         function: a function at the top level of the kernel file, or of a module that it imports. It writes into
             tensors that it receives and returns ``None``. Workers find it by its name.
-        args: its arguments, in order: a string names a tensor of ``inputs``, a number stands for itself.
+        args: its arguments, in order: a string names a tensor of ``inputs``, anything else stands for itself. In a
+            kernel without ``inputs`` a string does, too, and what the function returns does not matter.
+        kwargs: its keyword arguments, likewise.
+        has_tensors: whether strings name tensors; ktuned fills this in.
         compile: the arguments of ``torch.compile`` (``{}`` for its defaults), or ``None`` for eager.
         layouts: the tensors that it is compiled for; ktuned fills this in.
 
@@ -63,9 +66,11 @@ class Build(backends.Build):
     backend: ClassVar[str] = "torch"
 
     function: Callable[..., Any] | str
-    args: tuple[Scalar, ...]
+    args: tuple[Any, ...] = ()
     compile: Mapping[str, Any] | None = None
     layouts: Mapping[str, Layout] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    has_tensors: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", functions.name_of(self.function))
@@ -77,7 +82,12 @@ class Build(backends.Build):
         if self.compile is None:
             return self
         known = layouts()
-        return replace(self, layouts={arg: known[arg] for arg in self.args if isinstance(arg, str) and arg in known})
+        named = [arg for arg in (*self.args, *self.kwargs.values()) if isinstance(arg, str)]
+        return replace(self, layouts={name: known[name] for name in named if name in known})
+
+    def without_tensors(self) -> Self:
+        """Record that strings stand for themselves."""
+        return replace(self, has_tensors=False)
 
 
 class Torch(backends.Backend):
@@ -141,7 +151,8 @@ class Torch(backends.Backend):
             if (code := artifact / CODE_FILE).is_file():
                 inductor.provide(code.read_bytes())
         # On CUDA an eager function may launch Triton kernels, which are compiled at their first launch.
-        return TorchKernel(function, build.args, is_made_on_call=build.compile is not None or device.kind == "cuda")
+        is_made_on_call = build.compile is not None or device.kind == "cuda"
+        return TorchKernel(Call(function, build.args, build.kwargs, build.has_tensors), is_made_on_call=is_made_on_call)
 
 
 def _compile(unit: Unit, artifact: Path) -> dict[str, Any]:
@@ -177,10 +188,11 @@ def _compile(unit: Unit, artifact: Path) -> dict[str, Any]:
 
 def _code(function: Callable[..., Any], build: Build) -> bytes:
     """Compile for the CPU, for the tensors of the Build, and return the code to persist."""
-    if any(isinstance(arg, str) and arg not in build.layouts for arg in build.args):
+    call = Call(function, build.args, build.kwargs, build.has_tensors)
+    if any(name not in build.layouts for name in call.named):
         return b""
     tensors = {name: inductor.zeros(layout) for name, layout in build.layouts.items()}
-    return inductor.code_of(function, tuple(tensors[arg] if isinstance(arg, str) else arg for arg in build.args))
+    return inductor.code_of(call.on(tensors))
 
 
 def _words(error: Exception) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ktuned import backends
 from ktuned.backends import Launch
-from ktuned.model import Scalar, Unsupported
+from ktuned.model import Unsupported
 
 _CANNOT_RUN = (
     # scaled_dot_product_attention, on CUDA and on the CPU, when sdpa_kernel(...) leaves no backend.
@@ -20,12 +22,42 @@ _CANNOT_RUN = (
 """Parts of the messages of torch and Triton for a device that lacks a requirement; they have no exceptions for it."""
 
 
+@dataclass(frozen=True)
+class Call:
+    """A function with its arguments, of which strings name tensors, or else stand for themselves."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    has_tensors: bool = True
+
+    @property
+    def named(self) -> frozenset[str]:
+        """The tensors that the arguments name."""
+        strings = (arg for arg in (*self.args, *self.kwargs.values()) if isinstance(arg, str))
+        return frozenset(strings) if self.has_tensors else frozenset()
+
+    def on(self, tensors: Mapping[str, Any]) -> functools.partial[Any]:
+        """Return the call on these tensors.
+
+        Raises:
+            KeyError: an argument names none of them.
+        """
+        for name in sorted(self.named - tensors.keys()):
+            raise KeyError(f"args names the tensor {name!r}; inputs declares {', '.join(sorted(tensors)) or 'none'}")
+
+        def value(arg: Any) -> Any:
+            return tensors[arg] if self.has_tensors and isinstance(arg, str) else arg
+
+        named = {name: value(arg) for name, arg in self.kwargs.items()}
+        return functools.partial(self.function, *map(value, self.args), **named)
+
+
 class TorchKernel(backends.Kernel):
     """A function over tensors; with ``is_made_on_call`` its first call compiles it."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Scalar, ...], *, is_made_on_call: bool) -> None:
-        self._function = function
-        self._args = args
+    def __init__(self, call: Call, *, is_made_on_call: bool) -> None:
+        self._call = call
         self._is_made_on_call = is_made_on_call
 
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
@@ -35,14 +67,32 @@ class TorchKernel(backends.Kernel):
         launch, and the tensors stay unchanged.
 
         Raises:
-            KeyError: ``args`` names a tensor that ``inputs`` does not declare.
+            KeyError: an argument names a tensor that ``inputs`` does not declare.
             Unsupported: this device cannot run it.
         """
-        call = _call(self._function, _arguments(self._args, tensors))
+        call = self._call.on(tensors)
         if self._is_made_on_call:
-            used = {arg for arg in self._args if isinstance(arg, str)}
-            _call(self._function, _arguments(self._args, {name: tensors[name].clone() for name in used}))()
-        return call
+            copies = {name: tensors[name].clone() for name in self._call.named}
+            self._launch(self._call.on(copies))()
+        return self._launch(call)
+
+    def _launch(self, call: functools.partial[Any]) -> Launch:
+        def launch() -> None:
+            try:
+                returned = call()
+            except Exception as error:
+                if why := why_unsupported(error):
+                    raise Unsupported(why) from error
+                raise
+            if returned is None or not self._call.has_tensors:
+                return
+            if not any(returned is argument for argument in (*call.args, *call.keywords.values())):
+                raise TypeError(
+                    f"{getattr(call.func, '__name__', call.func)} returned a {type(returned).__name__}, which is "
+                    "ignored: it must write into its tensors, as in out.copy_(...)"
+                )
+
+        return launch
 
 
 def why_unsupported(error: BaseException) -> str:
@@ -61,27 +111,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         yield following
         seen.add(id(following))
         following = following.__cause__ or following.__context__
-
-
-def _arguments(args: tuple[Scalar, ...], tensors: Mapping[str, Any]) -> tuple[Any, ...]:
-    for arg in args:
-        if isinstance(arg, str) and arg not in tensors:
-            raise KeyError(f"args names the tensor {arg!r}; inputs declares {', '.join(sorted(tensors)) or 'none'}")
-    return tuple(tensors[arg] if isinstance(arg, str) else arg for arg in args)
-
-
-def _call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Launch:
-    def launch() -> None:
-        try:
-            returned = function(*arguments)
-        except Exception as error:
-            if why := why_unsupported(error):
-                raise Unsupported(why) from error
-            raise
-        if returned is not None and not any(returned is argument for argument in arguments):
-            raise TypeError(
-                f"{getattr(function, '__name__', function)} returned a {type(returned).__name__}, which is ignored: "
-                "it must write into its tensors, as in out.copy_(...)"
-            )
-
-    return launch

@@ -44,8 +44,8 @@ def times_candidates(options: Mapping[str, Any]) -> bool:
     )
 
 
-def code_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
-    """Call a compiled function once and return the generated code, as bytes for :func:`provide`.
+def code_of(call: Callable[[], object]) -> bytes:
+    """Make one call of a compiled function and return the generated code, as bytes for :func:`provide`.
 
     Empty if the compile backend persists none. The code is for the number of threads of a lane: Inductor writes it
     into the code, and compile workers are restricted to other cores.
@@ -56,7 +56,7 @@ def code_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
     torch.set_num_threads(_threads())
     # torch collects the artifacts of the whole process; this separates those of each unit.
     with CacheArtifactManager.with_fresh_cache():
-        function(*arguments)
+        call()
         saved = torch.compiler.save_cache_artifacts()
     return saved[0] if saved is not None and saved[1].inductor_artifacts else b""
 

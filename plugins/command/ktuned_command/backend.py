@@ -1,0 +1,87 @@
+"""The backend: its devices, the commands that prepare an artifact, and loading."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import ClassVar, cast
+
+from ktuned import backends
+from ktuned.backends import Absent, Compiled, Unit, cpu, torch_cuda_devices
+from ktuned.model import Device, Outcome, Unsupported
+from ktuned_command.build import Build
+from ktuned_command.program import Failed, Program, run
+
+COMMAND_FILE = "command.json"
+
+_CUDA_SUFFIXES = frozenset({".cu", ".cuh", ".ptx", ".cubin"})
+
+
+class Command(backends.Backend):
+    """Programs that use the CPU."""
+
+    name = "command"
+    api_version = 1
+    build = Build
+    required_files = (COMMAND_FILE,)
+    times_on_host: ClassVar[bool] = True
+
+    @classmethod
+    def for_sources(cls, sources: Sequence[Path]) -> str:
+        """Return ``command_cuda`` where a source is CUDA's: the program then has a GPU to itself."""
+        return CommandOnCuda.name if any(source.suffix in _CUDA_SUFFIXES for source in sources) else Command.name
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return this plugin's version; compilers that ``prepare`` calls are the kernel file's to name."""
+        return {"ktuned-command": version("ktuned-command")}
+
+    def devices(self) -> Sequence[Device] | Absent:
+        """Return this machine's CPU."""
+        return (cpu.device(),)
+
+    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
+        """Run each unit's ``prepare`` commands; the first that fails is the unit's error."""
+        for unit in units:
+            started = time.perf_counter()
+            build, artifact = cast(Build, unit.build), into / unit.key
+            (artifact / COMMAND_FILE).write_text(json.dumps(build.to_plain(), indent=1, sort_keys=True) + "\n")
+            env = {**os.environ, **build.environment(str(artifact))}
+            try:
+                for command in build.prepare:
+                    run(build.in_artifact(command, str(artifact)), unit.kernel_file.parent, env)
+            except Failed as error:
+                yield Compiled(unit.key, Outcome.COMPILE_ERROR, str(error), time.perf_counter() - started)
+            else:
+                yield Compiled(unit.key, seconds=time.perf_counter() - started)
+
+    def load(self, artifact: Path, unit: Unit, device: Device) -> Program:
+        """Return the program; on a GPU it sees that one alone.
+
+        Raises:
+            Unsupported: it was prepared for another target than this device's.
+        """
+        if device.target != unit.target:
+            raise Unsupported(f"prepared for {unit.target}, and {device.name} is {device.target}")
+        visible = {"CUDA_VISIBLE_DEVICES": _visible(device)} if device.kind == "cuda" else {}
+        return Program(cast(Build, unit.build), artifact, unit.kernel_file.parent, visible)
+
+
+class CommandOnCuda(Command):
+    """Programs that use a GPU."""
+
+    name = "command_cuda"
+
+    def devices(self) -> Sequence[Device] | Absent:
+        """Return the GPUs, which torch finds."""
+        return torch_cuda_devices()
+
+
+def _visible(device: Device) -> str:
+    """Return the name of a GPU for programs, of those that this process sees."""
+    index = int(device.name.rpartition(":")[2])
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return seen[index].strip() if len(seen) > index and seen[index].strip() else str(index)

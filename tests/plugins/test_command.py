@@ -1,0 +1,150 @@
+"""The command backend: any program is tuned by its time or by a figure that it prints, and killed if it hangs."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.backends import Registry
+from ktuned.testing.backends import check_backend
+from ktuned_command import Build, Command, CommandOnCuda, Program
+from ktuned_command.program import Failed
+from tests.e2e.harness import Daemon
+from tests.plugins.command_example import EXAMPLE, SCRIPT
+
+KERNEL = """
+from ktuned import kernel, space
+from ktuned_command import Build
+
+
+@kernel(
+    backend="command",
+    sources=["says_how_long.sh"],
+    space=space(HOW=["3", "2.5", "7", "fails", "dies", "silent", "hangs", "unprepared"]),
+    problems=[dict(N=1)],
+    check=None,
+    preset="fast",
+    strategy="exhaustive",
+    default=dict(HOW="7"),
+    deadlines=dict(first_launch=2.0, floor=2.0),
+)
+def program(p, c):
+    prepare = (("cp", "gone.sh" if c.HOW == "unprepared" else "says_how_long.sh", "{artifact}/run.sh"),)
+    return Build(("sh", "{artifact}/run.sh", c.HOW), {"EXTRA": c.HOW}, prepare, r"took ([\\d.]+) ms")
+
+
+@kernel(backend="torch", space=space(S=[1, 2]), problems=[dict(N=1)], check=None, preset="fast", strategy="exhaustive")
+def plain(p, c):
+    from ktuned_torch import Build
+
+    return Build(work, ("plain text", [c.S, None]), kwargs={"unit": "ms"})
+
+
+def work(text, sizes, unit):
+    assert (text, sizes[1], unit) == ("plain text", None, "ms")
+    return sum(range(20_000 * sizes[0]))
+"""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The jobs by kernel, the trials of the program, and the answers of lookups."""
+
+    jobs: dict[str, Any]
+    trials: list[dict[str, Any]]
+    answers: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
+    """Tune the kernel file above."""
+    with Daemon(tmp_path_factory.mktemp("command")) as daemon:
+        file = daemon.kernel_file(KERNEL)
+        shutil.copy(SCRIPT, file.parent)
+        _, found = daemon.tune(path=str(file))
+        jobs = {job["kernel"].rpartition(":")[2]: job for job in found}
+        trials = daemon.client.call("results", kernel="program")["trials"]
+        return Tuned(jobs, trials, {kernel: daemon.client.lookup(kernel, dict(N=1)) for kernel in jobs})
+
+
+def test_it_keeps_every_promise_of_a_backend(tmp_path: Path) -> None:
+    """The public conformance suite passes, without a tensor."""
+    check_backend(Registry().load("command"), EXAMPLE, tmp_path)
+
+
+def test_a_program_is_tuned_by_what_it_prints(tuned: Tuned) -> None:
+    """The last match of the pattern is the time, failures have their own outcomes, and a hang is killed."""
+    assert tuned.jobs["program"]["state"] == "done", tuned.jobs
+    trials = {trial["config"]["HOW"]: trial for trial in tuned.trials}
+    assert {how: trial["latency_us"] for how, trial in trials.items() if trial["outcome"] == "measured"} == {
+        "3": 3000.0,
+        "2.5": 2500.0,
+        "7": 7000.0,
+    }
+    expected = {
+        "fails": ("launch_error", "exited with 3: no luck today"),
+        "dies": ("launch_error", "was killed by SIGSEGV"),
+        "silent": ("launch_error", "the output has no match"),
+        "unprepared": ("compile_error", "gone.sh"),
+        "hangs": ("hung", "first_launch was not over"),
+    }
+    for how, (outcome, words) in expected.items():
+        assert trials[how]["outcome"] == outcome
+        assert words in trials[how]["message"]
+    hit = tuned.answers["program"]
+    assert (hit.status, hit.config) == ("fresh", {"HOW": "2.5"})
+
+
+def test_a_plain_function_takes_any_arguments(tuned: Tuned) -> None:
+    """The torch backend calls a function with texts and lists, with no tensor, and by keyword."""
+    job = tuned.jobs["plain"]
+    assert (job["state"], job["outcomes"]) == ("done", {"measured": 2})
+    assert tuned.answers["plain"].config == {"S": 1}
+
+
+def test_without_a_pattern_the_clock_decides(tmp_path: Path) -> None:
+    """A launch that prints nothing is timed from outside, in the kernel file's directory and with its variables."""
+    (tmp_path / "marker").touch()
+    build = Build(("sh", "-c", 'test -e marker && test "$WHERE" = "$0"', "{artifact}"), {"WHERE": "{artifact}"})
+    assert Program(build, tmp_path / "artifact", tmp_path, {}).bind({})() is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("/no/such/program",), "/no/such/program cannot be started"),
+        (("sh", "-c", "echo took x ms"), "'x', which is no number"),
+        (("sh", "-c", "printf '%s' \0"), "cannot be started"),
+    ],
+)
+def test_a_program_that_cannot_be_run_is_one_message(tmp_path: Path, argv: Any, words: str) -> None:
+    """A missing program, or an output that holds no number, is named."""
+    with pytest.raises(Failed, match=words):
+        Program(Build(argv, pattern=r"took (\S+) ms"), tmp_path, tmp_path, {}).bind({})()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (dict(argv="./program --size 3"), "a tuple of words"),
+        (dict(argv=()), "a tuple of words"),
+        (dict(argv=("x",), prepare=("make",)), "a tuple of words"),
+        (dict(argv=("x",), unit="min"), "no unit 'min'"),
+        (dict(argv=("x",), pattern="("), "no regular expression"),
+        (dict(argv=("x",), pattern="took .* ms"), "has 0 groups"),
+    ],
+)
+def test_a_build_that_makes_no_sense_is_refused(wrong: Any, words: str) -> None:
+    """A Build names what is wrong with it."""
+    with pytest.raises(ValueError, match=words):
+        Build(**wrong)
+
+
+def test_a_cuda_source_means_a_gpu() -> None:
+    """A kernel with a CUDA source has a GPU to itself."""
+    assert Command.for_sources((Path("a.cc"), Path("b.cu"))) == CommandOnCuda.name
+    assert CommandOnCuda.for_sources((Path("a.cc"),)) == Command.name
