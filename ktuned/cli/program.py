@@ -26,6 +26,8 @@ COMMANDS = {
     "serve": "serve",
     "tune": "tune",
     "watch": "watch",
+    "add": "roots",
+    "unwatch": "roots",
     "compile": "compile",
     "run": "run",
     "check": "check",

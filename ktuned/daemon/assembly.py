@@ -37,6 +37,7 @@ from ktuned.scheduling import (
     Preparation,
     Reading,
     Reverification,
+    RootExpiry,
 )
 from ktuned.serve import (
     Activity,
@@ -47,6 +48,7 @@ from ktuned.serve import (
     Explainer,
     Method,
     Methods,
+    RootMethods,
     Server,
     StatusReport,
     Traffic,
@@ -104,6 +106,7 @@ class Parts:
     probes: Probes
     reload: Reload
     reverification: Reverification
+    root_expiry: RootExpiry
     router: EventRouter
     server: Server
     stopping: anyio.Event
@@ -234,6 +237,11 @@ def assemble(
         publish=router.publish,
     )
 
+    def configured_roots() -> set[str]:
+        return {root.path for root in current.settings.roots}
+
+    root_expiry = RootExpiry(catalog=catalog, store=store, configured=configured_roots, drop=intake.drop_roots)
+
     # What answers and watches.
     lookups = Lookups(
         catalog=catalog,
@@ -283,7 +291,14 @@ def assemble(
         stop=stopping.set,
     )
     notices = Notices(
-        current=current, fleet=fleet, intake=intake, jobs=jobs, machine=machine, store=store, watcher=watcher
+        current=current,
+        fleet=fleet,
+        intake=intake,
+        jobs=jobs,
+        machine=machine,
+        root_expiry=root_expiry,
+        store=store,
+        watcher=watcher,
     )
     status = StatusReport(
         socket=settings.socket,
@@ -355,6 +370,7 @@ def assemble(
             scratch=executor.scratch / "sanitizers",
         ).table(),
         **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),
+        **RootMethods(catalog=catalog, intake=intake, store=store, configured=configured_roots).table(),
         **artifact_cleanup.table(),
         **reload.table(),
     }
@@ -380,6 +396,7 @@ def assemble(
         probes=probes,
         reload=reload,
         reverification=reverification,
+        root_expiry=root_expiry,
         router=router,
         server=Server(table, shortcuts=caches.shortcuts, traffic=traffic),
         stopping=stopping,

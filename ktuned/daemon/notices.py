@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ktuned.daemon.reload import CurrentSettings
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
-from ktuned.scheduling import Intake, Jobs
+from ktuned.scheduling import Intake, Jobs, RootExpiry
 from ktuned.store import Store
 from ktuned.watch import Watcher
 
@@ -23,6 +23,7 @@ class Notices:
         intake: Intake,
         jobs: Jobs,
         machine: Machine,
+        root_expiry: RootExpiry,
         store: Store,
         watcher: Watcher,
     ) -> None:
@@ -31,6 +32,7 @@ class Notices:
         self._intake = intake
         self._jobs = jobs
         self._machine = machine
+        self._root_expiry = root_expiry
         self._store = store
         self._watcher = watcher
 
@@ -43,6 +45,7 @@ class Notices:
         yield from (store.notice, store.lost, store.damaged)
         yield self._watcher.notice
         yield self._intake.notice
+        yield self._root_expiry.notice
         yield self._current.notice
         if self._jobs.stalled:
             yield f"tuning is paused: {self._jobs.stalled}"

@@ -89,6 +89,7 @@ class Daemon:
                 parts.lookups.run,
                 parts.watcher.run,
                 parts.intake.run,
+                parts.root_expiry.run,
                 parts.artifact_cleanup.run,
                 parts.probes.run,
                 parts.toolchain_survey.run,

@@ -9,6 +9,7 @@ from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import JobSettings, Preparation, default_compile_slots
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.reverification import Reverification
+from ktuned.scheduling.root_expiry import RootExpiry
 
 __all__ = [
     "EVERYTHING",
@@ -24,6 +25,7 @@ __all__ = [
     "Preparation",
     "Reading",
     "Reverification",
+    "RootExpiry",
     "Wish",
     "default_compile_slots",
 ]

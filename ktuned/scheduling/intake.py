@@ -96,6 +96,16 @@ class Wish:
         return replace(declared, **wished, compile_only=self.compile_only)
 
 
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A path that is watched now: its root, the kernels and errors there, and the changes since the last inspection."""
+
+    root: Root
+    kernels: list[KernelInfo]
+    errors: list[FileError]
+    changes: Changes
+
+
 RETRY_S = 5.0
 """Interval at which a re-tuning is tried again that the store could not record."""
 
@@ -152,6 +162,21 @@ class Intake:
             UsageError: there is no kernel file, or far too many directories.
             Untrusted: another user could have put one there.
         """
+        found = await self.add_path(path, python, measures=not wish.compile_only)
+        try:
+            jobs = [job for kernel in found.kernels for job in await self.tune_kernel(kernel, wish)]
+        finally:
+            # After the wish: a re-tuning joins it, and not the other way about.
+            await self._renew(found.changes, saved=False)
+        return jobs, found.errors
+
+    async def add_path(self, path: str, python: str | None, *, measures: bool = False) -> Added:
+        """Inspect and watch every kernel at or below a path; ``measures`` says that tuning follows at once.
+
+        Raises:
+            UsageError: there is no kernel file, or far too many directories.
+            Untrusted: another user could have put one there.
+        """
         place = os.path.realpath(path)
         if not os.path.exists(place):
             raise UsageError(f"{path} does not exist", hint="give a kernel file (tune_*.py) or a directory of them")
@@ -164,7 +189,7 @@ class Intake:
             directory = await anyio.to_thread.run_sync(project_top, directory, self._inspector.trust)
         if is_new:
             await anyio.to_thread.run_sync(check_extent, directory, self._max_directories)
-        root = await self._root_for(place, directory, python, measures=not wish.compile_only)
+        root = await self._root_for(place, directory, python, measures=measures)
         if os.path.isfile(place):
             found = await self._inspector.inspect_files(root, [place])
         else:
@@ -180,12 +205,7 @@ class Intake:
             raise UsageError(
                 f"there is no kernel at {path}", hint="a kernel file is named tune_*.py and declares an @kernel"
             )
-        try:
-            jobs = [job for kernel in kernels for job in await self.tune_kernel(kernel, wish)]
-        finally:
-            # After the wish: a re-tuning joins it, and not the other way about.
-            await self._renew(found.changes, saved=False)
-        return jobs, errors
+        return Added(root, kernels, errors, found.changes)
 
     async def _root_for(self, place: str, directory: str, python: str | None, *, measures: bool) -> Root:
         """Return the root of a path, with the interpreter that was asked for; ``directory`` becomes one if need be.

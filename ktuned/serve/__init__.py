@@ -12,6 +12,7 @@ from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.method import Later, Method
 from ktuned.serve.methods import Methods
 from ktuned.serve.params import CollectParams, NoParams, UnpinParams
+from ktuned.serve.roots import RootMethods
 from ktuned.serve.server import Server
 from ktuned.serve.status import StatusReport
 from ktuned.serve.traffic import Traffic
@@ -29,6 +30,7 @@ __all__ = [
     "Method",
     "Methods",
     "NoParams",
+    "RootMethods",
     "Server",
     "StatusReport",
     "Traffic",

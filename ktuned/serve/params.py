@@ -147,6 +147,19 @@ class UnpinParams(msgspec.Struct, frozen=True):
     pin: str
 
 
+class AddParams(msgspec.Struct, frozen=True):
+    """``add``: a kernel file or a directory to watch, and the interpreter for its kernels."""
+
+    path: str
+    python: str | None = None
+
+
+class UnwatchParams(msgspec.Struct, frozen=True):
+    """``unwatch``: the root to watch no longer."""
+
+    path: str
+
+
 class CaptureParams(msgspec.Struct, frozen=True):
     """``capture``: the problem whose tensors to write; with ``digest``, those written; ``remove`` forgets them."""
 

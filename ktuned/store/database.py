@@ -144,6 +144,21 @@ class Store:
         """Forget a watched root."""
         await self._write(lambda connection: connection.execute("DELETE FROM roots WHERE path = ?", (path,)).rowcount)
 
+    def absences(self) -> dict[str, float]:
+        """Return since when (Unix seconds) the directories of roots are gone, by path."""
+        return dict(self._reader.rows("SELECT path, gone_since FROM roots WHERE gone_since IS NOT NULL"))
+
+    async def save_absences(self, since: Mapping[str, float]) -> None:
+        """Remember since when the directories of these roots are gone, and that all others are there."""
+
+        def save(connection: sqlite3.Connection) -> None:
+            connection.execute("UPDATE roots SET gone_since = NULL")
+            connection.executemany(
+                "UPDATE roots SET gone_since = ? WHERE path = ?", [(start, path) for path, start in since.items()]
+            )
+
+        await self._write(save)
+
     def roots(self) -> list[Root]:
         """Return the watched roots, by path."""
         return self._reader.values(rows.root, "SELECT path, name, python, env, asked_python FROM roots ORDER BY path")

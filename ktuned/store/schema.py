@@ -131,6 +131,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             SELECT 1 FROM trials WHERE trials.id = trial_id AND (message = 'imported'
                 OR iif(json_valid(detail), json_extract(detail, '$.rounds'), NULL) IS NOT NULL))""",
     ),
+    ("ALTER TABLE roots ADD COLUMN gone_since REAL",),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

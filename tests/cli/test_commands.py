@@ -109,6 +109,26 @@ def test_one_option_holds_several_keys(run: Run, serve: Serve) -> None:
     assert daemon.params_of("lookup")["problem"] == {"n": 1, "m": 2.5, "layout": "a,b", "dtype": "f16"}
 
 
+def test_roots_are_added_and_unwatched(run: Run, serve: Serve, tmp_path: Path) -> None:
+    """``add`` lists what it found, and exits 1 on a broken file; ``unwatch`` takes a directory that is gone."""
+    root = {"path": "/src", "name": "project", "python": "/python", "env": {}, "polling": False}
+    kernel = KERNEL_MAP | {"extra": {}}
+    daemon = serve(
+        add={"root": root, "kernels": [kernel], "errors": [BROKEN]},
+        unwatch={"path": "/gone/src", "name": "project", "kernels": [KERNEL]},
+    )
+    ran = run("add", str(tmp_path), "--no-spawn")
+    assert (ran.code, KERNEL in ran.out, "tune_bad.py:3" in ran.out, "watching /src" in ran.err) == (
+        1,
+        True,
+        True,
+        True,
+    )
+    assert daemon.params_of("add") == {"path": str(tmp_path)}
+    ran = run("unwatch", "/gone/src")
+    assert (ran.code, ran.out) == (0, "/gone/src is no longer watched; 1 kernel forgotten\n")
+
+
 def test_no_command_is_wrong_usage(run: Run) -> None:
     """Without a command the help goes to stderr, because nobody asked for it."""
     ran = run()

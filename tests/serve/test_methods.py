@@ -187,6 +187,31 @@ async def test_kernels_by_name_and_place(desk: Desk, parts: Parts) -> None:
     assert len((await desk.call("kernels", kernel="project:it"))["kernels"]) == 1
 
 
+async def test_a_path_is_added_without_jobs_and_unwatched_again(desk: Desk, parts: Parts, tmp_path: Path) -> None:
+    """``add`` makes kernels known and tunes nothing; ``unwatch`` cancels their jobs and keeps their results."""
+    place = tmp_path / "elsewhere"
+    place.mkdir()
+    (place / "tune_it.py").write_text(kernel_text("other"))
+    added = await desk.call("add", path=str(place))
+    assert ([kernel["name"] for kernel in added["kernels"]], added["errors"]) == (["elsewhere:other"], [])
+    assert parts.jobs.live() == []
+    with pytest.raises(UsageError, match="part of") as refused:
+        await desk.call("unwatch", path=str(place / "tune_it.py"))
+    assert str(place) in refused.value.hint
+    with pytest.raises(NotFound, match="not watched"):
+        await desk.call("unwatch", path=str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match=r"config\.toml"):
+        await desk.call("unwatch", path=str(parts.project))
+    await desk.call("tune", kernel="other")
+    gone = await desk.call("unwatch", path=str(place))
+    assert (gone["path"], gone["kernels"]) == (str(place.resolve()), ["elsewhere:other"])
+    assert ([root.path for root in parts.catalog.roots], parts.jobs.live()) == ([str(parts.project)], [])
+    assert parts.store.roots() == []
+    (job,) = parts.store.jobs(kernel="elsewhere:other")
+    assert job.state is JobState.CANCELLED
+    parts.kill_workers()
+
+
 async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:
     """Then come those without a figure; only a single trial comes with its detail."""
     kernel = await parts.inspect(kernel_text())

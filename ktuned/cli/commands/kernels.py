@@ -31,14 +31,18 @@ def kernels(target: str | None, why: bool, as_json: bool) -> int:
     elif why:
         _explain(answer)
     else:
-        _show(answer)
+        show(answer)
     if target is not None and not answer["kernels"]:
-        output.complain(f"{target} declares no known kernel", "`ktuned tune PATH` adds a file or a directory")
+        output.complain(
+            f"{target} declares no known kernel",
+            "`ktuned add PATH` adds a file or a directory, `ktuned tune PATH` tunes it, too",
+        )
         return Exit.NOT_REACHED
     return Exit.NOT_REACHED if answer["errors"] and target is not None else Exit.DONE
 
 
-def _show(answer: Mapping[str, Any]) -> None:
+def show(answer: Mapping[str, Any]) -> None:
+    """Print a table of kernels, and the errors of their files."""
     if answer["kernels"]:
         rows = (
             [
@@ -53,7 +57,9 @@ def _show(answer: Mapping[str, Any]) -> None:
         )
         output.table(["kernel", "backend", "declared at", "space", "problems", "default"], rows)
     elif not answer["errors"]:
-        output.say("no kernels are known; `ktuned tune PATH` adds a file or a directory")
+        output.say(
+            "no kernels are known; `ktuned add PATH` adds a file or a directory, `ktuned tune PATH` tunes it, too"
+        )
     _show_faults(answer)
 
 

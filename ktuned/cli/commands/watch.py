@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -22,6 +22,9 @@ DEFAULT_TOLERANCE = 0.03
 """Share by which a winner may be slower: three times the precision of one (docs/kernel-files.md, presets)."""
 
 LOOKUPS_AT_ONCE = 500
+
+MAX_ROOTS = 4
+"""Roots that one line names."""
 
 
 def _read_share(context: click.Context, parameter: click.Parameter, word: str | None) -> float:
@@ -60,7 +63,10 @@ def watch(path: str | None, once: bool, tolerance: float, no_spawn: bool, as_jso
             accepted = client.call("tune", deadline_s=TUNE_DEADLINE_S, path=root, stale_only=True)
             complain_of(accepted["errors"])
             since = (accepted["epoch"], accepted["seq"])
-            project = _project_of(root, client.call("kernels")["roots"])
+        roots = client.call("kernels")["roots"]
+        if root is not None:
+            project = _project_of(root, roots)
+        watched = _listed([entry["path"] for entry in roots])
         try:
             if not as_json and sys.stdout.isatty() and sys.stdin.isatty():
                 # rich and asyncio take a moment to import, and only a screen needs them.
@@ -68,13 +74,19 @@ def watch(path: str | None, once: bool, tolerance: float, no_spawn: bool, as_jso
 
                 live.watch(root, project, since)
             else:
-                if root is not None:
-                    output.say(f"watching {root}; Ctrl-C ends the view, the daemon goes on")
+                output.say(f"watching {watched if root is None else root}; Ctrl-C ends the view, the daemon goes on")
                 _follow(client, since, project, as_json)
         except KeyboardInterrupt:
             pass
-        output.say("the daemon goes on watching; `ktuned jobs` shows its jobs, `ktuned stop` ends it")
+        output.say(f"the daemon goes on watching {watched}; `ktuned unwatch PATH` ends that, `ktuned stop` the daemon")
     return Exit.DONE
+
+
+def _listed(paths: Sequence[str]) -> str:
+    shown = ", ".join(paths[:MAX_ROOTS])
+    if len(paths) > MAX_ROOTS:
+        return f"{shown} and {len(paths) - MAX_ROOTS} more (`ktuned status`)"
+    return shown or "nothing yet (`ktuned add PATH` adds a file or a directory)"
 
 
 def _check(client: Client, root: str | None, tolerance: float, as_json: bool) -> int:

@@ -1,0 +1,56 @@
+"""``ktuned add`` and ``ktuned unwatch``: which directories the daemon watches."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from ktuned.cli import output, spawn, text
+from ktuned.cli.commands.kernels import show
+from ktuned.cli.commands.tune import announce
+from ktuned.cli.exit_status import Exit
+from ktuned.cli.options import as_path, json_option, no_spawn_option
+from ktuned_client import Client
+from ktuned_client.answers import TUNE_DEADLINE_S
+
+
+@click.command()
+@click.argument("path")
+@no_spawn_option
+@json_option
+def add(path: str, no_spawn: bool, as_json: bool) -> int:
+    """Watch a kernel file or a directory without tuning it.
+
+    Its kernels can be looked up, imported and tuned by name from then on. Exits with 1 if a kernel file has an error.
+    """
+    place = as_path(path)
+    if not no_spawn:
+        announce(spawn.ensure())
+    with Client() as client:
+        # As a tuning: it inspects every kernel file below the path.
+        added = client.call("add", deadline_s=TUNE_DEADLINE_S, path=place)
+    if as_json:
+        output.emit_json(added)
+    else:
+        show(added)
+        output.say(f"watching {added['root']['path']}; `ktuned unwatch {added['root']['path']}` ends it")
+    return Exit.NOT_REACHED if added["errors"] else Exit.DONE
+
+
+@click.command()
+@click.argument("path")
+@json_option
+def unwatch(path: str, as_json: bool) -> int:
+    """Stop watching a directory.
+
+    Its jobs are cancelled and its kernels are forgotten; results stay for the time when it is watched again.
+    """
+    with Client() as client:
+        # Not resolved here: the directory may be gone.
+        gone = client.call("unwatch", path=os.path.abspath(path))
+    if as_json:
+        output.emit_json(gone)
+    else:
+        output.emit(f"{gone['path']} is no longer watched; {text.number(len(gone['kernels']), 'kernel')} forgotten")
+    return Exit.DONE
