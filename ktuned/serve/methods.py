@@ -253,7 +253,7 @@ class Methods:
             place = os.path.realpath(wanted.path)
             kernels, errors = self._catalog.below(place), self._catalog.errors_below(place)
         if wanted.kernel is not None:
-            kernels, errors = [self._catalog.resolve(wanted.kernel)], []
+            kernels, errors = [self._catalog.resolve(wanted.kernel, wanted.directory)], []
         entries = [{"name": kernel.name, **kernel.to_wire()} for kernel in kernels]
         if wanted.why:
             entries = [{**entry, "why": self._explain(kernel)} for entry, kernel in zip(entries, kernels, strict=True)]

@@ -90,11 +90,15 @@ class JobsParams(msgspec.Struct, frozen=True):
 
 
 class KernelsParams(msgspec.Struct, frozen=True):
-    """``kernels``: one kernel, or those below a path; all without either. ``why`` adds what made winners stale."""
+    """``kernels``: one kernel, or those below a path; all without either. ``why`` adds what made winners stale.
+
+    ``directory`` is where the client works: of several projects that have the kernel, it means that one's.
+    """
 
     kernel: str | None = None
     path: str | None = None
     why: bool = False
+    directory: str | None = None
 
 
 class ResultsParams(msgspec.Struct, frozen=True):

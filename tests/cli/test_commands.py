@@ -109,6 +109,26 @@ def test_one_option_holds_several_keys(run: Run, serve: Serve) -> None:
     assert daemon.params_of("lookup")["problem"] == {"n": 1, "m": 2.5, "layout": "a,b", "dtype": "f16"}
 
 
+def test_which_prints_where_a_kernel_is(run: Run, serve: Serve) -> None:
+    """The innermost root that holds the file is the kernel's; the working directory decides between namesakes."""
+    roots = [
+        {"path": path, "name": name, "python": f"{path}/python", "env": {"A": "1"}, "polling": False}
+        for path, name in (("/", "all"), ("/src", "project"), ("/sr", "no"))
+    ]
+    daemon = serve(kernels={"kernels": [KERNEL_MAP], "errors": [], "roots": roots})
+    ran = run("which", "gemm")
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        KERNEL,
+        "  declared at  /src/tune_gemm.py:7",
+        "  backend      tvm_ffi",
+        "  root         /src",
+        "  python       /src/python",
+        "  environment  A=1",
+    ]
+    assert daemon.params_of("kernels") == {"kernel": "gemm", "directory": os.getcwd()}
+
+
 def test_roots_are_added_and_unwatched(run: Run, serve: Serve, tmp_path: Path) -> None:
     """``add`` lists what it found, and exits 1 on a broken file; ``unwatch`` takes a directory that is gone."""
     root = {"path": "/src", "name": "project", "python": "/python", "env": {}, "polling": False}

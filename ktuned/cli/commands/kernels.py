@@ -1,7 +1,8 @@
-"""``ktuned kernels``: the declared kernels of the watched roots."""
+"""``ktuned kernels`` and ``ktuned which``: the declared kernels of the watched roots."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -39,6 +40,35 @@ def kernels(target: str | None, why: bool, as_json: bool) -> int:
         )
         return Exit.NOT_REACHED
     return Exit.NOT_REACHED if answer["errors"] and target is not None else Exit.DONE
+
+
+@click.command()
+@click.argument("kernel")
+@json_option
+def which(kernel: str, as_json: bool) -> int:
+    """Show where a kernel is declared.
+
+    Prints the full name that KERNEL means here, its file and line, backend, root, interpreter and environment.
+    """
+    with Client() as client:
+        answer = client.call("kernels", kernel=kernel, directory=os.getcwd())
+    (found,) = answer["kernels"]
+    holders = [root for root in answer["roots"] if f"{found['file']}/".startswith(f"{root['path'].rstrip('/')}/")]
+    root = max(holders, key=lambda root: len(root["path"]))
+    if as_json:
+        output.emit_json({"name": found["name"], "file": found["file"], "line": found["line"], "root": root})
+        return Exit.DONE
+    output.emit(found["name"])
+    facts = {
+        "declared at": f"{found['file']}:{found['line']}",
+        "backend": found["backend"],
+        "root": root["path"],
+        "python": root["python"],
+        "environment": text.flat(root["env"]),
+    }
+    for name, value in facts.items():
+        output.emit(f"  {name:<12} {value}")
+    return Exit.DONE
 
 
 def show(answer: Mapping[str, Any]) -> None:

@@ -1,0 +1,137 @@
+"""``ktuned config`` and ``ktuned init``: the settings in effect and their sources, and a new ``ktuned.toml``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from ktuned.cli import output
+from ktuned.cli.exit_status import Exit
+from ktuned.cli.options import json_option
+from ktuned.model import UsageError
+
+_PROJECT_TEXT = """\
+# Settings of this project for ktuned, to be kept in git; docs/kernel-files.md describes them.
+
+# The first part of each kernel's full name. With it, worktrees and clones share their winners.
+name = "{name}"
+
+# The interpreter that has the kernels' packages, relative to this file.
+# python = ".venv/bin/python"
+
+# Environment variables for the kernels.
+# env = {{ OMP_NUM_THREADS = "8" }}
+
+# Budgets of kernel files that set none of their own.
+# [defaults]
+# preset = "default"
+# trials = 200
+# seconds = 60
+"""
+
+
+class Setting(NamedTuple):
+    """A setting in effect, and where its value comes from: a file, a variable or ``default``."""
+
+    name: str
+    value: Any
+    source: str
+
+
+@click.command()
+@json_option
+def config(as_json: bool) -> int:
+    """Show the settings in effect, and where each comes from.
+
+    They are those of config.toml and of the environment, as a daemon that starts now has them, and those of the
+    nearest ktuned.toml above the working directory. A running daemon reads config.toml again at `ktuned reload`.
+    """
+    found = [*_of_daemon(os.environ), *_of_project(os.getcwd())]
+    if as_json:
+        output.emit_json([setting._asdict() for setting in found])
+    else:
+        rows = ([setting.name, _shown(setting.value), setting.source] for setting in found)
+        output.table(["setting", "value", "from"], rows)
+    return Exit.DONE
+
+
+def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
+    # Not at the top: `--help` needs none of the daemon's modules.
+    from ktuned.daemon import load_settings
+
+    settings = load_settings(environment=environ)
+    file = str(settings.config_path)
+    home = "KTUNED_HOME" if environ.get("KTUNED_HOME") else "default"
+    runtime = "XDG_RUNTIME_DIR" if environ.get("XDG_RUNTIME_DIR") else "default"
+    yield Setting("socket", settings.socket, "KTUNED_SOCKET" if environ.get("KTUNED_SOCKET") else runtime)
+    yield Setting("state", str(settings.state), home)
+    yield Setting("cache", str(settings.cache), home)
+    yield Setting("config", file, home if settings.config_path.exists() else f"{home}; there is no such file")
+    # Valid: it was read just now. The struct made of it has its defaults filled in.
+    written = tomllib.loads(settings.config_path.read_text()) if settings.config_path.exists() else {}
+    effective = {
+        "compile_slots": settings.compile_slots,
+        "compile_memory_gib": round(settings.compile_bytes / 2**30, 2),
+        "bench_memory_gib": round(settings.bench_bytes / 2**30, 2),
+        "idle_exit_s": "1800 if started on demand, else 0" if settings.idle_exit_s is None else settings.idle_exit_s,
+    }
+    for name in settings.file.__struct_fields__:
+        if name in ("roots", "deadlines"):
+            continue
+        value = effective.get(name, getattr(settings.file, name))
+        yield Setting(name, value, file if name in written else "default")
+    given = settings.file.deadlines
+    for phase, seconds in settings.deadlines.items():
+        yield Setting(f"deadlines.{phase}", seconds, file if phase in given else "default")
+    for root in settings.roots:
+        yield Setting(f"roots.{root.name}", root.path, file)
+
+
+def _of_project(directory: str) -> Iterator[Setting]:
+    from ktuned.catalog import project_top, read_project
+    from ktuned.ipc import Trust
+
+    top = project_top(directory, Trust())
+    project = read_project(top)
+    if not project.digest:
+        return
+    file = os.path.join(top, "ktuned.toml")
+    given = {"name": project.name, "python": project.python, **asdict(project.defaults)}
+    for name, value in given.items():
+        if value:
+            yield Setting(f"project.{name}", value, file)
+    for name, value in project.env.items():
+        yield Setting(f"project.env.{name}", value, file)
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+
+
+@click.command()
+@click.argument("directory", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
+def init(directory: Path) -> int:
+    """Write a ktuned.toml into DIRECTORY (default: here).
+
+    It names the project, so that worktrees and clones share their winners, and has the other settings as comments.
+    """
+    place = directory.resolve() / "ktuned.toml"
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", place.parent.name).strip("-.")[:200] or "project"
+    try:
+        with open(place, "x", encoding="utf-8") as file:
+            file.write(_PROJECT_TEXT.format(name=name))
+    except FileExistsError:
+        raise UsageError(f"{place} is there already", hint="edit it, or remove it first") from None
+    except OSError as error:
+        output.complain(f"{place} cannot be written: {error.strerror}", "name another directory")
+        return Exit.NOT_REACHED
+    output.emit(f"wrote {place}: the project is named {name}")
+    return Exit.DONE
