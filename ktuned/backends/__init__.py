@@ -21,7 +21,7 @@ from ktuned.backends.cpu import CpuTicks, read_ticks
 from ktuned.backends.cuda import DEFAULT_TARGET, compute_target, cuda_devices, gpu_uuids, runs_on, torch_cuda_devices
 from ktuned.backends.programs import compiler_files, on_path
 from ktuned.backends.ptxas import Resources
-from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry
+from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry, extra_of, install_hint
 from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES, deciding, private
 
 __all__ = [
@@ -48,7 +48,9 @@ __all__ = [
     "cpu",
     "cuda_devices",
     "deciding",
+    "extra_of",
     "gpu_uuids",
+    "install_hint",
     "nvml",
     "on_path",
     "private",

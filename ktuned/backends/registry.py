@@ -11,6 +11,28 @@ from ktuned.model import BackendError
 ENTRY_POINT_GROUP = "ktuned.backends"
 
 
+def install_hint(backend: str, python: str = "") -> str:
+    """Return the command that installs a backend's plugin for an interpreter; a remedy where ktuned has no such extra.
+
+    Backends of other distributions have no extra of ktuned.
+    """
+    if extra := extra_of(backend):
+        return f"{f'{python} -m ' if python else ''}pip install '{extra}'"
+    where = f"for {python}" if python else "into this interpreter"
+    return f"install the plugin that has it {where}, or correct `backend=` in the kernel file"
+
+
+def extra_of(backend: str) -> str:
+    """Return ktuned with the extra that brings a backend, ``ktuned[tvm-ffi]``; ``""`` if it has no such extra.
+
+    A plugin's backend for GPUs, ``tvm_ffi_cuda``, comes with the one for CPUs.
+    """
+    from importlib.metadata import metadata
+
+    extra = backend.replace("_", "-").removesuffix("-cuda")
+    return f"ktuned[{extra}]" if extra in (metadata("ktuned").get_all("Provides-Extra") or ()) else ""
+
+
 class Registry:
     """The plugins that are installed in this interpreter, by entry-point metadata; nothing is imported to list them."""
 
@@ -45,7 +67,7 @@ class Registry:
             installed = ", ".join(self.names) or "none"
             raise BackendError(
                 f"there is no backend {name!r} (installed: {installed})",
-                hint=f"pip install 'ktuned[{name.replace('_', '-')}]'",
+                hint=install_hint(name),
             )
         try:
             kind = self._points[name].load()

@@ -39,16 +39,19 @@ MAX_PROBLEM_SIZE = 4096
 
 @dataclass(frozen=True, slots=True)
 class FileError:
-    """An error in a kernel file: one line, and its place."""
+    """An error in a kernel file: one line, and its place; of a syntax error also the line of source with a caret."""
 
     path: str
     line: int
     message: str
     hint: str = ""
+    excerpt: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's error entry."""
-        return {"path": self.path, "line": self.line, "message": self.message, "hint": self.hint}
+        return {"path": self.path, "line": self.line, "message": self.message, "hint": self.hint} | (
+            {"excerpt": self.excerpt} if self.excerpt else {}
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,9 @@ def _inspection(item: replies.InspectedFile, root: Root) -> Inspection:
     return Inspection(
         file=absolute(item.file, root.path),
         kernels=tuple(_located(kernel, root) for kernel in item.kernels),
-        errors=tuple(FileError(error.path, error.line, error.message, error.hint) for error in item.errors),
+        errors=tuple(
+            FileError(error.path, error.line, error.message, error.hint, error.excerpt) for error in item.errors
+        ),
         stamps={absolute(path, root.path): digest for path, digest in item.digests.items()},
     )
 

@@ -179,6 +179,9 @@ def check_kernels(
     roots: Iterable[Mapping[str, Any]],
 ) -> Iterator[Finding]:
     """Find the backends that kernels need and their interpreters lack."""
+    # Not at the top: `--help` needs no backends.
+    from ktuned.backends import install_hint
+
     reports = {environment["python"]: environment for environment in environments if not environment.get("error")}
     missing: dict[tuple[str, str], list[str]] = {}
     for kernel in kernels:
@@ -188,7 +191,7 @@ def check_kernels(
             if report is not None and is_its and kernel["backend"] not in report["backends"]:
                 missing.setdefault((root["python"], kernel["backend"]), []).append(kernel["name"])
     for (python, backend), names in missing.items():
-        mend = f"{python} -m pip install 'ktuned[{backend.replace('_', '-')}]'"
+        mend = install_hint(backend, python)
         said = f"not installed for {python}, and needed by {', '.join(sorted(set(names)))}"
         yield Finding(Level.FAIL, f"backend {backend}", said, mend)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ktuned.cli import text
 from ktuned.cli.progress import (
     FirstFailure,
@@ -118,6 +121,11 @@ def _reloaded(news: Reloaded) -> list[str]:
         if names
     ]
     return lines + [error_line(error.get("path"), error.get("line"), error["message"]) for error in news.errors]
+
+
+def excerpt(error: Mapping[str, Any]) -> list[str]:
+    """Return the line of source of a kernel file's error and the caret below it, indented; nothing without them."""
+    return [f"    {line}" for line in text.clean(error.get("excerpt") or "").splitlines()]
 
 
 def error_line(path: str | None, line: int | None, message: str) -> str:

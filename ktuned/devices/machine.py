@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import structlog
 
-from ktuned.backends import Absence, cpu
+from ktuned.backends import Absence, cpu, install_hint
 from ktuned.devices.environment_report import EnvironmentReport, difference
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import replies, requests
@@ -314,7 +314,7 @@ class Machine:
             installed = ", ".join(report.backends) or "none"
             return BackendError(
                 f"{environment.python} has no backend {backend!r} (installed: {installed})",
-                hint=f"pip install 'ktuned[{backend.replace('_', '-')}]' into it",
+                hint=install_hint(backend, environment.python),
             )
         reason = found.error or found.absent
         if reason is None:

@@ -105,6 +105,7 @@ class FileFault(Record):
     hint: str
     path: str
     line: int
+    excerpt: str = ""
 
 
 @record

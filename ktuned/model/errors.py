@@ -51,15 +51,17 @@ class SettingsError(KtunedError):
 class KernelFileError(KtunedError):
     """A kernel file has an error; the message starts with ``file:line``.
 
-    ``path`` and ``line`` (1-based, 0 if unknown) are its place.
+    ``path`` and ``line`` (1-based, 0 if unknown) are its place. ``excerpt`` is of a syntax error: the line of source,
+    and below it a caret.
     """
 
     code = "kernel_file"
 
-    def __init__(self, message: str, *, path: str = "", line: int = 0, hint: str = "") -> None:
+    def __init__(self, message: str, *, path: str = "", line: int = 0, hint: str = "", excerpt: str = "") -> None:
         super().__init__(message, hint=hint)
         self.path = path
         self.line = line
+        self.excerpt = excerpt
 
 
 class BackendError(KtunedError):

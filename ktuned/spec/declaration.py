@@ -125,7 +125,9 @@ class Kernel:
             tensors: Any = self.inputs(Values(problem, "problem key"))
         except Exception as error:
             raise self.site.failure("inputs(p)", error) from error
-        if not isinstance(tensors, Mapping) or (not tensors and self.has_tensors):
+        if isinstance(tensors, Mapping) and not tensors and self.has_tensors:
+            raise self.site.error("inputs(p) returned an empty dict; it must name at least one tensor")
+        if not isinstance(tensors, Mapping):
             raise self.site.error(
                 f"inputs(p) returned a value of type {type(tensors).__name__}, not a dict of tensors by name"
             )

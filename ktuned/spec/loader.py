@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 
+from ktuned.backends import extra_of
 from ktuned.ipc import ABSENT, Untrusted, lexical
 from ktuned.model import KernelFileError, Record, listed, record
 from ktuned.spec.accesses import ACCESSES
@@ -26,6 +27,9 @@ _DISTRIBUTIONS = {
     "tvm_ffi": "apache-tvm-ffi",
 }
 """The distributions of what kernel files import most, by their packages."""
+
+MAX_EXCERPT_CHARS = 200
+"""Longest line that is shown: a caret below a wrapped line points nowhere."""
 
 _CERTAIN = (SyntaxError, ModuleNotFoundError, FileNotFoundError, KernelFileError, Untrusted)
 """Errors of a load that another process would have, too."""
@@ -166,13 +170,26 @@ def _import_error(error: BaseException, path: Path) -> KernelFileError:
             said, hint = f"{package} is not installed: {words}", f"pip install {distribution} into {sys.executable}"
         else:
             hint = f"install it into {sys.executable}, or mend the import"
-    return KernelFileError(f"{place}:{line}: {said}", path=str(place), line=line, hint=hint)
+    excerpt = _excerpt(error) if isinstance(error, SyntaxError) else ""
+    return KernelFileError(f"{place}:{line}: {said}", path=str(place), line=line, hint=hint, excerpt=excerpt)
+
+
+def _excerpt(error: SyntaxError) -> str:
+    """Return the line of a syntax error with a caret below; nothing where Python does not give the line."""
+    line = (error.text or "").rstrip("\n").expandtabs(1)
+    source = line.lstrip()
+    if not source or len(source) > MAX_EXCERPT_CHARS or not error.offset:
+        return ""
+    # Offsets count from 1; one behind the line is where something is missing.
+    column = min(max(0, error.offset - 1 - (len(line) - len(source))), len(source))
+    return f"{source}\n{' ' * column}^"
 
 
 def _distribution(package: str) -> str:
     """Return what pip installs a package of this field by; nothing for others, whose names may differ."""
     if package.startswith("ktuned_"):
-        return f"'ktuned[{package.removeprefix('ktuned_').replace('_', '-')}]'"
+        extra = extra_of(package.removeprefix("ktuned_"))
+        return f"'{extra}'" if extra else ""
     return _DISTRIBUTIONS.get(package, "")
 
 

@@ -109,7 +109,8 @@ class Inspector:
             file=name,
             kernels=tuple(kernels),
             errors=tuple(
-                replies.FileFault(error.code, error.message, error.hint, error.path, error.line) for error in errors
+                replies.FileFault(error.code, error.message, error.hint, error.path, error.line, error.excerpt)
+                for error in errors
             ),
             digests=self._stamps(files, {**loaded.files, **ACCESSES.files}, str(root)),
         )

@@ -208,6 +208,12 @@ class ProblemData:
         for name, value in result.items():
             if not isinstance(value, torch.Tensor):
                 raise site.error(f"the reference returned a {type(value).__name__} for {name}, not a torch.Tensor")
+            made = self._pristine[name]
+            if value.shape != made.shape:
+                raise site.error(
+                    f"the reference returned {name} of shape {tuple(value.shape)}, and inputs(p) makes it of shape "
+                    f"{tuple(made.shape)}"
+                )
         return {name: value.detach() for name, value in result.items()}
 
     def _call_reference(self, inputs: Mapping[str, Any]) -> Any:

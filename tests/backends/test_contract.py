@@ -14,7 +14,7 @@ import pytest
 
 from ktuned import backends
 from ktuned.backends.contract import API_VERSION, Backend, Compiled, Kernel, Unit
-from ktuned.backends.registry import Registry
+from ktuned.backends.registry import Registry, install_hint
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError
 
@@ -136,3 +136,12 @@ def test_a_build_refuses_what_cannot_travel(value: object) -> None:
     """A field that MessagePack cannot carry is named when the Build is made plain, also deep inside."""
     with pytest.raises(TypeError, match=f"a Build cannot carry a {type(value).__name__}"):
         Build(args=("A", (value,))).to_plain()
+
+
+def test_hints_name_only_extras_that_exist() -> None:
+    """A backend of ktuned's own plugins has its extra; for any other the hint names no distribution."""
+    assert install_hint("tvm_ffi") == "pip install 'ktuned[tvm-ffi]'"
+    assert install_hint("tvm_ffi_cuda", "/p/python") == "/p/python -m pip install 'ktuned[tvm-ffi]'"
+    assert install_hint("nvrtc").endswith("'ktuned[nvrtc]'")
+    for name in ("no_such", "cuda", "torch_x"):
+        assert "pip" not in install_hint(name)

@@ -109,6 +109,21 @@ def test_one_option_holds_several_keys(run: Run, serve: Serve) -> None:
     assert daemon.params_of("lookup")["problem"] == {"n": 1, "m": 2.5, "layout": "a,b", "dtype": "f16"}
 
 
+def test_a_syntax_error_is_shown_with_its_caret(run: Run, serve: Serve) -> None:
+    """Below the error stand the line of source and the caret, for ``kernels`` and for ``tune``."""
+    wrong = BROKEN | {"excerpt": "return )\n       ^"}
+    place = {"epoch": 7, "seq": 0}
+    serve(
+        kernels={"kernels": [], "errors": [wrong], "roots": []},
+        tune={"jobs": [], "errors": [wrong], "notices": [], **place},
+        subscribe=place,
+        unsubscribe={},
+    )
+    shown = "    return )\n           ^\n"
+    assert run("kernels").out.endswith(shown)
+    assert run("tune", "gemm", "--no-spawn", "--detach").err.endswith(shown)
+
+
 def test_which_prints_where_a_kernel_is(run: Run, serve: Serve) -> None:
     """The innermost root that holds the file is the kernel's; the working directory decides between namesakes."""
     roots = [

@@ -144,15 +144,15 @@ def test_backend_that_a_kernel_needs() -> None:
     """A kernel's backend that its interpreter has not is a failure, with the pip of that interpreter."""
     roots = [{"path": "/src", "name": "mine", "python": "/p/python"}]
     kernels = [
-        {"name": "mine:b", "backend": "torch_x", "file": "/src/tune_b.py"},
-        {"name": "mine:a", "backend": "torch_x", "file": "/src/tune_b.py"},
+        {"name": "mine:b", "backend": "tvm_ffi", "file": "/src/tune_b.py"},
+        {"name": "mine:a", "backend": "tvm_ffi", "file": "/src/tune_b.py"},
         {"name": "mine:c", "backend": "nvrtc", "file": "/src/tune_c.py"},
-        {"name": "else:d", "backend": "torch_x", "file": "/elsewhere/tune_d.py"},
+        {"name": "else:d", "backend": "tvm_ffi", "file": "/elsewhere/tune_d.py"},
     ]
     (finding,) = equipment.check_kernels(kernels, [environment(backends={"nvrtc": GOOD})], roots)
-    assert (finding.level, finding.what) == (Level.FAIL, "backend torch_x")
+    assert (finding.level, finding.what) == (Level.FAIL, "backend tvm_ffi")
     assert finding.message == "not installed for /p/python, and needed by mine:a, mine:b"
-    assert finding.mend == "/p/python -m pip install 'ktuned[torch-x]'"
+    assert finding.mend == "/p/python -m pip install 'ktuned[tvm-ffi]'"
 
 
 @pytest.mark.parametrize(

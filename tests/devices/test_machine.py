@@ -110,7 +110,8 @@ async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
     )
     error = refusal(machine, parts.environment, "no_such")
     assert "has no backend 'no_such' (installed: " in error.message
-    assert error.hint == "pip install 'ktuned[no-such]' into it"
+    python = parts.environment.python
+    assert error.hint == f"install the plugin that has it for {python}, or correct `backend=` in the kernel file"
     missing = replace(parts.environment, python="/nowhere/python")
     await machine.probe(missing)
     error = refusal(machine, missing)

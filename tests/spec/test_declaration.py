@@ -152,7 +152,7 @@ def test_unsupported_passes_through(project: Project) -> None:
     ("inputs", "words"),
     [
         ("lambda p: 3", "inputs(p) returned a value of type int, not a dict of tensors by name"),
-        ("lambda p: {}", "inputs(p) returned a value of type dict"),
+        ("lambda p: {}", "inputs(p) returned an empty dict; it must name"),
         ("lambda p: dict(B=3)", "inputs(p): B is of type int, not a tensor(...) or a torch.Tensor"),
         ("lambda p: dict(A=tensor(p.M))", "inputs(p): there is no problem key 'M'"),
         ("lambda p: dict(A=tensor(-1))", "inputs(p): tensor: the shape"),

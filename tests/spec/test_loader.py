@@ -64,6 +64,23 @@ def test_syntax_error_in_an_imported_module_names_that_module(project: Project) 
     assert project.load().errors[0].message.startswith(f"{helper}:2: SyntaxError: ")
 
 
+@pytest.mark.parametrize(
+    ("text", "excerpt"),
+    [
+        ("def f():\n    return )\n", "return )\n       ^"),
+        ("x = 'a\n", "x = 'a\n    ^"),
+        ("if x\n    pass\n", "if x\n    ^"),
+        (f"y = '{'z' * 300}' )\n", ""),
+        ("import nothing_such\n", ""),
+    ],
+)
+def test_a_syntax_error_shows_its_line_and_a_caret(project: Project, text: str, excerpt: str) -> None:
+    """The caret is below the fault, without the line's indentation; other errors have no excerpt."""
+    path = project.write("tune_it.py", "")
+    path.write_text(text)
+    assert project.load().errors[0].excerpt == excerpt
+
+
 def test_missing_file_is_an_error(project: Project) -> None:
     """A file that went away while it was asked for is an error like others."""
     assert "FileNotFoundError" in project.load("tune_gone.py").errors[0].message

@@ -211,9 +211,10 @@ def fail(x: torch.Tensor) -> None:
         (lambda x: {}, "the reference returned nothing; the outputs are y"),
         (lambda x: None, "the reference returned a NoneType for y, not a torch.Tensor"),
         (lambda x: dict(y=2.0), "the reference returned a float for y, not a torch.Tensor"),
+        (lambda x: dict(y=x[:1]), r"the reference returned y of shape \(1,\), and inputs\(p\) makes it of shape "),
         (lambda x, q: x, "reference: TypeError: .*missing 1 required .* 'q'"),
     ],
-    ids=["raises", "other-name", "one-too-many", "empty", "none", "number", "unknown-input"],
+    ids=["raises", "other-name", "one-too-many", "empty", "none", "number", "shape", "unknown-input"],
 )
 def test_a_bad_reference_is_one_clear_line(cached: Path, reference: Callable[..., Any], message: str) -> None:
     """What a reference did wrong is told with the kernel's name and place, and nothing is kept of it."""

@@ -100,6 +100,8 @@ def _show_faults(answer: Mapping[str, Any]) -> None:
     for error in answer["errors"]:
         what = lines.error_line(error.get("path"), error.get("line"), error["message"])
         output.emit(f"{what}; {error['hint']}" if error.get("hint") else what)
+        for line in lines.excerpt(error):
+            output.emit(line)
 
 
 def _explain(answer: Mapping[str, Any]) -> None:

@@ -108,6 +108,8 @@ def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
     for error in errors:
         what = lines.error_line(error.get("path"), error.get("line"), error["message"])
         output.complain(what, error.get("hint", ""))
+        for line in lines.excerpt(error):
+            output.say(line)
 
 
 def follow(tuning: Tuning, as_json: bool) -> View:
