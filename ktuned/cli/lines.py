@@ -17,12 +17,16 @@ from ktuned.cli.progress import (
     News,
     PauseChanged,
     Reloaded,
+    View,
     WinnerChanged,
     WorkerChanged,
     ratio,
     span,
 )
 from ktuned.model import JobState, Problem, notices
+
+MAX_STANDING = 4
+"""Jobs whose standing is printed at once."""
 
 WIDE = 1.25
 """Ratio of a figure's largest and smallest likely value from which on a warning is due."""
@@ -56,6 +60,27 @@ def doubts(job: JobView) -> list[str]:
 def progress(job: JobView) -> str:
     """Return a job's progress: ``done/total``, or ``done`` if the space cannot be counted."""
     return f"{job.done}/{job.total}" if job.total is not None else str(job.done)
+
+
+def standing(view: View) -> list[str]:
+    """Return a line for each open job, running ones first; at most :data:`MAX_STANDING`, and the number of others."""
+    jobs = sorted(view.active, key=lambda job: job.state != JobState.RUNNING)
+    found = [f"{title(job)}: {_standing(job)}" for job in jobs[:MAX_STANDING]]
+    left = len(jobs) - MAX_STANDING
+    return [*found, f"and {text.number(left, 'more job')}"] if left > 0 else found
+
+
+def _standing(job: JobView) -> str:
+    if job.state != JobState.RUNNING:
+        return f"{job.state}, {job.waits_for}" if job.waits_for else str(job.state)
+    facts = [f"{progress(job)} tried"]
+    if job.round is not None:
+        facts.append(f"finalists again, round {job.round[0]} of {job.round[1]}")
+    if job.best_us is not None:
+        facts.append(f"best {text.latency(job.best_us)}")
+    if job.left_s is not None:
+        facts.append(f"{text.duration(job.left_s)} left")
+    return ", ".join(facts)
 
 
 def lines_of(news: News) -> list[str]:
@@ -97,7 +122,9 @@ def lines_of(news: News) -> list[str]:
 def _ended(job: JobView) -> str:
     if job.state != JobState.DONE:
         why = text.first_line(job.message)
-        return f"{title(job)}: job {job.id} {job.state}" + (f": {why}" if why else "")
+        counts = f" ({text.counts(job.outcomes)})" if job.outcomes else ""
+        # "cancelled: cancelled" says nothing more.
+        return f"{title(job)}: job {job.id} {job.state}{f': {why}' if why not in ('', job.state) else ''}{counts}"
     if job.best_us is None:
         return f"{title(job)}: job {job.id} found no valid config ({text.counts(job.outcomes)})"
     facts = [text.latency(job.best_us)]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from threading import Event as Flag
+from threading import Lock, Thread
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -14,6 +17,9 @@ from ktuned.model import JobState
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+MAX_SILENCE_S = 10.0
+"""Longest time without a line while jobs are open: a log of CI that stands still for longer looks dead."""
 
 REFRESHES_PER_SECOND = 8
 MAX_BARS = 12
@@ -58,15 +64,55 @@ class JsonPresenter(_Printing):
             output.emit_json(event)
 
 
-class LinePresenter(_Printing):
-    """Prints one line for each piece of news; events of workers are left out."""
+class LinePresenter:
+    """Prints one line for each piece of news, and how open jobs stand after ``silence_s`` without any.
+
+    Events of workers are left out.
+    """
+
+    def __init__(self, silence_s: float = MAX_SILENCE_S) -> None:
+        self._silence_s = silence_s
+        self._view = View()
+        self._printing = Lock()
+        self._printed_at = monotonic()
+        self._is_over = Flag()
+        # A thread, because the next event may be minutes away.
+        self._breaker = Thread(target=self._break_silences, name="silence breaker", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._breaker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        self._breaker.join()
 
     def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
         """Print the news."""
-        for piece in news:
-            if not isinstance(piece, WorkerChanged):
-                for line in lines.lines_of(piece):
-                    output.emit(line)
+        with self._printing:
+            self._view = view
+            for piece in news:
+                if not isinstance(piece, WorkerChanged):
+                    self._print(lines.lines_of(piece))
+
+    def _print(self, said: Sequence[str]) -> None:
+        for line in said:
+            output.emit(line)
+            self._printed_at = monotonic()
+
+    def _break_silences(self) -> None:
+        while not self._is_over.wait(max(0.0, self._printed_at + self._silence_s - monotonic())):
+            with self._printing:
+                if monotonic() - self._printed_at < self._silence_s:
+                    continue
+                self._printed_at = monotonic()
+                try:
+                    self._print(lines.standing(self._view))
+                except output.ReaderGone:
+                    # The next news finds that out, in the thread that can end the command.
+                    return
 
 
 class LivePresenter:

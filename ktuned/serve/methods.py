@@ -13,7 +13,7 @@ import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem
 from ktuned.devices import Machine
 from ktuned.lookup import Answer, Lookups
-from ktuned.model import KernelInfo, KeyProblem, KtunedError, NotFound, Priority, UsageError, WinnerKey, canonical
+from ktuned.model import Job, KernelInfo, KeyProblem, KtunedError, NotFound, Priority, UsageError, WinnerKey, canonical
 from ktuned.scheduling import Intake, Jobs, Wish
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
@@ -184,6 +184,7 @@ class Methods:
         place = {"epoch": self._events.epoch, "seq": self._events.seq}
         errors: list[FileError] = []
         known = {kernel.name for kernel in self._catalog.kernels}
+        live = {job.id for job in self._jobs.live()}
         if wanted.path is not None:
             jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish)
         elif wanted.kernel is not None:
@@ -192,6 +193,8 @@ class Methods:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
         entries = [self._jobs.describe(job) for job in jobs]
         notices = [self._ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
+        if wanted.trials is not None or wanted.seconds is not None:
+            notices += [_joined(job) for job in jobs if job.id in live]
         return {
             "jobs": entries,
             "errors": [error.to_wire() for error in errors],
@@ -360,6 +363,12 @@ class Methods:
         """Stop the daemon; what is unfinished is taken up by the next one."""
         self._stop()
         return {}
+
+
+def _joined(job: Job) -> str:
+    """Return a line about a request that became part of an older job, whose budget may be larger."""
+    seconds = "" if job.plan.seconds is None else f" within {job.plan.seconds:g} s"
+    return f"joined job {job.id}, which does this already and tries up to {job.plan.trials:,} configs{seconds}"
 
 
 def _rows(limit: int) -> int:

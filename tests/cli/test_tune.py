@@ -37,6 +37,7 @@ STORY = [
     state_event("job_done", DONE),
 ]
 ACCEPTED = {"jobs": [job_map(state="queued")], "errors": [], "epoch": 7, "seq": 0}
+WATCHED = {"kernels": [], "errors": [], "roots": [{"path": "/src", "name": "project", "python": "p"}]}
 BROKEN = {"path": "/src/tune_bad.py", "line": 3, "message": "NameError: name 'x' is not defined"}
 
 
@@ -105,6 +106,13 @@ def test_a_job_that_does_not_succeed_exits_1(run: Run, serve: Serve, state: str)
     ran = run("tune", "gemm", "--no-spawn")
     assert ran.code == 1
     assert f"job 1 {state}: no lane is open" in ran.out
+
+
+def test_a_cancelled_job_keeps_its_counts(run: Run, serve: Serve) -> None:
+    """Its line has the number of configs of each outcome, and does not say twice that it was cancelled."""
+    ended = job_map(state="cancelled", message="cancelled", outcomes={"measured": 2, "hung": 1})
+    tuning(serve, events=[state_event("job_done", ended)])
+    assert f"{DEVICE}: job 1 cancelled (2 measured, 1 hung)\n" in run("tune", "gemm", "--no-spawn").out
 
 
 def test_a_job_without_a_valid_config_exits_1(run: Run, serve: Serve) -> None:
@@ -242,17 +250,18 @@ def test_watch_tells_a_save_and_its_retuning(run: Run, serve: Serve, tmp_path: o
 
 def test_watch_without_a_path_shows_all(run: Run, serve: Serve) -> None:
     """Without a path nothing is added, and every project's events come."""
-    daemon = serve(jobs={"jobs": []}, events=watching())
+    daemon = serve(kernels=WATCHED, jobs={"jobs": []}, events=watching())
     daemon.hangs_up = True
     ran = run("watch", "--json", "--no-spawn")
     assert [event["type"] for event in ran.values] == [event["type"] for event in watching()]
-    assert [method for method, _ in daemon.calls] == ["hello", "subscribe", "jobs"]
+    assert [method for method, _ in daemon.calls] == ["hello", "kernels", "subscribe", "jobs"]
+    assert ran.err.startswith("watching /src; Ctrl-C")
 
 
 def test_watch_catches_up_after_a_gap(run: Run, serve: Serve) -> None:
     """When events were lost, the jobs are asked for again and their ends are told."""
     states = iter([[job_map()], [DONE]])
-    daemon = serve(jobs=lambda params: {"jobs": next(states)}, events=[{"fresh": True}])
+    daemon = serve(kernels=WATCHED, jobs=lambda params: {"jobs": next(states)}, events=[{"fresh": True}])
     daemon.hangs_up = True
     ran = run("watch", "--no-spawn")
     assert "tuned, 40.00 µs" in ran.out
@@ -260,11 +269,11 @@ def test_watch_catches_up_after_a_gap(run: Run, serve: Serve) -> None:
 
 def test_ctrl_c_ends_a_watch_in_peace(serve: Serve) -> None:
     """The view ends, the daemon goes on, and nothing failed."""
-    daemon = serve(jobs={"jobs": []}, events=watching())
+    daemon = serve(kernels=WATCHED, jobs={"jobs": []}, events=watching())
     command = [sys.executable, "-m", "ktuned", "watch", "--no-spawn"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert daemon.told.wait(30)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert "goes on watching" in err
+    assert "goes on watching /src" in err

@@ -154,6 +154,16 @@ async def test_tune_says_where_to_subscribe_from(desk: Desk, parts: Parts) -> No
     assert [error["line"] for error in told["errors"]] == [1]
 
 
+async def test_a_budget_says_that_it_joined_an_older_job(desk: Desk, parts: Parts) -> None:
+    """The larger of two budgets counts, which the answer says; without a budget, and for a new job, it is silent."""
+    await parts.inspect(kernel_text())
+    assert (await desk.call("tune", kernel="it", trials=7))["notices"] == []
+    assert (await desk.call("tune", kernel="it", trials=3))["notices"] == [
+        "joined job 1, which does this already and tries up to 7 configs"
+    ]
+    assert (await desk.call("tune", kernel="it"))["notices"] == []
+
+
 async def test_jobs_by_kernel_state_and_number(desk: Desk, parts: Parts) -> None:
     """What waits comes in its order, then what has ended; a state is looked for beyond the newest rows."""
     await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2), dict(n=3)]"))
