@@ -19,18 +19,13 @@ from typing import Any
 
 from ktuned.ipc import ABSENT, Untrusted, lexical, stamp
 from ktuned.spec.observer import OBSERVER
-from ktuned.spec.origin import is_foreign, is_ours
+from ktuned.spec.origin import caches, is_foreign, is_ours
 
 _SYSTEM = (
     *("/usr/", "/lib/", "/lib32/", "/lib64/", "/etc/", "/proc/", "/sys/", "/dev/", "/run/", "/var/", "/bin/"),
     *("/sbin/", "/boot/", "/snap/", "/nix/store/", "/opt/nvidia/", "/tmp/torchinductor_"),
 )
 """Directories of the system's own files: they belong to the toolchain, or to no kernel."""
-
-_CACHES = ("KTUNED_CACHE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
-"""Variables that name directories of what compilers keep."""
-
-_HOME_CACHES = ("~/.cache", "~/.triton", "~/.nv", "~/.cuda")
 
 _STDLIB = tuple({f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("stdlib", "platstdlib")})
 _ASKING = ("/platform.py", "/ctypes/util.py", "/uuid.py", "/sysconfig.py", "/webbrowser.py")
@@ -68,10 +63,9 @@ class Accesses:
         if self._is_watching:
             return
         self._is_watching = True
-        caches = [os.environ[name] for name in _CACHES if os.environ.get(name)]
-        caches += [tempfile.gettempdir(), *map(os.path.expanduser, _HOME_CACHES)]
         prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix]
-        self._caches = tuple(f"{os.path.abspath(place)}/" for place in (*caches, *self.own))
+        places = (tempfile.gettempdir(), *self.own)
+        self._caches = (*caches(), *(f"{os.path.abspath(place)}/" for place in places))
         self._system = (*_SYSTEM, *(f"{prefix}/" for prefix in prefixes))
         os.environ.__class__ = _RecordingEnviron
         sys.addaudithook(self._audit)

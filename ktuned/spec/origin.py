@@ -7,8 +7,10 @@ toolchain, and all other installed code counts by its distribution (:mod:`ktuned
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
+import tempfile
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -21,6 +23,14 @@ FOREIGN_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 
 OUR_PACKAGE = Path(__file__).resolve().parent.parent
 """ktuned itself, which is not the project's code either, also when the project is a checkout of ktuned."""
+
+_CACHES = (
+    *("KTUNED_CACHE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR"),
+    *("TVM_FFI_CACHE_DIR", "CUDA_CACHE_PATH"),
+)
+"""Variables that name directories of what compilers keep."""
+
+_HOME_CACHES = ("~/.cache", "~/.triton", "~/.nv", "~/.cuda")
 
 _STDLIB_DIRECTORIES = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
 _ZIPPED = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
@@ -46,12 +56,37 @@ def installed_in(path: str) -> Installed | None:
     for position in range(len(parts) - 2, 0, -1):
         if parts[position] in FOREIGN_DIRECTORIES:
             return Installed("/".join(parts[: position + 1]), parts[position + 1])
+    for site in sys.path:
+        if site and path.startswith(f"{site}/") and _is_site(site):
+            return Installed(site, path[len(site) + 1 :].partition("/")[0])
     return None
 
 
 @cache
+def _is_site(directory: str) -> bool:
+    """Return whether pip installed into a directory: into one of any name, with ``--target``."""
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(directory))
+    except OSError:
+        return False
+
+
+@cache
+def caches() -> tuple[str, ...]:
+    """Return the directories of what compilers keep, each with a slash: code there was made from code elsewhere."""
+    named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
+    places = [*named, *map(os.path.expanduser, _HOME_CACHES)]
+    # Inductor adds the user's name.
+    return (*(f"{os.path.abspath(place)}/" for place in places), f"{tempfile.gettempdir()}/torchinductor_")
+
+
+@cache
 def is_foreign(path: str) -> bool:
-    """Return whether a file is of ktuned, of the interpreter or installed, and counts by no content of its own."""
+    """Return whether a file is of ktuned, of the interpreter, installed or cached, and counts by no content of its
+    own.
+    """
+    if path.startswith(caches()):
+        return True
     if not path.startswith("/") or path.startswith(f"{OUR_PACKAGE}/") or installed_in(path) is not None:
         return True
     return path.startswith(_STDLIB) or str(Path(path).resolve()).startswith(_STDLIB)

@@ -185,10 +185,14 @@ class Bench:
         except Exception as error:
             return _raised(error, phase)
         reply.phase(Phase.CHECK)
-        if damage := data.damage():
-            return _guilty(damage, Phase.CHECK)
-        verdict = data.check()
-        overwritten = data.overwritten()
+        try:
+            if damage := data.damage():
+                return _guilty(damage, Phase.CHECK)
+            verdict = data.check()
+            overwritten = data.overwritten()
+        except Exception as error:
+            # A GPU reports a launch's fault to whichever call comes next.
+            return _raised(error, Phase.CHECK)
         measured = replies.Measurement(Outcome.MEASURED)
         if not verdict.ok:
             message = "; ".join((verdict.message, *(f"the kernel overwrites its input {name}" for name in overwritten)))
@@ -304,10 +308,10 @@ class Bench:
                 stop_above_us=stop_above_us,
                 incumbent=incumbent,
             )
+            if damage := opened.data.damage():
+                return _guilty(damage, Phase.TIMING)
         except Exception as error:
             return _raised(error, Phase.TIMING)
-        if damage := opened.data.damage():
-            return _guilty(damage, Phase.TIMING)
         if watch is not None and not timing.stopped_early and watch.is_contended(timing.samples):
             return _contended(opened.device, Phase.TIMING)
         absence = watch.absence if isinstance(watch, GpuWatch) else ""

@@ -1,0 +1,45 @@
+"""Origins of code: installed code and what compilers cache counts by no content of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ktuned.spec import origin
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    cached = (origin.installed_in, origin.is_foreign, origin.caches, origin._is_site)
+    for function in cached:
+        function.cache_clear()
+    yield
+    for function in cached:
+        function.cache_clear()
+
+
+def test_a_directory_that_pip_installed_into_is_one_of_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``pip install --target`` makes a directory of packages of any name; one of sources beside it is none."""
+    target, sources = tmp_path / "deps", tmp_path / "src"
+    (target / "numba-1.0.dist-info").mkdir(parents=True)
+    sources.mkdir()
+    monkeypatch.setattr(sys, "path", [str(sources), str(target), *sys.path])
+    assert origin.installed_in(str(target / "numba/core.py")) == (str(target), "numba")
+    assert origin.is_foreign(str(target / "numba/_native.so"))
+    assert not origin.is_foreign(str(sources / "numba/core.py"))
+
+
+@pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME"])
+def test_code_in_a_compilers_cache_is_nobodys_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A launcher that Triton compiled, or Inductor wrote, is made from other code, which counts."""
+    monkeypatch.setenv(name, str(tmp_path / "cache"))
+    assert origin.is_foreign(str(tmp_path / "cache/XYZ/__triton_launcher.so"))
+    assert not origin.is_foreign(str(tmp_path / "kernel.py"))
+    assert origin.is_foreign(str(Path.home() / ".triton/cache/XYZ/cuda_utils.so"))
