@@ -86,12 +86,13 @@ class ToolchainSurvey:
             self._doubted()
             await self._machine.probe(environment)
         present = self._fingerprints(root)
-        before = self._seen.get(root.path)
+        # Empty until the first probe, which changes nothing.
+        before = self._seen.get(root.path, {})
         self._seen[root.path] = present
-        if not reason and before in (None, present):
+        if not reason and (not before or before == present):
             return
         kernels = [kernel for kernel in self._catalog.below(root.path) if self._catalog.root_of(kernel.file) == root]
-        changed = [kernel for kernel in kernels if before is not None and _differs(before, present, kernel.backend)]
+        changed = [kernel for kernel in kernels if before and _differs(before, present, kernel.backend)]
         await self._probed(kernels, changed)
 
     def _used_roots(self) -> list[Root]:

@@ -6,13 +6,15 @@ import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
+from ktuned.devices import SurveyIntervals, ToolchainSurvey
 from ktuned.devices.environment_report import difference
 from ktuned.ipc import replies, sight
-from ktuned.model import Context, Outcome, sentence
+from ktuned.model import Context, KernelInfo, Outcome, sentence
 from ktuned.scheduling.reverification import REASON
 from ktuned.serve.explain import Explainer
 from tests.assembled import ALL_ROUNDS, FAKE_BACKEND, Parts, assembled, kernel_text
@@ -81,6 +83,56 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
     assert "toolchain: compiler was fakecc 1.0, is fakecc 2.0" in reasons
     assert any(reason.startswith("toolchain: content of fakecc was ") for reason in reasons)
     parts.kill_workers()
+
+
+class LateMachine:
+    """Knows nothing of an environment until it is told its report."""
+
+    known: replies.ProbeReport | None = None
+
+    def is_probed(self, environment: object) -> bool:
+        """Return whether there is a report."""
+        return self.known is not None
+
+    def look(self, environment: object) -> str:
+        """Find nothing that changed."""
+        return ""
+
+    def report(self, environment: object) -> replies.ProbeReport | None:
+        """Return the report."""
+        return self.known
+
+
+async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> None:
+    """Jobs that began before their environment had ever been probed are not begun again once it is; later ones are."""
+    await parts.inspect(kernel_text())
+    machine: Any = LateMachine()
+    probed = anyio.Event()
+    changes: list[list[str]] = []
+
+    async def note(kernels: list[KernelInfo], changed: list[KernelInfo]) -> None:
+        changes.append([kernel.name for kernel in changed])
+        probed.set()
+
+    survey = ToolchainSurvey(
+        parts.catalog,
+        machine,
+        in_use=lambda: (),
+        doubted=lambda: None,
+        probed=note,
+        intervals=SurveyIntervals(recent_s=0.01, all_s=0.01),
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(survey.run)
+        await anyio.wait_all_tasks_blocked()
+        for compiler in ("1.0", "2.0"):
+            machine.known = replies.ProbeReport("", {"fake": replies.BackendReport("", {"cc": compiler})})
+            survey.wake()
+            await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(10):
+            await probed.wait()
+        tasks.cancel_scope.cancel()
+    assert changes == [["project:it"]]
 
 
 async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Parts, compiler: Path) -> None:
