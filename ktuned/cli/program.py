@@ -79,7 +79,8 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+        # While a shell completes, an unfinished word is no error.
+        if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in COMMANDS:
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             meant = f", did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(f"there is no command {args[0]!r}{meant}", ctx)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ktuned.cli import output, text
+from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import given, json_option, problem_option
 from ktuned_client import Client
@@ -23,7 +24,7 @@ _CUDA_TOOLKIT = Path("/usr/local/cuda/bin/compute-sanitizer")
 
 
 @click.command()
-@click.argument("kernel")
+@click.argument("kernel", shell_complete=complete_kernel)
 @problem_option
 @click.option(
     "--sanitize", is_flag=True, help="Run under compute-sanitizer (GPU) or AddressSanitizer (C++ on the CPU)."

@@ -10,6 +10,7 @@ import click
 
 from ktuned.cli import output, spawn, text
 from ktuned.cli.commands.tune import announce, complain_of
+from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, given, is_path, json_option, no_spawn_option, problem_option
 from ktuned_client import Client, DaemonError
@@ -24,7 +25,7 @@ _MESSAGE_CHARS = 160
 
 
 @click.command()
-@click.argument("target", metavar="PATH|KERNEL")
+@click.argument("target", metavar="PATH|KERNEL", shell_complete=complete_target)
 @problem_option
 @click.option(
     "--arch", metavar="ARCH", help="The architecture to compile for (sm_90a); default: that of a device here."

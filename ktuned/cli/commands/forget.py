@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ktuned.cli import output, text
+from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import given, json_option
 from ktuned.model import Outcome, UsageError
@@ -16,7 +17,7 @@ from ktuned_client import Client
 
 
 @click.command()
-@click.argument("kernel", required=False)
+@click.argument("kernel", required=False, shell_complete=complete_kernel)
 @click.option("--pin", help="Release this pin, instead of a kernel's trials.")
 @click.option("--pins", "lists_pins", is_flag=True, help="List the pins.")
 @click.option(

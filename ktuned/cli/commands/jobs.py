@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ktuned.cli import output, text
+from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import given, json_option
 from ktuned.model import JobState
@@ -16,7 +17,7 @@ from ktuned_client import Client
 
 
 @click.command()
-@click.argument("kernel", required=False)
+@click.argument("kernel", required=False, shell_complete=complete_kernel)
 @click.option("--state", type=click.Choice([str(state) for state in JobState]), help="Only jobs in this state.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many, the newest.")
 @json_option
@@ -34,7 +35,7 @@ def jobs(kernel: str | None, state: str | None, limit: int | None, as_json: bool
 
 
 @click.command()
-@click.argument("target", metavar="JOB|KERNEL")
+@click.argument("target", metavar="JOB|KERNEL", shell_complete=complete_kernel)
 @json_option
 def cancel(target: str, as_json: bool) -> int:
     """Cancel a job, or all jobs of a kernel."""

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ktuned.cli import lines, output, text
+from ktuned.cli.completion import complete_kernel, complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, given, is_path, json_option
 from ktuned.model import sentence
@@ -17,7 +18,7 @@ from ktuned_client import Client
 
 
 @click.command()
-@click.argument("target", metavar="[NAME|PATH]", required=False)
+@click.argument("target", metavar="[NAME|PATH]", required=False, shell_complete=complete_target)
 @click.option("--why", is_flag=True, help="Show the changes since each winner was measured.")
 @json_option
 def kernels(target: str | None, why: bool, as_json: bool) -> int:
@@ -43,7 +44,7 @@ def kernels(target: str | None, why: bool, as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("kernel")
+@click.argument("kernel", shell_complete=complete_kernel)
 @json_option
 def which(kernel: str, as_json: bool) -> int:
     """Show where a kernel is declared.

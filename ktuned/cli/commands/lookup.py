@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from ktuned.cli import output, text
+from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import device_option, given, json_option, problem_option
 from ktuned.model import Status, sentence
@@ -19,7 +20,7 @@ _DOUBTS: Final = ("not looked at since the start", "the toolchain is to be probe
 
 
 @click.command()
-@click.argument("kernel")
+@click.argument("kernel", shell_complete=complete_kernel)
 @problem_option
 @device_option
 @click.option("--pin", help="Look up under this pin: all who use it keep the same winner.")

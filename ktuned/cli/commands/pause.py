@@ -8,13 +8,14 @@ import click
 
 from ktuned.cli import output
 from ktuned.cli.commands import jobs as job_tables
+from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
 from ktuned_client import Client
 
 
 @click.command()
-@click.argument("target", metavar="[JOB|KERNEL]", required=False)
+@click.argument("target", metavar="[JOB|KERNEL]", required=False, shell_complete=complete_kernel)
 @click.option("--device", metavar="DEVICE", help="Pause only this device (cpu:0, cuda:1) or device model.")
 @json_option
 def pause(target: str | None, device: str | None, as_json: bool) -> int:
@@ -27,7 +28,7 @@ def pause(target: str | None, device: str | None, as_json: bool) -> int:
 
 
 @click.command()
-@click.argument("target", metavar="[JOB|KERNEL]", required=False)
+@click.argument("target", metavar="[JOB|KERNEL]", required=False, shell_complete=complete_kernel)
 @click.option("--device", metavar="DEVICE", help="Resume only this device (cpu:0, cuda:1) or device model.")
 @json_option
 def resume(target: str | None, device: str | None, as_json: bool) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ktuned.cli import output, text
+from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import device_option, given, json_option, problem_option
 from ktuned.cli.trial_pages import all_trials
@@ -28,7 +29,7 @@ _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
 
 
 @click.command()
-@click.argument("kernel", required=False)
+@click.argument("kernel", required=False, shell_complete=complete_kernel)
 @problem_option
 @device_option
 @click.option(

@@ -10,6 +10,7 @@ import click
 
 from ktuned.cli import lines, output, spawn, text
 from ktuned.cli.commands import jobs as job_tables
+from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import (
     as_path,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("target", metavar="PATH|KERNEL")
+@click.argument("target", metavar="PATH|KERNEL", shell_complete=complete_target)
 @problem_option
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="How thoroughly to measure.")
 @click.option("--trials", type=click.IntRange(min=1), help="Try at most this many configs.")
