@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ktuned.cli.commands.compile import Lines
 from tests.cli.conftest import Run, Serve
 from tests.cli.samples import KERNEL, PROBLEM, job_map, state_event
 
@@ -64,6 +65,21 @@ def test_every_config_has_its_line(run: Run, serve: Serve) -> None:
         f"{KERNEL} [M=64 dtype=float32]: 2 artifacts are ready for sm_90a "
         "(2 compiled, 1 compile_error; 3.5 s of compiling in 2.0 s)\n"
     )
+
+
+def test_one_reason_for_all_configs_is_one_line(run: Run, serve: Serve) -> None:
+    """A wrong architecture is said once; where another outcome follows, no config's line is missing."""
+    wrong = [
+        event(n, outcome="unsupported", message="the target is sm_90a", artifact=None, facts={}) for n in (1, 2, 3)
+    ]
+    over = job_map(state="done", done=3, outcomes={"unsupported": 3}, message="no config could be compiled")
+    serve(compile=ACCEPTED, events=[*wrong, state_event("job_done", over)])
+    ran = run("compile", "gemm", "--no-spawn")
+    assert (ran.code, ran.out.count("\n"), ran.out.count("the target is sm_90a")) == (1, 1, 1)
+    assert "3 unsupported" in ran.err
+    shown = Lines()
+    taken = [shown.take(line, reason) for line, reason in (("a", "x"), ("b", "x"), ("c", None), ("d", "x"), ("e", "x"))]
+    assert taken == [["a"], [], ["b", "c"], ["d"], ["e"]]
 
 
 def test_json_is_the_events_and_last_the_jobs(run: Run, serve: Serve) -> None:

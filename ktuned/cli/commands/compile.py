@@ -13,12 +13,16 @@ from ktuned.cli.commands.tune import announce, complain_of
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, given, is_path, json_option, no_spawn_option, problem_option
+from ktuned.model import Outcome
 from ktuned_client import Client, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S
 from ktuned_client.client import Tuning
 
 COMPILED = "ok"
 """Shown in place of an outcome for a config with an artifact."""
+
+MAX_HELD = 20_000
+"""Lines that are held back: a few MiB."""
 
 _WIDTH = len("compile_timeout")
 _MESSAGE_CHARS = 160
@@ -80,6 +84,7 @@ def _follow(compiling: Tuning, as_json: bool) -> int:
     """Print every config when it is ready; return their number."""
     several = len(compiling.jobs) > 1
     told = 0
+    shown = Lines()
     for event in compiling:
         if event.get("type") != "config_compiled":
             continue
@@ -87,8 +92,33 @@ def _follow(compiling: Tuning, as_json: bool) -> int:
         if as_json:
             output.emit_json(event)
         else:
-            output.emit(line(event, several=several))
+            refusal = event["message"] if event["outcome"] == Outcome.UNSUPPORTED else None
+            for said in shown.take(line(event, several=several), refusal):
+                output.emit(said)
     return told
+
+
+class Lines:
+    """Lines of configs. As long as all configs are unsupported for one reason, those after the first are held back.
+
+    That reason is then no config's: the architecture is none of the backend's.
+    """
+
+    def __init__(self) -> None:
+        self._is_first = True
+        self._reason: str | None = None
+        self._held: list[str] = []
+
+    def take(self, line: str, refusal: str | None) -> list[str]:
+        """Return what to print now that a config has this line; ``refusal`` is why it is unsupported."""
+        if self._is_first:
+            self._is_first, self._reason = False, refusal
+            return [line]
+        if refusal is not None and refusal == self._reason and len(self._held) < MAX_HELD:
+            self._held.append(line)
+            return []
+        due, self._held, self._reason = [*self._held, line], [], None
+        return due
 
 
 def line(event: Mapping[str, Any], *, several: bool) -> str:
