@@ -182,7 +182,7 @@ class Lookups:
             model,
             found.status,
             self.generations.of(kernel.name),
-            found.config,
+            None if found.config is None else kernel.config_in_order(found.config),
             latency_us=None if incumbent is None else incumbent.latency_us,
             # Only an artifact of this very problem and source can be launched for it as it is.
             artifact=None if incumbent is None or found.status is not Status.FRESH else self._artifact_of(incumbent),

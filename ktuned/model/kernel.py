@@ -189,6 +189,15 @@ class KernelInfo(Record):
         """Return the key of a problem's winner on a device model."""
         return WinnerKey(self.name, self.key_problem(problem), DeviceModel(device))
 
+    def config_in_order(self, config: Config) -> dict[str, Scalar]:
+        """Return a config with its knobs in the order in which the space declares them; the store sorts them."""
+        listed = self.space.get("configs") or [self.default or {}]
+        return _in_order(config, self.space.get("axes") or listed[0])
+
+    def problem_in_order(self, problem: Problem) -> dict[str, Scalar]:
+        """Return a problem with its keys in the order of the first declared problem; the store sorts them."""
+        return _in_order(problem, self.problems[0] if self.problems else ())
+
     def planned(self, defaults: PlanDefaults) -> KernelInfo:
         """Return the kernel with its project's defaults where its file sets no budgets, and the plan's digest."""
         plan = defaults.applied(self.plan, self.extra.get("given", ()))
@@ -217,3 +226,7 @@ class KernelInfo(Record):
             name: Observation(**{**entry, "places": tuple(entry["places"])}) for name, entry in learned
         }
         return cls(**values)
+
+
+def _in_order(values: Mapping[str, Scalar], names: Iterable[str]) -> dict[str, Scalar]:
+    return {**{name: values[name] for name in names if name in values}, **values}

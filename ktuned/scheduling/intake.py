@@ -379,7 +379,7 @@ class Intake:
                 _log.warning("winner_not_restored", kernel=kernel.name, reason=error.message)
                 continue
             if winner is not None:
-                publish_winner(self._publish, winner, None)
+                publish_winner(self._publish, kernel, winner, None)
 
     async def _retune(self, kernel: KernelInfo, *, saved: bool) -> None:
         tuned = {winner.context.problem for winner in self._store.winners(kernel.name)}

@@ -97,7 +97,7 @@ class WinnerExchange:
             kernel: KernelInfo = self._catalog.resolve(document["kernel"])
         except NotFound as error:
             raise NotFound(
-                f"{document['kernel']} is not known here", hint="`ktuned kernels PATH` with its project's path adds it"
+                f"{document['kernel']} is not known here", hint="`ktuned add PATH` with its project's path adds it"
             ) from error
         taken: list[Offer] = []
         entries = []

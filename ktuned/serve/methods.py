@@ -247,7 +247,14 @@ class Methods:
             for job in (*live, *ended)
             if (name is None or job.kernel == name) and (wanted.state is None or job.state is wanted.state)
         ]
-        return {"jobs": [self._jobs.describe(job) for job in chosen[: _rows(wanted.limit)]]}
+        return {"jobs": [self._described(job) for job in chosen[: _rows(wanted.limit)]]}
+
+    def _described(self, job: Job) -> dict[str, Any]:
+        """Return a job's map, with its problem in the declared order while its kernel is known."""
+        public = self._jobs.describe(job)
+        with suppress(NotFound):
+            public["problem"] = self._catalog.resolve(job.kernel).problem_in_order(job.problem)
+        return public
 
     def kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
         """List kernels, what is wrong with kernel files, and the roots."""
@@ -311,6 +318,8 @@ class Methods:
         winners = {winner.trial for winner in self._store.winners(kernel.name)}
         public = [{**trial.to_wire(), "winner": trial.id in winners} for trial in trials[:limit]]
         for entry in public:
+            entry["config"] = kernel.config_in_order(entry["config"])
+            entry["problem"] = kernel.problem_in_order(entry["problem"])
             entry["metrics"] = entry["detail"].get("metrics") or {}
             if not wanted.details:
                 del entry["detail"]

@@ -161,7 +161,7 @@ class FinalRound:
         context = self._work.context
         seated = self._store.winner(context.key)
         if seated is None or seated.context != context or not await self._is_admitted(seated.config):
-            publish_winner(self._publish, await self._decide(best), self._work.job.id)
+            publish_winner(self._publish, self._work.kernel, await self._decide(best), self._work.job.id)
 
     async def _decide(self, best: Trial) -> Winner:
         work = self._work
@@ -217,7 +217,7 @@ class FinalRound:
         for trial, result in still:
             if trial.config == self._work.kernel.default:
                 self._progress.default_us, self._progress.default_spread_us = result.latency_us, result.spread_us
-        publish_winner(self._publish, winner, self._work.job.id)
+        publish_winner(self._publish, self._work.kernel, winner, self._work.job.id)
 
     async def _lose(self, trial: Trial, result: TrialResult) -> None:
         """Record that a measured trial is none; the best that is left is the best."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ktuned.model import Job, Trial, Winner
+from ktuned.model import Job, KernelInfo, Trial, Winner
 from ktuned.tuning.attempt import Progress, Work
 
 
@@ -19,19 +19,21 @@ def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial
     """Publish a trial's outcome, and where its job stands; the trial's detail stays in the store."""
     public = trial.to_wire()
     del public["detail"]
+    public["config"] = work.kernel.config_in_order(trial.config)
+    public["problem"] = work.kernel.problem_in_order(trial.problem)
     standing = progress.to_wire() | {"left_s": progress.left_s}
     publish("trial_done", kernel=work.job.kernel, job=work.job.id, trial=public, **standing)
 
 
-def publish_winner(publish: Publish, winner: Winner, job: int | None) -> None:
+def publish_winner(publish: Publish, kernel: KernelInfo, winner: Winner, job: int | None) -> None:
     """Publish a new winner, and the job that found it; an undone edit brings one back without a job."""
     publish(
         "winner",
         kernel=winner.context.kernel,
         job=job,
-        problem=dict(winner.problem),
+        problem=kernel.problem_in_order(winner.problem),
         device=winner.context.device,
-        config=dict(winner.config),
+        config=kernel.config_in_order(winner.config),
         latency_us=winner.latency_us,
         trial=winner.trial,
         metrics=dict(winner.metrics),

@@ -229,7 +229,7 @@ class Pipeline:
         """Keep a new winner's config as admitted, and publish it."""
         self._has_winner = True
         await self.work.admission.keep(self.work.kernel, self.work.problem, winner.config)
-        publish_winner(self._publish, winner, self.work.job.id)
+        publish_winner(self._publish, self.work.kernel, winner, self.work.job.id)
 
     async def _ask_some(self, explorer: Explorer, n: int) -> replies.Proposals:
         tried, self._tried = self._tried, []

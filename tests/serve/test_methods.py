@@ -222,6 +222,23 @@ async def test_a_path_is_added_without_jobs_and_unwatched_again(desk: Desk, part
     parts.kill_workers()
 
 
+async def test_knobs_and_keys_stand_in_the_declared_order(desk: Desk, parts: Parts) -> None:
+    """The store sorts them; results, lookups and jobs have them as the kernel file does."""
+    space = "us=[50.0], tag=['b', 'a']"
+    kernel = await parts.inspect(kernel_text(configs=space, problems="[dict(n=1, m=2, k=3)]"))
+    problem = {"k": 3, "m": 2, "n": 1}
+    device = parts.machine.device(parts.environment, "fake", None)
+    context = parts.machine.context(kernel, parts.environment, problem, device)
+    await desk.call("tune", kernel="it", problem=problem)
+    (job,) = (await desk.call("jobs", kernel="it"))["jobs"]
+    assert [*job["problem"]] == ["n", "m", "k"]
+    trial = await parts.store.begin_trial(context, problem, job["id"], {"tag": "a", "us": 50.0})
+    await parts.store.finish_trial(trial, TrialResult(Outcome.MEASURED, 7.0, 0.1))
+    (found,) = (await desk.call("results", kernel="it"))["trials"]
+    assert ([*found["config"]], [*found["problem"]]) == (["us", "tag"], ["n", "m", "k"])
+    assert kernel.config_in_order({"extra": 1, "tag": "a", "us": 1.0}) == {"us": 1.0, "tag": "a", "extra": 1}
+
+
 async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:
     """Then come those without a figure; only a single trial comes with its detail."""
     kernel = await parts.inspect(kernel_text())
