@@ -31,8 +31,9 @@ _PROBE_HERE = """\
 import json, sys
 from ktuned.backends import Registry
 from ktuned.ipc import to_plain
+from ktuned.ipc.requests import Probe
 from ktuned.worker.probe import probe
-json.dump(to_plain(probe(Registry())), sys.__stdout__)
+json.dump(to_plain(probe(Registry(), Probe())), sys.__stdout__)
 """
 
 
