@@ -24,6 +24,11 @@ FOREIGN_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 OUR_PACKAGE = Path(__file__).resolve().parent.parent
 """ktuned itself, which is not the project's code either, also when the project is a checkout of ktuned."""
 
+_PACKAGES = frozenset({"ktuned", "ktuned_client"}) | {
+    f"ktuned_{name}" for name in ("command", "cutedsl", "nvrtc", "torch", "triton", "tvm_ffi")
+}
+"""ktuned's own distributions: a plugin's package may be imported where another one serves its backend."""
+
 _CACHES = (
     *("KTUNED_CACHE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR"),
     *("TVM_FFI_CACHE_DIR", "CUDA_CACHE_PATH"),
@@ -100,4 +105,4 @@ def is_ours(module_name: str) -> bool:
 @cache
 def _our_packages() -> frozenset[str]:
     points = [*entry_points(group=BACKENDS_GROUP), *entry_points(group="ktuned.strategies")]
-    return frozenset({"ktuned", "ktuned_client", *(point.module.partition(".")[0] for point in points)})
+    return _PACKAGES | {point.module.partition(".")[0] for point in points}
