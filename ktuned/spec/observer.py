@@ -258,11 +258,14 @@ def _observed_code(loader: SourceFileLoader, name: str) -> CodeType | None:
 
 
 def _own_places(kernel_file: Path, root: Path) -> tuple[str, ...]:
-    """Return the beginnings of installed paths that count by content: those of the kernel file's own distribution."""
+    """Return the beginnings of foreign paths that count by content.
+
+    They are the root's, even in a directory of caches, and those of the kernel file's own distribution.
+    """
+    own = [f"{root}/"] if is_foreign(f"{root}/x") else []
     place = installed_in(str(kernel_file))
     if place is None:
-        return ()
+        return tuple(own)
     tops = distributions.siblings(place)
-    own = [f"{root}/"] if installed_in(f"{root}/x") else []
     own += [f"{place.site}/{top}{end}" for top in {place.package, *tops} for end in ("/", ".py")]
     return tuple(own)

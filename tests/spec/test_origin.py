@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.spec import origin
+from ktuned.spec.observer import _own_places
 
 
 @pytest.fixture(autouse=True)
@@ -43,3 +44,11 @@ def test_code_in_a_compilers_cache_is_nobodys_source(
     assert origin.is_foreign(str(tmp_path / "cache/XYZ/__triton_launcher.so"))
     assert not origin.is_foreign(str(tmp_path / "kernel.py"))
     assert origin.is_foreign(str(Path.home() / ".triton/cache/XYZ/cuda_utils.so"))
+
+
+def test_a_project_in_a_directory_of_caches_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout below ``~/.cache`` is still its author's code; what compilers keep beside it is not."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    root = tmp_path / "hub" / "project"
+    assert _own_places(root / "tune_it.py", root) == (f"{root}/",)
+    assert _own_places(Path("/src/project/tune_it.py"), Path("/src/project")) == ()
