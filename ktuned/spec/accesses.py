@@ -19,7 +19,7 @@ from typing import Any
 
 from ktuned.ipc import ABSENT, Untrusted, lexical, stamp
 from ktuned.spec.observer import OBSERVER
-from ktuned.spec.origin import caches, is_foreign, is_ours
+from ktuned.spec.origin import caches, installed_in, is_foreign, is_ours
 
 _SYSTEM = (
     *("/usr/", "/lib/", "/lib32/", "/lib64/", "/etc/", "/proc/", "/sys/", "/dev/", "/run/", "/var/", "/bin/"),
@@ -27,7 +27,9 @@ _SYSTEM = (
 )
 """Directories of the system's own files: they belong to the toolchain, or to no kernel."""
 
-_STDLIB = tuple({f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("stdlib", "platstdlib")})
+_STDLIB = f"{Path(sysconfig.get_path('stdlib')).resolve()}/"
+"""Not ``platstdlib``: in a virtual environment that is where its packages are installed."""
+
 _ASKING = ("/platform.py", "/ctypes/util.py", "/uuid.py", "/sysconfig.py", "/webbrowser.py")
 """Modules of the standard library that start programs to ask the system what it is."""
 
@@ -233,7 +235,8 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield a frame and its callers in the standard library, up to the first outside it."""
     while frame is not None:
         yield frame
-        if not frame.f_code.co_filename.startswith((*_STDLIB, "<frozen ")):
+        file = frame.f_code.co_filename
+        if not file.startswith((_STDLIB, "<frozen ")) or installed_in(file) is not None:
             return
         frame = frame.f_back
 

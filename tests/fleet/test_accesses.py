@@ -185,6 +185,12 @@ async def test_what_cannot_be_looked_into_is_said(project: Project, doing: str, 
     assert declared.unobserved == ""
 
 
+async def test_a_child_process_of_an_installed_package_is_its_own_affair(project: Project) -> None:
+    """A package that calls a compiler, as Triton does, is known by its version, wherever it is installed."""
+    call = "from pip._internal.utils.subprocess import call_subprocess as c; c(['true'], command_desc='true')"
+    assert (await project.inspect(before=call)).unobserved == ""
+
+
 async def test_a_child_process_of_a_job_is_reported(project: Project) -> None:
     """What a kernel's functions start when a job calls them makes the version of the code unobserved."""
     kernel = await project.inspect(inputs="subprocess.run(['true'])")
