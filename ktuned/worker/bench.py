@@ -133,7 +133,7 @@ class Bench:
             return launch
         opened.data.begin_trial()
         counted = None if request.cores is None else CountedLaunch(launch)
-        first = self._checked_launch(opened, counted or launch, reply, Phase.FIRST_LAUNCH)
+        first = self._checked_launch(opened, counted or launch, reply, Phase.FIRST_LAUNCH, is_last=False)
         if first.outcome is not Outcome.MEASURED:
             return first
         cores = None if counted is None else counted.cores
@@ -148,6 +148,7 @@ class Bench:
             stop_above_us=request.stop_above_us,
             incumbent=request.incumbent,
             following=following,
+            is_checked_after=opened.data.is_judged,
         )
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
             again = self._checked_launch(opened, launch, reply, Phase.CHECK)
@@ -172,8 +173,13 @@ class Bench:
         except Exception as error:
             return _raised(error, Phase.LOAD)
 
-    def _checked_launch(self, opened: _Opened, launch: Launch, reply: Reply, phase: Phase) -> replies.Measurement:
-        """Launch once in a phase, and judge the outputs; the measurement of a right one has no latency."""
+    def _checked_launch(
+        self, opened: _Opened, launch: Launch, reply: Reply, phase: Phase, *, is_last: bool = True
+    ) -> replies.Measurement:
+        """Launch once in a phase, and judge the outputs; the measurement of a right one has no latency.
+
+        All that ktuned owns is looked at after the last launch of a config, and after one that was wrong.
+        """
         data = opened.data
         reply.phase(phase)
         try:
@@ -186,9 +192,11 @@ class Bench:
             return _raised(error, phase)
         reply.phase(Phase.CHECK)
         try:
-            if damage := data.damage():
+            if damage := data.damage(whole=is_last):
                 return _guilty(damage, Phase.CHECK)
             verdict = data.check()
+            if not (is_last or verdict.ok) and (damage := data.damage()):
+                return _guilty(damage, Phase.CHECK)
             overwritten = data.overwritten()
         except Exception as error:
             # A GPU reports a launch's fault to whichever call comes next.
@@ -295,6 +303,7 @@ class Bench:
         stop_above_us: float | None = None,
         incumbent: requests.Incumbent | None = None,
         following: requests.UnitRef | None = None,
+        is_checked_after: bool = False,
     ) -> replies.Measurement:
         reply.phase(Phase.TIMING)
         if isinstance(opened.timer, CudaTimer):
@@ -308,11 +317,13 @@ class Bench:
                 stop_above_us=stop_above_us,
                 incumbent=incumbent,
             )
-            if damage := opened.data.damage():
+            is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)
+            ends_here = timing.stopped_early or is_contended or not is_checked_after
+            if ends_here and (damage := opened.data.damage()):
                 return _guilty(damage, Phase.TIMING)
         except Exception as error:
             return _raised(error, Phase.TIMING)
-        if watch is not None and not timing.stopped_early and watch.is_contended(timing.samples):
+        if is_contended:
             return _contended(opened.device, Phase.TIMING)
         absence = watch.absence if isinstance(watch, GpuWatch) else ""
         measured = replace(_timed(timing), contention=f"not judged: {absence}" if absence else None)

@@ -32,6 +32,7 @@ class DeviceMemory:
         self._placed: dict[str, _Banded] = {}
         self._kept: dict[str, _Banded] = {}
         self._parts: list[Callable[[], torch.Tensor]] = []
+        self._bands = 0
         self._sums: torch.Tensor | None = None
 
     def place(self, name: str, value: Any) -> Any:
@@ -51,6 +52,7 @@ class DeviceMemory:
         if self._sums is None:
             guards = [part for banded in self._placed.values() for part in banded.guards()]
             self._parts = [*guards, *(banded.words.sum for banded in self._kept.values())]
+            self._bands = len(guards)
             self._sums = self._summed() if self._parts else None
 
     def unseal(self) -> None:
@@ -62,13 +64,24 @@ class DeviceMemory:
 
         return torch.stack([part() for part in self._parts])
 
-    def damage(self) -> Damage | None:
+    def _is_intact(self, *, whole: bool) -> bool:
+        """Return whether the sums, or those of the bands, are what they were; one short vector comes back."""
+        import torch
+
+        count = len(self._parts) if whole else self._bands
+        if self._sums is None or count == 0:
+            return True
+        present = torch.stack([part() for part in self._parts[:count]])
+        return not bool((present != self._sums[:count]).any())
+
+    def damage(self, *, whole: bool = True) -> Damage | None:
         """Return which byte nearest to a tensor was overwritten, and write the bands again.
 
-        What is not a band of a placed tensor is left as it is, as is anything beyond a band that was overwritten to
-        its outer end: such damage is not contained.
+        Summing the copies that are kept reads all of them: that is done after a config's last launch, and after a
+        wrong one. What is not a band of a placed tensor is left as it is, as is anything beyond a band that was
+        overwritten to its outer end: such damage is not contained.
         """
-        if self._sums is None or not bool((self._summed() != self._sums).any()):
+        if self._sums is None or self._is_intact(whole=whole):
             return None
         found = [damage for banded in self._placed.values() if (damage := banded.mend())]
         intact = self._summed() == self._sums

@@ -69,10 +69,10 @@ class HostMemory:
         for pages in self._kept.values():
             pages.protect(access)
 
-    def damage(self) -> Damage | None:
+    def damage(self, *, whole: bool = True) -> Damage | None:
         """Return which pattern beside a tensor was overwritten first, and write it again.
 
-        Beyond the patterns nothing can be hit: the guards stop the process.
+        Beyond the patterns, and in copies that are kept, nothing can be hit: the guards stop the process.
         """
         found = [describe_place(pages.region, address) for pages in self._placed.values() if (address := pages.mend())]
         return Damage.at(found[0], is_contained=True) if found else None

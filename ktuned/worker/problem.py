@@ -157,9 +157,9 @@ class ProblemData:
             poison(self.tensors[name])
         self.restore()
 
-    def damage(self) -> Damage | None:
-        """Return what was written outside the tensors since the last call; it waits for the device."""
-        return self._guards.damage()
+    def damage(self, *, whole: bool = True) -> Damage | None:
+        """Return what was written outside the tensors since the last call; see :meth:`Guards.damage`."""
+        return self._guards.damage(whole=whole)
 
     def regions(self) -> Iterable[Region]:
         """Return the memory of all tensors whose guards stop the process at once."""

@@ -57,7 +57,7 @@ class PlayedData:
 
     begin_checked_launch = begin_trial
 
-    def damage(self) -> None:
+    def damage(self, *, whole: bool = True) -> None:
         """Find nothing."""
 
     def check(self) -> Verdict:
