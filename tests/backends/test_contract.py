@@ -93,7 +93,7 @@ def test_listing_imports_nothing(registry: Registry) -> None:
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("my_gpu", r"no backend 'my_gpu' \(installed: instance, newer, .*plain\)", r"pip install 'ktuned\[my-gpu\]'"),
+        ("my_gpu", r"no backend 'my_gpu' \(installed: instance, newer, .*plain\)", "install the plugin that has it"),
         ("newer", f"'newer' speaks API {API_VERSION + 1}; this ktuned speaks {API_VERSION}", "upgrade ktuned"),
         ("no_class", "'no_class' is not a subclass", ""),
         ("instance", "'instance' is not a subclass", ""),
