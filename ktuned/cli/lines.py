@@ -98,8 +98,8 @@ def lines_of(news: News) -> list[str]:
             why = text.first_line(trial.get("message"))
             return [f"{title(job)}: {outcome}  {text.flat(trial['config'])}" + (f"  {why}" if why else "")]
         case JobEnded(job):
-            told = notices(job.message) if job.state == JobState.DONE else []
-            return [_ended(job), *(f"  notice: {text.first_line(notice, limit=300)}" for notice in told)]
+            found = notices(job.message) if job.state == JobState.DONE else []
+            return [_ended(job), *(f"  notice: {text.first_line(notice, limit=300)}" for notice in found)]
         case KernelStale(kernel):
             return [f"{kernel}: saved, its winners are stale"]
         case WinnerChanged(kernel, problem, device, config, latency_us, job):

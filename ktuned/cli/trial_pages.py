@@ -1,4 +1,7 @@
-"""All trials of a kernel, from as many requests as they take."""
+"""All trials of a kernel, from as many requests as they take.
+
+A module of its own: two commands use it, and neither is a part of the other.
+"""
 
 from __future__ import annotations
 

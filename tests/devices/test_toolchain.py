@@ -86,7 +86,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
 
 
 class LateMachine:
-    """Knows nothing of an environment until it is told its report."""
+    """Knows nothing of an environment until its report is set."""
 
     known: replies.ProbeReport | None = None
 
@@ -176,7 +176,7 @@ async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(compilin
 
 
 async def test_an_upgraded_distribution_is_noticed(tmp_path: Path) -> None:
-    """The record of what a plugin requires is part of the toolchain, whoever installs another version."""
+    """The record of what a plugin requires is part of the toolchain, however another version is installed."""
     site = tmp_path / "site"
     info = site / "ktuned_fake-1.dist-info"
     info.mkdir(parents=True)

@@ -84,7 +84,7 @@ async def test_a_job_that_is_stopped_leaves_its_opening(parts: Parts) -> None:
 
 
 async def test_a_problem_that_cannot_be_opened_ends_its_job_at_once(parts: Parts) -> None:
-    """A reference that raises is told while the first config still compiles: nothing can be measured against it."""
+    """A reference that raises is reported while the first config still compiles: nothing can be measured against it."""
     await submitted(parts, "[dict(does='gate_compile', gate='door')]", reference="lambda x: 1 / 0")
     async with parts.working():
         (ended,) = await parts.told.ended()

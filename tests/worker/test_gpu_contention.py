@@ -113,9 +113,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedNvml]:
         ([(OTHER, 20, 0)], False),
         ([(0, 20, 50)], False),
     ],
-    ids=["nobody", "ourselves", "somebody-else", "a-compositor", "an-idle-one", "nobody-known"],
+    ids=["no-one", "ourselves", "another", "a-compositor", "an-idle-one", "none-known"],
 )
-def test_somebody_elses_work_since_then_is_contention(
+def test_the_work_of_others_since_then_is_contention(
     nvml: PlayedNvml, later: list[tuple[int, int, int]], contended: bool
 ) -> None:
     """What others did before does not count, nor that they are there, nor what is our own."""
