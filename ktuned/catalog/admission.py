@@ -34,7 +34,8 @@ def declared_verdict(kernel: KernelInfo, config: Config) -> bool | None:
         is_held = set(config) == set(axes) and all(is_among(config[knob], axes[knob]) for knob in axes)
     elif configs is not None:
         text = canonical(config)
-        is_held = any(canonical(listed) == text for listed in configs)
+        # Few are equal as maps, where 1 is 1.0 and True.
+        is_held = any(canonical(listed) == text for listed in configs if listed == config)
     else:
         return None
     return None if is_held and space["constrained"] else is_held

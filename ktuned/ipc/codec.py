@@ -44,6 +44,13 @@ def to_plain(value: Any) -> dict[str, Any]:
     return plain
 
 
+def to_message(value: Any) -> dict[str, Any]:
+    """Return a dataclass as :func:`to_plain` does, without fields that hold their default: most of a measurement's."""
+    kind: Any = type(value)
+    plain: dict[str, Any] = _message_writer(kind)(value)
+    return plain
+
+
 def from_plain(kind: type[_T], data: object) -> _T:
     """Rebuild a dataclass from :func:`to_plain`'s data.
 
@@ -69,6 +76,22 @@ def _dataclass_writer(kind: Any) -> _Convert:
         data = {name: getattr(value, name) for name in plain}
         for name, write in nested:
             data[name] = write(getattr(value, name))
+        return data
+
+    return write_fields
+
+
+@cache
+def _message_writer(kind: Any) -> _Convert:
+    hints = typing.get_type_hints(kind)
+    writers = [(field.name, field.default, _writer(hints[field.name])) for field in dataclasses.fields(kind)]
+
+    def write_fields(value: Any) -> dict[str, Any]:
+        data = {}
+        for name, default, write in writers:
+            held = getattr(value, name)
+            if held is not default:
+                data[name] = held if write is None else write(held)
         return data
 
     return write_fields

@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Any
 
 from ktuned.ipc import frames
-from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
+from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
 from ktuned.ipc.memory_fault import MemoryFault, decode_fault
 from ktuned.model import Config, Device, KernelInfo, Observation, Outcome, Phase, Record, record
 
@@ -283,11 +283,11 @@ def encode(answer: Answer) -> bytes:
         case PhaseBegun(phase):
             return frames.encode({"phase": phase})
         case Item(value):
-            return frames.encode({"item": to_plain(value)})
+            return frames.encode({"item": to_message(value)})
         case Done(value):
-            return frames.encode({"done": to_plain(value)})
+            return frames.encode({"done": to_message(value)})
         case Failed(failure):
-            return frames.encode({"failed": to_plain(failure)})
+            return frames.encode({"failed": to_message(failure)})
 
 
 def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) -> Answer | MemoryFault:

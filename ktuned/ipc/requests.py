@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
 
 from ktuned.ipc import frames, replies
-from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
+from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
 from ktuned.ipc.places import relative
 from ktuned.model import Config, Device, KernelInfo, Observation, Outcome, Phase, Plan, Preset, Problem, Record, record
 
@@ -329,7 +329,7 @@ def encode(request: Request[Any, Any]) -> bytes:
     Raises:
         FrameError: it is too large.
     """
-    return frames.encode({_OPERATION: request.operation, **to_plain(request)})
+    return frames.encode({_OPERATION: request.operation, **to_message(request)})
 
 
 def decode(data: Mapping[str, Any]) -> Request[Any, Any]:

@@ -17,22 +17,29 @@ class Record:
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     __match_args__: ClassVar[tuple[str, ...]]
+    _blank: ClassVar[dict[str, Any]]
+    """Every field's default, in the fields' order; the field itself where a value must be given or made."""
+    _made: ClassVar[dict[str, dataclasses.Field[Any]]]
+    """The fields without a plain default."""
 
     def __init__(self, *positional: Any, **named: Any) -> None:
-        fields = self.__dataclass_fields__
-        values = dict(zip(self.__match_args__, positional, strict=False))
-        if len(positional) > len(values) or named.keys() & values.keys() or named.keys() - fields.keys():
-            raise TypeError(f"{type(self).__name__} has the fields {', '.join(self.__match_args__)}")
-        values |= named
-        if len(values) < len(self.__match_args__):
-            for name in self.__match_args__:
-                if name not in values:
-                    values[name] = self._default(fields[name])
+        cls = type(self)
+        blank = cls._blank
+        if positional:
+            given = dict(zip(cls.__match_args__, positional, strict=False))
+            if len(positional) > len(given) or named.keys() & given.keys():
+                raise TypeError(f"{cls.__name__} has the fields {', '.join(cls.__match_args__)}")
+            named = given | named
+        values = blank | named
+        if len(values) > len(blank):
+            raise TypeError(f"{cls.__name__} has the fields {', '.join(cls.__match_args__)}")
+        if len(named) < len(blank):
+            for name, field in cls._made.items():
+                if values[name] is field:
+                    values[name] = self._make(field)
         vars(self).update(values)
 
-    def _default(self, field: dataclasses.Field[Any]) -> Any:
-        if field.default is not dataclasses.MISSING:
-            return field.default
+    def _make(self, field: dataclasses.Field[Any]) -> Any:
         if field.default_factory is not dataclasses.MISSING:
             return field.default_factory()
         raise TypeError(f"{type(self).__name__} needs the field {field.name}")
@@ -57,4 +64,8 @@ class Record:
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[_T]) -> type[_T]:
     """Make a subclass of :class:`Record` a dataclass with the methods of its base."""
-    return dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+    made = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
+    fields = dataclasses.fields(made)
+    made._made = {field.name: field for field in fields if field.default is dataclasses.MISSING}
+    made._blank = {field.name: made._made.get(field.name, field.default) for field in fields}
+    return made

@@ -70,10 +70,19 @@ class Work:
     absence: str = ""
     captured: str = ""
     toolchain: Mapping[str, str] = field(default_factory=dict)
+    kernel_ref: requests.KernelRef = field(init=False)
+    """The kernel as requests name it."""
+
+    def __post_init__(self) -> None:
+        self.kernel_ref = self._ref()
+
+    def _ref(self) -> requests.KernelRef:
+        return requests.KernelRef.of(self.kernel, self.environment.project, self.environment.cwd)
 
     def follow(self, kernel: KernelInfo) -> None:
         """Take in what was learned of the kernel since."""
         self.kernel = kernel
+        self.kernel_ref = self._ref()
         self.context = replace(self.context, digest=with_captured(kernel.digest, self.captured))
 
     async def learn(self, observed: Sequence[Observation]) -> None:
@@ -94,11 +103,6 @@ class Work:
     async def admitted(self, configs: Sequence[Config]) -> list[bool]:
         """Return whether the kernel's space holds each config for the job's problem; see :meth:`Admission.ask`."""
         return await self.admission.ask(self.kernel, self.problem, configs)
-
-    @property
-    def kernel_ref(self) -> requests.KernelRef:
-        """The kernel as requests name it."""
-        return requests.KernelRef.of(self.kernel, self.environment.project, self.environment.cwd)
 
     def explore_request(self, first: Iterable[Config] = (), last: Iterable[Config] = ()) -> requests.Explore:
         """Return the request that begins an exploration: which configs come first, and which are left for last."""

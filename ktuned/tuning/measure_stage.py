@@ -52,6 +52,9 @@ _FAILURES = (Outcome.MISMATCH, Outcome.LAUNCH_ERROR)
 Done = Callable[[Attempt, TrialResult], Awaitable[None]]
 """Takes an attempt's result."""
 
+_Take = Callable[[replies.Measurement, Output, float], Awaitable[None]]
+"""Takes a measurement, what was printed for it, and the time when it came."""
+
 
 class MeasureStage:
     """Measures one job's configs, one at a time on each of its lanes; other lanes stand in for a sick one."""
@@ -198,7 +201,6 @@ class MeasureStage:
             None if lane.device.kind != "cpu" or first.declares_cores or granted < wanted else granted,
         )
         deadlines = for_trial(work.deadlines, work.preset, best_us)
-        send, receive = anyio.create_memory_object_stream[tuple[replies.Measurement, Output, float]](count)
         error: WorkerDied | DeadlineExpired | RequestFailed | None = None
         began = monotonic()
 
@@ -217,24 +219,11 @@ class MeasureStage:
                 lane.drop()
             await self._conclude(lane, compiled, measured, output, left, undecided, done)
 
-        async def take_items() -> None:
-            async for measured, output, at in receive:
-                await take(measured, output, at)
-                left[0].attempt.life.tell(Event.LANE_TAKEN)
-
-        def on_item(measured: replies.Measurement) -> None:
-            # More than were asked for: the worker's code writes to files that it did not open.
-            if send.statistics().current_buffer_used < count - 1:
-                send.send_nowait((measured, lane.output(), monotonic()))
-
         first.life.tell(Event.LANE_TAKEN)
-        async with receive, anyio.create_task_group() as items:
-            items.start_soon(take_items)
-            with send:
-                try:
-                    reply = await lane.exchange(request, deadlines, on_item=on_item)
-                except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
-                    error = raised
+        try:
+            reply = await self._exchange(lane, request, deadlines, take, left)
+        except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
+            error = raised
         if error is None:
             await take(*reply, monotonic())
         else:
@@ -246,6 +235,41 @@ class MeasureStage:
                 undecided.append(left.popleft())
             compiled = left.popleft()
             await self._blame(lane, compiled, error, undecided, done, is_doubtful=is_doubtful)
+
+    async def _exchange(
+        self, lane: Lane, request: requests.Trial, deadlines: Mapping[str, float], take: _Take, left: Sequence[Compiled]
+    ) -> tuple[replies.Measurement, Output]:
+        """Send a request; ``take`` each measurement but the last as it comes, and return that one.
+
+        Raises:
+            WorkerDied, DeadlineExpired, RequestFailed: as the worker's own exchange.
+        """
+        count = len(request.units)
+        if count == 1:
+            return await lane.exchange(request, deadlines)
+        send, receive = anyio.create_memory_object_stream[tuple[replies.Measurement, Output, float]](count)
+        failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
+
+        async def take_items() -> None:
+            async for measured, output, at in receive:
+                await take(measured, output, at)
+                left[0].attempt.life.tell(Event.LANE_TAKEN)
+
+        def on_item(measured: replies.Measurement) -> None:
+            # More than were asked for: the worker's code writes to files that it did not open.
+            if send.statistics().current_buffer_used < count - 1:
+                send.send_nowait((measured, lane.output(), monotonic()))
+
+        async with receive, anyio.create_task_group() as items:
+            items.start_soon(take_items)
+            with send:
+                try:
+                    reply = await lane.exchange(request, deadlines, on_item=on_item)
+                except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
+                    failure = raised
+        if failure is not None:
+            raise failure
+        return reply
 
     async def _blame(
         self,

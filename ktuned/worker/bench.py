@@ -190,7 +190,8 @@ class Bench:
             return replies.Measurement(Outcome.UNSUPPORTED, str(error), phase)
         except Exception as error:
             return _raised(error, phase)
-        reply.phase(Phase.CHECK)
+        if phase is not Phase.CHECK:
+            reply.phase(Phase.CHECK)
         try:
             if damage := data.damage(whole=is_last):
                 return _guilty(damage, Phase.CHECK)
