@@ -1,8 +1,10 @@
 """What every test gets: no leaks, no other daemon in reach, one event loop's flavour."""
 
+import compileall
 import inspect
 import os
 import signal
+import sys
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,20 @@ hypothesis.settings.load_profile("ktuned")
 
 _FAILED = pytest.StashKey[bool]()
 
+_REPOSITORY = Path(__file__).parent.parent
 
-def pytest_configure() -> None:
-    """Mark this run's processes before the first one starts."""
+_STARTED = ("ktuned", "client", "plugins", "tests/fake_backend")
+"""Code that tests start in hundreds of processes."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Mark this run's processes before the first one starts, and spare them the compilation of what they import."""
     leaks.mark_environment()
+    # Where the environment forbids bytecode, each worker that measures would also compile torch, for a second or two.
+    sys.dont_write_bytecode = False
+    if not hasattr(config, "workerinput"):
+        for directory in _STARTED:
+            compileall.compile_dir(_REPOSITORY / directory, quiet=2)
     # Each test's own Inductor cache would begin with ten seconds of that.
     os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

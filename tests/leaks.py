@@ -79,14 +79,32 @@ class Snapshot:
         return new
 
 
+_judged: dict[int, bool] = {}
+"""Whether each process of the last look is this run's: reading all environments again takes milliseconds."""
+
+
 def _processes() -> frozenset[psutil.Process]:
-    found = set(psutil.Process().children(recursive=True))
-    mark = _MARK.encode()
-    for entry in os.listdir("/proc"):
-        with suppress(OSError, psutil.NoSuchProcess):
-            if entry.isdigit() and mark in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
-                found.add(psutil.Process(int(entry)))
-    found.discard(psutil.Process())
+    there = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+    for gone in _judged.keys() - there:
+        del _judged[gone]
+    if new := there - _judged.keys():
+        # A child may have cleared its environment.
+        children = {child.pid for child in psutil.Process().children(recursive=True)}
+        _judged.update(dict.fromkeys(new & children, True))
+        for pid in new - children:
+            try:
+                environment = Path("/proc", str(pid), "environ").read_bytes()
+            except OSError:
+                # It has ended, or is the kernel's or another user's.
+                environment = b"none"
+            # One that has none yet is about to execute its program.
+            if environment:
+                _judged[pid] = _MARK.encode() in environment.split(b"\0")
+    found = set()
+    for pid, is_ours in _judged.items():
+        if is_ours and pid != os.getpid():
+            with suppress(psutil.NoSuchProcess):
+                found.add(psutil.Process(pid))
     return frozenset(found)
 
 

@@ -94,9 +94,9 @@ def test_a_descriptor_is_found() -> None:
     assert before.leaked_since(GRACE_S) == []
 
 
-def _run(test: Callable[[], Coroutine[None, None, None]]) -> None:
+def _run(test: Callable[[], Coroutine[None, None, None]], grace_s: float = leaks.GRACE_S) -> None:
     with asyncio.Runner(loop_factory=leaks.tracking_loop) as runner:
-        runner.run(leaks.without_leaked_tasks(test)())
+        runner.run(leaks.without_leaked_tasks(test, grace_s)())
 
 
 def test_a_task_is_found() -> None:
@@ -113,7 +113,7 @@ def test_a_task_is_found() -> None:
 
     running: list[asyncio.Task[None]] = []
     with pytest.raises(leaks.LeakedTasks, match="forever"):
-        _run(test)
+        _run(test, GRACE_S)
 
 
 def test_a_task_that_is_ending_is_no_leak() -> None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from ktuned.backends import Backend, Kernel, Launch, Registry
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests
 from ktuned.model import Device, KernelFileError, Outcome, Phase, Preset, Unsupported, UsageError
+from ktuned.worker import bytecode
 from ktuned.worker.check import Verdict
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of
@@ -60,7 +61,8 @@ class Bench:
         """Make the inputs and the expected outputs of a problem on a device."""
         kernel = load_kernel(request.kernel, self._places)
         reply.phase(Phase.LOAD)
-        backend = self._registry.load(request.kernel.backend)
+        with bytecode.written():
+            backend = self._registry.load(request.kernel.backend)
         self._open = self._bound = self._ahead = None
         reply.phase(Phase.REFERENCE)
         captured = self._places.captured(request.captured) if request.captured else None

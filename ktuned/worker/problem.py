@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ktuned.backends import Launch
 from ktuned.ipc import Region
 from ktuned.model import Device, canonical
+from ktuned.worker import bytecode
 from ktuned.worker.check import Verdict, compare, run_check
 from ktuned.worker.damage import Damage
 from ktuned.worker.guards import Guards
@@ -46,7 +47,8 @@ class ProblemData:
         # A tensor that inputs(p) draws itself must be the same in the worker that takes over.
         random.seed(seed_text)
         if kernel.has_tensors:
-            import torch
+            with bytecode.written():
+                import torch
 
             torch.manual_seed(random.getrandbits(63))
         declared = kernel.input_specs(problem)

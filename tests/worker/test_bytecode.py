@@ -17,6 +17,18 @@ with bytecode.written():
 import project
 """
 
+OPEN = """
+import sys
+from ktuned.worker import bytecode
+from ktuned.model import Device, DeviceModel, DeviceName, Target
+from ktuned.worker.problem import ProblemData
+bytecode.use({{"XDG_CACHE_HOME": {cache!r}}}, ["installed"])
+sys.dont_write_bytecode = True
+class Kernel:
+    name, has_tensors = "it", True
+ProblemData(Kernel(), {{}}, Device(DeviceName("cpu:0"), DeviceModel("CPU"), Target("cpu")))
+"""
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
@@ -45,3 +57,11 @@ def test_bytecode_beside_the_sources_is_used(place: Path) -> None:
     subprocess.run([sys.executable, "-m", "compileall", "-q", str(place / "installed.py")], check=True, timeout=60)
     found = run(place, USE.format(cache=str(place / "cache")))
     assert found == ["__pycache__/installed"]
+
+
+def test_torch_is_kept_by_the_worker_that_opens_a_problem(place: Path) -> None:
+    """A worker that was no spare has not imported torch before its first problem: its bytecode is kept, too."""
+    (place / "torch.py").write_text("def manual_seed(seed):\n    raise SystemExit(0)\n")
+    cache = place / "cache"
+    found = run(place, OPEN.format(cache=str(cache)))
+    assert found == [str(Path(f"cache/ktuned/bytecode{place}/torch"))]
