@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections import deque
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -14,8 +14,14 @@ from ktuned.cli import output, service_units
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.spawn import LOG_NAME, state_directory
 
-POLL_S = 0.2
-"""Interval at which a followed file is read: soon enough for a reader, and next to no work."""
+QUIET_MS = 500
+"""Interval at which a followed file is read without an event: lines may come before the watch stands, or be on NFS."""
+
+STEP_MS = 20
+"""Time that lines of one burst have to come together."""
+
+BURST_MS = 200
+"""Lines of a longer burst are shown before its end."""
 
 SYSTEMCTL_DEADLINE_S = 5.0
 
@@ -69,11 +75,21 @@ def _show_file(path: Path, lines: int, *, follow: bool) -> None:
     with open(path, encoding="utf-8", errors="replace") as log:
         for line in deque(log, lines):
             output.emit(line.rstrip("\n"))
-        begun = ""
-        while follow:
-            begun += log.readline()
+        if follow:
+            _follow(path, log)
+
+
+def _follow(path: Path, log: TextIO) -> None:
+    """Show the lines that are added to a log, each when it is complete."""
+    # Only this option needs it.
+    from watchfiles import watch
+
+    begun = ""
+    for _ in watch(
+        path, watch_filter=None, debounce=BURST_MS, step=STEP_MS, rust_timeout=QUIET_MS, yield_on_timeout=True
+    ):
+        for piece in log:
+            begun += piece
             if begun.endswith("\n"):
                 output.emit(begun.rstrip("\n"))
                 begun = ""
-            else:
-                time.sleep(POLL_S)  # noqa: TID251 - a regular file reports no new lines
