@@ -337,6 +337,15 @@ class Machine:
             device_fingerprint=fingerprint_digest(device.fingerprint),
         )
 
+    def is_outdated(self, environment: Environment, backend: str, context: Context) -> bool:
+        """Return whether a context has another toolchain, or another driver of its device, than is known now."""
+        if context.toolchain != fingerprint_digest(self._backend(environment, backend).fingerprint):
+            return True
+        alike = [device for device in self._found(environment, backend) if device.model == context.device]
+        return bool(alike) and context.device_fingerprint not in {
+            fingerprint_digest(device.fingerprint) for device in alike
+        }
+
     def digest(self, kernel: KernelInfo, specialized: str) -> str:
         """Return what a kernel means for a specialised problem (canonical text), whose captured inputs belong to it."""
         return with_captured(kernel.digest, self._captured(kernel.name, specialized))

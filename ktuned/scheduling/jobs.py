@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from time import time
@@ -223,9 +223,12 @@ class Jobs:
                 stopped.append((await self.cancel(job.id, "superseded by a newer state of its files")).id)
         return stopped
 
-    async def restart(self, kernel: str, reason: str) -> None:
-        """Begin a kernel's running jobs again: the context that they measure in is not the present one."""
-        for job in [job for job in self._machine.running if job.kernel == kernel]:
+    async def restart(self, kernel: str, reason: str, is_outdated: Callable[[Context], bool]) -> None:
+        """Begin those of a kernel's running jobs again that measure in an outdated context."""
+        running = [(job, self._dispatcher.pipelines.get(job.id)) for job in self._machine.running]
+        for job, task in running:
+            if job.kernel != kernel or task is None or not is_outdated(task.pipeline.work.context):
+                continue
             with suppress(NotFound):
                 await self.cancel(job.id, reason)
                 await self.submit(job.key, job.problem, priority=job.priority, reason=job.reason, plan=job.plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import anyio.lowlevel
 import structlog
@@ -52,10 +53,13 @@ class Reverification:
     async def probed(self, kernels: Sequence[KernelInfo], changed: Sequence[KernelInfo]) -> None:
         """Take in that the toolchain of some kernels was probed again, and that of some changed: renew their winners.
 
-        Jobs that found another toolchain than their artifacts' keys name go on.
+        Jobs that found another toolchain than their artifacts' keys name go on; those that began with another one than
+        the present begin again. A job may have begun after the probe that showed the change.
         """
         for kernel in changed:
-            await self._jobs.restart(kernel.name, f"begun again: {REASON}")
+            environment = self._catalog.environment(kernel)
+            is_outdated = partial(self._machine.is_outdated, environment, kernel.backend)
+            await self._jobs.restart(kernel.name, f"begun again: {REASON}", is_outdated)
         for kernel in kernels:
             self._jobs.inspected(kernel.name)
         await self.run(changed)

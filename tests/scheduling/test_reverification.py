@@ -48,3 +48,28 @@ async def test_captured_inputs_are_no_driver(parts: Parts) -> None:
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
     await parts.captured_inputs.hold(capture("the digest of some inputs"))
     assert await parts.daemon.reverification.run() == []
+
+
+async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
+    """A survey that sees a change of which the running job's context knows begins nothing again."""
+    kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
+    async with parts.working():
+        parts.lookups.lookup("it", {"n": 64}, None, tune=True)
+        await parts.reached("door")
+        (job,) = parts.jobs.live()
+        await parts.daemon.reverification.probed([kernel], [kernel])
+        assert [live.id for live in parts.jobs.live()] == [job.id]
+        await parts.jobs.restart(kernel.name, "begun again", lambda context: context.device == "Fake CPU")
+        assert [live.id for live in parts.jobs.live()] != [job.id]
+        parts.open_gate("door")
+        await parts.told.ended(2)
+
+
+async def test_a_context_of_another_toolchain_or_driver_is_outdated(parts: Parts) -> None:
+    """The present context is not."""
+    kernel = await parts.inspect(kernel_text())
+    device = parts.machine.device(parts.environment, "fake", None)
+    present = parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+    contexts = (present, replace(present, toolchain="older"), replace(present, device_fingerprint="older"))
+    judged = [parts.machine.is_outdated(parts.environment, "fake", context) for context in contexts]
+    assert judged == [False, True, True]
