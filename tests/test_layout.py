@@ -56,6 +56,8 @@ BY_NAME_ALONE = {
     "ktuned.search.candidates",
     "ktuned.search.features",
     "ktuned.search.gaussian_process",
+    "ktuned.search.sieve",
+    "ktuned.search.vectors",
 }
 """Modules that need NumPy; an entry point imports them, and no other module does."""
 

@@ -122,14 +122,16 @@ class InspectedFile(Record):
 class Explored(Record):
     """The size of an opened space (``None`` where it cannot be counted) and the strategy that walks it.
 
-    ``notice`` says why that strategy is another than the plan's. ``observed`` here and in other replies is what the
-    operation has read besides what the request's kernel names, with what it held.
+    ``is_estimate`` says that the size is one, of the valid configs. ``notice`` says why that strategy is another than
+    the plan's. ``observed`` here and in other replies is what the operation has read besides what the request's kernel
+    names, with what it held.
     """
 
     size: int | None
     strategy: str = ""
     notice: str = ""
     observed: tuple[Observation, ...] = ()
+    is_estimate: bool = False
 
 
 @record

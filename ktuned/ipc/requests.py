@@ -14,10 +14,28 @@ from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
 from ktuned.ipc import frames, replies
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
 from ktuned.ipc.places import relative
-from ktuned.model import Config, Device, KernelInfo, Observation, Outcome, Phase, Plan, Preset, Problem, Record, record
+from ktuned.model import (
+    Config,
+    Device,
+    DeviceModel,
+    DeviceName,
+    KernelInfo,
+    Observation,
+    Outcome,
+    Phase,
+    Plan,
+    Preset,
+    Problem,
+    Record,
+    Target,
+    record,
+)
 
 R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
+
+NO_DEVICE = Device(DeviceName(""), DeviceModel(""), Target(""))
+"""Stands for a device of which nothing is known."""
 
 _OPERATION = "op"
 
@@ -134,7 +152,10 @@ class Inspect(Request[replies.Empty, replies.InspectedFile]):
 
 @record
 class Explore(Request[replies.Explored, Never]):
-    """Open the space of a kernel's problem: configs to propose ``first``, and those to leave for ``last``."""
+    """Open the space of a kernel's problem: configs to propose ``first``, and those to leave for ``last``.
+
+    ``device`` is what a prior may look at; of one that is only compiled for, only the target is known.
+    """
 
     operation: ClassVar = "explore"
     first_phase: ClassVar = Phase.INSPECT
@@ -144,6 +165,7 @@ class Explore(Request[replies.Explored, Never]):
     plan: Plan
     first: tuple[Config, ...] = ()
     last: tuple[Config, ...] = ()
+    device: Device = NO_DEVICE
 
 
 @record

@@ -14,7 +14,7 @@ from ktuned.search.points import PointStrategy
 from ktuned.search.random import Random
 from ktuned.search.recorded import RecordedSpace, read_recorded, recorded
 from ktuned.search.simulation import Run, relative, simulate
-from ktuned.search.strategy import ENTRY_POINT_GROUP, PROBES_PER_ASK, Strategy, installed, load
+from ktuned.search.strategy import ENTRY_POINT_GROUP, PROBES_PER_ASK, Count, Strategy, installed, load
 
 __all__ = [
     "AUTO",
@@ -23,6 +23,7 @@ __all__ = [
     "Annealing",
     "Budget",
     "Choice",
+    "Count",
     "Domain",
     "Exhaustive",
     "Genetic",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ktuned.model import Config, KtunedError, Outcome, Record, Scalar, UsageError, canonical, record
-from ktuned.search.strategy import Strategy, load
+from ktuned.search.strategy import Count, Strategy, load
 from ktuned.spec import BoundSpace
 
 AUTO = "auto"
@@ -144,6 +144,11 @@ class Supervised(Strategy):
             raise
         except Exception as error:
             raise self._raised("takes note of an outcome", error) from error
+
+    @property
+    def valid(self) -> Count | None:
+        """The strategy's count."""
+        return self._strategy.valid
 
     @property
     def finished(self) -> bool:

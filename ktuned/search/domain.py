@@ -3,7 +3,8 @@
 A point is a :data:`Code`: the position of each knob's value on its axis. Three kinds of space give one interface:
 
 ========================  ==========================================================================================
-axes with ``where``       the constraints are split and chained; points are counted and drawn by rank
+axes with ``where``       the constraints are split and chained; points are counted and drawn by rank. Where they
+                          cannot be split, points are drawn many at once, and the share of valid ones is estimated
 a list                    its valid configs
 a callable                the first :data:`MAX_WALKED` that it yields
 ========================  ==========================================================================================
@@ -15,14 +16,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from itertools import islice
+from math import prod
 from random import Random
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from ktuned.model import Config, Record, Scalar, record
-from ktuned.search.chain import Chain, Code, TooLarge, walk
+from ktuned.search.chain import MAX_CELLS, Chain, Code, TooLarge, walk
 from ktuned.search.conjuncts import Conjunct, split
 from ktuned.spec import BoundSpace
+
+if TYPE_CHECKING:
+    from ktuned.search.sieve import Sieve
 
 MAX_WALKED = 20_000
 """Configs of a callable's space that strategies learn about: some 100 ms, and 10 MiB."""
@@ -30,8 +37,8 @@ MAX_WALKED = 20_000
 WALKED_WHOLE = 200_000
 """A space of at most this many candidates is simply walked: a second, in all."""
 
-PROBES_PER_SAMPLE = 50_000
-"""Points that one sample draws until ``where`` admits one: some 0.2 s where the constraints could not be split."""
+PROBES_PER_SAMPLE = 20_000
+"""Points that one sample draws until ``where`` admits one: some 0.1 s where they are asked about one by one."""
 
 ESTIMATE_S = 0.1
 """Limit of estimating the share of valid points, unless :data:`ESTIMATE_HITS` were found before."""
@@ -41,6 +48,9 @@ ESTIMATE_HITS = 100
 
 COUNTING_S = 0.6
 """Limit of counting; the rest of the conjuncts is left to sampling, so that a job starts within a second."""
+
+SIEVED_AT_ONCE = 100
+"""Points that a sieve asks about in the time that a chain takes for one."""
 
 CHECKED_POINTS = 64
 """Points on which the split constraints are compared with the declared ones."""
@@ -109,10 +119,10 @@ def domain_of(space: BoundSpace) -> Domain:
 
 
 def is_sparse(space: BoundSpace) -> bool:
-    """Return whether a space is too large to look at each candidate, and has constraints that can be split."""
+    """Return whether a space is too large to look at each candidate, and a domain knows a shorter way."""
     if space.axes is None or not space.where or (space.size or 0) <= WALKED_WHOLE:
         return False
-    return bool(conjuncts_of(space, tuple(space.axes))[0])
+    return _has_numpy() or bool(conjuncts_of(space, tuple(space.axes))[0])
 
 
 def configs_in_order(space: BoundSpace) -> Iterator[dict[str, Scalar] | None]:
@@ -127,8 +137,10 @@ class ProductDomain(Domain):
     """The points of axes under constraints.
 
     Conjuncts that could be counted are in the chain; the ``late`` ones, and constraints that could not be split, are
-    asked about each point that the chain yields.
+    asked about each point that the chain yields. Where the chain rules out little, a sieve asks about many at once.
     """
+
+    _sieve: Sieve | None = None
 
     def __init__(
         self,
@@ -148,6 +160,9 @@ class ProductDomain(Domain):
         if not is_agreed:
             # The code did not mean what its syntax says: the declared constraints are asked about everything.
             self._use([], is_split=False)
+        self._total = prod(map(len, self.axes))
+        if not self.is_exact and self._chain.count * SIEVED_AT_ONCE > self._total:
+            self._sieve = self._sieved()
         self.count = self._chain.count if self.is_exact else self._estimate()
 
     def holds(self, code: Code) -> bool:
@@ -156,6 +171,8 @@ class ProductDomain(Domain):
 
     def sample(self, random: Random) -> Code | None:
         """Draw points of the chain until the constraints that are not in it admit one."""
+        if self._sieve is not None:
+            return self._sieve.sample(random)
         for _ in range(PROBES_PER_SAMPLE):
             code = self._draw(random)
             if self.is_exact or (self._admits(code, self._late) and self._space.accepts(self.config(code))):
@@ -168,6 +185,9 @@ class ProductDomain(Domain):
 
     def points(self) -> Iterator[Code | None]:
         """Walk depth first, cutting what a conjunct rules out."""
+        if self._sieve is not None and self._is_plain:
+            yield from self._sieve.points()
+            return
         for code in walk(self.axes, self.knobs, [found.conjunct for found in self._conjuncts]):
             yield code if code is not None and self._space.accepts(self.config(code)) else None
 
@@ -178,6 +198,18 @@ class ProductDomain(Domain):
         self._late = [found for found in self._conjuncts if found.conjunct not in chained]
         self._is_plain = not chained
         self.is_exact = is_split and not self._late
+
+    def _sieved(self) -> Sieve | None:
+        """Return a sieve, unless there is no NumPy or the constraints can only be asked about one point at a time."""
+        if not _has_numpy():
+            return None
+        from ktuned.search.sieve import Sieve
+        from ktuned.search.vectors import Unable
+
+        try:
+            return Sieve(self._space, tuple(map(len, self.axes)), lambda code: self._space.accepts(self.config(code)))
+        except Unable:
+            return None
 
     def _draw(self, random: Random) -> Code:
         if self._is_plain:
@@ -206,6 +238,9 @@ class ProductDomain(Domain):
 
     def _estimate(self) -> int:
         """Estimate the count by the share of the chain's points that the declared constraints admit."""
+        if self._sieve is not None:
+            share = self._sieve.share()
+            return max(1, self._total * max(share.valid, 1) // share.drawn)
         random = Random(0)
         deadline = monotonic() + ESTIMATE_S
         hits = drawn = 0
@@ -263,6 +298,10 @@ class ListedDomain(Domain):
         return iter(self.listed)
 
 
+def _has_numpy() -> bool:
+    return find_spec("numpy") is not None
+
+
 def conjuncts_of(space: BoundSpace, knobs: Sequence[str]) -> tuple[list[Conjunct], bool]:
     """Return the conjuncts of a space's constraints, and whether none was left whole."""
     found: list[Conjunct] = []
@@ -286,7 +325,12 @@ def _longest_chain(
             product *= sizes[knob]
         return product
 
-    chained = sorted(conjuncts, key=combinations)
+    def is_countable(conjunct: Conjunct) -> bool:
+        # Nothing else would rule out any of its combinations before it is asked.
+        is_alone = all(other is conjunct or set(other.knobs).isdisjoint(conjunct.knobs) for other in conjuncts)
+        return combinations(conjunct) <= MAX_CELLS or not is_alone
+
+    chained = sorted(filter(is_countable, conjuncts), key=combinations)
     deadline = monotonic() + COUNTING_S
     while chained:
         try:

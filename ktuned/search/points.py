@@ -13,7 +13,7 @@ from random import Random
 from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Scalar
 from ktuned.search.chain import Code
 from ktuned.search.domain import domain_of
-from ktuned.search.strategy import Strategy
+from ktuned.search.strategy import Count, Strategy
 from ktuned.spec import BoundSpace
 
 DRAWS = 8
@@ -42,6 +42,12 @@ class PointStrategy(Strategy):
     @abstractmethod
     def choose(self) -> Code | None:
         """Return a valid point that is not in :attr:`taken`; ``None`` to be asked again later."""
+
+    @property
+    def valid(self) -> Count | None:
+        """The domain's count, unless the space was only walked in part."""
+        is_cut = self.space.size is None and not self.domain.is_exact
+        return None if is_cut else Count(self.domain.count, self.domain.is_exact)
 
     @property
     def finished(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ktuned.model import Scalar
 from ktuned.search.chain import Code
 from ktuned.search.domain import Domain, domain_of, is_sparse
-from ktuned.search.strategy import Walk
+from ktuned.search.strategy import Count, Walk
 
 ROUNDS = 6
 """Feistel rounds: four make a strong permutation of a large domain, the other two help the tiny ones."""
@@ -31,13 +31,22 @@ class Random(Walk):
     walked: there the order is random within a sliding window of :data:`WINDOW` configs.
     """
 
+    _valid: Count | None = None
+
+    @property
+    def valid(self) -> Count | None:
+        """The count of a space that is drawn from; others are not counted."""
+        return self._valid
+
     def candidates(self) -> Iterator[dict[str, Scalar] | None]:
         """Walk the permuted indices, or the shuffled window."""
         size = self.space.size
         if size is None:
             return self._shuffled()
         if is_sparse(self.space):
-            return _drawn(domain_of(self.space), self.seed)
+            domain = domain_of(self.space)
+            self._valid = Count(domain.count, domain.is_exact)
+            return _drawn(domain, self.seed)
         return (self.space.at(index) for index in permutation(size, self.seed))
 
     def _shuffled(self) -> Iterator[dict[str, Scalar] | None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from time import monotonic
 
-from ktuned.model import Config, Outcome, Scalar, UsageError
+from ktuned.model import Config, Outcome, Record, Scalar, UsageError, record
 from ktuned.spec import BoundSpace
 
 ENTRY_POINT_GROUP = "ktuned.strategies"
@@ -18,6 +18,14 @@ PROBES_PER_ASK = 10_000
 
 ASK_S = 0.5
 """Limit of one ``ask`` over candidates that are slow to find."""
+
+
+@record
+class Count(Record):
+    """A number of configs; an estimate where it is not exact."""
+
+    number: int
+    is_exact: bool = True
 
 
 class Strategy(ABC):
@@ -44,6 +52,11 @@ class Strategy(ABC):
 
         A config that cannot win is sampled no further than that takes.
         """
+
+    @property
+    def valid(self) -> Count | None:
+        """The number of valid configs, if the strategy had to count or estimate it; ``None`` by default."""
+        return None
 
     @property
     @abstractmethod

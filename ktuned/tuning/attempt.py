@@ -20,6 +20,8 @@ from ktuned.model import (
     Config,
     Context,
     Device,
+    DeviceModel,
+    DeviceName,
     Event,
     Job,
     KernelInfo,
@@ -30,6 +32,7 @@ from ktuned.model import (
     Preset,
     Problem,
     Scalar,
+    Target,
     Trial,
     TrialResult,
     added,
@@ -106,7 +109,8 @@ class Work:
 
     def explore_request(self, first: Iterable[Config] = (), last: Iterable[Config] = ()) -> requests.Explore:
         """Return the request that begins an exploration: which configs come first, and which are left for last."""
-        return requests.Explore(self.kernel_ref, self.problem, self.job.plan, tuple(first), tuple(last))
+        device = self.devices[0] if self.devices else Device(DeviceName(""), DeviceModel(""), Target(self.target))
+        return requests.Explore(self.kernel_ref, self.problem, self.job.plan, tuple(first), tuple(last), device)
 
     def unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
         """Return a Build with its artifact's key: a digest of all that decides the artifact's bytes.

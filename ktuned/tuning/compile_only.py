@@ -86,7 +86,8 @@ class CompileOnly:
             request = self.work.explore_request([] if default is None else [default])
             opened, _ = await explorer.exchange(request, deadlines)
             exploring = Explorer(explorer, opened.strategy, deadlines)
-            self.progress.total = plan.trials if opened.size is None else min(opened.size, plan.trials)
+            is_bounded = opened.size is not None and not opened.is_estimate
+            self.progress.total = min(opened.size or 0, plan.trials) if is_bounded else plan.trials
             asked = 0
             while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
                 answer = await exploring.ask((), min(ASK_AT_ONCE, plan.trials - asked))

@@ -23,6 +23,7 @@ class SearchSummary:
     strategy: str = ""
     notice: str = ""
     size: int | None = None
+    size_is_estimate: bool = False
     converged: bool = False
     best_after: list[tuple[int, float]] = field(default_factory=list)
 
@@ -35,7 +36,10 @@ class SearchSummary:
         """Return the summary in one line; nothing where the whole space was simply tried."""
         if not self.strategy or (self.strategy == "exhaustive" and tried == self.size):
             return ""
-        share = "" if not self.size else f" of {self.size:,} configs ({_percent(tried / self.size)})"
+        share = ""
+        if self.size:
+            about = "about " if self.size_is_estimate else ""
+            share = f" of {about}{self.size:,} configs ({_percent(min(1.0, tried / self.size))})"
         words = f"{self.strategy} tried {tried:,}{share or ' configs'}"
         if self.converged:
             words += ", until an improvement of more than 1 % was unlikely"

@@ -155,9 +155,10 @@ class Pipeline:
             opened, _ = await explorer.exchange(request, deadlines)
             await self.work.learn(opened.observed)
             self.summary.size, self.summary.strategy = opened.size, opened.strategy
-            self.summary.notice = opened.notice
+            self.summary.notice, self.summary.size_is_estimate = opened.notice, opened.is_estimate
             exploring = Explorer(explorer, opened.strategy, deadlines)
-            self.progress.total = plan.trials if opened.size is None else min(opened.size, plan.trials)
+            is_bounded = opened.size is not None and not opened.is_estimate
+            self.progress.total = min(opened.size or 0, plan.trials) if is_bounded else plan.trials
             asked = 0
             fruitful = monotonic()
             while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):

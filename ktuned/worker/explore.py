@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned import search
 from ktuned.ipc import Places, replies, requests
-from ktuned.model import Config, KernelFileError, Outcome, Plan, Problem, Unsupported, UsageError, canonical
+from ktuned.model import Config, Device, KernelFileError, Outcome, Plan, Problem, Unsupported, UsageError, canonical
 from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
@@ -32,10 +32,12 @@ class Explorer:
     def explore(self, request: requests.Explore, reply: Reply) -> replies.Explored:
         """Open the space of one kernel and problem for a job; ``ask`` then walks it."""
         kernel = load_kernel(request.kernel, self._places)
-        opened = Exploration(kernel, request.problem, request.plan, request.first, request.last)
+        opened = Exploration(kernel, request.problem, request.plan, request.first, request.last, request.device)
         self._exploration = opened
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
-        return replies.Explored(opened.size, opened.strategy, opened.notice, self._trace.fresh())
+        return replies.Explored(
+            opened.size, opened.strategy, opened.notice, self._trace.fresh(), opened.size_is_estimate
+        )
 
     def ask(self, request: requests.Ask, reply: Reply) -> replies.Proposals:
         """Report outcomes to the strategy, and ask it for up to ``n`` configs more."""
@@ -61,7 +63,13 @@ class Exploration:
     """One job's walk through a space: the configs it must see first, what the strategy asks for, what is put off."""
 
     def __init__(
-        self, kernel: Kernel, problem: Problem, plan: Plan, first: Sequence[Config], last: Sequence[Config] = ()
+        self,
+        kernel: Kernel,
+        problem: Problem,
+        plan: Plan,
+        first: Sequence[Config],
+        last: Sequence[Config] = (),
+        device: Device = requests.NO_DEVICE,
     ) -> None:
         self._kernel = kernel
         self._problem = problem
@@ -69,7 +77,7 @@ class Exploration:
         self.size = space.size
         if space.size is not None and space.size <= COUNTED_SPACE:
             self.size = sum(1 for _ in space)
-        admitted = _admitted(space, [*first, *promising(kernel, problem, space)])
+        admitted = _admitted(space, [*first, *promising(kernel, problem, space, device)])
         self._first = list(admitted.values())
         self._given = set(admitted)
         # By their place in the order; what the strategy asks for of them is put aside until it has no more.
@@ -79,6 +87,10 @@ class Exploration:
             plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.seconds, plan.until == "converged")
         )
         self._strategy = chosen.strategy
+        valid = chosen.strategy.valid
+        self.size_is_estimate = valid is not None and not valid.is_exact
+        if valid is not None:
+            self.size = valid.number
         self.strategy = chosen.name
         self.notice = chosen.notice
 

@@ -1,8 +1,8 @@
 """Configs that a kernel file's ``prior`` names as promising.
 
 Two forms: ``prior(p)`` yields configs, the best first, as a compiler's own cost model may (TileLang's carver); or
-``prior(p, c)`` scores a config, higher being better, and the best of a sample come first. A prior orders, and excludes
-nothing.
+``prior(p, c)`` scores a config, higher being better, and the best of a sample come first. Either may have a further
+parameter called ``device``. A prior orders, and excludes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 from itertools import islice
 from random import Random
 
-from ktuned.model import Config, Problem
+from ktuned.model import Config, Device, Problem
 from ktuned.search import domain_of
 from ktuned.spec import BoundSpace, Kernel
 
@@ -25,8 +25,14 @@ BEST_SCORED = 12
 """The best of them, which are tried first."""
 
 
-def promising(kernel: Kernel, problem: Problem, space: BoundSpace) -> list[Config]:
-    """Return the configs that a kernel's prior would have tried first, the best first.
+DEVICE = "device"
+"""The parameter that takes the :class:`~ktuned.model.Device`; its place is free."""
+
+
+def promising(kernel: Kernel, problem: Problem, space: BoundSpace, device: Device) -> list[Config]:
+    """Return the configs that a kernel's prior would have tried first on a device, the best first.
+
+    Where a job only compiles, the device has nothing but its target.
 
     Raises:
         KernelFileError: the prior raised, or returned something that is neither configs nor a score.
@@ -35,9 +41,13 @@ def promising(kernel: Kernel, problem: Problem, space: BoundSpace) -> list[Confi
     if prior is None:
         return []
     try:
-        if len(inspect.signature(prior).parameters) == 1:
-            return [dict(config) for config in islice(prior(space.problem_view), MAX_NAMED)]
-        scored = [(float(prior(space.problem_view, space.view(config))), config) for config in _sample(space)]
+        names = list(inspect.signature(prior).parameters)
+        further = {DEVICE: device} if DEVICE in names else {}
+        if len(names) - len(further) == 1:
+            return [dict(config) for config in islice(prior(space.problem_view, **further), MAX_NAMED)]
+        scored = [
+            (float(prior(space.problem_view, space.view(config), **further)), config) for config in _sample(space)
+        ]
     except Exception as error:
         raise kernel.site.failure("prior", error) from error
     scored.sort(key=lambda pair: -pair[0])

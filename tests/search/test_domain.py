@@ -115,6 +115,95 @@ def test_billion_configs_start_at_once(where: Any) -> None:
     assert peak_bytes < 50 * 2**20
 
 
+def opaque_expression(p: Any, c: Any) -> Any:
+    """Return one condition on nine knobs, of which 1 in 10^5 configs satisfies it."""
+    return (
+        c.a * 7919 + c.b * c.c * 104729 + c.d * c.e * 1299709 + c.f * 15485863 + c.g * c.h * 32452843
+    ) % 99991 == c.i
+
+
+def opaque_function(p: Any, c: Any) -> Any:
+    """Walk over the knobs, whatever they are called."""
+    state = p.M
+    for knob in sorted(c):
+        state = (state * 31 + c[knob] * c[knob]) % 99991
+    if c.a > 5 and c.b % 2:
+        return state == 7
+    return state == max(c.a, c.b)
+
+
+def reads_hashes(p: Any, c: Any) -> Any:
+    """Decide by something that only single configs have."""
+    return hash(tuple(c.values())) % 2_003 == 3
+
+
+OPAQUE = {
+    "an expression": opaque_expression,
+    "a function": opaque_function,
+    "a text": "(a * 7919 + b * c * 104729 + d * e * 1299709 + f * 15485863 + g * h * 32452843) % 99991 == i",
+}
+
+
+@pytest.mark.parametrize("where", OPAQUE.values(), ids=OPAQUE)
+def test_constraint_over_nine_knobs_starts_at_once(where: Any) -> None:
+    """Of 10^9 configs 1 in 10^5 satisfies a constraint that cannot be split: estimated and drawn in a few MiB."""
+    bound = space(**NINE_KNOBS, where=where).bind({"M": 64})
+    tracemalloc.start()
+    began = process_time()
+    domain = domain_of(bound)
+    random = Random(0)
+    domain.sample(random)
+    took = process_time() - began
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert not domain.is_exact
+    assert 3_000 < domain.count < 30_000
+    found = [code for _ in range(20) if (code := domain.sample(random)) is not None]
+    assert len(found) > 9
+    assert all(domain.config(code) in bound for code in found)
+    # A second is the promise, on a machine that does nothing else.
+    assert took < 2
+    assert peak_bytes < 50 * 2**20
+
+
+@pytest.mark.parametrize("strategy", [RandomStrategy, Exhaustive])
+def test_strategies_search_what_cannot_be_split(strategy: Any) -> None:
+    """Drawn and walked, both find valid configs of an opaque constraint without looking at each candidate."""
+    bound = space(**NINE_KNOBS, where=lambda p, c: (c.i * 31 + sum(c.values()) ** 3) % 997 == 0).bind({})
+    chosen = strategy(bound, 0)
+    asked = [config for _ in range(20) for config in chosen.ask(10)][:20]
+    assert len({canonical(config) for config in asked}) == 20
+    assert all(config in bound for config in asked)
+    if strategy is Exhaustive:
+        assert [list(config.values()) for config in asked] == sorted(list(config.values()) for config in asked)
+
+
+def test_draws_of_an_opaque_constraint_are_uniform() -> None:
+    """No value of a knob is drawn more often than the valid configs have it (chi-square, p < 1e-6)."""
+    declared = space(**{**NINE_KNOBS, "i": [0, 1]}, where=lambda p, c: (sum(c.values()) + c.a * c.b) % 97 == 5)
+    domain = domain_of(declared.bind({}))
+    random = Random(2)
+    drawn = [domain.config(code) for _ in range(4000) if (code := domain.sample(random)) is not None]
+    assert len(drawn) == 4000
+    assert len({canonical(config) for config in drawn}) > 3900
+    # A knob that the condition treats like the others has its values equally often.
+    for knob in "gh":
+        counts = Counter(config[knob] for config in drawn)
+        assert sum((counts[value] - 400) ** 2 / 400 for value in TEN) < 50
+
+
+def test_constraint_that_needs_single_configs_is_drawn_one_by_one() -> None:
+    """It takes longer, and still finds valid configs and estimates how many there are."""
+    bound = space(**NINE_KNOBS, where=reads_hashes).bind({})
+    domain = domain_of(bound)
+    random = Random(0)
+    found = [code for _ in range(8) if (code := domain.sample(random)) is not None]
+    assert not domain.is_exact
+    assert len(found) > 5
+    assert 2e5 < domain.count < 1e6
+    assert all(domain.config(code) in bound for code in found)
+
+
 @pytest.mark.parametrize("strategy", [RandomStrategy, Exhaustive])
 def test_strategies_reach_rare_configs(strategy: Any) -> None:
     """Where one in 10^5 is valid, the plain strategies find valid ones at once too."""

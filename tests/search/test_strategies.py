@@ -151,7 +151,9 @@ def test_endless_where_gives_way(strategy: type[Strategy], kind: str) -> None:
     )
     chosen = strategy(declared.bind({}), 0)
     assert chosen.ask(1) == []
-    assert (probed, chosen.finished) == (PROBES_PER_ASK, False)
+    # Of axes, many configs are asked about at once.
+    assert 0 < probed <= PROBES_PER_ASK
+    assert not chosen.finished
 
 
 @pytest.mark.parametrize("strategy", [Exhaustive, Random])

@@ -34,6 +34,10 @@ def test_summary_says_how_the_best_came_down() -> None:
             SearchSummary(strategy="guided", size=10**6, converged=True),
             "guided tried 8 of 1,000,000 configs (0.0008 %), until an improvement of more than 1 % was unlikely",
         ),
+        (
+            SearchSummary(strategy="guided", size=10_400, size_is_estimate=True),
+            "guided tried 8 of about 10,400 configs (0.077 %)",
+        ),
         (SearchSummary(strategy="genetic", size=9, notice="no NumPy"), "genetic tried 8 of 9 configs (89 %); no NumPy"),
     ],
 )

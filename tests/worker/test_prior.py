@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ktuned import space
-from ktuned.model import KernelFileError, Plan
+from ktuned.model import Device, DeviceModel, DeviceName, KernelFileError, Plan, Target
 from ktuned.worker.explore import Exploration
 from tests.worker.declaring import declare
 
@@ -38,6 +38,22 @@ def test_promising_configs_come_first(prior: Any, first: list[int]) -> None:
     configs = explored(prior)
     assert configs[: len(first)] == first
     assert sorted(configs) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        lambda p, device: [{"n": 70}] if device.target == "sm_90a" else [],
+        lambda p, c, device: -abs(c.n - (70 if device.model == "H100" else 20)),
+    ],
+    ids=["configs", "score"],
+)
+def test_prior_may_look_at_the_device(prior: Any) -> None:
+    """A parameter of that name takes it, in either form."""
+    device = Device(DeviceName("cuda:0"), DeviceModel("H100"), Target("sm_90a"))
+    kernel = declare(space=SPACE, prior=prior)
+    (proposal,) = Exploration(kernel, {"M": 1}, Plan(strategy="exhaustive"), [], device=device).ask(1).proposals
+    assert proposal.config["n"] == 70
 
 
 def test_prior_that_raises_names_its_file() -> None:
