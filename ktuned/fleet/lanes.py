@@ -24,11 +24,14 @@ _log = structlog.get_logger()
 REAP_S = 1.0
 """Time for a killed worker to end: a process in an endless GPU kernel was seen to take 0.15 s."""
 
-SPARES = {"cpu": 1, "cuda": 2}
-SPARES_IN_TROUBLE = {"cpu": 2, "cuda": 4}
+SPARES = {"cpu": 1, "cuda": 3}
+SPARES_IN_TROUBLE = {"cpu": 2, "cuda": 6}
 """Warm spares of a lane, by the kind of its device, and of one that has just lost a worker. Bad configs come in rows,
 being neighbours in the space: with one spare, the next failure waits for an interpreter that imports torch and makes a
 context, which takes two seconds and more. Spares that start together share the cores, and each holds memory."""
+
+EARLY_CORES = 8
+"""Cores for each lane from which on its spares start together with its first worker, and do not slow that one."""
 
 TROUBLE_S = 60.0
 """Time after a loss for which more spares are kept: each holds some 250 MiB, and 500 MiB of a GPU."""
@@ -243,6 +246,15 @@ class Lane:
     @property
     def _is_in_trouble(self) -> bool:
         return monotonic() - self._killed_at < TROUBLE_S
+
+    def prepare(self, environment: Environment, backend: str, cores: int) -> None:
+        """Have workers start that the lane will need: its own, and its spares where it has ``cores`` enough.
+
+        A config may fail as soon as the lane is open, and the next one is not to wait for an interpreter.
+        """
+        self._fleet.prepare_spares(Role.BENCH, environment, backend)
+        if self.device.kind != "cpu" and cores >= EARLY_CORES:
+            self._fleet.prepare_spares(Role.BENCH, environment, backend, SPARES[self.device.kind], self.device)
 
     def _prepare_spares(self, bench: Bench) -> None:
         wanted = SPARES_IN_TROUBLE if self._is_in_trouble else SPARES

@@ -6,6 +6,7 @@ compiled config is measured while the rest still compile. A result is committed 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from time import monotonic, time
 
@@ -304,7 +305,8 @@ class Pipeline:
         """
         await self._has_fresh.wait()
         async with self._fleet.gate.compiling():
-            self._fleet.prepare_spares(Role.BENCH, self.work.environment, self.work.kernel.backend)
+            cores = len(os.sched_getaffinity(0)) // len(self._lanes)
+            lane.prepare(self.work.environment, self.work.kernel.backend, cores)
             if lane.state == "ready":
                 async with lane.hold(self.work.job.id):
                     began = monotonic()
