@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ class Catalog:
         self._learned = {name: dict(entries) for name, entries in (learned or {}).items()}
         self._roots = {root.path: root for root in roots}
         self._root_listeners: list[Callable[[], None]] = []
+        self._kernel_listeners: list[Callable[[Collection[KernelName]], None]] = []
         self._kernels = {kernel.name: kernel for kernel in kernels if self.root_of(kernel.file) is not None}
         self._errors: dict[str, tuple[FileError, ...]] = {}
         self._faults: dict[str, str] = {}
@@ -129,6 +130,10 @@ class Catalog:
     def when_roots_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` when there are other directories to watch; it must not raise."""
         self._root_listeners.append(listener)
+
+    def when_kernels_change(self, listener: Callable[[Collection[KernelName]], None]) -> None:
+        """Call ``listener`` with the kernels that an inspection changed or removed, at once; it must not raise."""
+        self._kernel_listeners.append(listener)
 
     def add_root(self, root: Root) -> None:
         """Watch one more root, or the same one with another interpreter or name."""
@@ -341,6 +346,8 @@ class Catalog:
         for name in gone:
             self._drop(name)
         mended = tuple(sorted(wrong - self._errors.keys()))
+        for listener in self._kernel_listeners:
+            listener({*changed, *replanned, *gone})
         return Changes(
             tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected), mended
         )

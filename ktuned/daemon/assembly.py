@@ -226,6 +226,7 @@ def assemble(
         intervals=replaced.intervals or Intervals(),
     )
     jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish)
+    catalog.when_kernels_change(jobs.outdate)
     reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
     intake = Intake(
         admission=admission,

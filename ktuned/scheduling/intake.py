@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import anyio.to_thread
 import structlog
@@ -30,6 +31,7 @@ from ktuned.catalog import (
     read_project,
 )
 from ktuned.devices import Machine
+from ktuned.ipc import stamp
 from ktuned.model import (
     MAX_PRIORITY,
     PRESETS,
@@ -233,6 +235,36 @@ class Intake:
         await self._inspector.adopt(root)
         return root
 
+    async def tune_named(self, name: str, wish: Wish) -> tuple[list[Job], list[FileError]]:
+        """Tune a kernel by its name, as its files are now: the watcher may not have seen the last save yet.
+
+        Return the jobs, and what is wrong with its file.
+
+        Raises:
+            NotFound: there is no such kernel, or its file does not declare it any more.
+            AmbiguousName: several projects have one.
+            UsageError: it declares no problems and none was given, or the wish cannot be followed.
+        """
+        kernel = self._catalog.resolve(name)
+        changes = await self._inspect_if_changed(kernel)
+        try:
+            jobs = await self.tune_kernel(self._catalog.resolve(kernel.name), wish)
+        finally:
+            # After the wish, as with a path.
+            await self._renew(changes, saved=True)
+        return jobs, self._catalog.errors_below(kernel.file)
+
+    async def _inspect_if_changed(self, kernel: KernelInfo) -> Changes:
+        """Inspect a kernel's file if a file that it depends on no longer holds what was inspected."""
+        root = self._catalog.root_of(kernel.file)
+        if root is None or not await anyio.to_thread.run_sync(_differs, kernel.stamps):
+            return Changes()
+        is_there = os.path.isfile(kernel.file)
+        present, gone = ([kernel.file], []) if is_there else ([], [kernel.file])
+        found = await self._inspector.inspect_files(root, present, gone)
+        await self._outdate(found.changes)
+        return found.changes
+
     async def tune_kernel(self, kernel: KernelInfo, wish: Wish) -> list[Job]:
         """Tune one kernel, or only compile it, for the wished problem or for all that it declares.
 
@@ -358,7 +390,7 @@ class Intake:
         for name in changes.removed:
             await self._jobs.supersede(name)
         for name in (*changes.changed, *changes.replanned):
-            await self._jobs.supersede(name)
+            await self._jobs.stop_outdated(name)
             if name in changes.changed:
                 self._publish("stale", kernel=name, digest=self._catalog.resolve(name).digest)
 
@@ -411,3 +443,8 @@ class Intake:
                 return
             except KtunedError as error:
                 _log.warning("retune_refused", kernel=kernel.name, reason=error.message)
+
+
+def _differs(stamps: Mapping[str, str]) -> bool:
+    """Return whether a file no longer holds what its stamp says."""
+    return any(stamp(Path(path)) != held for path, held in stamps.items())

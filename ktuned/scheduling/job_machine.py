@@ -10,7 +10,7 @@ An event that is illegal for its job changes nothing and raises :class:`~ktuned.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import replace
 from time import monotonic, time
 from typing import assert_never
@@ -147,13 +147,17 @@ class JobMachine:
         """Return the job that has a device model."""
         return self._running.get(device)
 
-    def find(self, key: WinnerKey, plan: Plan | None) -> Job | None:
-        """Return the live job that does some work, or could by a larger budget; without a plan, in whatever way."""
+    def find(self, key: WinnerKey, plan: Plan | None, but: Container[int] = ()) -> Job | None:
+        """Return the live job that does some work, or could by a larger budget; without a plan, in whatever way.
+
+        Those that are named by ``but`` are left out.
+        """
         running = self._running.get(key.device)
-        if running is not None and running.key == key and self._lives[running.id].place is not JobPlace.CANCELLING:
+        if running is not None and running.key == key and running.id not in but:
             does_all = plan is None or extended(running.plan, plan) == running.plan
-            return running if does_all else self.queue.find(key, plan)
-        return self.queue.find(key, plan)
+            if does_all and self._lives[running.id].place is not JobPlace.CANCELLING:
+                return running
+        return self.queue.find(key, plan, but)
 
     def rank(self, job_id: int) -> int:
         """Return a live job's rank now: compile slots and devices are given out by it, too."""

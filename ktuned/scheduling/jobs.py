@@ -67,6 +67,7 @@ class Jobs:
         self._dispatcher = dispatcher
         # Between the store and the machine: a job that is in the one is not in the other while this is held.
         self._arriving = anyio.Lock()
+        self._outdated: set[int] = set()
 
     async def run(self) -> None:
         """Take up what the last daemon left, and work until cancelled."""
@@ -108,7 +109,7 @@ class Jobs:
         """
         wanted = None if any_plan else plan
         async with self._arriving:
-            found = self._machine.find(key, wanted)
+            found = self._machine.find(key, wanted, self._outdated)
             if found is not None:
                 await self._dispatcher.handle(Joined(found.id, priority, reason, wanted, is_fixed))
                 return Arrival(self.job(found.id) or found, is_new=False)
@@ -214,14 +215,26 @@ class Jobs:
         """The device models that are paused; ``EVERYTHING`` when all are."""
         return set(self._queue.pauses)
 
-    async def supersede(self, kernel: str) -> list[int]:
-        """Cancel what works on an older state of a kernel; return the ids of those jobs."""
+    def outdate(self, kernels: Collection[str]) -> None:
+        """Note that jobs of some kernels work on an older state than the catalog's: no request joins them any more."""
+        live = [*self._machine.running, *self._queue]
+        known = self._outdated & {job.id for job in live}
+        self._outdated = known | {job.id for job in live if job.kernel in kernels}
+
+    async def stop_outdated(self, kernel: str) -> list[int]:
+        """Cancel the jobs of a kernel that work on an older state; return their ids. Later ones go on."""
         stopped = []
         for job in [job for job in (*self._machine.running, *self._queue) if job.kernel == kernel]:
             # One that ends by itself meanwhile needs no cancelling.
             with suppress(NotFound):
-                stopped.append((await self.cancel(job.id, "superseded by a newer state of its files")).id)
+                if job.id in self._outdated:
+                    stopped.append((await self.cancel(job.id, "superseded by a newer state of its files")).id)
         return stopped
+
+    async def supersede(self, kernel: str) -> list[int]:
+        """Cancel what works on a kernel; return the ids of those jobs."""
+        self.outdate([kernel])
+        return await self.stop_outdated(kernel)
 
     async def restart(self, kernel: str, reason: str, is_outdated: Callable[[Context], bool]) -> None:
         """Begin those of a kernel's running jobs again that measure in an outdated context."""

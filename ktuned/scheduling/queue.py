@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -78,11 +78,11 @@ class JobQueue:
             known.make_way(now)
             known.raise_to(job.priority, is_fixed=known.is_fixed)
 
-    def find(self, wanted: WinnerKey, plan: Plan | None = None) -> Job | None:
+    def find(self, wanted: WinnerKey, plan: Plan | None = None, but: Container[int] = ()) -> Job | None:
         """Return a waiting job that does this very work, or could by a larger budget; without a plan, in any way."""
         for job_id in sorted(self._alike.get(wanted, ())):
             job = self._waiting[job_id]
-            if plan is None or extended(job.plan, plan) is not None:
+            if job_id not in but and (plan is None or extended(job.plan, plan) is not None):
                 return job
         return None
 

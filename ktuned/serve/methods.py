@@ -188,7 +188,7 @@ class Methods:
         if wanted.path is not None:
             jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish)
         elif wanted.kernel is not None:
-            jobs = await self._intake.tune_kernel(self._catalog.resolve(wanted.kernel), wish)
+            jobs, errors = await self._intake.tune_named(wanted.kernel, wish)
         else:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
         entries = [self._jobs.describe(job) for job in jobs]

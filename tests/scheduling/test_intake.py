@@ -219,6 +219,62 @@ class TestTuneKernel:
 
 
 @pytest.mark.anyio
+class TestTuneNamed:
+    async def test_what_is_on_the_disk_is_tuned(self, parts: Parts) -> None:
+        """A save that the watcher has not seen is taken in first; its event, later, supersedes nothing."""
+        before = await parts.inspect(kernel_text())
+        path = parts.write(kernel_text(rtol="0.5"))
+        (job,), errors = await parts.intake.tune_named("it", Wish())
+        assert not errors
+        assert parts.catalog.resolve("it").digest != before.digest
+        found = await parts.inspector.inspect_files(parts.root, [str(path)])
+        await parts.intake.react(found.changes, saved=True)
+        assert [live.id for live in parts.jobs.live()] == [job.id]
+
+    async def test_all_files_of_the_kernel_are_looked_at(self, parts: Parts) -> None:
+        """A module that the kernel imports counts as its own file does."""
+        helper = parts.write("def twice(x):\n    return 2 * x\n", "helper.py")
+        text = f"from helper import twice\n{kernel_text(reference='lambda x: dict(y=twice(x))')}"
+        before = await parts.inspect(text)
+        helper.write_text("def twice(x):\n    return x + x\n")
+        await parts.intake.tune_named("it", Wish())
+        assert parts.catalog.resolve("it").digest != before.digest
+
+    async def test_unchanged_files_are_not_inspected(self, parts: Parts) -> None:
+        """Nothing is announced, and the catalog keeps what it has."""
+        kernel = await parts.inspect(kernel_text())
+        await parts.intake.tune_named("it", Wish())
+        assert parts.catalog.resolve("it") is kernel
+        assert not parts.told.of("reloaded")
+
+    async def test_what_is_wrong_with_the_file_is_returned(self, parts: Parts) -> None:
+        """A slip that was saved just now stands beside the jobs, as for a path."""
+        await parts.inspect(kernel_text())
+        path = parts.write("syntax error")
+        _, errors = await parts.intake.tune_named("it", Wish())
+        assert [error.path for error in errors] == [str(path)]
+
+    async def test_a_kernel_that_is_gone_from_its_file_is_not_tuned(self, parts: Parts) -> None:
+        """The error names it, and nothing waits."""
+        await parts.inspect(kernel_text())
+        parts.write(kernel_text("other"))
+        with pytest.raises(NotFound):
+            await parts.intake.tune_named("it", Wish())
+        assert {job.kernel for job in parts.jobs.live()} == {"project:other"}
+
+    async def test_a_request_between_inspection_and_reaction_is_of_the_newer_state(self, parts: Parts) -> None:
+        """It joins no job of the older state, and is not superseded with it."""
+        await parts.inspect(kernel_text())
+        (old,), _ = await parts.intake.tune_named("it", Wish())
+        path = parts.write(kernel_text(rtol="0.5"))
+        found = await parts.inspector.inspect_files(parts.root, [str(path)])
+        (new,), _ = await parts.intake.tune_named("it", Wish())
+        assert new.id != old.id
+        await parts.intake.react(found.changes, saved=True)
+        assert [live.id for live in parts.jobs.live()] == [new.id]
+
+
+@pytest.mark.anyio
 class TestReact:
     async def edited(self, parts: Parts, *, saved: bool, **options: Any) -> list[Job]:
         """Write the kernel file anew, react to what that changed, and return the jobs that wait."""
