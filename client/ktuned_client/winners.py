@@ -22,6 +22,9 @@ FORMAT: Final = 1
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 """Size limit of a file: some 100,000 winners."""
 
+MAX_NAMES: Final = 4_000
+"""Limit of a kernel's learned names: the daemon's own."""
+
 _SCALARS: Final = (bool, int, float, str)
 _FIELDS: Final = {"kernel": str, "device": str, "winners": list}
 _WINNER_FIELDS: Final = {
@@ -82,6 +85,13 @@ def check_document(document: Any) -> None:
         isinstance(specialize, list) and all(isinstance(key, str) for key in specialize)
     ):
         raise ValueError("is invalid: `specialize` is not a list of names")
+    names = document.get("names", {})
+    if (
+        not isinstance(names, dict)
+        or len(names) > MAX_NAMES
+        or not all(isinstance(ends, list) for ends in names.values())
+    ):
+        raise ValueError(f"is invalid: `names` is not a map of at most {MAX_NAMES} names to lists")
     for number, winner in enumerate(document["winners"], start=1):
         if not isinstance(winner, dict):
             raise ValueError(f"is invalid: winner {number} is not a map")

@@ -95,6 +95,16 @@ class FileInspector:
             _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
         return Inspected(changes, tuple(map(printable, wanted)))
 
+    async def look(self, kernel: KernelInfo, names: Iterable[Observation]) -> tuple[Observation, ...]:
+        """Return what names hold here that a kernel has not learned; none if its file does not declare it now."""
+        root = self._catalog.root_of(kernel.file)
+        if root is None:
+            return ()
+        wanted = {entry.name: entry for entry in names}
+        found = await self._inspect_by_one(root, [kernel.file], {kernel.kernel: tuple(wanted.values())})
+        seen = [one for item in found for one in item.kernels if one.name == kernel.name]
+        return tuple(entry for one in seen for name, entry in one.learned.items() if name in wanted)
+
     async def adopt(self, root: Root) -> Changes:
         """Watch a root as it is now; under another name, all that is known of its kernels follows.
 
@@ -182,16 +192,20 @@ class FileInspector:
         # In the order of their names, which decides who has a name that two files declare.
         return sorted(done, key=lambda inspection: inspection.file)
 
-    async def _inspect_by_one(self, root: Root, files: list[str]) -> list[Inspection]:
+    async def _inspect_by_one(
+        self, root: Root, files: list[str], names: Mapping[str, tuple[Observation, ...]] | None = None
+    ) -> list[Inspection]:
+        """Inspect files in one worker; of each kernel the learned names are looked at, or ``names`` instead."""
         done: list[Inspection] = []
         kills = 0
         while len(done) < len(files):
             rest = files[len(done) :]
             received: list[replies.InspectedFile] = []
+            learned = self._catalog.learned(root, set(rest)) if names is None else names
             request = requests.Inspect(
                 root.name,
                 tuple(relative(file, root.path) for file in rest),
-                {name: _below(entries, root) for name, entries in self._catalog.learned(root, set(rest)).items()},
+                {name: _below(entries, root) for name, entries in learned.items()},
             )
             try:
                 async with self._fleet.lend(Role.INSPECT, environment_of(root)) as worker:

@@ -352,6 +352,8 @@ def assemble(
     exchange = WinnerExchange(
         admission=admission,
         catalog=catalog,
+        inspector=inspector,
+        traces=traces,
         machine=machine,
         store=store,
         artifacts=artifacts,

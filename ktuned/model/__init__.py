@@ -42,7 +42,16 @@ from ktuned.model.near import nearest_winners
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
 from ktuned.model.record import Record, record
 from ktuned.model.staleness import CAPTURED, SPACE, Change, sentence, since
-from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, added, combine, with_captured
+from ktuned.model.trace import (
+    DISTRIBUTION,
+    ENVIRONMENT,
+    UNOBSERVED,
+    Observation,
+    added,
+    combine,
+    with_captured,
+    without,
+)
 from ktuned.model.trial import Context, Trial, TrialResult, Winner
 from ktuned.model.values import (
     RETRIED_BY_NEXT_JOB,
@@ -129,4 +138,5 @@ __all__ = [
     "sentence",
     "since",
     "with_captured",
+    "without",
 ]

@@ -58,6 +58,12 @@ def combine(digest: str, entries: Iterable[Observation]) -> str:
     return f"{total % (1 << _BITS):064x}"
 
 
+def without(digest: str, entries: Iterable[Observation]) -> str:
+    """Return the digest that :func:`combine` has added entries to."""
+    total = _number(digest) - _number(combine("0", entries))
+    return f"{total % (1 << _BITS):064x}"
+
+
 def added(one: str, other: str) -> str:
     """Return one digest of two; :func:`combine` may come before it, on either, or after it."""
     return f"{(_number(one) + _number(other)) % (1 << _BITS):064x}"

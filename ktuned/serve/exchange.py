@@ -1,15 +1,21 @@
-"""The methods ``export`` and ``import``: winners as documents that can be kept in git, and taken in elsewhere."""
+"""The methods ``export`` and ``import``: winners as documents that can be kept in git, and taken in elsewhere.
+
+A document has its kernel's learned names without their contents. Where an import looks at them, and finds what makes
+the digest of one of the winners, all of them hold what they held there: they are learned here, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from time import time
 from typing import Any, Final
 
 import anyio.to_thread
 
-from ktuned.catalog import Admission, Catalog, check_problem
+from ktuned.catalog import Admission, Catalog, FileInspector, Traces, check_problem
 from ktuned.devices import Machine
+from ktuned.ipc import relative
 from ktuned.model import (
     Config,
     Context,
@@ -18,12 +24,14 @@ from ktuned.model import (
     KeyProblem,
     KtunedError,
     NotFound,
+    Observation,
     Problem,
     Status,
     UsageError,
     Winner,
     WorkerError,
     canonical,
+    without,
 )
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Method
@@ -43,6 +51,8 @@ class WinnerExchange:
         *,
         admission: Admission,
         catalog: Catalog,
+        inspector: FileInspector,
+        traces: Traces,
         machine: Machine,
         store: Store,
         artifacts: Artifacts,
@@ -50,6 +60,8 @@ class WinnerExchange:
     ) -> None:
         self._admission = admission
         self._catalog = catalog
+        self._inspector = inspector
+        self._traces = traces
         self._machine = machine
         self._store = store
         self._artifacts = artifacts
@@ -99,10 +111,11 @@ class WinnerExchange:
             raise NotFound(
                 f"{document['kernel']} is not known here", hint="`ktuned add PATH` with its project's path adds it"
             ) from error
+        kernel, exported = await self._with_names(kernel, document, is_dry=wanted.dry_run)
         taken: list[Offer] = []
         entries = []
         for winner in document["winners"]:
-            verdict, offer = await self._judged(kernel, document["device"], winner)
+            verdict, offer = await self._judged(kernel, exported, document["device"], winner)
             entries.append({"problem": winner["problem"], "config": winner["config"], **verdict})
             if offer is not None:
                 taken.append(offer)
@@ -110,10 +123,46 @@ class WinnerExchange:
             await self._adopt(kernel, taken)
         return {"kernel": kernel.name, "device": document["device"], "winners": entries}
 
+    async def _with_names(
+        self, kernel: KernelInfo, document: Mapping[str, Any], *, is_dry: bool
+    ) -> tuple[KernelInfo, str]:
+        """Return a kernel with a document's names too, and the digest that it has with these names alone.
+
+        They are learned, unless the run is dry, if that is the digest of one of the winners: then they hold here what
+        they held there, and no winner depends on another name. Otherwise the kernel stays as it is.
+        """
+        names, root = document.get("names"), self._catalog.root_of(kernel.file)
+        if names is None or root is None:
+            return kernel, kernel.digest
+        missing = [
+            Observation(name, "", is_source="source" in ends, is_data="data" in ends)
+            for name, ends in names.items()
+            if name not in kernel.learned
+        ]
+        found = await self._inspector.look(kernel, missing) if missing else ()
+        named = kernel.observed(found)
+        exported = without(named.digest, [entry for name, entry in named.learned.items() if name not in names])
+        wanted = {winner["digest"] for winner in document["winners"]}
+        problems = [canonical(winner["problem"]) for winner in document["winners"]]
+        if not wanted & {self._digest(kernel, problem, exported) for problem in problems}:
+            return kernel, kernel.digest
+        if is_dry or not found:
+            return named, exported
+        below = [replace(one, places=tuple(relative(path, root.path) for path in one.places)) for one in found]
+        await self._traces.learn(kernel, below)
+        return self._catalog.resolve(kernel.name), exported
+
+    def _digest(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
+        """Return what a kernel means for a specialised problem; with another ``digest``, what that would mean."""
+        return self._machine.digest(replace(kernel, digest=digest or kernel.digest), specialized)
+
     async def _judged(
-        self, kernel: KernelInfo, device: str, winner: Mapping[str, Any]
+        self, kernel: KernelInfo, exported: str, device: str, winner: Mapping[str, Any]
     ) -> tuple[dict[str, Any], Offer | None]:
-        """Return the decision about one winner, in the protocol's form, and the offer if it becomes the winner."""
+        """Return the decision about one winner, in the protocol's form, and the offer if it becomes the winner.
+
+        ``exported`` is the kernel's digest with the names that the document has.
+        """
         problem, config = winner["problem"], winner["config"]
         refused = {"taken": False, "status": None}
         if kernel.specialize is not None:
@@ -130,12 +179,14 @@ class WinnerExchange:
             return {**refused, "reason": f"refused: the kernel's space cannot be asked: {error.message}"}, None
         if not is_admitted:
             return {**refused, "reason": "refused: the kernel's space has no such config"}, None
+        specialized = canonical(problem)
+        is_known = winner["digest"] == self._digest(kernel, specialized, exported)
         offer = Offer(
             Context(
                 kernel.name,
-                KeyProblem(canonical(problem)),
+                KeyProblem(specialized),
                 DeviceModel(device),
-                winner["digest"],
+                self._digest(kernel, specialized) if is_known else winner["digest"],
                 winner["toolchain"],
                 winner["device_fingerprint"],
                 winner["measuring_version"],
@@ -207,6 +258,7 @@ class WinnerExchange:
             "device": device,
             "default": None if kernel is None or kernel.default is None else dict(kernel.default),
             "specialize": None if kernel is None or kernel.specialize is None else list(kernel.specialize),
+            "names": {} if kernel is None else {name: _ends(entry) for name, entry in kernel.learned.items()},
             "winners": [
                 {
                     "problem": dict(winner.problem),
@@ -228,3 +280,8 @@ class WinnerExchange:
         assert winner.artifact is not None
         path = self._artifacts.find(winner.artifact)
         return None if path is None else str(path)
+
+
+def _ends(entry: Observation) -> list[str]:
+    """Return the ends for which a learned name was read."""
+    return ["source"] * entry.is_source + ["data"] * entry.is_data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -61,9 +62,13 @@ def value_digest(value: str | None) -> str:
 
 
 def _installed(entry: Observation, root: str) -> Observation:
-    """Return the entry of a distribution as it is installed now, where it was: another version has another record."""
-    record = Path(absolute(entry.places[0], root))
-    owner = distribution(str(record.parent.parent), entry.name.removeprefix(DISTRIBUTION))
+    """Return the entry of a distribution as it is installed now, where it was: another version has another record.
+
+    One that was learned elsewhere is looked for where this interpreter would.
+    """
+    sites = [str(Path(absolute(place, root)).parent.parent) for place in entry.places[:1]] or sys.path
+    name = entry.name.removeprefix(DISTRIBUTION)
+    owner = next(filter(None, (distribution(site, name) for site in sites if site)), None)
     if owner is None:
         return replace(entry, digest=ABSENT, meaning="")
     place = relative(str(owner.record), root)

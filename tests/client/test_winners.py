@@ -133,6 +133,8 @@ def test_artifacts_are_found_beside_the_file(tmp_path: Path) -> None:
         (json.dumps(document(device=None)), "`device` is missing"),
         (json.dumps(document(specialize="M")), "`specialize`"),
         (json.dumps(document(default={"BM": []})), "its default"),
+        (json.dumps(document(names=["a.h"])), "`names`"),
+        (json.dumps(document(names={"a.h": "source"})), "`names`"),
         (json.dumps(document(winners=[7])), "winner 1 is not a map"),
         (json.dumps(document(winners=[WINNER, {**WINNER, "latency_us": -1.0}])), "winner 2: a latency of -1.0"),
         (json.dumps(document(winners=[{**WINNER, "config": {"BM": None}}])), "winner 1: its config"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
-from ktuned.model.trace import Observation, added, combine, unknown, with_captured
+from ktuned.model.trace import Observation, added, combine, unknown, with_captured, without
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 ENTRIES = st.lists(st.builds(Observation, st.text(min_size=1), DIGESTS), max_size=5, unique_by=lambda entry: entry.name)
@@ -128,3 +128,11 @@ def test_learned_names_survive_the_store() -> None:
     """A kernel comes back from its JSON as it was."""
     learned = kernel().observed([HEADER, DATA, VARIABLE])
     assert KernelInfo.from_wire(json.loads(json.dumps(learned.to_wire()))) == learned
+
+
+@given(DIGESTS, ENTRIES, ENTRIES)
+def test_what_was_added_to_a_digest_can_be_taken_from_it(
+    digest: str, first: list[Observation], rest: list[Observation]
+) -> None:
+    """In whatever order: what is left is the digest with the others alone."""
+    assert without(combine(combine(digest, first), rest), first) == combine(digest, rest)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ktuned.ipc.places import relative
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.trace import Observation
 from ktuned.serve.exchange import WinnerExchange
-from ktuned.serve.params import ImportParams
-from tests.assembled import ALL_ROUNDS, Parts, kernel_text
+from ktuned.serve.params import ExportParams, ImportParams
+from tests.assembled import ALL_ROUNDS, Parts, assembled, kernel_text
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +44,8 @@ def sharing(parts: Parts) -> WinnerExchange:
     return WinnerExchange(
         admission=parts.daemon.admission,
         catalog=parts.catalog,
+        inspector=parts.inspector,
+        traces=parts.daemon.traces,
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
@@ -65,3 +72,94 @@ async def test_winner_that_the_space_has_lost_gives_way(parts: Parts) -> None:
     await parts.inspect(kernel_text(configs="us=[20.0]"))
     (after,) = (await sharing(parts).take(wanted, None))["winners"]  # type: ignore[arg-type]
     assert (before["taken"], after["taken"]) == (False, True)
+
+
+async def learned(parts: Parts, *names: str) -> KernelInfo:
+    """Have the kernel learn names, as compiling it would, and return it."""
+    kernel = await parts.inspect(kernel_text())
+    found = await parts.inspector.look(kernel, [Observation(name, "", is_source=True) for name in names])
+    below = [replace(one, places=tuple(relative(place, str(parts.project)) for place in one.places)) for one in found]
+    await parts.daemon.traces.learn(kernel, below)
+    return parts.catalog.resolve("it")
+
+
+async def exported(directory: Path, header: str) -> dict[str, Any]:
+    """Return what a machine exports whose winner was compiled with a header, and looked for another in vain."""
+    async with assembled(directory) as parts:
+        parts.write(header, "cfg.h")
+        kernel = await learned(parts, "cfg.h", "first/cfg.h")
+        await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
+        wanted = ExportParams(kernel="it", device="Fake CPU")
+        answer = await sharing(parts).give(wanted, None)  # type: ignore[arg-type]
+    document: dict[str, Any] = answer["document"]
+    return document
+
+
+async def imported(parts: Parts, given: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+    """Import a document and return the verdict on its winner."""
+    wanted = ImportParams(document=given, dry_run=dry_run)
+    (verdict,) = (await sharing(parts).take(wanted, None))["winners"]  # type: ignore[arg-type]
+    return dict(verdict)
+
+
+def status(parts: Parts) -> str:
+    """Return the status of a lookup."""
+    return parts.lookups.lookup("it", {"n": 64}, None, tune=False).status.value
+
+
+@pytest.fixture
+async def other(tmp_path: Path) -> dict[str, Any]:
+    """Return another machine's document."""
+    (tmp_path / "there").mkdir()
+    return await exported(tmp_path / "there", "#define VALUE 1\n")
+
+
+async def test_equal_learned_names_make_an_import_fresh(parts: Parts, other: dict[str, Any]) -> None:
+    """All that was read there is the same here: nothing is to be tuned, and its edit makes the winner stale."""
+    header = parts.write("#define VALUE 1\n", "cfg.h")
+    await parts.inspect(kernel_text())
+    assert (await imported(parts, other, dry_run=True))["status"] == "fresh"
+    assert parts.catalog.resolve("it").learned == {}
+    assert (await imported(parts, other))["status"] == "fresh"
+    assert status(parts) == "fresh"
+    header.write_text("#define VALUE 2\n")
+    await parts.inspect()
+    assert status(parts) == "stale"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("cfg.h", "#define VALUE 2\n"), ("first/cfg.h", "#define VALUE 1\n"), ("cfg.h", None)]
+)
+async def test_a_learned_name_that_differs_makes_an_import_stale(
+    parts: Parts, other: dict[str, Any], name: str, text: str | None
+) -> None:
+    """Another header, one in a directory that is searched earlier, or none; before and after it is learned here."""
+    path = parts.write("#define VALUE 1\n", "cfg.h")
+    if text is None:
+        path.unlink()
+    else:
+        parts.write(text, name)
+    await parts.inspect(kernel_text())
+    assert (await imported(parts, other))["status"] == "stale"
+    assert status(parts) == "stale"
+    await learned(parts, "cfg.h", "first/cfg.h")
+    assert status(parts) == "stale"
+
+
+async def test_names_that_only_this_machine_has_learned_keep_an_import_fresh(
+    parts: Parts, other: dict[str, Any]
+) -> None:
+    """No winner there depends on them, or they would have been learned there, too."""
+    parts.write("#define VALUE 1\n", "cfg.h")
+    parts.write("#define MORE 1\n", "more.h")
+    await learned(parts, "more.h")
+    assert (await imported(parts, other))["status"] == "fresh"
+    assert status(parts) == "fresh"
+
+
+async def test_a_document_without_names_is_fresh_only_for_the_same_digest(parts: Parts, other: dict[str, Any]) -> None:
+    """One that an earlier version wrote says nothing about what was read."""
+    parts.write("#define VALUE 1\n", "cfg.h")
+    await parts.inspect(kernel_text())
+    del other["names"]
+    assert (await imported(parts, other))["status"] == "stale"
