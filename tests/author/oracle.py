@@ -52,7 +52,7 @@ def _compiled(kernel: Any, build: Any, home: Path) -> str:
     library = home / "kernel.so"
     base = kernel.source_paths[0].parent
     names = [os.path.relpath(source, base) for source in kernel.source_paths]
-    command = ["cc", "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(library), *names]
+    command = [os.environ["AUTHOR_CC"], "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(library), *names]
     subprocess.run(command, cwd=base, check=True, capture_output=True)
     return hashlib.sha256(library.read_bytes()).hexdigest()
 

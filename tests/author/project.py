@@ -7,14 +7,17 @@ The mix of edits is fixed. Each kind is drawn as often as its weight says:
 | source, header, common header | 2, 2, 1 | a number in C that decides the bytes of some kernels |
 | include by macro, forced include | 2, 2 | a header that only `#include HEADER` names; one that `-include` names |
 | shadowing header | 2 | a header of the same name comes, changes or goes in a directory that is searched first |
-| scale, space | 2, 2 | a kernel's Build and reference; its axis |
-| helper, star import, registry, class attribute, beside the root | 2 each | Python that sizes the inputs |
+| scale, space, constraint | 2, 2, 1 | a kernel's Build and reference; its axis; what `where` forbids |
+| helper, star import, registry, class attribute, beside the root, late import | 2 each | Python that sizes the inputs |
 | data file | 2 | what the inputs' function reads |
 | environment | 1 | a variable in the root's settings, which is part of every kernel |
+| compiler | 1 | the compiler itself: all is compiled otherwise |
 | unused macro, unreached helper, unreached star, comment, docstring, format, nothing | 1 each | nothing that decides |
 | checkout | 2 | everything, back to an earlier state |
 | broken | 1 | a source that does not compile, which the next edit mends |
 | all at once | 1 | every file, by a new line at its end |
+
+One edit in :data:`DOWN_EVERY`, on average, is made while no daemon runs; it is stopped before, or killed.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ KERNEL = """
 @kernel(
     backend="cc",
     sources=["{source}"],
-    space=space(step={steps}),
+    space=space(step={steps}, where="step != 0"),
     problems=[dict(n=256)],
     inputs=lambda p: dict(x=tensor((p.n * {rows}(),)), y=tensor((p.n * {rows}(),), output=True)),
     reference=lambda x: dict(y={scale} * x),
@@ -36,6 +39,9 @@ KERNEL = """
 def {name}(p, c):
     return Build(c.step, {scale}, {flags})
 """
+
+DOWN_EVERY = 40
+"""Edits for each that is made while the daemon is down: its start costs the time of some others."""
 
 FILES = {
     "tune_a.py": [("a1", "a.c"), ("a2", "b.c")],
@@ -57,6 +63,7 @@ SHAPED = IMPORTS + "from shape import rows\n"
 REACHING = (
     IMPORTS
     + '''\
+import importlib
 import json
 import os
 from pathlib import Path
@@ -73,7 +80,7 @@ def rows():
     """Return how many there are."""
     data = json.loads((Path(__file__).parent / "data.json").read_text())
     parts = star_rows(), TABLE["rows"](), Plate.PAD, beside.rows(), data["rows"], int(os.environ.get("ROWS", "1"))
-    return sum(parts)
+    return sum(parts) + importlib.import_module("late" + "comer").rows()
 '''
 )
 
@@ -84,15 +91,23 @@ PYTHON = {
     "entries.py": 'from registry import register\n\n\n@register("rows")\ndef entry():\n    return 1\n',
     "plates.py": "class Plate:\n    PAD = 0\n",
     "tweaks.py": "from plates import Plate\n\nPlate.PAD = 1\n",
+    "latecomer.py": "def rows():\n    return 1\n",
     "../lib/beside.py": "def rows():\n    return 1\n",
 }
+
+COMPILER = """\
+#!/bin/sh
+exec cc -DCOMPILER={number} "$@"
+"""
+COMPILER_FILE = "../bin/cc"
+"""The author's compiler, which defines a macro of its own."""
 
 SOURCE = """
 #include "{header}"
 #include "common.h"
 
 void run(float* y, const float* x, long n) {{
-  volatile long twist = {number} + TWIST + COMMON; /* an edit changes this */
+  volatile long twist = {number} + TWIST + COMMON + COMPILER; /* an edit changes this */
   for (long i = 0; i < n; i += STEP)
     for (long j = i; j < i + STEP && j < n; ++j) y[j] = SCALE * x[j];
   (void)twist;
@@ -105,7 +120,7 @@ INCLUDING = """
 #include "shadow.h"
 
 void run(float* y, const float* x, long n) {
-  volatile long twist = CHOSEN + SHADOW + FORCED; /* an edit changes these */
+  volatile long twist = CHOSEN + SHADOW + FORCED + COMPILER; /* an edit changes these */
   for (long i = 0; i < n; i += STEP)
     for (long j = i; j < i + STEP && j < n; ++j) y[j] = SCALE * x[j];
   (void)twist;
@@ -131,11 +146,12 @@ def kernel_file(kernels: list[tuple[str, str]], head: str, flags: str) -> str:
 class Project:
     """The files of one author, below ``root`` and beside it; what is ``None`` is not there.
 
-    Of the kernel files it has those that are named, or all.
+    Of the kernel files it has those that are named, or all. ``compiler`` is the one that its sources are compiled with.
     """
 
-    def __init__(self, root: Path, seed: int, files: Sequence[str] = tuple(FILES)) -> None:
+    def __init__(self, root: Path, seed: int | str, files: Sequence[str] = tuple(FILES)) -> None:
         self.root = root
+        self.compiler = root.parent / "bin" / "cc"
         self.files = tuple(files)
         self.chance = random.Random(seed)
         self.texts: dict[str, str | None] = {}
@@ -155,6 +171,7 @@ class Project:
         self.texts["first/shadow.h"] = None
         self.texts |= PYTHON
         self.texts["data.json"] = '{"rows": 1}\n'
+        self.texts[COMPILER_FILE] = COMPILER.format(number=self.number())
         self.texts["ktuned.toml"] = 'name = "project"\nenv = { ROWS = "1" }\n'
         for name, text in self.texts.items():
             self.write(name, text)
@@ -173,6 +190,13 @@ class Project:
         """Save one file in one of the ways of editors, or remove it."""
         path = self.root / name
         path.parent.mkdir(exist_ok=True, parents=True)
+        if path.name == self.compiler.name and text is not None:
+            # As package managers do it: what runs meanwhile has the one or the other.
+            beside = path.with_name(".cc.new")
+            beside.write_text(text)
+            beside.chmod(0o755)
+            beside.replace(path)
+            return
         if text is None:
             path.unlink(missing_ok=True)
             return
@@ -235,13 +259,16 @@ class Project:
             "shadowing header": (2, self._shadow),
             "scale": (2, self._scale),
             "space": (2, self._space),
+            "constraint": (1, self._constraint),
             "helper": (2, lambda: self._small("shape.py", "rows():\n    return ")),
             "star import": (2, lambda: self._small("stars.py", '"""Return some."""\n    return ')),
             "registry": (2, lambda: self._small("entries.py", "entry():\n    return ")),
             "class attribute": (2, lambda: self._small("tweaks.py", "Plate.PAD = ")),
             "beside the root": (2, lambda: self._small("../lib/beside.py", "rows():\n    return ")),
+            "late import": (2, lambda: self._small("latecomer.py", "rows():\n    return ")),
             "data file": (2, lambda: self._small("data.json", '"rows": ')),
             "environment": (1, lambda: self._small("ktuned.toml", 'ROWS = "')),
+            "compiler": (1, lambda: self._number_in(COMPILER_FILE, "COMPILER=")),
             "unused macro": (1, lambda: self._number_in(f"include/{any_of('abc')}.h", "UNUSED ")),
             "unreached helper": (1, lambda: self._number_in("shape.py", "nobodys():\n    return ")),
             "unreached star": (1, lambda: self._number_in("stars.py", "unreached_star():\n    return ")),
@@ -251,7 +278,10 @@ class Project:
             "nothing": (1, lambda: dict([any_of(list(self.texts.items()))])),
             "checkout": (2, lambda: dict(any_of(self.history)) if self.history else {}),
             "broken": (1, self._broken),
-            "all at once": (1, lambda: {name: text and f"{text}\n" for name, text in self.texts.items()}),
+            "all at once": (
+                1,
+                lambda: {name: text and f"{text}\n" for name, text in self.texts.items() if name != COMPILER_FILE},
+            ),
         }
 
     def text(self, name: str) -> str:
@@ -278,7 +308,9 @@ class Project:
         return {"first/shadow.h": f"#define SHADOW {self.number()}\n"}
 
     def _comment(self) -> dict[str, str | None]:
-        name = self.chance.choice([name for name, text in self.texts.items() if text and not name.endswith(".json")])
+        name = self.chance.choice(
+            [name for name, text in self.texts.items() if text and name.endswith((".py", ".c", ".h", ".toml"))]
+        )
         is_hashed = name.endswith((".py", ".toml"))
         note = f"# note {self.number()}\n" if is_hashed else f"/* {self.number()} */\n"
         return {name: note + self.text(name)}
@@ -310,6 +342,15 @@ class Project:
             return f"{head}{_SPACE}{steps}{tail[tail.index(']') + 1 :]}"
 
         return self._in_one_kernel(widened)
+
+    def _constraint(self) -> dict[str, str | None]:
+        forbidden = self.chance.choice([0, 1, 2, 4, 8])
+
+        def ruled(part: str) -> str:
+            head, found, tail = part.partition('where="step != ')
+            return f"{head}{found}{forbidden}{tail[1:]}"
+
+        return self._in_one_kernel(ruled)
 
     def _in_one_kernel(self, change: Callable[[str], str]) -> dict[str, str | None]:
         file = self.chance.choice(self.files)

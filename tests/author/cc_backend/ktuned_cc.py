@@ -6,7 +6,7 @@ import ctypes
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,12 +47,16 @@ class CcKernel(Kernel):
         return lambda: self._run(*arguments)
 
 
+def _compiler() -> str:
+    return os.environ.get("AUTHOR_CC", "/usr/bin/cc")
+
+
 def _observed(unit: Unit, build: Build, base: Path) -> set[Path]:
     """Return the files that the compiler reads for a unit, and where it looks for one in vain."""
     read = set()
     for source in unit.sources:
         rule = subprocess.run(
-            ["cc", "-M", *build.options, os.path.relpath(source, base)],
+            [_compiler(), "-M", *build.options, os.path.relpath(source, base)],
             cwd=base,
             capture_output=True,
             text=True,
@@ -72,8 +76,12 @@ class Cc(Backend):
     decisive_files = ("kernel.so",)
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return nothing: one compiler serves a whole test."""
+        """Return nothing: the compiler's file says it all."""
         return {}
+
+    def toolchain_files(self) -> Iterable[Path]:
+        """Return the compiler."""
+        return [Path(_compiler())]
 
     def devices(self) -> Sequence[Device]:
         """Return the CPU."""
@@ -86,7 +94,7 @@ class Cc(Backend):
             assert isinstance(build, Build)
             began = time.perf_counter()
             base, library = unit.sources[0].parent, into / unit.key / "kernel.so"
-            command = ["cc", "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(library)]
+            command = [_compiler(), "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(library)]
             names = [os.path.relpath(source, base) for source in unit.sources]
             done = subprocess.run([*command, *names], cwd=base, capture_output=True, text=True, check=False)
             observed = _observed(unit, build, base)
