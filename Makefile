@@ -54,7 +54,7 @@ test: lint  ## lint, then run the whole suite
 
 chaos: install  ## inject every kind of failure at once, seeded (SEED=3), then make 500 random edits
 	$(BIN)/python -m pytest tests/chaos -m 'not gpu' -o faulthandler_timeout=0 --chaos=full --chaos-seed=$(or $(SEED),3)
-	$(BIN)/python -m pytest tests/author -o faulthandler_timeout=0 --author=full --author-seed=$(or $(SEED),3)
+	$(BIN)/python tests/author/run.py --authors $$((($$(nproc) + 1) / 2)) --seed $(or $(SEED),3) --logs $$(mktemp -d)
 
 bench: install  ## run the benchmarks, each beside its budget
 	@for benchmark in rest pipeline lookup hostile save daemon_cost; do \

@@ -306,6 +306,18 @@ class Store:
             lambda connection: trial_writes.finish(connection, number, result, now, is_opening=is_opening)
         )
 
+    async def settle(self, results: Sequence[tuple[int, TrialResult]], best: int | None) -> Winner | None:
+        """Store what a final round found of each finalist, and make the ``best`` the winner, in one transaction.
+
+        Without a best none is left that may win: the winner is what :meth:`finish_trial` leaves.
+
+        Raises:
+            NotFound: there is no such trial.
+            UsageError: the best is not ``measured``.
+        """
+        now = time.time()
+        return await self._write(lambda connection: trial_writes.settle(connection, results, best, now))
+
     async def decide_winner(self, number: int, *, is_final: bool = True) -> Winner:
         """Make a measured trial the winner, whatever the figures of others: the finalists' decision if ``is_final``.
 

@@ -76,28 +76,9 @@ def finish(
         NotFound: there is no such trial.
         UsageError: it is ``measured`` without a latency.
     """
-    is_measured = result.outcome is Outcome.MEASURED
-    if is_measured and (result.latency_us is None or not math.isfinite(result.latency_us)):
-        raise UsageError(f"trial {trial_id} cannot be measured with a latency of {result.latency_us}")
-    connection.execute(
-        """UPDATE trials SET outcome = ?, latency_us = ?, spread_us = ?, compile_s = ?, lane_s = ?, message = ?,
-        artifact = ?, detail = ?, content = ?, updated = ? WHERE id = ?""",
-        (
-            result.outcome,
-            result.latency_us,
-            result.spread_us,
-            result.compile_s,
-            result.lane_s,
-            result.message,
-            result.artifact,
-            json.dumps(dict(result.detail)),
-            result.detail.get("content"),
-            now,
-            trial_id,
-        ),
-    )
+    _record(connection, trial_id, result, now)
     context, incumbent = _context_and_incumbent_of(connection, trial_id)
-    measured = Standing(trial_id, context, result.latency_us if is_measured else None)
+    measured = Standing(trial_id, context, result.latency_us if result.outcome is Outcome.MEASURED else None)
     match judge(measured, incumbent, is_opening=is_opening):
         case Verdict.KEEP:
             return None
@@ -107,6 +88,22 @@ def finish(
             connection.execute("DELETE FROM winners WHERE trial_id = ?", (trial_id,))
             lost = f"the config that was served before ended as {result.outcome} when it was measured again"
             return _elect(connection, context, now, lost)
+
+
+def settle(
+    connection: sqlite3.Connection, results: Sequence[tuple[int, TrialResult]], best: int | None, now: float
+) -> Winner | None:
+    """Store the results of one final round and make ``best`` the winner, all at once; without one, as :func:`finish`.
+
+    A round is seen as a whole or not at all: figures of two rounds are not to be compared.
+    """
+    winner = None
+    for trial_id, result in results:
+        if best is None:
+            winner = finish(connection, trial_id, result, now)
+        else:
+            _record(connection, trial_id, result, now)
+    return winner if best is None else decide(connection, best, now, is_final=True)
 
 
 def decide(connection: sqlite3.Connection, trial_id: int, now: float, *, is_final: bool = False) -> Winner:
@@ -154,6 +151,34 @@ def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None,
             (kernel, JobState.QUEUED, JobState.PAUSED, JobState.RUNNING),
         )
     return deleted
+
+
+def _record(connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float) -> None:
+    """Write a trial's result.
+
+    Raises:
+        UsageError: it is ``measured`` without a latency.
+    """
+    is_measured = result.outcome is Outcome.MEASURED
+    if is_measured and (result.latency_us is None or not math.isfinite(result.latency_us)):
+        raise UsageError(f"trial {trial_id} cannot be measured with a latency of {result.latency_us}")
+    connection.execute(
+        """UPDATE trials SET outcome = ?, latency_us = ?, spread_us = ?, compile_s = ?, lane_s = ?, message = ?,
+        artifact = ?, detail = ?, content = ?, updated = ? WHERE id = ?""",
+        (
+            result.outcome,
+            result.latency_us,
+            result.spread_us,
+            result.compile_s,
+            result.lane_s,
+            result.message,
+            result.artifact,
+            json.dumps(dict(result.detail)),
+            result.detail.get("content"),
+            now,
+            trial_id,
+        ),
+    )
 
 
 def _context_and_incumbent_of(connection: sqlite3.Connection, trial_id: int) -> tuple[int, Standing | None]:

@@ -13,7 +13,7 @@ from ktuned.model import Config, Event, Outcome, Trial, TrialResult, Winner, Wor
 from ktuned.store import Store
 from ktuned.tuning.attempt import Attempt, Progress, Work
 from ktuned.tuning.deadlines import for_trial
-from ktuned.tuning.finalists import MOST_TIMES, ROUNDS_TIMES, Figure, Range, Rounds, chosen, figures, is_open
+from ktuned.tuning.finalists import MOST_TIMES, ROUNDS_TIMES, Figure, Range, Rounds, chosen, elected, figures, is_open
 from ktuned.tuning.job_events import Publish, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import admitted_trials
@@ -147,8 +147,8 @@ class FinalRound:
         if self._progress.has_measured:
             return None
         context = self._work.context
-        seated = self._store.winner(context.key)
-        if seated is None or seated.context != context:
+        seated = self._incumbent()
+        if seated is None:
             best = self._store.best_trials(context, 1, rounds=rounds)
             return best[0] if best and await self._is_admitted(best[0].config) else None
         won = self._store.trial(seated.trial) if await self._is_admitted(seated.config) else None
@@ -158,9 +158,8 @@ class FinalRound:
 
     async def _reinstate(self, best: Trial) -> None:
         """Make the decided trial the winner again, if another has won since: an edit was undone."""
-        context = self._work.context
-        seated = self._store.winner(context.key)
-        if seated is None or seated.context != context or not await self._is_admitted(seated.config):
+        seated = self._incumbent()
+        if seated is None or not await self._is_admitted(seated.config):
             publish_winner(self._publish, self._work.kernel, await self._decide(best), self._work.job.id)
 
     async def _decide(self, best: Trial) -> Winner:
@@ -168,21 +167,29 @@ class FinalRound:
         await work.admission.keep(work.kernel, work.problem, best.config)
         return await self._store.decide_winner(best.id)
 
+    def _incumbent(self) -> Winner | None:
+        """Return the winner of this very context."""
+        incumbent = self._store.winner(self._work.context.key)
+        return None if incumbent is None or incumbent.context != self._work.context else incumbent
+
     async def _is_admitted(self, config: Config) -> bool:
         (is_admitted,) = await self._work.admitted([config])
         return is_admitted
 
     async def _finalists(self) -> list[Trial]:
-        """Return the fastest trials whose configs the space still holds, and the default if the space holds it."""
+        """Return the fastest trials whose configs the space still holds, with the incumbent and the default."""
         work = self._work
         best = await admitted_trials(
             self._store, work.admission, work.kernel, work.problem, work.context, work.preset.finalists * MOST_TIMES
         )
         best = [best[place] for place in chosen([_range(trial) for trial in best], work.preset.finalists)]
-        default = work.kernel.default
-        if default is not None and all(trial.config != default for trial in best) and await self._is_admitted(default):
-            known = self._store.known_trial(work.context, default)
-            # The default runs along, so that the speed-up over it is of the same quiet window.
+        incumbent, default = self._incumbent(), work.kernel.default
+        # The incumbent's figure may be that of a slower hour, and it gives way only where it is measured as well. With
+        # the default, the speed-up over it is of the same quiet window.
+        for config in (None if incumbent is None else incumbent.config, default):
+            if config is None or any(trial.config == config for trial in best) or not await self._is_admitted(config):
+                continue
+            known = self._store.known_trial(work.context, config)
             if known is not None and known.outcome is Outcome.MEASURED:
                 best.append(known)
         return best
@@ -202,26 +209,33 @@ class FinalRound:
         if None in found:
             self._progress.reference_us = found[None].latency_us
             self._progress.reference_spread_us = found[None].spread_us
-        results = [(one.trial, one.result(contest.rounds, found)) for one in contest.finalists]
-        for trial, result in results:
-            if result.outcome is Outcome.MEASURED:
-                await self._store.finish_trial(trial.id, result)
-            else:
-                await self._lose(trial, result)
-        still = [(trial, result) for trial, result in results if result.outcome is Outcome.MEASURED]
-        if not still:
+        results = {one.trial.id: one.result(contest.rounds, found) for one in contest.finalists}
+        still = {trial: result for trial, result in results.items() if result.outcome is Outcome.MEASURED}
+        latencies_us = {trial: _latency_us(result) for trial, result in still.items()}
+        incumbent = self._incumbent()
+        best = elected(latencies_us, found, None if incumbent is None else incumbent.trial)
+        if best is not None:
+            config = next(one.trial.config for one in contest.finalists if one.trial.id == best)
+            await self._work.admission.keep(self._work.kernel, self._work.problem, config)
+        winner = await self._store.settle(list(results.items()), best)
+        for trial, result in results.items():
+            if trial not in still:
+                self._lost(result)
+        if winner is None or best is None:
             return
-        best, decided = min(still, key=lambda pair: _latency_us(pair[1]))
-        winner = await self._decide(best)
-        self._progress.best_us, self._progress.best_spread_us = winner.latency_us, decided.spread_us
-        for trial, result in still:
-            if trial.config == self._work.kernel.default:
+        self._progress.best_us, self._progress.best_spread_us = winner.latency_us, still[best].spread_us
+        for one in contest.finalists:
+            result = results[one.trial.id]
+            if one.trial.id in still and one.trial.config == self._work.kernel.default:
                 self._progress.default_us, self._progress.default_spread_us = result.latency_us, result.spread_us
         publish_winner(self._publish, self._work.kernel, winner, self._work.job.id)
 
     async def _lose(self, trial: Trial, result: TrialResult) -> None:
         """Record that a measured trial is none; the best that is left is the best."""
         await self._store.finish_trial(trial.id, result)
+        self._lost(result)
+
+    def _lost(self, result: TrialResult) -> None:
         best = self._store.best_trials(self._work.context, 1)
         self._progress.lose(result, best[0].latency_us if best else None)
 

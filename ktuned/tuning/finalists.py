@@ -7,7 +7,7 @@ alike, so their figures are compared within rounds, not across them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -77,6 +77,19 @@ def figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]
         ]
         found[name] = Figure(statistics.median(paired or raw), max(raw) - min(raw))
     return found
+
+
+def elected(latencies_us: Mapping[int, float], compared: Container[int | None], incumbent: int | None) -> int | None:
+    """Return the winner of a final round: the fastest by the figures of this very round.
+
+    ``latencies_us`` are those of all finalists that are not refuted, ``compared`` those that were timed in the round.
+    An incumbent that every round was disturbed for keeps its figure, and gives way only to one that beats it.
+    """
+    rivals = [trial for trial in latencies_us if trial in compared]
+    best = min(rivals or latencies_us, key=lambda trial: (latencies_us[trial], trial != incumbent), default=None)
+    if best is None or incumbent is None or incumbent not in latencies_us or incumbent in compared:
+        return best
+    return best if latencies_us[best] < latencies_us[incumbent] else incumbent
 
 
 def is_open(rounds: Rounds, rivals: Collection[int]) -> bool:

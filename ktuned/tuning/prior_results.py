@@ -108,9 +108,14 @@ def _is_size(value: object) -> bool:
 
 
 def chosen(measured: Sequence[Trial]) -> Trial | None:
-    """Return the winner among a context's measured trials: the finalists' decision, where there was one."""
-    decided = [trial for trial in measured if TrialDetail.from_json(trial.detail).rounds]
-    return min(decided or measured, key=lambda trial: trial.latency_us or 0.0, default=None)
+    """Return what won last among a context's measured trials: a final round's choice, or what has beaten it since.
+
+    An earlier first figure below the choice's final one has beaten nothing: it was not measured beside it.
+    """
+    finalists = [trial for trial in measured if TrialDetail.from_json(trial.detail).rounds]
+    decided_at = max((trial.updated for trial in finalists), default=0.0)
+    last = finalists + [trial for trial in measured if trial.updated > decided_at]
+    return min(last, key=lambda trial: trial.latency_us or 0.0, default=None)
 
 
 async def admitted_trials(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.tuning.finalists import MOST_TIMES, Figure, Range, chosen, figures, is_open
+from ktuned.tuning.finalists import MOST_TIMES, Figure, Range, chosen, elected, figures, is_open
 
 RATIOS = st.lists(st.floats(1.0, 5.0), min_size=1, max_size=6)
 PACES = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9)
@@ -94,3 +94,24 @@ def test_disturbed_rounds_are_left_out() -> None:
     assert (found[1], found[2]) == (Figure(10.0, 0.0), Figure(5.0, 0.0))
     assert found[None] == Figure(7.0, 0.0)
     assert figures([{}, {}], [1]) == {}
+
+
+@pytest.mark.parametrize(
+    ("latencies_us", "compared", "incumbent", "expected"),
+    [
+        ({}, {1}, 1, None),
+        ({1: 10.0, 2: 9.0}, {1, 2}, 1, 2),
+        ({1: 10.0, 2: 10.0}, {1, 2}, 2, 2),
+        ({1: 10.0, 2: 9.0}, {1}, 1, 1),
+        ({1: 10.0, 2: 11.0}, {2}, 1, 1),
+        ({1: 10.0, 2: 9.0}, {2}, 1, 2),
+        ({2: 11.0, 3: 10.0}, {2}, 1, 2),
+        ({1: 10.0, 2: 9.0}, set(), 1, 2),
+    ],
+    ids=["none", "faster", "tie", "disturbed", "incumbent disturbed", "beaten", "incumbent failed", "no round"],
+)
+def test_a_round_is_decided_by_its_own_figures(
+    latencies_us: dict[int, float], compared: set[int], incumbent: int, expected: int | None
+) -> None:
+    """A figure of another hour decides nothing, but for the incumbent, which gives way only to what beats it."""
+    assert elected(latencies_us, compared, incumbent) == expected
