@@ -201,7 +201,8 @@ class Measurement(Record):
     ``low_us`` and ``high_us`` are the median's 95 % interval (with fewer than six timings their range); ``beaten`` says
     that sampling ended early, because the config could not win. ``contention`` says why it is unknown whether others
     used the device; ``overwritten`` names the inputs that the launch wrote to without a declaration; ``metrics`` are
-    the kernel file's own. A config that wrote outside its tensors ``is_guilty``; the worker ``is_unsound`` if more than
+    the kernel file's own. One that differs from the default's outputs, and has no other fault, is timed, too: it would
+    have the outcome ``undisputed`` if the default were not to be trusted. A config that wrote outside its tensors ``is_guilty``; the worker ``is_unsound`` if more than
     its guards may have been hit.
     """
 
@@ -222,6 +223,7 @@ class Measurement(Record):
     is_unsound: bool = False
     overwritten: tuple[str, ...] | None = None
     metrics: Mapping[str, float] | None = None
+    undisputed: Outcome | None = None
     observed: tuple[Observation, ...] = ()
     cores: int | None = None
 

@@ -98,6 +98,11 @@ class KernelInfo(Record):
         return bool(self.extra.get("judged", True))
 
     @property
+    def expects_default_outputs(self) -> bool:
+        """True if its configs are compared with the outputs of the default config."""
+        return bool(self.extra.get("expects_default_outputs", False))
+
+    @property
     def parts(self) -> dict[str, str]:
         """Parts of ``digest``: short digests by labels that begin with ``source:`` or ``python:``."""
         groups = (("source", self.extra.get("files", {})), ("python", self.extra.get("definitions", {})))

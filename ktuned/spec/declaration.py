@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from ktuned.ipc import lexical
 from ktuned.model import Config, KernelFileError, Plan, Problem, Scalar, Unsupported, canonical, listed
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 DEFAULT_RTOL = 1e-4
 DEFAULT_ATOL = 1e-4
 """Wide enough for float32 sums in another order; half-precision kernels state their own."""
+
+DEFAULT_OUTPUTS: Final = "default"
+"""As ``reference``: the outputs of the default config are the expected ones."""
 
 KernelFunction = Callable[[Any, Any], "Build"]
 Inputs = Callable[[Any], Mapping[str, Any]]
@@ -43,7 +46,8 @@ class Kernel:
     """A declared kernel. Calling it calls its function.
 
     ``file`` is the kernel file that declares it, ``sources`` stand as written (see :attr:`source_paths`).
-    ``reference`` is called with the input tensors by name and returns the outputs by name; ``check`` is called as
+    ``reference`` is called with the input tensors by name and returns the outputs by name, or is ``"default"``: the
+    outputs of the default config, or of the space's first one, are expected; ``check`` is called as
     ``check(inputs, outputs)`` and raises or returns a bool; where both are given both must pass, and where
     neither is, nothing is checked. ``setup`` names the tensors to restore before each run, or is
     called with the inputs. ``cores`` is how many a config uses on a CPU. ``metrics`` are further figures by their
@@ -60,7 +64,7 @@ class Kernel:
     inputs: Inputs
     sources: tuple[str, ...]
     problems: tuple[Problem, ...] | Callable[[], Iterable[Problem]]
-    reference: Callable[..., Mapping[str, Any]] | None
+    reference: Callable[..., Mapping[str, Any]] | Literal["default"] | None
     check: Callable[[Mapping[str, Any], Mapping[str, Any]], object] | None
     rtol: float
     atol: float
@@ -91,6 +95,11 @@ class Kernel:
         return self.reference is not None or self.check is not None
 
     @property
+    def expects_default_outputs(self) -> bool:
+        """True if configs are compared with the outputs of the default config."""
+        return self.reference == DEFAULT_OUTPUTS
+
+    @property
     def has_tensors(self) -> bool:
         """False if the file gives no ``inputs``: the kernel takes no tensors."""
         return self.inputs is not no_tensors
@@ -114,6 +123,15 @@ class Kernel:
     def bound_space(self, problem: Problem) -> BoundSpace:
         """Return the space for one problem; its errors name this kernel and its file."""
         return self.space.bind(problem, self.site)
+
+    def default_config(self, problem: Problem) -> Config:
+        """Return the default config of a problem: the declared one, else the first of the problem's space.
+
+        Raises:
+            KernelFileError: the space holds no config for the problem.
+        """
+        bound = self.bound_space(problem)
+        return self.default if self.default is not None and self.default in bound else next(iter(bound))
 
     def input_specs(self, problem: Problem) -> dict[str, Any]:
         """Call ``inputs`` and return its tensors by name: :class:`TensorSpec`, or tensors that the function made.
@@ -260,7 +278,7 @@ def kernel(
     inputs: Inputs = UNSET,
     sources: str | Sequence[str] = (),
     problems: Problem | Sequence[Problem] | Callable[[], Iterable[Problem]] = (),
-    reference: Callable[..., Mapping[str, Any]] | None = None,
+    reference: Callable[..., Mapping[str, Any]] | Literal["default"] | None = None,
     check: Callable[[Any, Any], object] | None = UNSET,
     rtol: float = DEFAULT_RTOL,
     atol: float = DEFAULT_ATOL,
@@ -287,9 +305,9 @@ def kernel(
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
 
     ``backend``, ``space`` and one of ``reference``, ``check`` or ``check=None`` are required, and ``inputs`` unless the
-    kernel takes no tensors. ``sources``
-    are relative to the file; ``problems`` are one, a list or a callable; ``specialize`` names the problem keys that
-    enter the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
+    kernel takes no tensors. ``reference="default"`` compares all configs with the default one. ``sources`` are
+    relative to the file; ``problems`` are one, a list or a callable; ``specialize`` names the problem keys that enter
+    the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
     that take that many times the best; a project's ``ktuned.toml`` has defaults of ``preset``, ``trials`` and
     ``seconds``; ``deadlines`` are seconds by phase (:data:`~ktuned.spec.faults.DEADLINES`).
     ``depends`` names files by patterns relative to the kernel file, for what cannot be observed: data that native code

@@ -90,6 +90,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "data_digest": _digest(measured.parts),
             "given": list(kernel.given),
             "judged": kernel.is_judged,
+            "expects_default_outputs": kernel.expects_default_outputs,
             "version": digest[:16],
             "unobserved": "" if kernel.depends else next(iter(ACCESSES.unobserved), ""),
         },
@@ -100,6 +101,8 @@ def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach) -> Non
     function.add("function", kernel.function)
     for name in ("inputs", "reference", "check", "setup", "backend", "rtol", "atol", "max_mismatched_ratio", "timing"):
         measured.add(name, getattr(kernel, name))
+    if kernel.expects_default_outputs:
+        measured.add("default outputs", kernel.space if kernel.default is None else kernel.default)
     if kernel.cores is not None:
         # Not where it is left out: digests of the many kernels without it are as they were before there was one.
         measured.add("cores", kernel.cores)

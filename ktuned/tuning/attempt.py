@@ -352,6 +352,11 @@ class Progress:
         self.best_us = best_us
         self.lost = self.lost or f"{result.outcome}: {result.message}"
 
+    def acquit(self, result: TrialResult) -> None:
+        """Take into account that a mismatch is none."""
+        self.outcomes[Outcome.MISMATCH] -= 1
+        self.count(result.outcome, result.latency_us, result.spread_us, is_default=False)
+
     def spend(self, what: str, seconds: float) -> None:
         """Add to the job's cost: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``wall_s``."""
         self.cost[what] = self.cost.get(what, 0.0) + seconds

@@ -96,8 +96,8 @@ class FinalRound:
         self._measuring = measuring
         self._publish = publish
 
-    async def run(self) -> None:
-        """Decide, unless there is nothing to decide or it has been decided."""
+    async def run(self, *, is_judged: bool = True) -> None:
+        """Decide, unless there is nothing to decide or it has been decided; outputs count if they can be judged."""
         finalists = [_Finalist.of(trial) for trial in await self._finalists()]
         rounds = self._work.preset.finalist_rounds
         if not finalists:
@@ -115,8 +115,9 @@ class FinalRound:
             await self._reinstate(decided)
             return
         began = monotonic()
-        checking = SeedCheck(self._work, self._lanes, self._measuring, finalists=self._finalists, lose=self._lose)
-        finalists = [_Finalist.of(trial) for trial in await checking.run()]
+        if is_judged:
+            checking = SeedCheck(self._work, self._lanes, self._measuring, finalists=self._finalists, lose=self._lose)
+            finalists = [_Finalist.of(trial) for trial in await checking.run()]
         if not finalists:
             return
         async with self._fleet.gate.quiet():

@@ -371,6 +371,8 @@ class MeasureStage:
             "device": work.context.device,
             "seed": seed,
         }
+        if work.kernel.expects_default_outputs:
+            data["toolchain"] = work.context.toolchain
         expected = hashlib.sha256(canonical(data).encode()).hexdigest()
         request = requests.Open(
             kernel=work.kernel_ref,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from time import monotonic, time
 
 import anyio
@@ -36,6 +37,7 @@ from ktuned.model import (
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.dissent import Dissent
 from ktuned.tuning.exploration import Explorer, SearchSummary
 from ktuned.tuning.final_round import FinalRound
 from ktuned.tuning.findings import Findings
@@ -68,6 +70,7 @@ class Pipeline:
         self.progress = Progress(budget_s=work.job.plan.seconds)
         self.summary = SearchSummary()
         self._findings = Findings()
+        self._dissent = Dissent(work.kernel.default)
         self._fleet = fleet
         self._lanes = lanes
         self._store = store
@@ -100,7 +103,8 @@ class Pipeline:
             lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
             return JobState.FAILED, f"no config could be measured{lost}"
         words = self.summary.words(self.progress.done, self.progress.best_us)
-        return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, self._findings.lines()))))
+        lines = filter(None, (self._dissent.line(), *self._findings.lines()))
+        return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, lines))))
 
     async def run(self) -> None:
         """Try configs until the space or the budget is exhausted, then let the finalists decide.
@@ -120,7 +124,8 @@ class Pipeline:
                     openings.start_soon(self._open_early, lane)
                 await self._restore()
                 await self._try_all()
-                await final_round.run()
+                await self._acquit()
+                await final_round.run(is_judged=not self._dissent.is_default_doubtful)
                 # A lane that is not open yet was not needed.
                 openings.cancel_scope.cancel()
         finally:
@@ -370,6 +375,17 @@ class Pipeline:
         self._findings.note(attempt.config, result.detail)
         self._report(self._trial(attempt, result))
 
+    async def _acquit(self) -> None:
+        """Take mismatches back where the default's outputs prove nothing, and let the fastest config win."""
+        acquitted = self._dissent.acquitted()
+        for trial, result in acquitted:
+            await self._store.finish_trial(trial.id, result)
+            self.progress.acquit(result)
+            published = replace(trial, outcome=result.outcome, detail=result.detail)
+            publish_trial(self._publish, self.work, self.progress, published)
+        if acquitted:
+            await self._elect()
+
     def _trial(self, attempt: Attempt, result: TrialResult) -> Trial:
         """Return a trial as it was just recorded."""
         work = self.work
@@ -399,6 +415,7 @@ class Pipeline:
             self._first_failure = f"; {outcome}: {trial.message.splitlines()[0]}"
         is_default = config == self.work.kernel.default
         self.progress.count(outcome, trial.latency_us, trial.spread_us, is_default=is_default)
+        self._dissent.note(trial)
         self.summary.note(self.progress.done, self.progress.best_us)
         known = doubt(trial.detail, trial.latency_us)
         self._tried.append(requests.Tried(config, outcome, trial.latency_us, known))

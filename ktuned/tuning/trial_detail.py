@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ktuned.ipc import InvalidMessage, from_plain, replies, to_plain
+from ktuned.model import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class TrialDetail:
     events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, ``low_us`` and
     ``high_us`` (the median's 95 % interval), ``beaten`` (sampling ended early: it could not win), the check's errors,
     the inputs that the kernel has ``overwritten`` undeclared, the ``cores`` that it used, the kernel file's own
-    ``metrics``, and why contention could not be judged. From compiling: the Build, the backend's ``facts``, ``content``
+    ``metrics``, why contention could not be judged, and the outcome that a config which differs from the default's
+    outputs would have ``undisputed``. From compiling: the Build, the backend's ``facts``, ``content``
     (a digest that equal measurements share). ``carried_from`` is the trial that measured equal content; ``rounds`` and
     the figures after it are the finalists' round's.
     """
@@ -42,6 +44,7 @@ class TrialDetail:
     overwritten: tuple[str, ...] | None = None
     cores: int | None = None
     metrics: Mapping[str, float] | None = None
+    undisputed: Outcome | None = None
     build: Mapping[str, Any] | None = None
     facts: Mapping[str, Any] | None = None
     content: str | None = None
@@ -81,6 +84,7 @@ class TrialDetail:
             overwritten=measured.overwritten,
             cores=measured.cores,
             metrics=measured.metrics,
+            undisputed=measured.undisputed,
         )
 
 

@@ -20,6 +20,7 @@ from ktuned.worker.contention import CpuWatch, GpuWatch
 from ktuned.worker.core_count import CountedLaunch
 from ktuned.worker.cuda_timer import EVENTS, CudaTimer
 from ktuned.worker.damage import Damage
+from ktuned.worker.default_run import DefaultRun
 from ktuned.worker.failures import words
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.guards import Guards
@@ -56,6 +57,7 @@ class Bench:
         self._bound: tuple[str, Launch] | None = None
         self._trace: CodeTrace | None = None
         self._ahead: tuple[str, Launch] | None = None
+        self._default: DefaultRun | None = None
 
     def open(self, request: requests.Open, reply: Reply) -> replies.Opened:
         """Make the inputs and the expected outputs of a problem on a device."""
@@ -66,8 +68,16 @@ class Bench:
         self._open = self._bound = self._ahead = None
         reply.phase(Phase.REFERENCE)
         captured = self._places.captured(request.captured) if request.captured else None
-        guards = Guards(is_active=request.guarded)
-        data = ProblemData(kernel, request.problem, request.device, captured=captured, seed=request.seed, guards=guards)
+        self._default = DefaultRun.of(kernel, backend, request, self._places, self._default)
+        data = ProblemData(
+            kernel,
+            request.problem,
+            request.device,
+            captured=captured,
+            seed=request.seed,
+            guards=Guards(is_active=request.guarded),
+            run_default=self._default,
+        )
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda" and not backend.times_on_host:
             timer = CudaTimer(request.device.name, kernel.timing)
@@ -136,7 +146,7 @@ class Bench:
         opened.data.begin_trial()
         counted = None if request.cores is None else CountedLaunch(launch)
         first = self._checked_launch(opened, counted or launch, reply, Phase.FIRST_LAUNCH, is_last=False)
-        if first.outcome is not Outcome.MEASURED:
+        if first.outcome is not Outcome.MEASURED and first.undisputed is None:
             return first
         cores = None if counted is None else counted.cores
         if cores is not None and request.cores is not None and cores > request.cores:
@@ -152,6 +162,8 @@ class Bench:
             following=following,
             is_checked_after=opened.data.is_judged,
         )
+        if first.undisputed is not None:
+            return _disputed(timed, first)
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
             again = self._checked_launch(opened, launch, reply, Phase.CHECK)
             if again.outcome is not Outcome.MEASURED:
@@ -207,7 +219,8 @@ class Bench:
         measured = replies.Measurement(Outcome.MEASURED)
         if not verdict.ok:
             message = "; ".join((verdict.message, *(f"the kernel overwrites its input {name}" for name in overwritten)))
-            measured = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK)
+            undisputed = Outcome.MEASURED if verdict.is_dissent else None
+            measured = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK, undisputed=undisputed)
         return replace(_judged(measured, verdict), overwritten=overwritten or None)
 
     def check(self, request: requests.Check, reply: Reply) -> replies.Measurement:
@@ -394,6 +407,22 @@ def _ends_batch(measured: replies.Measurement, request: requests.Trial) -> bool:
 def _judged(measured: replies.Measurement, verdict: Verdict) -> replies.Measurement:
     """Add the errors that the check found."""
     return replace(measured, max_error=verdict.finite_error, mismatched_ratio=verdict.mismatched_ratio)
+
+
+def _disputed(timed: replies.Measurement, first: replies.Measurement) -> replies.Measurement:
+    """Return the measurement of a config that differs from the default: a mismatch, with the figures that it has."""
+    if timed.outcome not in (Outcome.MEASURED, Outcome.SLOWER):
+        return timed
+    return replace(
+        timed,
+        outcome=Outcome.MISMATCH,
+        message=f"differs from the default's outputs: {first.message}",
+        phase=Phase.CHECK,
+        max_error=first.max_error,
+        mismatched_ratio=first.mismatched_ratio,
+        overwritten=first.overwritten,
+        undisputed=timed.outcome,
+    )
 
 
 def _guilty(damage: Damage, phase: Phase) -> replies.Measurement:

@@ -13,12 +13,15 @@ from ktuned.model import Record, record
 class Verdict(Record):
     """``ok``, or what is wrong: a sentence, the largest absolute error of an element
     that is out of tolerance, and the share of such elements.
+
+    ``is_dissent`` says that it is no more than a difference from the default config's outputs.
     """
 
     ok: bool
     message: str = ""
     max_error: float = 0.0
     mismatched_ratio: float = 0.0
+    is_dissent: bool = False
 
     @property
     def finite_error(self) -> float | None:

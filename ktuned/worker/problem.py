@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned.backends import Launch
 from ktuned.ipc import Region
-from ktuned.model import Device, canonical
+from ktuned.model import Device, KernelFileError, canonical
 from ktuned.worker import bytecode
 from ktuned.worker.check import Verdict, compare, run_check
 from ktuned.worker.damage import Damage
@@ -27,7 +27,8 @@ class ProblemData:
     """The tensors of one problem: the same for every config, restored after each, and what they must become.
 
     Those that the file ``captured`` holds are taken from there; ``seed`` gives the others other random numbers. All
-    tensors have guards around them.
+    tensors have guards around them. ``run_default`` runs the default config on tensors, for a kernel that expects its
+    outputs.
     """
 
     def __init__(
@@ -39,10 +40,12 @@ class ProblemData:
         captured: Path | None = None,
         seed: int = 0,
         guards: Guards | None = None,
+        run_default: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         from ktuned.spec import TensorSpec, materialise
 
         self._kernel = kernel
+        self._run_default = run_default
         seed_text = canonical({"kernel": kernel.name, **problem}) + (f" {seed}" if seed else "")
         # A tensor that inputs(p) draws itself must be the same in the worker that takes over.
         random.seed(seed_text)
@@ -198,6 +201,8 @@ class ProblemData:
         site = self._kernel.site
         try:
             result: Any = self._call_reference(inputs)
+        except KernelFileError:
+            raise
         except BaseException as error:
             raise site.failure("reference", error) from error
         if not isinstance(result, Mapping):
@@ -221,15 +226,37 @@ class ProblemData:
     def _call_reference(self, inputs: Mapping[str, Any]) -> Any:
         """Call the reference with the tensors that it names; with all of them, if it takes any."""
         reference = self._kernel.reference
-        assert reference is not None
+        if self._run_default is not None:
+            return self._default_outputs(inputs, self._run_default)
+        assert callable(reference)
         parameters = inspect.signature(reference).parameters
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
             return reference(**inputs)
         return reference(**{name: value for name, value in inputs.items() if name in parameters})
 
+    def _default_outputs(
+        self, tensors: Mapping[str, Any], run_default: Callable[[Mapping[str, Any]], None]
+    ) -> dict[str, Any]:
+        """Run the default config on tensors, as a config is run, and return its outputs.
+
+        Raises:
+            KernelFileError: it leaves an output as it was.
+        """
+        from ktuned.spec import unwritten
+
+        if self._setup_call is not None:
+            self._setup_call(tensors)
+        run_default(tensors)
+        for name in self._poisoned:
+            if (still := unwritten(tensors[name])).numel() and still.all():
+                raise self._kernel.site.error(
+                    f"reference='default', but the default config never writes {name}", hint="give a reference"
+                )
+        return {name: tensors[name] for name in self._outputs}
+
     def reference_launch(self) -> Launch | None:
-        """Return a call that runs the reference once, or ``None`` when there is none."""
-        if self._kernel.reference is None:
+        """Return a call that runs the reference once, or ``None`` when there is none besides the default config."""
+        if self._kernel.reference is None or self._run_default is not None:
             return None
         inputs = {name: value.clone() for name, value in self._pristine.items()}
 
@@ -253,7 +280,7 @@ class ProblemData:
                 poisoned=self._poisoned,
             )
             if not verdict.ok:
-                return verdict
+                return replace(verdict, is_dissent=self._run_default is not None)
         else:
             verdict = Verdict(ok=True)
         if kernel.check is not None:
