@@ -202,8 +202,8 @@ class Measurement(Record):
     that sampling ended early, because the config could not win. ``contention`` says why it is unknown whether others
     used the device; ``overwritten`` names the inputs that the launch wrote to without a declaration; ``metrics`` are
     the kernel file's own. One that differs from the default's outputs, and has no other fault, is timed, too: it would
-    have the outcome ``undisputed`` if the default were not to be trusted. A config that wrote outside its tensors ``is_guilty``; the worker ``is_unsound`` if more than
-    its guards may have been hit.
+    have the outcome ``undisputed`` if the default were not to be trusted. A config that wrote outside its tensors
+    ``is_guilty``; the worker ``is_unsound`` if more than its guards may have been hit.
     """
 
     outcome: Outcome | None

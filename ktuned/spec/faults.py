@@ -45,7 +45,7 @@ def check_fault(reference: object, check: object) -> str:
     if reference is not None and check is None:
         return "check=None turns checking off, but there is a reference: leave one of them out"
     if reference is not None and reference != "default" and not callable(reference):
-        return 'reference is neither "default" nor callable; it takes the inputs by name and returns a dict of outputs'
+        return "reference is no callable; it takes the inputs by name and returns a dict of outputs, or is 'default'"
     if check is not UNSET and check is not None and not callable(check):
         return "check is not callable; it takes (inputs, outputs) and raises or returns a bool"
     return ""

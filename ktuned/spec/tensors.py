@@ -72,7 +72,11 @@ _PARTS = {"complex64": "float32", "complex128": "float64"}
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One declared tensor; see :func:`tensor`."""
+    """One declared tensor; see :func:`tensor`.
+
+    With ``file`` its content is the tensor of its name in a safetensors file, which never changes: its name has the
+    digest of its content.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -81,6 +85,7 @@ class TensorSpec:
     seed: int | None
     low: float | None
     high: float | None
+    file: str = ""
 
     @property
     def resolved_fill(self) -> str:
@@ -170,6 +175,8 @@ def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> tor
     from ktuned.spec.arrays import TorchArrays
 
     dtype = getattr(torch, spec.dtype)
+    if spec.file:
+        return _from_file(spec, name).to(device)
     fill = spec.resolved_fill
     if fill == "empty":
         return poison(torch.empty(spec.shape, dtype=dtype, device=device))
@@ -193,6 +200,9 @@ def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndar
 
     from ktuned.spec.arrays import NumPyArrays
 
+    if spec.file:
+        found: numpy.ndarray[Any, Any] = _from_file(spec, name).numpy()
+        return found
     arrays = NumPyArrays()
     fill = spec.resolved_fill
     part = _PARTS.get(spec.dtype, spec.dtype)
@@ -211,6 +221,24 @@ def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndar
             for place, values in _drawn(arrays, spec, part, count, _key(spec, name, seed_text)):
                 arrays.store(made, place, values, part)
     return (made.view(spec.dtype) if part != spec.dtype else made).reshape(spec.shape)
+
+
+def _from_file(spec: TensorSpec, name: str) -> torch.Tensor:
+    """Return the tensor of a name in the spec's file.
+
+    Raises:
+        RuntimeError: the file is not there, or holds no such tensor.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(spec.file, framework="pt") as held:
+            found: torch.Tensor = held.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise RuntimeError(f"{spec.file}: {error}") from error
+    if (tuple(found.shape), str(found.dtype).removeprefix("torch.")) != (spec.shape, spec.dtype):
+        raise RuntimeError(f"{spec.file} holds {name} as {found.dtype} of {tuple(found.shape)}")
+    return found
 
 
 def _drawn(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: int) -> Iterator[tuple[int, Any]]:

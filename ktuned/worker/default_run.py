@@ -41,7 +41,7 @@ class DefaultRun:
         places: Places,
         before: DefaultRun | None,
     ) -> DefaultRun | None:
-        """Return the default's run for a problem, the one ``before`` if that is the same; ``None`` if none is wanted."""
+        """Return the default's run for a problem, the one ``before`` if it is the same; ``None`` if none is wanted."""
         if not kernel.expects_default_outputs:
             return None
         if before is not None and before._serves(request):

@@ -60,7 +60,7 @@ class TestHook:
             import torch
             from tests.plugins.triton_app import kernels
             try:
-                kernels.hooked[(1,)](torch.ones(128))
+                kernels.benched[(1,)](torch.ones(128))
             except RuntimeError:
                 pass  # there is no driver
         """
@@ -68,8 +68,8 @@ class TestHook:
         summary.mkdir()
         done = run_hooked(code, summary)
         (report,) = (json.loads(path.read_text()) for path in summary.iterdir())
-        reason = "it has a pre_hook or post_hook, which only its own process can run"
-        assert report["left_alone"] == {"tests.plugins.triton_app.kernels.hooked": reason}, done.stderr
+        reason = "it has a do_bench of its own, which only its own process can call"
+        assert report["left_alone"] == {"tests.plugins.triton_app.kernels.benched": reason}, done.stderr
 
 
 class TestSummary:

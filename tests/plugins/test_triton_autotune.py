@@ -15,13 +15,16 @@ import triton
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
 
+from ktuned.backends.contract import Kernel as AnyKernel
 from ktuned.backends.contract import Unit
 from ktuned.model.values import canonical
 from ktuned.spec.loader import load_file
+from ktuned.spec.tensors import materialise
 from ktuned_triton import Triton, autotune, autotuner
 from ktuned_triton.adoption import CALL_KEY, write_record
 from ktuned_triton.autotuner import left_alone
 from ktuned_triton.call import LeftAlone, evaluate, jitted, key_of, knobs
+from ktuned_triton.hooks import hooked
 from ktuned_triton.tunings import Best, Request, Tunings
 from tests.e2e.harness import running
 from tests.plugins.triton_app import kernels
@@ -274,15 +277,29 @@ class TestLeftAlone:
         yield
         left_alone.clear()
 
-    def test_hooks(self, tunings: FakeTunings, left_to_triton: list[Any], caplog: pytest.LogCaptureFixture) -> None:
-        """The reason is logged once."""
+    def test_an_own_way_of_measuring(
+        self, tunings: FakeTunings, left_to_triton: list[Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The daemon would measure another thing; the reason is logged once."""
         with caplog.at_level(logging.INFO, "ktuned.triton"):
-            kernels.hooked[(1,)](torch.ones(128))
-            kernels.hooked[(1,)](torch.ones(128))
+            kernels.benched[(1,)](torch.ones(128))
+            kernels.benched[(1,)](torch.ones(128))
         assert len(left_to_triton) == 2
         (record,) = caplog.records
-        assert "kernels.hooked is left to Triton: it has a pre_hook or post_hook" in record.message
-        assert list(left_alone) == ["tests.plugins.triton_app.kernels.hooked"]
+        assert "kernels.benched is left to Triton: it has a do_bench of its own" in record.message
+        assert list(left_alone) == ["tests.plugins.triton_app.kernels.benched"]
+
+    def test_hooks_that_no_other_process_finds(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
+        """The module has another autotuner of that name."""
+        autotune(kernels.HOOKED, key=[])(kernels.hooked.fn)[(1,)](torch.ones(128))
+        (reason,) = left_alone.values()
+        assert reason.startswith("it has hooks, and tests.plugins.triton_app.kernels.hooked is another autotuner")
+
+    def test_pointer_tables(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
+        """Their content means something in this process alone."""
+        x = torch.ones(SIZE)
+        scale()[grid](torch.tensor([x.data_ptr()] * SIZE), x, SIZE, 2.0)
+        assert list(left_alone.values()) == ["its argument x is a table of pointers"]
 
     def test_closures(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
         """No other process can find them."""
@@ -304,21 +321,16 @@ class TestLeftAlone:
     @pytest.mark.parametrize(
         ("value", "reason"),
         [
-            (torch.arange(SIZE), "x is a tensor of int64, which may hold indices or pointers"),
+            (torch.ones(SIZE, dtype=torch.complex64), "x is a tensor of complex64, which Triton does not have"),
             (torch.ones(SIZE + 1)[1:], "x is not aligned to 16 bytes"),
             (object(), "x is a object"),
         ],
-        ids=["integers", "unaligned", "object"],
+        ids=["complex", "unaligned", "object"],
     )
     def test_arguments(self, value: Any, reason: str, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
-        """Content that is not random, other addresses, other types."""
+        """Other addresses, other types."""
         scale()[grid](value, torch.ones(SIZE), SIZE, 2.0)
         assert next(iter(left_alone.values())) == f"its argument {reason}"
-
-    def test_an_own_way_of_measuring(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
-        """The daemon would measure another thing."""
-        call(scale(do_bench=lambda run, quantiles: [1.0]))
-        assert next(iter(left_alone.values())) == "it has a do_bench of its own"
 
 
 def request_of(function: Any, x: torch.Tensor, y: torch.Tensor) -> Request:
@@ -381,7 +393,7 @@ class TestAdoption:
     def test_it_declares_the_function_of_the_application(self, request_made: Request, tmp_path: Path) -> None:
         """Its space is what the pruning leaves, its inputs are the call's, each config compiles."""
         file = request_made.adopted.write(tmp_path)
-        problem = {**request_made.problem, CALL_KEY: write_record(file, request_made.call)}
+        problem = {**request_made.problem, CALL_KEY: write_record(file, request_made.call, {})}
         loaded = load_file(file, file.parent)
         assert loaded.errors == ()
         (kernel,) = loaded.kernels
@@ -409,6 +421,58 @@ class TestAdoption:
         before = file.stat()
         assert request_made.adopted.write(tmp_path) == file
         assert (file.stat().st_mtime_ns, file.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+
+    def test_tensors_of_integers_have_the_content_of_the_call(
+        self, tunings: FakeTunings, launched: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They may be indices; a known key's are not looked at."""
+        monkeypatch.setattr(jitted(kernels.gather), "run", lambda *args, **kwargs: launched.append(kwargs))
+        rows = torch.arange(SIZE, dtype=torch.int32).flip(0)
+        x = torch.ones(SIZE)
+        kernels.gather[grid](x, rows, torch.empty_like(x), SIZE)
+        ((request, _),) = tunings.asked
+        assert {name: entry.fill for name, entry in request.call.tensors.items()} == {
+            "x": "uniform",
+            "rows": "captured",
+            "y": "uniform",
+        }
+        file = request.adopted.write(tmp_path)
+        problem = {**request.problem, CALL_KEY: write_record(file, request.call, request.content)}
+        loaded = load_file(file, file.parent)
+        (kernel,) = loaded.kernels
+        spec = kernel.input_specs(problem)["rows"]
+        assert torch.equal(materialise(spec, "rows", "any seed", "cpu"), rows)
+        assert torch.equal(materialise(spec.reseeded(1), "rows", "another", "cpu"), rows)
+
+    def test_hooks_are_found_again(self, tunings: FakeTunings, launched: list[dict[str, Any]], tmp_path: Path) -> None:
+        """By their place in the imported autotuner; the tensors that they get have the call's shape."""
+        kernels.hooked[(1,)](torch.ones(2, 64))
+        ((request, _),) = tunings.asked
+        assert request.adopted.hooks == ("pre_hook", "post_hook", "configs[0].pre_hook")
+        assert launched[0]["BLOCK"] == 64
+        file = request.adopted.write(tmp_path)
+        problem = {CALL_KEY: write_record(file, request.call, {}), **request.problem}
+        (kernel,) = load_file(file, file.parent).kernels
+        kernel.input_specs(problem)
+        configs = list(kernel.bound_space(problem))
+        seen = []
+        for place, config in enumerate(configs):
+            build = kernel.build(problem, config)
+            assert (build.pre_hook, build.post_hook) == (f"hooks.pre_hook_{place}", f"hooks.post_hook_{place}")
+            row = torch.zeros(128)
+
+            class Noted(AnyKernel):
+                """A kernel whose launches are noted."""
+
+                def bind(self, tensors: Any) -> Any:
+                    return lambda: seen.append(float(tensors["x"].mean()))
+
+            unit = Unit("key", build, (), file, kernel.name, "sm_90a")
+            hooked(Noted(), unit).bind({"x": row})()
+            seen.append(float(row.mean()))
+        assert seen == [64.0, 65.0, 128.0, 129.0]
+        other = replace(request.adopted, hooks=("pre_hook",)).write(tmp_path)
+        assert "has other hooks or configs than in the application" in load_file(other, tmp_path).errors[0].message
 
     def test_older_code_is_not_tuned(self, request_made: Request, tmp_path: Path) -> None:
         """An application that holds another function than the disk gets an error line, and no kernel."""

@@ -13,20 +13,23 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ktuned.model import canonical
 from ktuned_triton.build import Build
-from ktuned_triton.call import Call, jitted
+from ktuned_triton.call import CAPTURED, HOOKS_NAME, Call, autotuner_in, hook_names, jitted, knobs
 
 CALL_KEY = "call"
 """The problem key that names a record; it does not enter the winner's key."""
 
 RECORDS = "calls"
+SUFFIX = ".safetensors"
 FUNCTION_NAME = "function"
 """The name of the application's function in its kernel file."""
 
@@ -53,6 +56,7 @@ class Adopted:
             is not known which of them the kernel writes.
         timing: ``events``, or ``graph`` where the application asked for CUDA graphs.
         paths: the application's ``sys.path``.
+        hooks: the names of its hooks, as :func:`~ktuned_triton.call.hook_names` gives them.
     """
 
     module: str
@@ -63,17 +67,18 @@ class Adopted:
     tensors: tuple[str, ...]
     timing: str
     paths: tuple[str, ...]
+    hooks: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
         """The digest of all of this, and of the interpreter: another one is another kernel."""
-        return _digest(json.dumps([asdict(self), sys.executable], sort_keys=True))
+        return _digest(json.dumps([asdict(self), sys.executable], sort_keys=True).encode())
 
     @property
     def project(self) -> str:
         """The name of the directory, and so of the project: the package, and a digest of the environment."""
         package = self.module.partition(".")[0]
-        return f"triton-{package}-{_digest(json.dumps([sys.executable, self.paths]))[:8]}"
+        return f"triton-{package}-{_digest(json.dumps([sys.executable, self.paths]).encode())[:8]}"
 
     @property
     def kernel(self) -> str:
@@ -90,17 +95,30 @@ class Adopted:
         fields = ",\n    ".join(f"{name}={value!r}" for name, value in asdict(self).items())
         text = (
             f'"""{self.module}.{self.qualname} as an application calls it; written by ktuned-triton."""\n\n'
-            f"from ktuned_triton.adoption import Adopted, adopt\n\n"
+            f"from ktuned_triton.adoption import Adopted, adopt, hooks_of\n\n"
             f"{FUNCTION_NAME} = adopt(__file__, Adopted(\n    {fields},\n))\n"
         )
-        return _write(directory / self.project / f"tune_{self.qualname.replace('.', '_')}_{self.digest[:8]}.py", text)
+        if self.hooks:
+            text += f"{HOOKS_NAME} = hooks_of(__file__)\n"
+        name = f"tune_{self.qualname.replace('.', '_')}_{self.digest[:8]}.py"
+        return _write(directory / self.project / name, text.encode())
 
 
-def write_record(kernel_file: Path, call: Call) -> str:
-    """Write a call beside its kernel file, and return the name that a problem's ``call`` gives it."""
-    text = call.to_json()
+def write_record(kernel_file: Path, call: Call, content: Mapping[str, Any]) -> str:
+    """Write a call beside its kernel file, and return the name that a problem's ``call`` gives it.
+
+    ``content`` are those of its tensors, on the CPU, whose content is the call's own.
+    """
+    directory = kernel_file.parent / RECORDS
+    if content:
+        from safetensors.torch import save
+
+        data = save(dict(content))
+        call = replace(call, content=f"{_digest(data)}{SUFFIX}")
+        _write(directory / call.content, data)
+    text = call.to_json().encode()
     name = _digest(text)
-    _write(kernel_file.parent / RECORDS / f"{name}.json", text)
+    _write(directory / f"{name}.json", text)
     return name
 
 
@@ -116,26 +134,27 @@ def adopt(file: str, adopted: Adopted) -> Any:
     """Declare the kernel of an application's function and return the ``@triton.jit`` function; for kernel files.
 
     Raises:
-        RuntimeError: the function is another one here than in the application.
+        RuntimeError: the function, or its autotuner's hooks, are others here than in the application.
     """
     from ktuned.spec import kernel, space
 
     # At the end: the worker's own modules come first, as they have been imported.
     sys.path += [path for path in adopted.paths if path not in sys.path]
-    function = jitted(attrgetter(adopted.qualname)(importlib.import_module(adopted.module)))
+    found = attrgetter(adopted.qualname)(importlib.import_module(adopted.module))
+    function = jitted(found)
     if function.cache_key != adopted.cache_key:
         raise RuntimeError(
             f"{adopted.module}.{adopted.qualname} is not the function that the application has: it changed since the "
             "application started, or the application runs in another environment"
         )
-    worker = _Worker(Path(file), adopted)
+    worker = _workers[file] = _Worker(Path(file), adopted, found)
     kernel(
         backend="triton",
         name=adopted.name,
         space=space([dict(config) for config in adopted.configs], where=worker.admits),
         specialize=adopted.specialize,
         inputs=worker.inputs,
-        reference=worker.reference,
+        reference="default",
         rtol=RTOL,
         atol=ATOL,
         max_mismatched_ratio=MAX_MISMATCHED_RATIO,
@@ -147,14 +166,34 @@ def adopt(file: str, adopted: Adopted) -> Any:
     return function
 
 
-class _Worker:
-    """A kernel file's functions: they read the record that a problem names."""
+def hooks_of(file: str) -> SimpleNamespace:
+    """Return the hooks of a kernel file's function by the names that Builds have for them; for kernel files."""
+    return _workers[file].hooks()
 
-    def __init__(self, file: Path, adopted: Adopted) -> None:
-        self._file = file
+
+class _Worker:
+    """A kernel file's functions: they read the record that a problem names.
+
+    Hooks get the tensors of the call whose inputs were declared last: a worker measures one problem at a time.
+    """
+
+    def __init__(self, file: Path, adopted: Adopted, found: Any) -> None:
+        self._directory = file.parent / RECORDS
         self._adopted = adopted
         self._calls: dict[str, Call] = {}
-        self._current: Any = None
+        self._current: Call | None = None
+        if not adopted.hooks:
+            return
+        self._tuner = autotuner_in(found)
+        if (
+            self._tuner is None
+            or hook_names(self._tuner) != adopted.hooks
+            or [canonical(knobs(config)) for config in self._tuner.configs] != [*map(canonical, adopted.configs)]
+        ):
+            raise RuntimeError(
+                f"{adopted.module}.{adopted.qualname} has other hooks or configs than in the application, so its hooks "
+                "cannot be found"
+            )
 
     def admits(self, p: Any, c: Any) -> bool:
         """Return whether the application's pruning left a config; without a call that is not known, and not asked."""
@@ -164,42 +203,61 @@ class _Worker:
         """Declare the tensors of a call, each as a row of all its storage's elements."""
         from ktuned.spec import tensor
 
-        self._current = p
-        entries = self._call(p).tensors.items()
-        return {name: tensor(entry.elements, entry.dtype, entry.fill, output=True) for name, entry in entries}
+        self._current = call = self._call(p)
+        found = {}
+        for name, entry in call.tensors.items():
+            is_captured = entry.fill == CAPTURED
+            spec = tensor(entry.elements, entry.dtype, "zeros" if is_captured else entry.fill, output=True)
+            found[name] = replace(spec, file=str(self._directory / call.content)) if is_captured else spec
+        return found
 
     def build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
         return self._call(p).build(canonical(dict(c)), FUNCTION_NAME)
 
-    def reference(self, **tensors: Any) -> Mapping[str, Any]:
-        """Run the first config that the pruning left, by whose results the others are checked.
+    def hooks(self) -> SimpleNamespace:
+        """Return what is called before and after a launch of each config."""
+        own = self._tuner
+        found: dict[str, Any] = {}
+        for position, config in enumerate(own.configs):
+            before = [config.pre_hook] if config.pre_hook else []
+            before += [own.pre_hook] if own.user_defined_pre_hook else []
+            found[f"pre_hook_{position}"] = partial(self._call_hooks, before)
+            after = [own.post_hook] if own.user_defined_post_hook else []
+            found[f"post_hook_{position}"] = partial(self._call_hooks, after)
+        return SimpleNamespace(**found)
 
-        It takes the call whose inputs were declared last: a worker measures one problem at a time.
-        """
-        from ktuned_triton.reference import run
-
-        call = self._call(self._current)
-        run(call.build(call.first, FUNCTION_NAME), self._file, tensors)
-        return tensors
+    def _call_hooks(self, hooks: Sequence[Any], arguments: Mapping[str, Any], **more: Any) -> None:
+        """Call hooks with a launch's arguments, the tensors read as the application's are."""
+        known = self._current.tensors if self._current is not None else {}
+        given = {
+            name: value.as_strided(known[name].shape, known[name].strides) if name in known else value
+            for name, value in arguments.items()
+        }
+        for hook in hooks:
+            hook(given, **more)
 
     def _call(self, p: Any) -> Call:
         name = p[CALL_KEY]
         if name not in self._calls:
-            self._calls[name] = Call.from_json((self._file.parent / RECORDS / f"{name}.json").read_text())
+            self._calls[name] = Call.from_json((self._directory / f"{name}.json").read_text())
         return self._calls[name]
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
+_workers: dict[str, _Worker] = {}
+"""The functions of each kernel file, as it was imported last."""
 
 
-def _write(path: Path, text: str) -> Path:
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:_DIGEST_CHARS]
+
+
+def _write(path: Path, content: bytes) -> Path:
     """Write a file whose name stands for its content, unless it is there."""
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as staged:
-        staged.write(text)
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".", delete=False) as staged:
+        staged.write(content)
     os.replace(staged.name, path)
     return path

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -16,7 +16,17 @@ from typing import Any, Final, Literal
 from ktuned.model import canonical
 from ktuned_triton.adoption import FUNCTION_NAME, Adopted
 from ktuned_triton.artifact import install
-from ktuned_triton.call import Call, LeftAlone, evaluate, jitted, key_of, knobs
+from ktuned_triton.call import (
+    Call,
+    LeftAlone,
+    autotuner_in,
+    contents,
+    evaluate,
+    hook_names,
+    jitted,
+    key_of,
+    knobs,
+)
 from ktuned_triton.tunings import Request, shared
 
 Mode = Literal["background", "wait"]
@@ -94,7 +104,7 @@ def autotune(
     it in the call, or launches the ``"first"`` config. Processes with the same ``pin`` see the same winners for good.
 
     A function that another process cannot find or run is left to Triton, and a log entry says why: one of
-    ``__main__``, a closure, hooks, an own ``do_bench``, arguments that are no numbers or floating tensors.
+    ``__main__``, a closure, an own ``do_bench``, arguments that are neither numbers nor tensors.
 
     Raises:
         ValueError: an option has no such value.
@@ -177,23 +187,28 @@ def autotuner_class() -> type[Any]:
                     return self._known[place]
                 self._check()
                 pruned = self._pruned(args, kwargs)
-                call = evaluate(self, pruned, args, kwargs)
+                captured: dict[str, Any] = {}
+                call = evaluate(self, pruned, args, kwargs, captured)
                 by_text = {canonical(knobs(config)): config for config in pruned}
                 known = Key(pruned[0], pruned[1:])
                 taken_over.add(f"{self.base_fn.__module__}.{self.base_fn.__qualname__}")
                 if not is_capturing():
-                    self._ask(known, Request(self._adopted(call, tuple(problem)), problem, call), by_text, place[0])
+                    request = Request(self._adopted(call, tuple(problem)), problem, call)
+                    self._ask(known, request, captured, by_text, place[0])
                 self._known[place] = known
                 return known
 
-        def _ask(self, known: Key, request: Request, by_text: dict[str, Any], device: int) -> None:
+        def _ask(
+            self, known: Key, request: Request, captured: dict[str, Any], by_text: dict[str, Any], device: int
+        ) -> None:
             tunings = shared(self._options.pin)
             best = tunings.best(request)
             if best is None and not tunings.has_daemon():
                 known.is_tritons = self._options.without_daemon == "triton"
                 return
-            if self._options.mode == "wait" and (best is None or not best.is_fresh):
-                best = tunings.wait(request)
+            is_fresh = best is not None and best.is_fresh
+            if self._options.mode == "wait" and not is_fresh:
+                best = tunings.wait(with_contents(request, captured))
             if best is not None and (config := by_text.get(best.text)) is not None:
                 known.config, known.rest = config, [known.config, *known.rest]
                 if best.artifact is not None:
@@ -201,7 +216,7 @@ def autotuner_class() -> type[Any]:
             is_fresh = best is not None and best.is_fresh and not tunings.is_open(request)
             if self._options.upgrade == "never" or self._options.mode == "wait":
                 if not is_fresh and self._options.mode == "background":
-                    tunings.ask(request, None)
+                    tunings.ask(with_contents(request, captured), None)
                 return
             if is_fresh and self._options.upgrade == "once":
                 return
@@ -215,7 +230,7 @@ def autotuner_class() -> type[Any]:
                     known.config, known.is_proven = config, True
                 return self._options.upgrade == "once"
 
-            tunings.ask(request, upgrade)
+            tunings.ask(with_contents(request, captured), upgrade)
 
         def _launch(self, known: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             while True:
@@ -232,6 +247,8 @@ def autotuner_class() -> type[Any]:
 
         def _launch_config(self, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self.best_config = config
+            if config.pre_hook is not None:
+                config.pre_hook({**dict(zip(self.arg_names, args, strict=False)), **kwargs, **config.all_kwargs()})
             return self.fn.run(*args, **kwargs, **config.all_kwargs())
 
         def _pruned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -253,6 +270,7 @@ def autotuner_class() -> type[Any]:
                 tensors=tuple(call.tensors),
                 timing="graph" if self._graph else "events",
                 paths=_own_paths(),
+                hooks=hook_names(self),
             )
 
         def _check(self) -> None:
@@ -266,20 +284,19 @@ def autotuner_class() -> type[Any]:
                 raise LeftAlone("it is defined in __main__, which no other process can import")
             if "<locals>" in function.__qualname__:
                 raise LeftAlone("it is defined inside another function, where no other process can find it")
+            name = f"{function.__module__}.{function.__qualname__}"
             try:
-                found = jitted(attrgetter(function.__qualname__)(sys.modules[function.__module__]))
+                found = attrgetter(function.__qualname__)(sys.modules[function.__module__])
             except (KeyError, AttributeError):
                 found = None
-            if found is not function:
-                raise LeftAlone(f"{function.__module__}.{function.__qualname__} is another function")
-            if self.user_defined_pre_hook or self.user_defined_post_hook:
-                raise LeftAlone("it has a pre_hook or post_hook, which only its own process can run")
-            if any(config.pre_hook is not None for config in self.configs):
-                raise LeftAlone("a config has a pre_hook, which only its own process can run")
+            if found is None or jitted(found) is not function:
+                raise LeftAlone(f"{name} is another function")
+            if hook_names(self) and autotuner_in(found) is not self:
+                raise LeftAlone(f"it has hooks, and {name} is another autotuner, where they cannot be found")
             if any(getattr(config, "ir_override", None) for config in self.configs):
                 raise LeftAlone("a config has an ir_override")
             if self._has_own_bench:
-                raise LeftAlone("it has a do_bench of its own")
+                raise LeftAlone("it has a do_bench of its own, which only its own process can call")
 
         def _leave_alone(self, reason: str) -> None:
             self._reason = reason
@@ -295,6 +312,15 @@ left_alone: dict[str, str] = {}
 
 taken_over: set[str] = set()
 """Functions of this process whose configs come from the daemon."""
+
+
+def with_contents(request: Request, captured: Mapping[str, Any]) -> Request:
+    """Return a request with copies of the tensors whose content is the call's own.
+
+    Raises:
+        LeftAlone: they cannot be kept.
+    """
+    return replace(request, content=contents(captured, request.call.tensors)) if captured else request
 
 
 def is_capturing() -> bool:

@@ -9,12 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ktuned import backends
-from ktuned.backends import DEFAULT_TARGET, Absent, Compiled, Unit, torch_cuda_devices
+from ktuned.backends import DEFAULT_TARGET, Absent, Compiled, Kernel, Unit, torch_cuda_devices
 from ktuned.model import BackendError, Device, Outcome, Unsupported
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE, load
 from ktuned_triton.build import Build
 from ktuned_triton.compiler import Refused, compile_unit, prepare
-from ktuned_triton.launch import TritonKernel
+from ktuned_triton.hooks import hooked
 
 REINSTALL_HINT = "pip install triton"
 
@@ -69,14 +69,16 @@ class Triton(backends.Backend):
         for unit in units:
             yield _compiled(unit, into / unit.key)
 
-    def load(self, artifact: Path, unit: Unit, device: Device) -> TritonKernel:
-        """Load ``kernel.cubin`` into the device's primary context, which becomes the current one; Triton is not used.
+    def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
+        """Load ``kernel.cubin`` into the device's primary context, which becomes the current one; Triton is not used,
+        unless the Build has hooks.
 
         Raises:
             Unsupported: it is for another architecture, or needs more than the device has.
             BackendError: the device cannot be reached.
+            LookupError: a hook cannot be found.
         """
-        return load(artifact, device)
+        return hooked(load(artifact, device), unit)
 
 
 def _compiled(unit: Unit, artifact: Path) -> Compiled:

@@ -14,6 +14,8 @@ DTYPE = "dtype"
 FUNCTION = "function"
 """Constants that are no plain values travel as maps of one of these keys: ``{"dtype": "fp16"}``."""
 
+HOOKS = ("pre_hook", "post_hook")
+
 Argument = bool | int | float | str | None | tuple["Argument", ...]
 """An argument of a kernel: a tensor of ``inputs`` by its name, a number, ``None``, or a tuple of these."""
 
@@ -37,6 +39,9 @@ class Build(backends.Build):
         num_ctas: how many blocks a cluster has.
         maxnreg: the most registers that a thread may have; ``None`` leaves it to the compiler.
         options: more options of Triton's compiler: ``{"enable_fp_fusion": False}``.
+        pre_hook: a function that is called before each launch with the arguments by their parameters' names, found as
+            ``function`` is; its time counts.
+        post_hook: likewise after each launch, with ``exception=None`` besides.
         dtypes: the dtypes of the tensors that ``args`` names; ktuned fills this in.
 
     Raises:
@@ -55,10 +60,15 @@ class Build(backends.Build):
     num_ctas: int = 1
     maxnreg: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    pre_hook: Callable[..., Any] | str | None = None
+    post_hook: Callable[..., Any] | str | None = None
     dtypes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", _name_of(self.function))
+        for name in HOOKS:
+            if (hook := getattr(self, name)) is not None:
+                object.__setattr__(self, name, functions.name_of(hook))
         object.__setattr__(self, "args", tuple(_argument(value) for value in self.args))
         for name in ("constants", "options"):
             values = {key: constant(key, value) for key, value in getattr(self, name).items()}
@@ -75,6 +85,11 @@ class Build(backends.Build):
         """Take note of the dtypes of the tensors that ``args`` names: they are compiled in, shapes are not."""
         known = layouts()
         return replace(self, dtypes={name: known[name][0] for name in tensor_names(self.args) if name in known})
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields as plain data, without hooks that there are not: artifacts are known by it."""
+        plain = super().to_plain()
+        return {name: value for name, value in plain.items() if value is not None or name not in HOOKS}
 
     @property
     def compiler_options(self) -> dict[str, Any]:

@@ -14,11 +14,24 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from ktuned.model import canonical
-from ktuned_triton.build import Argument, Build, constant
+from ktuned_triton.build import HOOKS, Argument, Build, constant
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
 FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Dtypes whose content is drawn at random; others may be indices, for which random content is not safe."""
+
+CAPTURED = "captured"
+"""Fill of a tensor whose content is the call's own."""
+
+MAX_CAPTURED_BYTES = 256 * 2**20
+"""The content of one call's tensors of integers: indices, masks, lengths. It is copied from the device in the call."""
+
+HOOKS_NAME = "hooks"
+"""The name of the application's hooks in its kernel file."""
+
+ADDRESS_BYTES = 8
+SMALLEST_ADDRESS, LARGEST_ADDRESS = 1 << 40, 1 << 57
+"""Range of what a driver gives out as addresses on 64-bit systems; hardly an index is as large."""
 
 _LAUNCH_ONLY = ("grid", "warmup")
 _SIZES = ("num_warps", "num_ctas", "num_stages", "maxnreg")
@@ -30,39 +43,47 @@ class LeftAlone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor argument: its dtype, and its elements from its first one to the end of its storage."""
+    """A tensor argument: its dtype, its elements from the first to the end of its storage, its shape and strides."""
 
     dtype: str
     elements: int
     fill: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One config of a call: the arguments of its function, its constexprs, its grid and its compiler options."""
+    """One config of a call: the arguments of its function, its constexprs, its grid and its compiler options.
+
+    ``position`` is its place in the autotuner's list, where its hooks are found; ``None`` where it has none.
+    """
 
     args: tuple[Argument, ...]
     constants: Mapping[str, Any]
     grid: tuple[int, ...]
     sizes: Mapping[str, int]
     options: Mapping[str, Any]
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call: its tensors by their parameters' names, and the recipe of each admitted config by its knobs' text."""
+    """A call: its tensors by their parameters' names, and the recipe of each admitted config by its knobs' text.
+
+    ``content`` names the file that holds the tensors whose content is the call's own.
+    """
 
     tensors: Mapping[str, Tensor]
     recipes: Mapping[str, Recipe]
-
-    @property
-    def first(self) -> str:
-        """The first config, as text."""
-        return next(iter(self.recipes))
+    content: str = ""
 
     def build(self, config: str, function: str) -> Build:
         """Return the Build of a config, given as text, for a function of this name in the kernel file."""
         recipe = self.recipes[config]
+        hooks = {}
+        if recipe.position is not None:
+            hooks = {name: f"{HOOKS_NAME}.{name}_{recipe.position}" for name in HOOKS}
         return Build(
             function=function,
             args=recipe.args,
@@ -71,6 +92,7 @@ class Call:
             options=recipe.options,
             dtypes={name: tensor.dtype for name, tensor in self.tensors.items()},
             **recipe.sizes,
+            **hooks,
         )
 
     def to_json(self) -> str:
@@ -82,11 +104,15 @@ class Call:
         """Read :meth:`to_json`'s text."""
         fields = json.loads(text)
         return cls(
-            {name: Tensor(**tensor) for name, tensor in fields["tensors"].items()},
+            {
+                name: Tensor(**{**tensor, "shape": tuple(tensor["shape"]), "strides": tuple(tensor["strides"])})
+                for name, tensor in fields["tensors"].items()
+            },
             {
                 config: Recipe(**{**recipe, "args": tuple(recipe["args"]), "grid": tuple(recipe["grid"])})
                 for config, recipe in fields["recipes"].items()
             },
+            fields["content"],
         )
 
 
@@ -119,13 +145,22 @@ def key_of(tuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict
     return {**problem, "dtypes": " ".join(dtypes)}
 
 
-def evaluate(tuner: Any, configs: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def evaluate(
+    tuner: Any,
+    configs: list[Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    captured: dict[str, Any] | None = None,
+) -> Call:
     """Return a call with all its configs, as they are after pruning.
+
+    The tensors whose content is the call's own are put into ``captured``, by their names.
 
     Raises:
         LeftAlone: it cannot be tuned by another process; says why.
     """
     tensors: dict[str, Tensor] = {}
+    integers = {} if captured is None else captured
     places: dict[tuple[int, str], str] = {}
     recipes = {}
     for config in configs:
@@ -138,11 +173,71 @@ def evaluate(tuner: Any, configs: list[Any], args: tuple[Any, ...], kwargs: Mapp
             if parameter.is_constexpr:
                 constants[parameter.name] = _constant(parameter.name, value)
             else:
-                plain.append(_argument(parameter.name, value, tuner, tensors, places))
+                plain.append(_argument(parameter.name, value, tuner, tensors, places, integers))
         sizes = {name: options.pop(name) for name in _SIZES if name in options}
         plain_options = {name: _constant(name, value) for name, value in options.items()}
-        recipes[canonical(knobs(config))] = Recipe(tuple(plain), constants, _grid(kwargs, values), sizes, plain_options)
+        position = hook_position(tuner, config)
+        recipe = Recipe(tuple(plain), constants, _grid(kwargs, values), sizes, plain_options, position)
+        recipes[canonical(knobs(config))] = recipe
     return Call(tensors, recipes)
+
+
+def hook_position(tuner: Any, config: Any) -> int | None:
+    """Return the place in an autotuner's list of a config that is launched with hooks; ``None`` without any.
+
+    Raises:
+        LeftAlone: pruning made the config, so that no other process finds its hook.
+    """
+    if not (config.pre_hook or tuner.user_defined_pre_hook or tuner.user_defined_post_hook):
+        return None
+    wanted = canonical(knobs(config))
+    for position, known in enumerate(tuner.configs):
+        if known.pre_hook is config.pre_hook and canonical(knobs(known)) == wanted:
+            return position
+    raise LeftAlone("its pruning makes a config with a pre_hook, which no other process finds")
+
+
+def hook_names(tuner: Any) -> tuple[str, ...]:
+    """Return the names of an autotuner's hooks, its configs' by their position: by these another process finds them."""
+    own = [name for name in HOOKS if getattr(tuner, f"user_defined_{name}")]
+    return (*own, *(f"configs[{place}].pre_hook" for place, config in enumerate(tuner.configs) if config.pre_hook))
+
+
+def autotuner_in(function: Any) -> Any:
+    """Return the outermost autotuner of a function, below heuristics; ``None`` without one."""
+    while is_wrapper(function) and not is_wrapper(function, "Autotuner"):
+        function = function.fn
+    return function if is_wrapper(function, "Autotuner") else None
+
+
+def contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return copies on the CPU of a call's own tensors, each as a row of all its elements.
+
+    Raises:
+        LeftAlone: one holds addresses, or they are too large to be kept.
+    """
+    import torch
+
+    size = sum(elements[name].elements * value.element_size() for name, value in captured.items())
+    if size > MAX_CAPTURED_BYTES:
+        raise LeftAlone(
+            f"its tensors of integers ({', '.join(captured)}) have {size >> 20} MiB, more than is captured of a call"
+        )
+    found = {}
+    for name, value in captured.items():
+        row = torch.as_strided(value, (elements[name].elements,), (1,), value.storage_offset()).cpu()
+        if row.dtype.itemsize == ADDRESS_BYTES and _holds_address(row):
+            raise LeftAlone(f"its argument {name} is a table of pointers")
+        found[name] = row
+    return found
+
+
+def _holds_address(row: Any) -> bool:
+    import torch
+
+    # An unsigned number that needs the sign's bit is no address.
+    numbers = row.view(torch.int64)
+    return bool(((numbers >= SMALLEST_ADDRESS) & (numbers < LARGEST_ADDRESS)).any())
 
 
 def jitted(function: Any) -> Any:
@@ -206,10 +301,15 @@ def _grid(kwargs: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ..
 
 
 def _argument(
-    name: str, value: Any, tuner: Any, tensors: dict[str, Tensor], places: dict[tuple[int, str], str]
+    name: str,
+    value: Any,
+    tuner: Any,
+    tensors: dict[str, Tensor],
+    places: dict[tuple[int, str], str],
+    captured: dict[str, Any],
 ) -> Argument:
     if isinstance(value, tuple):
-        return tuple(_argument(f"{name}.{i}", item, tuner, tensors, places) for i, item in enumerate(value))
+        return tuple(_argument(f"{name}.{i}", item, tuner, tensors, places, captured) for i, item in enumerate(value))
     if value is None or type(value) in (bool, int, float):
         return value  # type: ignore[no-any-return]
     if not (hasattr(value, "untyped_storage") and hasattr(value, "data_ptr")):
@@ -221,12 +321,14 @@ def _argument(
         return places[address, dtype]
     if address % ALIGNMENT_BYTES:
         raise LeftAlone(f"its argument {name} is not aligned to {ALIGNMENT_BYTES} bytes")
-    is_zeroed = name in tuner.reset_to_zero
-    if dtype not in FLOATING and not is_zeroed:
-        raise LeftAlone(f"its argument {name} is a tensor of {dtype}, which may hold indices or pointers")
+    if dtype.startswith("complex"):
+        raise LeftAlone(f"its argument {name} is a tensor of {dtype}, which Triton does not have")
+    fill = "zeros" if name in tuner.reset_to_zero else "uniform" if dtype in FLOATING else CAPTURED
+    if fill == CAPTURED:
+        captured[name] = value
     size = value.element_size()
     elements = value.untyped_storage().nbytes() // size - value.storage_offset()
-    tensors[name] = Tensor(dtype, elements, "zeros" if is_zeroed else "uniform")
+    tensors[name] = Tensor(dtype, elements, fill, tuple(value.shape), tuple(value.stride()))
     places[address, dtype] = name
     return name
 

@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from ktuned.model import canonical
@@ -49,11 +49,15 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A tuning key of an adopted function, with one call that has it."""
+    """A tuning key of an adopted function, with one call that has it.
+
+    ``content`` are copies on the CPU of those of its tensors whose content is the call's own.
+    """
 
     adopted: Adopted
     problem: Mapping[str, Any]
     call: Call
+    content: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class Tunings:
     def _tune(self, request: Request) -> Any:
         """Write what the daemon needs, and ask for the tuning."""
         file = request.adopted.write(home())
-        problem = {**request.problem, CALL_KEY: write_record(file, request.call)}
+        problem = {**request.problem, CALL_KEY: write_record(file, request.call, request.content)}
         tuning = self._client.tune(path=file, problem=problem, python=sys.executable)
         for error in tuning.errors:
             _log.warning("%s is not tuned: %s", request.adopted.kernel, error.get("message", ""))
@@ -159,7 +163,7 @@ class Tunings:
                 request, upgrade = self._requests.get(timeout=POLL_S)
                 jobs = self._ask_quietly(request)
                 if upgrade is not None and jobs and len(waiting) < MAX_OPEN:
-                    waiting.append(_Waiting(request, upgrade, jobs))
+                    waiting.append(_Waiting(replace(request, content={}), upgrade, jobs))
                 continue
             waiting = [entry for entry in waiting if not self._upgraded(entry)]
             with self._lock:

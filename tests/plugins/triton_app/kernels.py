@@ -33,11 +33,40 @@ def scale(x, y, size, factor, BLOCK: tl.constexpr, THROUGH: tl.constexpr, EVEN: 
     tl.store(y + offsets, values * factor, mask=offsets < size)
 
 
-@autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=[], pre_hook=lambda args, **rest: None)
+def clear(named: dict[str, Any], **rest: Any) -> None:
+    """Set the output to what no launch may rely on."""
+    named["x"].fill_(named["BLOCK"])
+
+
+def note(named: dict[str, Any], exception: Exception | None = None) -> None:
+    """Look at the output after a launch."""
+    named["x"].add_(1)
+
+
+HOOKED = [triton.Config({"BLOCK": 64}, pre_hook=clear), triton.Config({"BLOCK": 128})]
+
+
+@autotune(HOOKED, key=[], pre_hook=clear, post_hook=note)
 @triton.jit
 def hooked(x, BLOCK: tl.constexpr):
-    """Have a hook of the application's."""
-    tl.store(x + tl.arange(0, BLOCK), 0)
+    """Have hooks of the application's."""
+    tl.store(x + tl.arange(0, BLOCK), 0.0)
+
+
+@autotune(HOOKED[1:] * 2, key=[], do_bench=lambda call, quantiles: [1.0, 1.0, 1.0])
+@triton.jit
+def benched(x, BLOCK: tl.constexpr):
+    """Have a benchmark of the application's."""
+    tl.store(x + tl.arange(0, BLOCK), 0.0)
+
+
+@autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=["size"])
+@triton.jit
+def gather(x, rows, y, size, BLOCK: tl.constexpr):
+    """Gather x by rows into y."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < size
+    tl.store(y + offsets, tl.load(x + tl.load(rows + offsets, mask=mask), mask=mask), mask=mask)
 
 
 @triton.jit

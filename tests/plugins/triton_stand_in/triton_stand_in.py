@@ -9,8 +9,7 @@ from typing import Any
 
 from ktuned.backends import Kernel, Launch, Unit
 from ktuned.model import Device, DeviceModel, DeviceName, Target
-from ktuned_triton import Triton, reference
-from ktuned_triton.build import Build
+from ktuned_triton import Triton
 
 FASTEST = 256
 """The block whose launches take no extra time."""
@@ -19,14 +18,6 @@ FASTEST = 256
 def compute(tensors: Mapping[str, Any]) -> None:
     """Do what the application's function does."""
     tensors["y"].copy_(tensors["x"] * 2)
-
-
-def run(build: Build, kernel_file: Path, tensors: Mapping[str, Any]) -> None:
-    """Compute the reference."""
-    compute(tensors)
-
-
-reference.run = run
 
 
 class Computed(Kernel):

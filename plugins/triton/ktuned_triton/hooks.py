@@ -1,0 +1,58 @@
+"""Launches with the hooks of a Build around them, as Triton's autotuner runs a config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from ktuned import backends
+from ktuned.backends import Launch, Unit
+from ktuned.spec import functions
+from ktuned_triton.build import Build
+from ktuned_triton.signature import FakeTensor, call_arguments
+
+
+def hooked(kernel: backends.Kernel, unit: Unit) -> backends.Kernel:
+    """Return a kernel whose launches call the Build's hooks; the kernel itself where it has none.
+
+    Raises:
+        LookupError: a hook cannot be found.
+    """
+    build = cast(Build, unit.build)
+    if build.pre_hook is None and build.post_hook is None:
+        return kernel
+    return _HookedKernel(kernel, unit)
+
+
+class _HookedKernel(backends.Kernel):
+    def __init__(self, kernel: backends.Kernel, unit: Unit) -> None:
+        build = cast(Build, unit.build)
+        self._kernel = kernel
+        self._before = _found(build.pre_hook, unit)
+        self._after = _found(build.post_hook, unit)
+        function = functions.find(str(build.function), unit.kernel_file)
+        self._arguments = {**call_arguments(function, build, unit.kernel_file), **build.compiler_options}
+
+    def bind(self, tensors: Mapping[str, Any]) -> Launch:
+        """Return a launch between its hooks."""
+        arguments = {name: _given(value, tensors) for name, value in self._arguments.items()}
+        inner, before, after = self._kernel.bind(tensors), self._before, self._after
+
+        def launch() -> None:
+            if before is not None:
+                before(arguments)
+            inner()
+            if after is not None:
+                after(arguments, exception=None)
+
+        return launch
+
+
+def _found(hook: Callable[..., Any] | str | None, unit: Unit) -> Callable[..., Any] | None:
+    return None if hook is None else functions.find(str(hook), unit.kernel_file)
+
+
+def _given(value: Any, tensors: Mapping[str, Any]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_given(item, tensors) for item in value)
+    return tensors[value.name] if isinstance(value, FakeTensor) else value
