@@ -457,7 +457,7 @@ class TestAdoption:
         configs = list(kernel.bound_space(problem))
         seen = []
         for place, config in enumerate(configs):
-            build = kernel.build(problem, config)
+            build: Any = kernel.build(problem, config)
             assert (build.pre_hook, build.post_hook) == (f"hooks.pre_hook_{place}", f"hooks.post_hook_{place}")
             row = torch.zeros(128)
 

@@ -108,7 +108,7 @@ class TestAJob:
         await parts.inspect(default_text("work wrong wrong"))
         ended = await tune(parts)
         assert ended["outcomes"] == {"measured": 3, "mismatch": 0}, ended
-        assert "2 of 3 configs differ from the default's outputs" in ended["message"]
+        assert "2 of 3 configs differ from the default's outputs" in str(ended["message"])
         (winner,) = parts.store.winners()
         assert winner.config["us"] in (51.0, 52.0)
         before = len(parts.told.of("refining"))
@@ -121,4 +121,4 @@ class TestAJob:
         await parts.inspect(default_text("compile_error work"))
         ended = await tune(parts)
         assert ended["state"] == "failed"
-        assert "reference='default', but the default config is compile_error: " in ended["message"]
+        assert "reference='default', but the default config is compile_error: " in str(ended["message"])

@@ -81,7 +81,8 @@ class Call:
     def build(self, config: str, function: str) -> Build:
         """Return the Build of a config, given as text, for a function of this name in the kernel file."""
         recipe = self.recipes[config]
-        hooks = {}
+        sizes: Mapping[str, Any] = recipe.sizes
+        hooks: dict[str, Any] = {}
         if recipe.position is not None:
             hooks = {name: f"{HOOKS_NAME}.{name}_{recipe.position}" for name in HOOKS}
         return Build(
@@ -91,7 +92,7 @@ class Call:
             grid=recipe.grid,
             options=recipe.options,
             dtypes={name: tensor.dtype for name, tensor in self.tensors.items()},
-            **recipe.sizes,
+            **sizes,
             **hooks,
         )
 
