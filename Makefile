@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-PROJECTS := . client plugins/command plugins/cutedsl plugins/nvrtc plugins/torch plugins/triton plugins/tvm_ffi
+PROJECTS := . client plugins/command plugins/cutedsl plugins/nvrtc plugins/optuna plugins/torch plugins/triton plugins/tvm_ffi
 # torch for the CPU. PyPI's wheel for Linux brings 2.5 GiB of CUDA, and an NVRTC older than the pinned one.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Measured as wheels for CPython 3.11 on x86-64; to be measured again when constraints.txt changes by much.

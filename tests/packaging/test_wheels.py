@@ -23,6 +23,7 @@ PROJECTS = {
     "ktuned-command": (ROOT / "plugins/command", "ktuned_command"),
     "ktuned-cutedsl": (ROOT / "plugins/cutedsl", "ktuned_cutedsl"),
     "ktuned-nvrtc": (ROOT / "plugins/nvrtc", "ktuned_nvrtc"),
+    "ktuned-optuna": (ROOT / "plugins/optuna", "ktuned_optuna"),
     "ktuned-torch": (ROOT / "plugins/torch", "ktuned_torch"),
     "ktuned-triton": (ROOT / "plugins/triton", "ktuned_triton"),
     "ktuned-tvm-ffi": (ROOT / "plugins/tvm_ffi", "ktuned_tvm_ffi"),
@@ -115,6 +116,14 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
     }
     assert _entry_points(wheels["ktuned-cutedsl"]) == {"ktuned.backends": {"cutedsl": "ktuned_cutedsl:CuteDsl"}}
     assert _entry_points(wheels["ktuned-nvrtc"]) == {"ktuned.backends": {"nvrtc": "ktuned_nvrtc:Nvrtc"}}
+    assert _entry_points(wheels["ktuned-optuna"]) == {
+        "ktuned.strategies": {
+            "optuna_cmaes": "ktuned_optuna:CmaEs",
+            "optuna_gp": "ktuned_optuna:Gp",
+            "optuna_nsgaii": "ktuned_optuna:NsgaII",
+            "optuna_tpe": "ktuned_optuna:Tpe",
+        }
+    }
     assert _entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}
     assert _entry_points(wheels["ktuned-triton"]) == {"ktuned.backends": {"triton": "ktuned_triton:Triton"}}
     assert _entry_points(wheels["ktuned-tvm-ffi"]) == {

@@ -1,0 +1,48 @@
+"""The samplers that have a name here; any other is a subclass of three lines in a project of its own.
+
+A module of its own: a strategy knows no sampler.
+"""
+
+from __future__ import annotations
+
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, NSGAIISampler, TPESampler
+
+from ktuned_optuna.strategy import OptunaStrategy, quietly
+
+FIRST = 16
+"""Random configs before a model."""
+
+
+class Tpe(OptunaStrategy):
+    """Tree-structured Parzen estimators over all knobs together; configs under way count as slow ones."""
+
+    def sampler(self, seed: int) -> BaseSampler:
+        """Return the sampler."""
+        with quietly():
+            return TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=FIRST)
+
+
+class NsgaII(OptunaStrategy):
+    """A genetic algorithm."""
+
+    def sampler(self, seed: int) -> BaseSampler:
+        """Return the sampler."""
+        return NSGAIISampler(seed=seed, population_size=FIRST)
+
+
+class CmaEs(OptunaStrategy):
+    """An evolution strategy that adapts its covariance; it needs the package ``cmaes``."""
+
+    def sampler(self, seed: int) -> BaseSampler:
+        """Return the sampler."""
+        with quietly():
+            return CmaEsSampler(seed=seed, n_startup_trials=FIRST, warn_independent_sampling=False)
+
+
+class Gp(OptunaStrategy):
+    """A Gaussian process; it needs SciPy and torch."""
+
+    def sampler(self, seed: int) -> BaseSampler:
+        """Return the sampler."""
+        with quietly():
+            return GPSampler(seed=seed, n_startup_trials=FIRST)

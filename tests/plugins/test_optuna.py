@@ -1,0 +1,76 @@
+"""Optuna's samplers behind ktuned's interface: they keep every promise of a strategy, and learn."""
+
+from __future__ import annotations
+
+import math
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from ktuned import space
+from ktuned.model import Outcome, canonical
+from ktuned.search import Budget, StrategyFault, choose
+from ktuned.testing.strategies import check_strategy
+
+optuna = pytest.importorskip("optuna")
+ktuned_optuna = pytest.importorskip("ktuned_optuna")
+
+BOWL = space(x=range(20), y=[2**k for k in range(10)], z=["a", "b", "c"], where=lambda p, c: c.x * c.y < 4000)
+
+
+def bowl(config: Any) -> float:
+    """Return a latency in µs with its optimum of 10 at (6, 32, "b")."""
+    distance = (config["x"] - 6) ** 2 / 100 + (math.log2(config["y"]) - 5) ** 2 / 20
+    return 10 * math.exp(distance) * (1.0 if config["z"] == "b" else 1.3)
+
+
+@pytest.mark.parametrize("name", ["Tpe", "NsgaII"])
+def test_samplers_conform(name: str) -> None:
+    """Each config once, to the end of a space, in equal orders for equal seeds, whatever fails or comes late."""
+    check_strategy(getattr(ktuned_optuna, name))
+
+
+def test_tpe_beats_chance_under_constraints() -> None:
+    """Proposals that the space does not hold become valid ones near them, from which the sampler learns."""
+
+    def found(name: str, seed: int) -> float:
+        strategy = choose(name, BOWL.bind({}), seed, Budget(40)).strategy
+        best = math.inf
+        for _ in range(40):
+            for config in strategy.ask(1):
+                strategy.tell(config, Outcome.MEASURED, bowl(config))
+                best = min(best, bowl(config))
+        return best
+
+    assert mean(found("optuna_tpe", seed) for seed in range(3)) < mean(found("random", seed) for seed in range(3))
+
+
+def test_batches_and_foreign_outcomes_are_taken() -> None:
+    """Several configs may be under way, and outcomes of others count."""
+    strategy = choose("optuna_tpe", BOWL.bind({}), 0, Budget(100)).strategy
+    strategy.tell({"x": 6, "y": 32, "z": "b"}, Outcome.MEASURED, 10.0)
+    asked = strategy.ask(6)
+    assert len({canonical(config) for config in asked}) == 6
+    for config in reversed(asked):
+        strategy.tell(config, Outcome.LAUNCH_ERROR, None)
+    assert {"x": 6, "y": 32, "z": "b"} not in strategy.ask(6)
+
+
+def test_own_sampler_is_three_lines() -> None:
+    """A subclass names any sampler; one that cannot be made ends the job with one line."""
+
+    class Own(ktuned_optuna.OptunaStrategy):  # type: ignore[misc, name-defined]
+        def sampler(self, seed: int) -> Any:
+            return optuna.samplers.RandomSampler(seed=seed)
+
+    assert Own(BOWL.bind({}), 1).ask(3)
+
+    class Broken(Own):
+        def sampler(self, seed: int) -> Any:
+            raise ModuleNotFoundError("No module named 'cmaes'")
+
+    from ktuned.search.choice import Supervised
+
+    with pytest.raises(StrategyFault, match="'broken' failed as it starts: ModuleNotFoundError: No module named"):
+        Supervised("broken", Broken, BOWL.bind({}), 0)
