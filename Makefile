@@ -8,10 +8,10 @@ PROJECTS := . client plugins/command plugins/cutedsl plugins/nvrtc plugins/optun
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Measured as wheels for CPython 3.11 on x86-64; to be measured again when constraints.txt changes by much.
 DOWNLOAD := 0.6 GiB (torch 180 MiB, Triton 180 MiB, CuTe DSL 90 MiB, NVRTC 50 MiB, 60 smaller packages)
-INSTALLED := 2.2 GiB
+INSTALLED := 2.4 GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheels demo lint test chaos bench screenshot
+.PHONY: help install wheels demo lint test chaos bench screenshot vendor
 
 help:  ## list the targets
 	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,3 +66,14 @@ bench: install  ## run the benchmarks, each beside its budget
 
 screenshot: install  ## draw docs/images/live_screen.svg from a real run
 	$(BIN)/python docs/images/make_live_screen.py
+
+# The report's charting library; ktuned/report/assets/SOURCES.md has the same figures.
+ECHARTS := 6.1.0
+ECHARTS_TARBALL := 681aff88cc1038c3fa941a3a53d1b177a52250b05335efc607d6105ae13be481
+ASSETS := $(CURDIR)/ktuned/report/assets
+
+vendor:  ## fetch the report's charting library again, and check its digest
+	cd "$$(mktemp -d)" && npm pack --silent echarts@$(ECHARTS) && \
+		echo "$(ECHARTS_TARBALL)  echarts-$(ECHARTS).tgz" | sha256sum --check && tar xzf echarts-$(ECHARTS).tgz && \
+		cp package/dist/echarts.min.js $(ASSETS)/ && cp package/LICENSE $(ASSETS)/echarts.LICENSE && \
+		cp package/NOTICE $(ASSETS)/echarts.NOTICE && cp package/licenses/LICENSE-d3 $(ASSETS)/echarts.LICENSE-d3

@@ -38,6 +38,7 @@ COMMANDS = {
     "pause": "pause",
     "resume": "pause",
     "results": "results",
+    "report": "report",
     "simulate": "simulate",
     "forget": "forget",
     "kernels": "kernels",

@@ -22,11 +22,9 @@ from ktuned.daemon.reload import watched_roots
 from ktuned.daemon.systemd import Handover, Notifier
 from ktuned.model import KtunedError
 from ktuned.serve import bind_socket, inherit_socket, keep_reachable
-from ktuned.store import Store
+from ktuned.store import STORE_NAME, Store
 
 _log = structlog.get_logger()
-
-_STORE_NAME = "ktuned.sqlite"
 
 _HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 """It halves the daemon's part of a lookup; where it cannot be installed, asyncio's own loop does the same work."""
@@ -61,7 +59,7 @@ async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) 
         socket_of as listening,
     ):
         settings = msgspec.structs.replace(settings, socket=listening.getsockname())
-        async with Store.open(settings.state / _STORE_NAME) as store:
+        async with Store.open(settings.state / STORE_NAME) as store:
             # Before anything is read by a kernel's name.
             await store.projects.name({root.path: root.name for root in watched_roots(settings, store)})
             parts = assemble(settings, store, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s)

@@ -1,7 +1,23 @@
-"""Results for people and for other programs: trials as JSON, CSV and T4; winners for vLLM, and for C and C++."""
+"""Results for people and for other programs: the HTML report; trials as JSON, CSV and T4; winners for vLLM and C."""
 
+from ktuned.report.document import Document, Standing
+from ktuned.report.page import fragment, page
 from ktuned.report.pareto import figure_of, front
+from ktuned.report.survey import keyed, survey
 from ktuned.report.trial_formats import FORMATS, rendered
 from ktuned.report.winner_formats import c_file, vllm_files
 
-__all__ = ["FORMATS", "c_file", "figure_of", "front", "rendered", "vllm_files"]
+__all__ = [
+    "FORMATS",
+    "Document",
+    "Standing",
+    "c_file",
+    "figure_of",
+    "fragment",
+    "front",
+    "keyed",
+    "page",
+    "rendered",
+    "survey",
+    "vllm_files",
+]

@@ -4,8 +4,22 @@ from ktuned.store import exchange
 from ktuned.store.admissions import Verdict
 from ktuned.store.artifacts import Artifacts
 from ktuned.store.captures import Capture
-from ktuned.store.database import Store
+from ktuned.store.database import STORE_NAME, Store
 from ktuned.store.exchange import Offer
 from ktuned.store.faults import DISK_ERRORS, file_fault
+from ktuned.store.overview import ContextSums, Overview, TrialRow
 
-__all__ = ["DISK_ERRORS", "Artifacts", "Capture", "Offer", "Store", "Verdict", "exchange", "file_fault"]
+__all__ = [
+    "DISK_ERRORS",
+    "STORE_NAME",
+    "Artifacts",
+    "Capture",
+    "ContextSums",
+    "Offer",
+    "Overview",
+    "Store",
+    "TrialRow",
+    "Verdict",
+    "exchange",
+    "file_fault",
+]

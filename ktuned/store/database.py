@@ -54,6 +54,9 @@ from ktuned.store.writer import Writer, WriterStatistics
 
 T = TypeVar("T")
 
+STORE_NAME = "ktuned.sqlite"
+"""The database's file in the state directory."""
+
 _NEWEST_JOBS = "ORDER BY id DESC LIMIT ?"
 
 

@@ -10,8 +10,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic
-from typing import Any
+from time import monotonic, time
+from typing import Any, Literal
 
 from ktuned.catalog import Admission, Traces
 from ktuned.fleet import KILLS_EXCUSED, DeadlineExpired, Environment, Output, RequestFailed, WorkerDied, is_outside_kill
@@ -151,7 +151,7 @@ class Attempt:
     ``unit`` has no key where the kernel function gave no Build. ``disturbed`` and ``killed`` count what is excused,
     ``given_back`` is whether its device failed once, ``doubted`` whether it failed once in a worker that the config
     before may have damaged. ``cores`` is how many the config uses on a CPU, once that is known: its kernel file
-    ``declares_cores``, or its first launch has shown it.
+    ``declares_cores``, or its first launch has shown it. ``spans`` say where it was last, and since when.
     """
 
     trial: int
@@ -167,6 +167,11 @@ class Attempt:
     doubted: bool = False
     cores: int | None = None
     declares_cores: bool = False
+    spans: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def worked(self, kind: Literal["compile", "lane"], place: str, seconds: float) -> None:
+        """Note that the attempt was in a slot (``compile``) or a ``lane`` for so long, until now."""
+        self.spans[kind] = place, round(time() - seconds, 3)
 
     def doubt(self, *, is_doubtful: bool) -> bool:
         """Move the attempt back, once, after a failure in a worker that may have been damaged; return whether."""
@@ -214,6 +219,7 @@ class Attempt:
             detail,
             build=self.unit.build or None,
             open_s=round(self.open_s, 3) if self.open_s else None,
+            spans=tuple((kind, *span) for kind, span in self.spans.items()) or None,
             story=tuple(map(str, self.life.story)) if failed or self.killed or self.disturbed or self.doubted else None,
             stdout=(output.stdout or None) if failed and output is not None else None,
             stderr=(output.stderr or None) if failed and output is not None else None,

@@ -134,8 +134,13 @@ class CompileStage:
         request = requests.Compile(work.kernel_ref, work.target, staging, tuple(units.values()), work.toolchain)
         deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * len(group)}
 
+        slot = f"slot {staging.rpartition('-')[2]}"
+
         def note(item: replies.CompiledUnit) -> None:
             items[item.key] = item
+            for attempt in group:
+                if attempt.unit.key == item.key:
+                    attempt.worked("compile", slot, item.seconds)
 
         async with self._fleet.lend(Role.COMPILE, work.environment) as worker:
             await worker.exchange(request, deadlines, on_item=note)

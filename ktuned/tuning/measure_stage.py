@@ -208,6 +208,7 @@ class MeasureStage:
             nonlocal began
             compiled = left.popleft()
             compiled.attempt.lane_s += at - began
+            compiled.attempt.worked("lane", lane.device.name, monotonic() - began)
             began = at
             await work.learn(measured.observed)
             if measured.outcome in _FAILURES and compiled.attempt.doubt(is_doubtful=is_doubtful):
@@ -228,6 +229,7 @@ class MeasureStage:
             await take(*reply, monotonic())
         else:
             left[0].attempt.lane_s += monotonic() - began
+            left[0].attempt.worked("lane", lane.device.name, monotonic() - began)
             if error.phase is Phase.LOAD_NEXT and count > 1:
                 # The config after it was being loaded, and is to blame.
                 left[0].attempt.life.tell(Event.DISTURBED)

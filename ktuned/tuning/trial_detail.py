@@ -23,8 +23,9 @@ class TrialDetail:
     the inputs that the kernel has ``overwritten`` undeclared, the ``cores`` that it used, the kernel file's own
     ``metrics``, why contention could not be judged, and the outcome that a config which differs from the default's
     outputs would have ``undisputed``. From compiling: the Build, the backend's ``facts``, ``content``
-    (a digest that equal measurements share). ``carried_from`` is the trial that measured equal content; ``rounds`` and
-    the figures after it are the finalists' round's.
+    (a digest that equal measurements share). ``spans`` are its times: ``compile`` or ``lane``, the name of the slot or
+    the device, and when it began there last (Unix s). ``carried_from`` is the trial that measured equal content;
+    ``rounds`` and the figures after it are the finalists' round's.
     """
 
     phase: str | None = None
@@ -49,6 +50,7 @@ class TrialDetail:
     facts: Mapping[str, Any] | None = None
     content: str | None = None
     open_s: float | None = None
+    spans: tuple[tuple[str, str, float], ...] | None = None
     carried_from: int | None = None
     rounds: int | None = None
     round_medians_us: tuple[float, ...] | None = None

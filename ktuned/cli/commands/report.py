@@ -1,0 +1,113 @@
+"""``ktuned report``: the HTML report of the store, or of some of its kernels."""
+
+from __future__ import annotations
+
+import os
+import webbrowser
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ktuned.cli import output, text
+from ktuned.cli.completion import complete_target
+from ktuned.cli.exit_status import Exit
+from ktuned.cli.options import as_path, is_path
+from ktuned.cli.versions import version
+from ktuned.model import KtunedError, UsageError, WinnerKey, sentence
+from ktuned.report import Standing, keyed, page, survey
+from ktuned.store import STORE_NAME, Overview
+from ktuned_client import Client
+
+DEFAULT_OUTPUT = Path("report.html")
+
+_DEADLINE_S = 60.0
+
+
+@click.command()
+@click.argument("targets", metavar="[KERNEL|PATH]...", nargs=-1, shell_complete=complete_target)
+@click.option(
+    "--output",
+    "-o",
+    "place",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=DEFAULT_OUTPUT,
+    show_default=True,
+    help="The file to write.",
+)
+@click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
+def report(targets: tuple[str, ...], place: Path, opens: bool) -> int:
+    """Write a report of the winners and of all trials as one HTML file.
+
+    It needs no network: kernels, problems and devices with their gains and what is stale, and for each the charts.
+    Without KERNEL or PATH it has the whole store.
+    """
+    with Client() as client:
+        home = Path(client.call("status")["home"])
+        kernels = _kernels(client, targets)
+        standings = _standings(client)
+    with Overview(home / STORE_NAME) as overview:
+        document = survey(overview, version(), kernels=kernels, standings=standings)
+    if not document.sections:
+        output.complain("there are no trials to report", "`ktuned tune PATH` makes some")
+        return Exit.NOT_REACHED
+    content = page(document).encode()
+    try:
+        _write(place, content)
+    except OSError as error:
+        raise UsageError(f"{place} cannot be written: {error.strerror}") from error
+    trials = sum(section.trials.count for section in document.sections)
+    problems = text.number(len(document.sections), "problem")
+    output.emit(f"{place}  {problems}, {text.number(trials, 'trial')}, {text.size(len(content))}")
+    if opens and not webbrowser.open(place.resolve().as_uri()):
+        output.complain("no browser could be started", f"open {place.resolve()} in one")
+    return Exit.DONE
+
+
+def _kernels(client: Client, targets: tuple[str, ...]) -> set[str] | None:
+    """Return the full names of the kernels that are meant; ``None`` for all."""
+    if not targets:
+        return None
+    found: set[str] = set()
+    for target in targets:
+        chosen: dict[str, Any] = (
+            {"path": as_path(target)} if is_path(target) else {"kernel": target, "directory": os.getcwd()}
+        )
+        names = {kernel["name"] for kernel in client.call("kernels", **chosen)["kernels"]}
+        if not names:
+            raise NoKernels(f"{target} declares no known kernel", hint="`ktuned add PATH` adds a file or a directory")
+        found |= names
+    return found
+
+
+class NoKernels(KtunedError):
+    """A path declares no kernel that the daemon knows."""
+
+    code = "no_kernels"
+
+
+def _standings(client: Client) -> dict[WinnerKey, Standing]:
+    """Return the daemon's word on each winner."""
+    kernels = client.call("kernels", why=True, deadline_s=_DEADLINE_S)["kernels"]
+    return {
+        keyed(kernel["name"], entry["problem"], entry["device"]): Standing(entry["status"], _reasons(entry))
+        for kernel in kernels
+        for entry in kernel["why"]
+    }
+
+
+def _reasons(entry: Mapping[str, Any]) -> list[str]:
+    said = [sentence(change) for change in entry["changes"]]
+    return [*said, entry["message"]] if entry["message"] else said
+
+
+def _write(place: Path, content: bytes) -> None:
+    """Write a file atomically: a report that is open in a browser stays whole."""
+    staged = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        staged.write_bytes(content)
+        staged.replace(place)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise

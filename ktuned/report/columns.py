@@ -1,0 +1,124 @@
+"""Trials as columns of small integers, compressed: what a page of 100,000 trials can carry. No IO.
+
+A page of 3 MB has 20 bytes for a trial. Knobs become codes into the list of their values; latencies become steps on
+a logarithmic scale, at most 0.02 % apart for a range of six decades; times become steps since the column before.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+FINE = 65_534
+"""Steps of a scale for figures that are compared: latencies, metrics."""
+
+COARSE = 1_022
+"""Steps of a scale for figures that only explain: spreads, seconds of compilers and lanes. Ten bits, not sixteen."""
+
+MAX_CODES = 65_535
+"""Different values of one column; they fill 16 bits."""
+
+INSTANTS = 2**22
+"""Steps of a scale of time: 20 ms in a day, and of no entropy where trials are further apart."""
+
+
+class Column(Struct, frozen=True):
+    """Description of one column: ``codes`` into ``values``, or a ``log``, ``linear`` or ``time`` scale.
+
+    Of a scale the code 0 stands for an absent value, and 1 to ``steps`` for ``low`` to ``high``. A ``time`` scale has
+    no absent values; its codes are differences, and it begins at ``low``.
+    """
+
+    name: str
+    kind: str
+    width: int
+    values: Sequence[Any] = ()
+    low: float = 0.0
+    high: float = 0.0
+    steps: int = 1
+
+
+class Packed(Struct, frozen=True):
+    """Columns of so many trials; ``data`` is base64 of zlib of their bytes, one column after the other."""
+
+    count: int
+    columns: Sequence[Column]
+    data: str
+
+
+class Packer:
+    """Collects columns of ``count`` values each."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._columns: list[Column] = []
+        self._parts: list[bytes] = []
+
+    def codes(self, name: str, values: Sequence[Any], known: Iterable[Any] = ()) -> None:
+        """Add a column of any values; those that are ``known`` come first, in their order."""
+        places: dict[tuple[type, Any], int] = {}
+        found: list[Any] = []
+        for value in known:
+            if (type(value), value) not in places:
+                places[type(value), value] = len(found)
+                found.append(value)
+        coded = array("H", bytes(2 * self._count))
+        for row, value in enumerate(values):
+            # 1 and True are different values of a knob.
+            key = (type(value), value)
+            place = places.get(key)
+            if place is None:
+                place = min(len(found), MAX_CODES)
+                if place < MAX_CODES:
+                    places[key] = place
+                    found.append(value)
+                else:
+                    place = 0
+            coded[row] = place
+        self._add(Column(name, "codes", 1 if len(found) <= 256 else 2, found), coded)
+
+    def scale(self, name: str, values: Sequence[float | None], steps: int = FINE) -> None:
+        """Add a column of figures: logarithmic where all are positive, else linear."""
+        present = [value for value in values if value is not None and math.isfinite(value)]
+        low, high = min(present, default=1.0), max(present, default=1.0)
+        is_log = low > 0
+        start, end = (math.log(low), math.log(high)) if is_log else (low, high)
+        factor = (steps - 1) / (end - start) if end > start else 0.0
+        coded = array("H", bytes(2 * self._count))
+        log = math.log
+        for row, value in enumerate(values):
+            if value is not None and math.isfinite(value):
+                coded[row] = 1 + round(((log(value) if is_log else value) - start) * factor)
+        self._add(Column(name, "log" if is_log else "linear", 2, (), low, high, steps), coded)
+
+    def times(self, name: str, values: Sequence[float]) -> None:
+        """Add a column of Unix times in s."""
+        low, high = min(values, default=0.0), max(values, default=0.0)
+        span = max(high - low, 1e-3)
+        coded = array("I", bytes(4 * self._count))
+        before = 0
+        for row, value in enumerate(values):
+            now = round((value - low) / span * INSTANTS)
+            coded[row] = (now - before) & 0xFFFFFFFF
+            before = now
+        self._add(Column(name, "time", 4, (), low, low + span, INSTANTS), coded)
+
+    def packed(self) -> Packed:
+        """Return all columns."""
+        data = zlib.compress(b"".join(self._parts))
+        return Packed(self._count, self._columns, base64.b64encode(data).decode("ascii"))
+
+    def _add(self, column: Column, coded: array[int]) -> None:
+        # The bytes of each place stand together: the high ones hardly vary, so that they take next to no room.
+        raw = coded.tobytes()
+        size, width = coded.itemsize, column.width
+        places = range(width) if sys.byteorder == "little" else range(size - 1, size - 1 - width, -1)
+        self._columns.append(column)
+        self._parts += [raw[place::size] for place in places]

@@ -1,0 +1,118 @@
+"""The report as a value: what the page shows of the store, one section for each kernel, problem and device. No IO.
+
+Everything that JavaScript can compute from the trials (histograms, medians, best so far) it computes, because filters
+change it. What needs the whole store, a model or the daemon's word stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from ktuned.model import Scalar
+from ktuned.report.columns import Packed
+
+
+class Standing(Struct, frozen=True):
+    """The daemon's word on a winner: ``fresh`` or ``stale``, and why."""
+
+    status: str
+    reasons: Sequence[str] = ()
+
+
+class Bar(Struct, frozen=True):
+    """A latency beside others: the winner's, the default's, the reference's; ``spread_us`` is its interquartile."""
+
+    name: str
+    latency_us: float
+    spread_us: float | None = None
+
+
+class Won(Struct, frozen=True):
+    """The winner of a section; ``row`` is its place among the section's trials, or -1."""
+
+    trial: int
+    row: int
+    config: Mapping[str, Scalar]
+    latency_us: float
+    spread_us: float | None
+    decided: float
+    is_final: bool
+    note: str
+    metrics: Mapping[str, float]
+
+
+class Failure(Struct, frozen=True):
+    """Configs that ended alike: how many, their message's first line, and one of them."""
+
+    outcome: str
+    message: str
+    count: int
+    trial: int
+    config: Mapping[str, Scalar]
+
+
+class Save(Struct, frozen=True):
+    """One state of the sources and the tools that trials were made in, and what changed since the one before."""
+
+    first: float
+    last: float
+    trials: int
+    measured: int
+    latency_us: float | None
+    spread_us: float | None
+    config: Mapping[str, Scalar] | None
+    changes: Sequence[str]
+    is_shown: bool
+
+
+class JobFigures(Struct, frozen=True):
+    """A job of a section: its times (Unix s) and its costs in s."""
+
+    id: int
+    reason: str
+    state: str
+    created: float
+    started: float | None
+    finished: float | None
+    done: int
+    best_us: float | None
+    cost: Mapping[str, float]
+    message: str
+
+
+class Section(Struct, frozen=True):
+    """One kernel, problem and device model: its winner, the trials of one context, and the contexts before.
+
+    ``left_out`` is how many trials the page has no room for. ``flops`` and ``bytes`` are the kernel file's own figures
+    of one launch.
+    """
+
+    kernel: str
+    problem: Mapping[str, Scalar]
+    device: str
+    standing: Standing
+    winner: Won | None
+    default: Mapping[str, Scalar] | None
+    bars: Sequence[Bar]
+    knobs: Sequence[str]
+    facts: Sequence[str]
+    metrics: Sequence[str]
+    trials: Packed
+    left_out: int
+    failures: Sequence[Failure]
+    history: Sequence[Save]
+    jobs: Sequence[JobFigures]
+    flops: float | None = None
+    bytes: float | None = None
+
+
+class Document(Struct, frozen=True):
+    """Everything on the page; ``made`` is Unix time in s, ``is_live`` whether it follows the store."""
+
+    made: float
+    version: str
+    sections: Sequence[Section]
+    is_live: bool = False
+    notices: Sequence[str] = ()

@@ -1,0 +1,76 @@
+"""The report as one HTML file: document, program, style and charting library in it, and nothing from elsewhere.
+
+Names and messages are data: the document is JSON in which no tag can end, the program makes text nodes of it, and the
+page's policy admits its own two scripts by their digests, so that even a slip runs nothing and loads nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import zlib
+from functools import cache
+from importlib.resources import files
+from string import Template
+
+import msgspec
+
+from ktuned.report.document import Document
+
+LIBRARY = "echarts.min.js"
+"""Apache ECharts as its package has it; see ``assets/SOURCES.md``."""
+
+_PROGRAM = ("data.js", "model.js", "charts.js", "page.js")
+
+FRAME_HEIGHT = 900
+"""Pixels of a notebook's cell; the page scrolls within."""
+
+
+def page(document: Document) -> str:
+    """Return the report as HTML."""
+    program = "".join(_asset(name) for name in _PROGRAM)
+    scripts = " ".join(f"'sha256-{_digest(text)}'" for text in (program, _asset(LIBRARY)))
+    policy = [
+        "default-src 'none'",
+        f"script-src {scripts}",
+        # The charting library positions its tooltips by style attributes.
+        "style-src 'unsafe-inline'",
+        "img-src data:",
+        "connect-src 'self'" if document.is_live else "connect-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return Template(_asset("report.html")).substitute(
+        policy="; ".join(policy),
+        style=_asset("report.css"),
+        document=as_json(document),
+        library=_library(),
+        program=program,
+    )
+
+
+def fragment(document: Document, height: int = FRAME_HEIGHT) -> str:
+    """Return the report as HTML for a notebook's cell: a frame of its own, which shares nothing with the notebook."""
+    text = html.escape(page(document), quote=True)
+    style = f"width: 100%; height: {height}px; border: 0"
+    return f'<iframe sandbox="allow-scripts" referrerpolicy="no-referrer" style="{style}" srcdoc="{text}"></iframe>'
+
+
+def as_json(document: Document) -> str:
+    """Return a document as JSON that can stand within a script element: it holds no ``<``."""
+    return msgspec.json.encode(document).decode().replace("<", "\\u003c")
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("ktuned.report") / "assets" / name).read_text("utf-8")
+
+
+@cache
+def _library() -> str:
+    return base64.b64encode(zlib.compress(_asset(LIBRARY).encode(), 9)).decode("ascii")
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

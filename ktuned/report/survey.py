@@ -1,0 +1,359 @@
+"""The report's document, read from a store."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+from time import time
+from typing import Any
+
+import msgspec
+
+from ktuned.model import (
+    Config,
+    Context,
+    Job,
+    KernelInfo,
+    Outcome,
+    Winner,
+    WinnerKey,
+    canonical,
+    key_values,
+    sentence,
+    since,
+)
+from ktuned.report.columns import COARSE, Packed, Packer
+from ktuned.report.document import (
+    Bar,
+    Document,
+    Failure,
+    JobFigures,
+    Save,
+    Section,
+    Standing,
+    Won,
+)
+from ktuned.store import ContextSums, Overview, TrialRow
+
+MAX_TRIALS = 100_000
+"""Trials on a page, which take 2 MB; of a larger store the page has each section's fastest and a sample."""
+
+MAX_FAILURES = 60
+"""Different messages of a section, most frequent first; a reader looks at no more."""
+
+MAX_JOBS = 40
+"""Newest jobs of a section: the costs of a few days."""
+
+MAX_SAVES = 100
+"""Newest states of the sources in a section's history: more points than a chart has room for."""
+
+MESSAGE_CHARACTERS = 240
+"""Of a message's first line, so that a thousand of them stay small beside the trials."""
+
+COMPILE, LANE = "compile", "lane"
+"""The places of a span: a compile slot, or a device's lane."""
+
+_NO_STANDING = Standing("unknown", ("no daemon was asked",))
+_UNTUNED = Standing("untuned")
+_KEPT = (Outcome.MEASURED.value, Outcome.SLOWER.value)
+
+
+def survey(
+    overview: Overview,
+    version: str,
+    *,
+    kernels: Collection[str] | None = None,
+    standings: Mapping[WinnerKey, Standing] | None = None,
+    max_trials: int = MAX_TRIALS,
+    is_live: bool = False,
+) -> Document:
+    """Return the document of a store, or of some of its kernels.
+
+    ``standings`` is the daemon's word on the winners.
+    """
+    winners = {winner.context.key: winner for winner in overview.winners()}
+    known = {kernel.name: kernel for kernel in overview.kernels()}
+    groups: dict[WinnerKey, list[ContextSums]] = {}
+    for sums in overview.contexts():
+        if kernels is None or sums.context.kernel in kernels:
+            groups.setdefault(sums.context.key, []).append(sums)
+    shown = {key: _shown(group, winners.get(key)) for key, group in groups.items()}
+    total = sum(sums.trials for sums in shown.values())
+    jobs: dict[str, list[Job]] = {}
+    sections = []
+    for key in sorted(groups):
+        if key.kernel not in jobs:
+            jobs[key.kernel] = overview.jobs(key.kernel, MAX_JOBS * 4)
+        room = max_trials * shown[key].trials // total if total > max_trials else shown[key].trials
+        winner = winners.get(key)
+        standing = _UNTUNED if winner is None else (standings or {}).get(key, _NO_STANDING)
+        sections.append(
+            _section(
+                overview,
+                key,
+                known.get(key.kernel),
+                groups[key],
+                shown[key],
+                winner,
+                [job for job in jobs[key.kernel] if job.key == key][:MAX_JOBS],
+                standing,
+                room,
+            )
+        )
+    return Document(time(), version, sections, is_live)
+
+
+def _shown(group: Sequence[ContextSums], winner: Winner | None) -> ContextSums:
+    """Return the context whose trials a section shows: the winner's, else the newest."""
+    if winner is not None:
+        for sums in group:
+            if sums.context == winner.context:
+                return sums
+    return group[-1]
+
+
+def _section(
+    overview: Overview,
+    key: WinnerKey,
+    kernel: KernelInfo | None,
+    group: Sequence[ContextSums],
+    shown: ContextSums,
+    winner: Winner | None,
+    jobs: Sequence[Job],
+    standing: Standing,
+    room: int,
+) -> Section:
+    rows = overview.trials(shown.id)
+    kept = _thinned(rows, room, -1 if winner is None else winner.trial)
+    configs = _configs(kept)
+    knobs = _knobs(kernel, configs)
+    facts = [_numbers(row.facts) for row in kept]
+    metrics = [_numbers(row.metrics) for row in kept]
+    fact_names = list(dict.fromkeys(name for found in facts for name in found))
+    metric_names = list(dict.fromkeys(name for found in metrics for name in found))
+    axes: Mapping[str, Sequence[Any]] = (kernel.space.get("axes") or {}) if kernel is not None else {}
+    problem = key_values(key.problem)
+    return Section(
+        kernel=key.kernel,
+        problem=problem if kernel is None else kernel.problem_in_order(problem),
+        device=key.device,
+        standing=standing,
+        winner=None if winner is None else _won(winner, kept, knobs),
+        default=None if kernel is None or kernel.default is None else kernel.config_in_order(kernel.default),
+        bars=_bars(winner, jobs),
+        knobs=knobs,
+        facts=fact_names,
+        metrics=metric_names,
+        trials=_packed(kept, configs, knobs, axes, (facts, fact_names), (metrics, metric_names)),
+        left_out=len(rows) - len(kept),
+        failures=_failures(kept, configs, knobs),
+        history=_history(overview, group, shown, kernel),
+        jobs=[_figures(job) for job in jobs],
+    )
+
+
+def _thinned(rows: Sequence[TrialRow], room: int, winner: int) -> Sequence[TrialRow]:
+    """Return all rows where there is room, else the fastest, the winner, and an even sample of the others."""
+    if len(rows) <= room:
+        return rows
+    timed = sorted((row for row in rows if row.latency_us is not None), key=lambda row: row.latency_us or 0.0)
+    best = {row.id for row in timed[: room // 2]} | {winner}
+    others = [row.id for row in rows if row.id not in best]
+    left = max(1, room - len(best))
+    best |= {others[place * len(others) // left] for place in range(left) if others}
+    return [row for row in rows if row.id in best]
+
+
+def _configs(rows: Sequence[TrialRow]) -> list[Config]:
+    return [msgspec.json.decode(row.config) for row in rows]
+
+
+def _knobs(kernel: KernelInfo | None, configs: Sequence[Config]) -> list[str]:
+    """Return the names of all knobs, in the order in which the space declares them."""
+    found = list(dict.fromkeys(knob for config in configs for knob in config))
+    if kernel is None:
+        return found
+    return list(kernel.config_in_order(dict.fromkeys(found, 0)))
+
+
+def _in_order(config: Config, knobs: Sequence[str]) -> dict[str, Any]:
+    return {knob: config[knob] for knob in knobs if knob in config}
+
+
+def _numbers(text: str | None) -> dict[str, float]:
+    """Return the numbers of a map of facts or metrics; texts and lists say nothing on an axis."""
+    if not text:
+        return {}
+    found = msgspec.json.decode(text)
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _packed(
+    rows: Sequence[TrialRow],
+    configs: Sequence[Config],
+    knobs: Sequence[str],
+    axes: Mapping[str, Sequence[Any]],
+    facts: tuple[Sequence[Mapping[str, float]], Sequence[str]],
+    metrics: tuple[Sequence[Mapping[str, float]], Sequence[str]],
+) -> Packed:
+    packer = Packer(len(rows))
+    packer.codes("outcome", [row.outcome for row in rows], [Outcome.MEASURED.value])
+    packer.codes("job", [row.job for row in rows])
+    packer.codes("message", _messages(rows), [""])
+    packer.scale("latency", [row.latency_us for row in rows])
+    packer.scale("spread", [row.spread_us for row in rows], COARSE)
+    packer.scale("compile_s", [row.compile_s or None for row in rows], COARSE)
+    packer.scale("lane_s", [row.lane_s or None for row in rows], COARSE)
+    packer.times("ended", [row.updated for row in rows])
+    spans = [_spans(row) for row in rows]
+    for place in (COMPILE, LANE):
+        found = [one.get(place) for one in spans]
+        packer.codes(f"{place}_place", ["" if span is None else span[0] for span in found], [""])
+        packer.times(
+            f"{place}_began",
+            [row.updated if span is None else span[1] for row, span in zip(rows, found, strict=True)],
+        )
+    for number, knob in enumerate(knobs):
+        packer.codes(
+            f"knob {number}", [config.get(knob) for config in configs], _sorted(axes.get(knob, ()), configs, knob)
+        )
+    for prefix, (values, names) in (("fact", facts), ("metric", metrics)):
+        for number, name in enumerate(names):
+            packer.scale(f"{prefix} {number}", [found.get(name) for found in values])
+    return packer.packed()
+
+
+def _sorted(declared: Sequence[Any], configs: Sequence[Config], knob: str) -> list[Any]:
+    """Return a knob's values that were tried: numbers by size, others as they are declared."""
+    tried = list(
+        {(type(value), value): value for config in configs if (value := config.get(knob)) is not None}.values()
+    )
+    if all(isinstance(value, int | float) for value in tried):
+        return sorted(tried)
+    places = {value: place for place, value in enumerate(declared)}
+    return sorted(tried, key=lambda value: (places.get(value, len(places)), str(value)))
+
+
+def _messages(rows: Sequence[TrialRow]) -> list[str]:
+    """Return the first line of each failure's message; rare ones are left out."""
+    lines = ["" if row.outcome == Outcome.MEASURED else _first_line(row.message) for row in rows]
+    frequent = {line for line, _ in Counter(lines).most_common(4 * MAX_FAILURES)}
+    return [line if line in frequent else "…" for line in lines]
+
+
+def _first_line(message: str) -> str:
+    line = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    return line if len(line) <= MESSAGE_CHARACTERS else line[: MESSAGE_CHARACTERS - 1] + "…"
+
+
+def _spans(row: TrialRow) -> dict[str, tuple[str, float]]:
+    """Return the slot and the lane that a trial was in last, and since when."""
+    found: dict[str, tuple[str, float]] = {}
+    for place, name, began in msgspec.json.decode(row.spans) if row.spans else ():
+        found[place] = (name, began)
+    return found
+
+
+def _won(winner: Winner, rows: Sequence[TrialRow], knobs: Sequence[str]) -> Won:
+    place = next((place for place, row in enumerate(rows) if row.id == winner.trial), -1)
+    return Won(
+        winner.trial,
+        place,
+        _in_order(winner.config, knobs) or winner.config,
+        winner.latency_us,
+        winner.spread_us,
+        winner.decided,
+        winner.is_final,
+        winner.note,
+        winner.metrics,
+    )
+
+
+def _bars(winner: Winner | None, jobs: Sequence[Job]) -> list[Bar]:
+    """Return the winner beside the default and the reference, as the newest job that has them measured them."""
+    bars = [] if winner is None else [Bar("winner", winner.latency_us, winner.spread_us)]
+    for name in ("default", "reference"):
+        for job in jobs:
+            latency_us: float | None = getattr(job, f"{name}_us")
+            if latency_us is not None:
+                bars.append(Bar(name, latency_us, getattr(job, f"{name}_spread_us")))
+                break
+    return bars
+
+
+def _failures(rows: Sequence[TrialRow], configs: Sequence[Config], knobs: Sequence[str]) -> list[Failure]:
+    counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], int] = {}
+    for place, row in enumerate(rows):
+        if row.outcome not in _KEPT:
+            kind = row.outcome, _first_line(row.message)
+            counts[kind] += 1
+            first.setdefault(kind, place)
+    return [
+        Failure(*kind, count, rows[first[kind]].id, _in_order(configs[first[kind]], knobs))
+        for kind, count in counts.most_common(MAX_FAILURES)
+    ]
+
+
+def _history(
+    overview: Overview, group: Sequence[ContextSums], shown: ContextSums, kernel: KernelInfo | None
+) -> list[Save]:
+    """Return the states that trials were made in, the first first, with their changes in words."""
+    ordered = sorted(group, key=lambda sums: sums.first)[-MAX_SAVES:]
+    changes: list[list[str]] = [
+        [],
+        *(_changes(overview, old.context, new.context, kernel) for old, new in pairwise(ordered)),
+    ]
+    return [
+        Save(
+            sums.first,
+            sums.last,
+            sums.trials,
+            sums.measured,
+            None if sums.best is None else sums.best.latency_us,
+            None if sums.best is None else sums.best.spread_us,
+            None if sums.best is None else json.loads(sums.best.config),
+            said,
+            sums is shown,
+        )
+        for sums, said in zip(ordered, changes, strict=True)
+    ]
+
+
+def _changes(overview: Overview, then: Context, now: Context, kernel: KernelInfo | None) -> list[str]:
+    file = "the kernel file" if kernel is None else kernel.file.rpartition("/")[2]
+    found = since(
+        then,
+        now,
+        (overview.meaning(then.kernel, then.digest), overview.meaning(now.kernel, now.digest)),
+        (overview.versions(then.toolchain), overview.versions(now.toolchain)),
+        (overview.versions(then.device_fingerprint), overview.versions(now.device_fingerprint)),
+        file,
+    )
+    return [sentence(change.to_wire()) for change in found]
+
+
+def _figures(job: Job) -> JobFigures:
+    return JobFigures(
+        job.id,
+        job.reason,
+        job.state,
+        job.created,
+        job.started,
+        job.finished,
+        job.done,
+        job.best_us,
+        job.cost,
+        _first_line(job.message),
+    )
+
+
+def keyed(kernel: str, problem: Mapping[str, Any], device: str) -> WinnerKey:
+    """Return the key of an entry of the protocol."""
+    from ktuned.model import DeviceModel, KernelName, KeyProblem
+
+    return WinnerKey(KernelName(kernel), KeyProblem(canonical(problem)), DeviceModel(device))

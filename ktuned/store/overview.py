@@ -1,0 +1,153 @@
+"""A whole store as another process reads it: contexts with their sums, and the trials of one as short rows.
+
+It never writes, and runs beside a daemon: in WAL mode readers wait for no writer.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from ktuned.model import Context, Job, KernelInfo, StoreError, Winner
+from ktuned.store import database_file, digest_parts, rows
+from ktuned.store.faults import database_fault
+from ktuned.store.reader import Reader, Row
+from ktuned.store.schema import SCHEMA_VERSION, check_ours
+
+MESSAGE_LENGTH = 2_000
+"""Characters of a trial's message: its first line is wanted, and some compilers begin with long paths."""
+
+_CONTEXTS = f"""SELECT contexts.id, {rows.CONTEXT_COLUMNS}, sums.trials, sums.measured, sums.first, sums.last,
+        best.id, best.config, best.latency_us, best.spread_us
+    FROM contexts JOIN (
+        SELECT context_id, count(*) AS trials, sum(outcome = 'measured') AS measured, min(updated) AS first,
+            max(updated) AS last FROM trials GROUP BY context_id
+    ) AS sums ON sums.context_id = contexts.id
+    LEFT JOIN trials AS best ON best.id = (
+        SELECT id FROM trials WHERE context_id = contexts.id AND outcome = 'measured' ORDER BY latency_us LIMIT 1)
+    ORDER BY sums.last"""
+
+_TRIALS = f"""SELECT id, job_id, config, outcome, latency_us, spread_us, compile_s, lane_s,
+        substr(message, 1, {MESSAGE_LENGTH}), updated,
+        iif(json_valid(detail), detail -> '$.facts', NULL), iif(json_valid(detail), detail -> '$.metrics', NULL),
+        iif(json_valid(detail), detail -> '$.spans', NULL)
+    FROM trials WHERE context_id = ? AND outcome IS NOT NULL ORDER BY id"""
+
+
+class Measured(NamedTuple):
+    """The fastest measured trial of a context."""
+
+    trial: int
+    config: str
+    latency_us: float
+    spread_us: float | None
+
+
+class ContextSums(NamedTuple):
+    """A context, the number of its trials and of measured ones, when the first and the last ended, and its fastest."""
+
+    id: int
+    context: Context
+    trials: int
+    measured: int
+    first: float
+    last: float
+    best: Measured | None
+
+
+class TrialRow(NamedTuple):
+    """A trial that has ended, its maps as JSON; ``spans`` are its times in slots and lanes.
+
+    A standard dataclass would take as long to make as the row takes to read.
+    """
+
+    id: int
+    job: int
+    config: str
+    outcome: str
+    latency_us: float | None
+    spread_us: float | None
+    compile_s: float
+    lane_s: float
+    message: str
+    updated: float
+    facts: str | None
+    metrics: str | None
+    spans: str | None
+
+
+class Overview:
+    """The store at ``path``, open for reading until :meth:`close`, or the end of ``with``.
+
+    Raises:
+        StoreError: there is none, it is another program's, or of another version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            # Closed at once: it only looks whose the file is.
+            with closing(database_file.open_for_reading(path, vfs=None)) as connection:
+                check_ours(connection, str(path))
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+            self._reader = Reader(path)
+        except sqlite3.Error as error:
+            raise database_fault(error, path) from error
+        if version < SCHEMA_VERSION:
+            self._reader.close()
+            raise StoreError(
+                f"the store {path} has schema {version}; this ktuned reads {SCHEMA_VERSION}",
+                hint="`ktuned stop`, then any command that starts a daemon, brings it up to date",
+            )
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def kernels(self) -> list[KernelInfo]:
+        """Return the kernels as they were last inspected."""
+        return self._reader.values(rows.kernel, "SELECT name, info FROM kernels ORDER BY name")
+
+    def contexts(self) -> list[ContextSums]:
+        """Return every context that has trials, the one with the newest trial last."""
+        return self._reader.values(_sums, _CONTEXTS)
+
+    def trials(self, context: int) -> Sequence[TrialRow]:
+        """Return the trials of a context that have ended, in the order in which they began."""
+        return self._reader.values(_trial, _TRIALS, context)
+
+    def winners(self) -> list[Winner]:
+        """Return all winners."""
+        return self._reader.values(rows.winner, f"{rows.SELECT_WINNERS} ORDER BY winners.kernel, winners.problem")
+
+    def jobs(self, kernel: str, limit: int) -> list[Job]:
+        """Return a kernel's newest jobs, the newest first."""
+        return self._reader.values(
+            rows.job, f"{rows.SELECT_JOBS} WHERE kernel = ? ORDER BY id DESC LIMIT ?", kernel, limit
+        )
+
+    def meaning(self, kernel: str, digest: str) -> Mapping[str, str] | None:
+        """Return the parts of a kernel's digest."""
+        return digest_parts.of(self._reader, kernel, digest)
+
+    def versions(self, digest: str) -> Mapping[str, str] | None:
+        """Return the versions that a fingerprint stands for."""
+        return digest_parts.versions(self._reader, digest)
+
+
+def _sums(row: Row) -> ContextSums:
+    number, *context, trials, measured, first, last, trial, config, latency_us, spread_us = row
+    best = None if trial is None else Measured(trial, config, latency_us, spread_us)
+    return ContextSums(number, Context(*context), trials, measured, first, last, best)
+
+
+def _trial(row: Row) -> TrialRow:
+    return TrialRow._make(row)

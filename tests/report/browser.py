@@ -1,0 +1,79 @@
+"""A headless Chromium for tests of the report, and all that it complains about or asks the network for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+PATIENCE_MS = 30_000
+"""On a machine with other work; each of these takes some tenths of a second."""
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Run a browser, or skip the test with the line that installs it."""
+    path = next(filter(None, map(shutil.which, _NAMES)), None)
+    if path is None:
+        pytest.skip("Chromium is missing: apt-get install chromium")
+    api: Any = pytest.importorskip("playwright.sync_api", reason="Playwright is missing: pip install playwright")
+    with api.sync_playwright() as driver:
+        # Chromium's own sandbox needs user namespaces, which root in a container lacks; the pages are ours.
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Opened:
+    """A page that has drawn; ``complaints`` has the console's messages and errors, ``requests`` what left the file."""
+
+    def __init__(self, browser: Browser, address: str, **options: Any) -> None:
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page: Page = browser.new_page(viewport={"width": 1440, "height": 1000}, **options)
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self._clock = self.page.context.new_cdp_session(self.page)
+        self._clock.send("Performance.enable", {"timeDomain": "threadTicks"})
+        self.page.goto(address)
+        self.page.wait_for_selector("html[data-ready]")
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.page.close()
+
+    @property
+    def cpu_s(self) -> float:
+        """The CPU time of the page's main thread so far."""
+        metrics = self._clock.send("Performance.getMetrics")["metrics"]
+        return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
+
+    def visit(self, section: int) -> None:
+        """Go to a section of the store's page."""
+        self.page.evaluate("n => { location.hash = encodeURIComponent(state.sections[n].id); }", section)
+        self.page.wait_for_selector(".filters")
+
+    def draw_all(self) -> None:
+        """Have every card draw, as if the reader had scrolled to the end."""
+        self.page.evaluate("() => { for (const card of state.cards) if (!card.isSeen) card.show(); }")
+        self.page.wait_for_function("state.cards.every(card => card.body || card.chart)")
+
+
+def file(path: Path) -> str:
+    """Return the address of a file."""
+    return path.resolve().as_uri()

@@ -1,0 +1,84 @@
+"""Columns keep what they were given, to within their scale's steps, and take little room."""
+
+from __future__ import annotations
+
+import base64
+import math
+import random
+import zlib
+from typing import Any
+
+import pytest
+
+from ktuned.report.columns import COARSE, FINE, INSTANTS, Column, Packed, Packer
+
+
+def unpacked(packed: Packed) -> dict[str, list[Any]]:
+    """Return the columns as the page's program reads them."""
+    data, place, found = zlib.decompress(base64.b64decode(packed.data)), 0, {}
+    for column in packed.columns:
+        codes = [0] * packed.count
+        for byte in range(column.width):
+            part = data[place : place + packed.count]
+            codes = [code | value << (8 * byte) for code, value in zip(codes, part, strict=True)]
+            place += packed.count
+        found[column.name] = _values(column, codes)
+    assert place == len(data)
+    return found
+
+
+def _values(column: Column, codes: list[int]) -> list[Any]:
+    if column.kind == "codes":
+        return [column.values[code] for code in codes]
+    if column.kind == "time":
+        now, times = 0, []
+        for code in codes:
+            now = (now + code) & 0xFFFFFFFF
+            signed = now - (1 << 32) if now >> 31 else now
+            times.append(column.low + signed / column.steps * (column.high - column.low))
+        return times
+    low, high = (math.log(column.low), math.log(column.high)) if column.kind == "log" else (column.low, column.high)
+    figures = [low + (code - 1) * (high - low) / (column.steps - 1) for code in codes]
+    figures = [math.exp(figure) if column.kind == "log" else figure for figure in figures]
+    return [None if code == 0 else figure for code, figure in zip(codes, figures, strict=True)]
+
+
+def test_codes_keep_values_and_their_types() -> None:
+    """1, True, 1.0 and "1" are four values; those that are known come first; more than 256 take two bytes."""
+    values = [1, True, 1.0, "1", None, 1, *range(300)]
+    packer = Packer(len(values))
+    packer.codes("a", values, known=["1", 7])
+    packed = packer.packed()
+    assert [(type(value), value) for value in unpacked(packed)["a"]] == [(type(value), value) for value in values]
+    assert list(packed.columns[0].values[:2]) == ["1", 7]
+    assert packed.columns[0].width == 2
+
+
+@pytest.mark.parametrize(("steps", "within"), [(FINE, 2e-4), (COARSE, 1e-2)])
+def test_scales_are_close(steps: int, within: float) -> None:
+    """Positive figures of six decades keep their ratio; absent and infinite ones are absent."""
+    source = random.Random(1)
+    values = [10 ** source.uniform(0, 6) for _ in range(500)]
+    packer = Packer(3 + len(values))
+    packer.scale("a", [None, math.inf, math.nan, *values], steps)
+    found = unpacked(packer.packed())["a"]
+    assert found[:3] == [None, None, None]
+    assert all(math.isclose(one, other, rel_tol=within) for one, other in zip(found[3:], values, strict=True))
+
+
+@pytest.mark.parametrize("values", [[0.0, 3.0, -2.0], [0.0, 0.0], [5.0], [], [None, None]])
+def test_scales_of_any_figures(values: list[float | None]) -> None:
+    """Zeros, negative figures, a single one or none are as exact as the linear scale."""
+    packer = Packer(len(values))
+    packer.scale("a", values)
+    assert unpacked(packer.packed())["a"] == pytest.approx(values, abs=1e-3)
+
+
+def test_times_keep_their_order() -> None:
+    """Times that go back and forth over a day are exact to a step."""
+    source = random.Random(2)
+    values = [1.79e9 + source.uniform(0, 86_400) for _ in range(400)]
+    packer = Packer(len(values))
+    packer.times("a", values)
+    found = unpacked(packer.packed())["a"]
+    assert max(abs(one - other) for one, other in zip(found, values, strict=True)) <= 86_400 / INSTANTS

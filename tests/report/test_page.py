@@ -1,0 +1,215 @@
+"""The report in a real browser: it draws, filters and hovers work, nothing leaves the file, and data stays data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from time import process_time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ktuned.report import Standing, fragment, keyed, page, survey
+from ktuned.store import Overview
+from tests.report.browser import Opened, chromium, file
+from tests.report.sample_store import SampleStore
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+MAX_BYTES = 3_000_000
+MADE_S = 10.0
+OPENED_S = 3.0
+PROBLEM = {"M": 4096, "N": 4096, "K": 4096, "dtype": "float16"}
+HOSTILE = '</script><img src=x onerror="window.owned=1"><!--<script>\'${1}`{a|b}'
+TITLES = {
+    "Best so far",
+    "Winner, default, reference",
+    "Which knobs matter",
+    "Distribution of latencies",
+    "Latency against each knob",
+    "Pairs of knobs",
+    "Any two figures",
+    "Configs as lines",
+    "Failures",
+    "History of the winner",
+    "Where the time went",
+    "Fastest configs",
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests."""
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of two kernels, one of them stale."""
+    home = tmp_path_factory.mktemp("report")
+    store = SampleStore(home / "ktuned.sqlite")
+    store.add("kernels:gemm", PROBLEM, 300, saves=3)
+    store.add("kernels:softmax", {"N": 1024}, 60)
+    standings = {
+        keyed("kernels:gemm", PROBLEM, "NVIDIA H100 80GB HBM3"): Standing("fresh"),
+        keyed("kernels:softmax", {"N": 1024}, "NVIDIA H100 80GB HBM3"): Standing("stale", ["softmax.cu changed"]),
+    }
+    with Overview(home / "ktuned.sqlite") as overview:
+        document = survey(overview, "1.2.3", standings=standings)
+    place = home / "report.html"
+    place.write_text(page(document))
+    return place
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_draws_everything_and_asks_for_nothing(browser: Browser, report: Path, scheme: str) -> None:
+    """All charts of a kernel are drawn, with no word on the console and no request but for the file itself."""
+    with Opened(browser, file(report), color_scheme=scheme) as opened:
+        assert opened.page.locator("tbody tr").count() == 2
+        assert opened.page.locator(".badge.stale").inner_text() == "stale"
+        opened.visit(0)
+        opened.draw_all()
+        assert set(opened.page.locator(".card h2").all_inner_texts()) == TITLES
+        inked = opened.page.evaluate(
+            """() => [...document.querySelectorAll("canvas")].map((canvas) => {
+                const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+                return pixels.some((value) => value > 0);
+            })"""
+        )
+        assert len(inked) >= 16
+        assert all(inked)
+        assert opened.page.locator(".chip").first.inner_text().startswith("BLOCK_M=")
+        assert opened.complaints == []
+        assert opened.requests == [file(report)]
+
+
+def test_filters_reach_every_chart(browser: Browser, report: Path) -> None:
+    """A value that is chosen, in the menu, in a chart of a knob or on an axis, leaves its trials; `Clear` all."""
+    with Opened(browser, file(report)) as opened:
+        opened.visit(0)
+        opened.draw_all()
+        count = opened.page.locator(".filters .count")
+        assert count.inner_text() == "300 of 300 trials"
+        menu = opened.page.locator(".filters details", has_text="STAGES")
+        menu.locator("summary").click()
+        menu.locator("label", has_text="3").locator("input").check()
+        shown = int(count.inner_text().split()[0])
+        assert 0 < shown < 300
+        configs = opened.page.evaluate(
+            "[...document.querySelectorAll('.card:last-child tbody tr')].map(r => r.cells[6].innerText)"
+        )
+        assert set(configs) == {"3"}
+        drawn = opened.page.evaluate("state.cards[0].chart.getOption().series[0].data.length")
+        assert drawn <= shown
+        opened.page.evaluate("() => state.filters.get(state.route).clear()")
+        assert count.inner_text() == "300 of 300 trials"
+        opened.page.evaluate(
+            """() => state.cards.find((card) => card.chart && card.chart.getOption().parallelAxis).chart.dispatchAction(
+                { type: "axisAreaSelect", parallelAxisId: "knob WARPS", intervals: [[0, 1]] })"""
+        )
+        assert int(count.inner_text().split()[0]) < 300
+        assert opened.page.locator(".filters .set summary").inner_text() == "WARPS: 2, 4"
+        opened.page.get_by_role("button", name="Clear").click()
+        assert count.inner_text() == "300 of 300 trials"
+        assert opened.complaints == []
+
+
+def test_hovering_explains_a_point(browser: Browser, report: Path) -> None:
+    """The pointer on an improvement shows the trial: its latency and its config."""
+    with Opened(browser, file(report)) as opened:
+        opened.visit(0)
+        x, y = opened.page.evaluate(
+            """() => {
+                const { chart, box } = state.cards[0];
+                const step = chart.getOption().series[1].data.at(-2);
+                const [x, y] = chart.convertToPixel({ seriesIndex: 1 }, step);
+                const place = box.getBoundingClientRect();
+                return [place.x + x, place.y + y];
+            }"""
+        )
+        opened.page.mouse.move(x - 40, y - 40)
+        opened.page.mouse.move(x, y, steps=4)
+        tip = opened.page.locator(".tip").first
+        tip.wait_for(state="visible")
+        said = tip.inner_text()
+        assert "winner" in said
+        assert "BLOCK_M" in said
+        assert re.search(r"\d µs", said)
+
+
+def test_prints_every_chart(browser: Browser, report: Path) -> None:
+    """Paper has all charts, drawn in light colours, and the screen is as before."""
+    with Opened(browser, file(report), color_scheme="dark") as opened:
+        opened.visit(0)
+        paper = opened.page.pdf(format="A4")
+        assert paper.count(b"/Type /Page\n") >= 3
+        assert opened.page.evaluate("document.documentElement.dataset.theme") is None
+        assert opened.complaints == []
+
+
+def test_names_and_messages_are_data(browser: Browser, tmp_path: Path) -> None:
+    """Names and values of kernels, problems, knobs and devices, and messages, are shown as they are and run nothing."""
+    store = SampleStore(tmp_path / "ktuned.sqlite")
+    axes: dict[str, list[Any]] = {
+        HOSTILE: [HOSTILE, "plain"],
+        "__proto__": ["constructor", "toString"],
+        "C": list(range(30)),
+    }
+    store.add(
+        f"{HOSTILE}:{HOSTILE}", {HOSTILE: HOSTILE}, 80, device=HOSTILE, messages=[HOSTILE], axes=axes, default=False
+    )
+    with Overview(tmp_path / "ktuned.sqlite") as overview:
+        document = survey(overview, HOSTILE)
+    place = tmp_path / "report.html"
+    text = page(document)
+    place.write_text(text)
+    assert "<img" not in text
+    with Opened(browser, file(place)) as opened:
+        opened.draw_all()
+        assert HOSTILE in opened.page.locator("h1").inner_text()
+        assert opened.page.locator("img").count() == 0
+        assert opened.page.evaluate("window.owned") is None
+        assert opened.complaints == []
+        assert opened.requests == [file(place)]
+        # Even a tag that got into the page runs nothing.
+        opened.page.evaluate("text => { document.body.insertAdjacentHTML('beforeend', text); }", HOSTILE)
+        opened.page.wait_for_timeout(100)
+        assert opened.page.evaluate("window.owned") is None
+
+
+def test_shows_in_a_notebook(browser: Browser, report: Path, tmp_path: Path) -> None:
+    """The fragment is one frame, which draws within a page that it cannot reach."""
+    with Overview(report.parent / "ktuned.sqlite") as overview:
+        document = survey(overview, "1.2.3", kernels={"kernels:softmax"})
+    place = tmp_path / "notebook.html"
+    place.write_text(f"<!doctype html><title>notebook</title><body>{fragment(document)}</body>")
+    found = browser.new_page()
+    try:
+        found.goto(file(place))
+        found.frame_locator("iframe").locator(".card canvas").first.wait_for()
+        assert found.evaluate("document.querySelector('iframe').contentDocument") is None
+    finally:
+        found.close()
+
+
+def test_a_hundred_thousand_trials(browser: Browser, tmp_path: Path) -> None:
+    """A large store makes a small file, soon, which opens soon."""
+    store = SampleStore(tmp_path / "ktuned.sqlite")
+    store.add("kernels:gemm", PROBLEM, 2_000)
+    store.multiply(50)
+    began = process_time()
+    with Overview(tmp_path / "ktuned.sqlite") as overview:
+        document = survey(overview, "1.2.3")
+    content = page(document).encode()
+    # CPU time, and the browser's below: other tests run beside this one.
+    assert process_time() - began < MADE_S
+    assert document.sections[0].trials.count == 100_000
+    assert len(content) <= MAX_BYTES
+    place = tmp_path / "report.html"
+    place.write_bytes(content)
+    with Opened(browser, file(place)) as opened:
+        assert 0.05 < opened.cpu_s < OPENED_S
+        assert opened.complaints == []
