@@ -175,7 +175,8 @@ class AsyncClient:
         """Request a tuning, and return the iterator of its events, which ends with the last of its jobs.
 
         Give ``kernel`` or ``path`` (a kernel file or a directory). ``options``: ``problem``, ``device``, ``preset``,
-        ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``; ``None`` leaves one out.
+        ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``beside`` (the process of
+        an application that uses the device and goes on meanwhile); ``None`` leaves one out.
 
         Raises:
             DaemonError: the daemon refused it.

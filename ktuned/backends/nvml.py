@@ -97,6 +97,30 @@ def driver_version() -> str | None:
         library.nvmlShutdown()
 
 
+def memory(uuid: str) -> tuple[int, int] | None:
+    """Return the free and the whole memory of a GPU in bytes, without a context on it; ``None`` where it is unknown."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    if library.nvmlInit_v2() != _SUCCESS:
+        return None
+    try:
+        handle, found = ctypes.c_void_p(), _Memory()
+        if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != _SUCCESS:
+            return None
+        code = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found))
+        return (int(found.free), int(found.total)) if code == _SUCCESS else None
+    finally:
+        library.nvmlShutdown()
+
+
+class _Memory(ctypes.Structure):
+    """``nvmlMemory_t``."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
 def _start() -> Any:
     try:
         import pynvml

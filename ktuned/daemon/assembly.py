@@ -22,10 +22,10 @@ from ktuned.daemon.notices import Notices
 from ktuned.daemon.reload import CurrentSettings, Reload, watched_roots
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Machine, Probes, SurveyIntervals, ToolchainSurvey
-from ktuned.fleet import BENCH_MODULES, Fleet, LocalExecutor
+from ktuned.fleet import BENCH_MODULES, Courtesy, Fleet, LocalExecutor
 from ktuned.ipc import Trust
 from ktuned.lookup import AnswerCaches, Certainty, Generations, Lookups
-from ktuned.model import KernelInfo, KernelName, Observation, Root
+from ktuned.model import KernelInfo, KernelName, Observation, Priority, Root
 from ktuned.scheduling import (
     Dispatcher,
     HostObserver,
@@ -214,6 +214,9 @@ def assemble(
         deadlines=deadlines,
         captured=captured_inputs.digest_for,
     )
+    courtesy = Courtesy(
+        is_waited_for=lambda job: job_machine.queue.level(job) >= Priority.WAITED_FOR, is_used=observer.is_used
+    )
     dispatcher = Dispatcher(
         job_machine,
         fleet=fleet,
@@ -224,6 +227,7 @@ def assemble(
         idle_policy=idle_policy,
         read=replaced.read or observer.read,
         intervals=replaced.intervals or Intervals(),
+        courtesy=courtesy,
     )
     jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish)
     catalog.when_kernels_change(jobs.outdate)
@@ -348,6 +352,7 @@ def assemble(
         status=status.figures,
         probe=probes.reports,
         stop=stopping.set,
+        applications=courtesy.applications,
     )
     exchange = WinnerExchange(
         admission=admission,

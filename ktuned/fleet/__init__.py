@@ -1,6 +1,7 @@
 """The daemon's side of workers: processes, the pool, lanes, compile slots, kills, usage."""
 
 from ktuned.fleet import memory
+from ktuned.fleet.courtesy import Applications, Courtesy
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
 from ktuned.fleet.failures import KILLS_EXCUSED, DeadlineExpired, Output, RequestFailed, WorkerDied, is_outside_kill
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
@@ -14,8 +15,10 @@ __all__ = [
     "ALL_CORES",
     "BENCH_MODULES",
     "KILLS_EXCUSED",
+    "Applications",
     "Bench",
     "CannotOpen",
+    "Courtesy",
     "CpuUse",
     "DeadlineExpired",
     "Environment",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
 import anyio
 import structlog
 
+from ktuned.fleet.courtesy import LINGER_S, Courtesy
 from ktuned.fleet.executor import Environment, I, KernelCode, R, Worker
 from ktuned.fleet.failures import Output, RequestFailed
 from ktuned.fleet.health import Health
@@ -32,6 +33,9 @@ context, which takes two seconds and more. Spares that start together share the 
 
 EARLY_CORES = 8
 """Cores for each lane from which on its spares start together with its first worker, and do not slow that one."""
+
+CROWDED = "device_crowded"
+"""Code of a worker's error: an application's memory leaves too little for a problem."""
 
 TROUBLE_S = 60.0
 """Time after a loss for which more spares are kept: each holds some 250 MiB, and 500 MiB of a GPU."""
@@ -65,6 +69,10 @@ class LaneSick(WorkerError):
     code = "lane_sick"
 
 
+class LaneCrowded(LaneSick):
+    """An application's memory leaves no room for a problem now; others on the device may be smaller."""
+
+
 class Lane:
     """One device, which a job holds by :meth:`hold` while it measures.
 
@@ -83,6 +91,7 @@ class Lane:
         on_state: Callable[[Lane], None] = lambda lane: None,
         health: Health | None = None,
         reap_s: float = REAP_S,
+        courtesy: Courtesy | None = None,
     ) -> None:
         self.device = device
         self.busy_s = 0.0
@@ -92,6 +101,7 @@ class Lane:
         self._on_state = on_state
         self._reap_s = reap_s
         self._turns = turns or Turns()
+        self._courtesy = courtesy or Courtesy()
         self._cores = 0
         self._worker: Worker | None = None
         self._bench: Bench | None = None
@@ -115,7 +125,8 @@ class Lane:
 
     @asynccontextmanager
     async def hold(self, job: int) -> AsyncIterator[None]:
-        """Hold the device for one job's next request."""
+        """Hold the device for one job's next request; beside an application that is at work, not too often."""
+        await self._courtesy.turn(self.device, job)
         async with self._turns.hold(job):
             self.job = job
             began = monotonic()
@@ -146,13 +157,18 @@ class Lane:
 
         Raises:
             CannotOpen: the kernel file, its inputs or its reference fail, hang or crash.
+            LaneCrowded: an application leaves too little memory.
         """
         while True:
             if self.health.pause_s:
                 await anyio.sleep(self.health.pause_s)
-            with suppress(LaneSick):
+            try:
                 await self.open_now(bench, deadlines)
-                return
+            except LaneCrowded:
+                raise
+            except LaneSick:
+                continue
+            return
 
     async def open_now(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
         """Have a worker ready that has opened ``bench``, or learn that the lane is sick; the caller holds the lane.
@@ -182,6 +198,10 @@ class Lane:
                 self._let_go()
                 await self._open_in_worker(bench, deadlines)
         except BaseException as error:
+            if isinstance(error, RequestFailed) and error.code == CROWDED:
+                self._let_go()
+                self._sick(error.message)
+                raise LaneCrowded(error.message) from error
             self.drop()
             if isinstance(error, LaneSick) or (isinstance(error, WorkerError) and error.code == "source_changed"):
                 raise
@@ -201,7 +221,12 @@ class Lane:
         had_worker_s = monotonic() - began
         if self._is_in_trouble:
             self._prepare_spares(bench)
-        reply, _ = await worker.exchange(bench.request, deadlines)
+        request = bench.request
+        if isinstance(request, requests.Open):
+            request = replace(request, is_shared=self._courtesy.is_shared(self.device))
+        reply, _ = await worker.exchange(request, deadlines)
+        if self.health.is_sick:
+            self._well()
         if bench.learn is not None:
             await bench.learn(reply.observed)
         # Not earlier: without a recent failure, a spare's start would only slow this opening.
@@ -259,7 +284,9 @@ class Lane:
     def _prepare_spares(self, bench: Bench) -> None:
         wanted = SPARES_IN_TROUBLE if self._is_in_trouble else SPARES
         count = wanted.get(self.device.kind, 1)
-        self._fleet.prepare_spares(Role.BENCH, bench.environment, bench.backend, count, self.device)
+        # A warm spare would take memory that an application may need.
+        device = None if self._courtesy.is_shared(self.device) else self.device
+        self._fleet.prepare_spares(Role.BENCH, bench.environment, bench.backend, count, device)
 
     async def _unreaped(self) -> str:
         """Wait for the killed worker's end; return why the device cannot be used if it does not come."""
@@ -305,11 +332,14 @@ class Lane:
             WorkerDied, DeadlineExpired: the worker is gone; the next :meth:`open` takes the spare.
         """
         assert self._worker is not None
+        began = monotonic()
         try:
             return await self._worker.exchange(request, deadlines, on_item=on_item)
         except BaseException:
             self.drop()
             raise
+        finally:
+            self._courtesy.used(self.device, began, monotonic())
 
     def output(self) -> Output:
         """Return what the worker has printed since it was asked last; the caller holds the lane."""
@@ -338,6 +368,27 @@ class Lane:
             self._fleet.release(self._worker)
         self._worker = None
         self._bench = None
+
+    async def leave_room(self) -> None:
+        """Give up the device's memory beside an application when there is nothing to measure: data at once, and
+        contexts a little later.
+        """
+        if not self._courtesy.is_shared(self.device):
+            return
+        await self._fleet.make_room(self.device.name)
+        await anyio.sleep(LINGER_S)
+        if self.is_at_rest and self._courtesy.is_shared(self.device):
+            await self._fleet.clear(self.device.name)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """True if no job uses the device."""
+        return self._worker is None and not self._turns.is_full
+
+    @property
+    def applications(self) -> tuple[int, ...]:
+        """The applications that may be at work on the device."""
+        return self._courtesy.pids(self.device)
 
     def describe(self) -> dict[str, Any]:
         """Return the lane for a status."""

@@ -214,7 +214,8 @@ class Open(Request[replies.Opened, Never]):
 
     ``captured`` is the digest of the inputs that an application captured, empty without; ``expected`` the key that the
     reference's results are kept under; ``seed`` chooses among inputs that are all alike but for their random numbers.
-    Tensors that are not ``guarded`` are ordinary ones, whose bounds a sanitizer knows.
+    Tensors that are not ``guarded`` are ordinary ones, whose bounds a sanitizer knows. On a device that ``is_shared``
+    with an application, the problem is only made where there is room for it.
     """
 
     operation: ClassVar = "open"
@@ -228,6 +229,7 @@ class Open(Request[replies.Opened, Never]):
     expected: str
     seed: int = 0
     guarded: bool = True
+    is_shared: bool = False
 
 
 @record
@@ -275,7 +277,8 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     All measurements but the last are sent as items, the last one is the reply. A config that raises ends the batch:
     it may have left the process in any state. A config that is slower than ``stop_above_us`` is not measured; one that
     cannot beat the ``incumbent``, or one before it in the batch, is measured no better than that takes. A CPU config
-    whose first launch uses more than ``cores`` is not timed, and ends the batch.
+    whose first launch uses more than ``cores`` is not timed, and ends the batch. The load of ``tolerated`` processes,
+    the applications that the tuning is for, counts only where it changes a median.
     """
 
     operation: ClassVar = "trial"
@@ -287,6 +290,7 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     stop_above_us: float | None = None
     incumbent: Incumbent | None = None
     cores: int | None = None
+    tolerated: tuple[int, ...] = ()
 
 
 @record

@@ -13,7 +13,7 @@ import anyio.abc
 import anyio.lowlevel
 import structlog
 
-from ktuned.fleet import Fleet, Lane, Turns
+from ktuned.fleet import Courtesy, Fleet, Lane, Turns
 from ktuned.model import Device, Job, JobState, StoreError
 from ktuned.scheduling.idle_policy import IdlePolicy, Reading
 from ktuned.scheduling.job_endings import ending_of, sentence
@@ -81,6 +81,7 @@ class Dispatcher:
         idle_policy: IdlePolicy,
         read: Callable[[], Awaitable[Reading]] | None,
         intervals: Intervals,
+        courtesy: Courtesy,
     ) -> None:
         self.pipelines: dict[int, PipelineTask] = {}
         self.lanes: dict[tuple[str, str, str], Lane] = {}
@@ -93,6 +94,7 @@ class Dispatcher:
         self._idle_policy = idle_policy
         self._read = read
         self._intervals = intervals
+        self._courtesy = courtesy
         self._turns: dict[str, Turns] = {}
         self._news = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
@@ -192,6 +194,7 @@ class Dispatcher:
             for lane in self.lanes.values():
                 if lane.state == "ready" and lane.device.model == job.device:
                     lane.rest()
+                    self._tasks.start_soon(lane.leave_room)
             progress = task.pipeline.progress
             now = self._machine.running_job(job.id) or job
             instructions = self._machine.handle(
@@ -234,7 +237,9 @@ class Dispatcher:
         key = (device.name, device.model, device.target)
         if key not in self.lanes:
             turns = self._turns.setdefault(device.name, Turns(rank_of=self._machine.rank))
-            self.lanes[key] = Lane(device, self._fleet, turns=turns, on_state=self._lane_changed)
+            self.lanes[key] = Lane(
+                device, self._fleet, turns=turns, on_state=self._lane_changed, courtesy=self._courtesy
+            )
         return self.lanes[key]
 
     def _lane_changed(self, lane: Lane) -> None:

@@ -10,7 +10,7 @@ import structlog
 from ktuned.devices import Machine
 from ktuned.fleet import CpuUse, Environment, Fleet, Usage
 from ktuned.ipc import requests
-from ktuned.model import Role, WorkerError
+from ktuned.model import Device, Role, WorkerError
 from ktuned.scheduling.idle_policy import Reading
 
 _log = structlog.get_logger()
@@ -40,7 +40,7 @@ class HostObserver:
 
     async def read(self) -> Reading:
         """Return what the machine did since the last reading."""
-        users = await self._gpu_users()
+        users = await self.gpu_users()
         now_us = monotonic_ns() // 1000
         last, self._last = self._last, self._usage.cpu(now_us)
         on_battery = self._usage.on_battery()
@@ -48,7 +48,11 @@ class HostObserver:
             return Reading(pressure=0.0, on_battery=on_battery, gpu_users=users)
         return Reading(self._last.others_since(last), self._last.pressure_since(last), on_battery, users)
 
-    async def _gpu_users(self) -> Mapping[str, int]:
+    async def is_used(self, device: Device) -> bool:
+        """Return whether other programs worked on a GPU lately; they do where that is unknown."""
+        return (await self.gpu_users()).get(device.name, 1) > 0
+
+    async def gpu_users(self) -> Mapping[str, int]:
         """Ask a worker of the first environment that knows GPUs; without one there are no users."""
         for environment in self._environments():
             if any(name.startswith("cuda:") for name in self._machine.device_models(environment)):

@@ -12,6 +12,7 @@ from typing import Any
 import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem
 from ktuned.devices import Machine
+from ktuned.fleet import Applications
 from ktuned.lookup import Answer, Lookups
 from ktuned.model import Job, KernelInfo, KeyProblem, KtunedError, NotFound, Priority, UsageError, WinnerKey, canonical
 from ktuned.scheduling import Intake, Jobs, Wish
@@ -61,7 +62,9 @@ class Methods:
         status: Callable[[], dict[str, Any]],
         probe: Callable[[], Awaitable[list[dict[str, Any]]]],
         stop: Callable[[], None],
+        applications: Applications,
     ) -> None:
+        self._applications = applications
         self._catalog = catalog
         self._machine = machine
         self._intake = intake
@@ -154,6 +157,8 @@ class Methods:
 
     async def tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
+        if wanted.beside is not None:
+            self._applications.note(wanted.beside)
         wish = replace(
             _wish(wanted),
             device=wanted.device,

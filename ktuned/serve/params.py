@@ -47,13 +47,17 @@ class JobParams(msgspec.Struct, frozen=True):
 
 
 class TuneParams(JobParams, frozen=True):
-    """``tune``: also the device, the thoroughness and the priority."""
+    """``tune``: also the device, the thoroughness and the priority.
+
+    ``beside`` is the process of an application that uses the device, and goes on while it is tuned.
+    """
 
     device: str | None = None
     preset: str | None = None
     until: str | None = None
     priority: int | None = None
     stale_only: bool = False
+    beside: int | None = None
 
 
 class CompileParams(JobParams, frozen=True):

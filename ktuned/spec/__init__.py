@@ -14,7 +14,7 @@ from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import installed_in, is_ours
 from ktuned.spec.poisons import is_same, poison, unwritten
 from ktuned.spec.spaces import space
-from ktuned.spec.tensors import TensorSpec, materialise, materialise_numpy, tensor
+from ktuned.spec.tensors import TensorSpec, layout, materialise, materialise_numpy, tensor
 
 __all__ = [
     "ACCESSES",
@@ -40,6 +40,7 @@ __all__ = [
     "is_ours",
     "is_same",
     "kernel",
+    "layout",
     "load_file",
     "load_unless_held",
     "materialise",

@@ -249,6 +249,8 @@ class _Contest:
         self._work = work
         self._lane = lane
         self._measuring = measuring
+        # Beside an application all are disturbed alike: figures are compared within a round.
+        self._judges_contention = work.judge_contention and not lane.applications
         self._deadlines = for_trial(work.deadlines, work.preset, finalists[0].trial.latency_us)
         self.rounds: list[dict[int | None, float]] = []
 
@@ -268,7 +270,7 @@ class _Contest:
             try:
                 await self._measuring.open(self._lane)
                 await self._lane.use_cores(1 if self._lane.device.kind != "cpu" else ALL_CORES)
-                request = requests.TimeReference(self._work.preset, self._work.judge_contention)
+                request = requests.TimeReference(self._work.preset, self._judges_contention)
                 measured, _ = await self._lane.exchange(request, self._work.deadlines)
             except WorkerError:
                 # A reference that ran before and fails now decides nothing about the finalists.
@@ -278,7 +280,7 @@ class _Contest:
 
     async def _time(self, finalist: _Finalist) -> None:
         attempt = finalist.attempt()
-        request = requests.Time(finalist.unit, self._work.preset, self._work.judge_contention)
+        request = requests.Time(finalist.unit, self._work.preset, self._judges_contention)
         async with self._lane.hold(self._work.job.id):
             await self._measuring.open(self._lane)
             await self._lane.use_cores(finalist.detail.cores or 1)

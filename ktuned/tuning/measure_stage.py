@@ -35,7 +35,11 @@ from ktuned.tuning.trial_detail import TrialDetail
 _log = structlog.get_logger()
 
 CONTENDED_TRIES = 3
-"""Times that a trial is measured while other programs use the device, before it ends as ``contended``."""
+"""Times that a trial is measured while other programs use the device, before it ends as ``contended``.
+
+Beside an application that its tuning is for, the last one counts as it is: that one may be at work for days, and all
+configs are measured beside it.
+"""
 
 _EVENTS: Mapping[Outcome, Event] = {
     Outcome.MEASURED: Event.TIMED,
@@ -190,15 +194,18 @@ class MeasureStage:
         granted = await lane.use_cores(wanted)
         # What a damaged worker may be the reason for is tried in another one.
         is_doubtful, lane.is_doubtful = lane.is_doubtful, False
-        count = 1 if is_doubtful else self._together(lane, left)
+        count = 1 if is_doubtful or first.disturbed else self._together(lane, left)
+        applications = lane.applications
+        is_last_try = bool(applications) and first.disturbed == CONTENDED_TRIES - 1
         request = requests.Trial(
             tuple(compiled.attempt.unit for compiled in islice(left, count)),
             work.preset,
-            work.judge_contention,
+            work.judge_contention and not is_last_try,
             None if best_us is None else best_us * work.job.plan.early_stop,
             None if best_us is None else self._incumbent,
             # Of one that has what it declares, or all that there is, nothing more can be learned.
             None if lane.device.kind != "cpu" or first.declares_cores or granted < wanted else granted,
+            applications,
         )
         deadlines = for_trial(work.deadlines, work.preset, best_us)
         error: WorkerDied | DeadlineExpired | RequestFailed | None = None

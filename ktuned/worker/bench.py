@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from ktuned.backends import Backend, Kernel, Launch, Registry
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests
@@ -28,7 +29,11 @@ from ktuned.worker.inspect import load_kernel
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.race import Ending
 from ktuned.worker.reply import Reply
+from ktuned.worker.room import require_room
 from ktuned.worker.timing import HostTimer, Timing
+
+if TYPE_CHECKING:
+    from ktuned.spec import declaration
 
 _KEPT_SAMPLES = 200
 
@@ -67,6 +72,8 @@ class Bench:
             backend = self._registry.load(request.kernel.backend)
         self._open = self._bound = self._ahead = None
         reply.phase(Phase.REFERENCE)
+        if request.device.kind == "cuda":
+            self._make_room(kernel, request)
         captured = self._places.captured(request.captured) if request.captured else None
         self._default = DefaultRun.of(kernel, backend, request, self._places, self._default)
         data = ProblemData(
@@ -94,6 +101,20 @@ class Bench:
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         return replies.Opened(self._trace.fresh(is_data=True))
+
+    def _make_room(self, kernel: declaration.Kernel, request: requests.Open) -> None:
+        """Check that there is room beside an application; without one all of the device may be used again.
+
+        Raises:
+            DeviceCrowded: there is none.
+        """
+        import torch
+
+        if request.is_shared:
+            torch.cuda.empty_cache()
+            require_room(request.device.name, kernel.input_specs(request.problem))
+        elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.set_per_process_memory_fraction(1.0, request.device.name)
 
     def close(self, request: requests.Close, reply: Reply) -> replies.Empty:
         """Give up the open problem, and what torch keeps of its memory: another worker needs it on this device."""
@@ -161,6 +182,7 @@ class Bench:
             incumbent=request.incumbent,
             following=following,
             is_checked_after=opened.data.is_judged,
+            tolerated=request.tolerated,
         )
         if first.undisputed is not None:
             return _disputed(timed, first)
@@ -320,11 +342,12 @@ class Bench:
         incumbent: requests.Incumbent | None = None,
         following: requests.UnitRef | None = None,
         is_checked_after: bool = False,
+        tolerated: Collection[int] = (),
     ) -> replies.Measurement:
         reply.phase(Phase.TIMING)
         if isinstance(opened.timer, CudaTimer):
             opened.timer.meanwhile = None if following is None else partial(self._prepare, opened, following, reply)
-        watch = _watch(opened.device, judge_contention)
+        watch = _watch(opened.device, judge_contention, tolerated)
         try:
             timing = opened.timer.time(
                 launch,
@@ -356,7 +379,7 @@ def _with_metrics(measured: replies.Measurement, opened: _Opened) -> replies.Mea
         return replace(measured, message=error.message)
 
 
-def _watch(device: Device, judge_contention: bool) -> CpuWatch | GpuWatch | None:
+def _watch(device: Device, judge_contention: bool, tolerated: Collection[int] = ()) -> CpuWatch | GpuWatch | None:
     """Return what watches a device for other programs' work from now on."""
     if not judge_contention:
         return None
@@ -364,7 +387,7 @@ def _watch(device: Device, judge_contention: bool) -> CpuWatch | GpuWatch | None
         return CpuWatch()
     import torch
 
-    return GpuWatch(str(torch.cuda.get_device_properties(device.name).uuid))
+    return GpuWatch(str(torch.cuda.get_device_properties(device.name).uuid), tolerated)
 
 
 def crash_at_once() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import Self
 
@@ -73,13 +73,15 @@ def is_contended(before: CpuTimes, after: CpuTimes) -> bool:
     return passed.unused / passed.total < IDLE_SHARE and others / passed.total > CONTENDED_SHARE
 
 
-def gpu_is_contended(foreign: Sequence[nvml.Sample], samples: Samples) -> bool:
+def gpu_is_contended(
+    foreign: Sequence[nvml.Sample], samples: Samples, tolerated: Collection[int] = frozenset()
+) -> bool:
     """Return whether other processes' use of a GPU changed the median of a timing that it fell into.
 
     A desktop's compositor is at work most of the time, and delays a few launches: the median does not see that. GPUs
     give time to one process after the other. A launch that is shorter than such a turn is delayed by a whole one, or
     not at all: if that happens to many, the faster ones are far below the median. A longer launch is stretched by
-    the share that others take, each alike.
+    the share that others take, each alike. The share of ``tolerated`` processes proves nothing about short launches.
     """
     most: dict[int, int] = {}
     for use in foreign:
@@ -87,7 +89,8 @@ def gpu_is_contended(foreign: Sequence[nvml.Sample], samples: Samples) -> bool:
     share = sum(most.values()) / 100
     if not share or not len(samples):
         return False
-    if share >= HEAVY_SHARE or (share >= STRETCHING_SHARE and samples.median_us >= TURN_US):
+    heavy = sum(percent for pid, percent in most.items() if pid not in tolerated) / 100
+    if heavy >= HEAVY_SHARE or (share >= STRETCHING_SHARE and samples.median_us >= TURN_US):
         return True
     return samples.quantile(UNDISTURBED) < samples.median_us * (1 - SHIFTED)
 
@@ -120,7 +123,8 @@ class GpuWatch:
     Without NVML nothing is judged, and :attr:`absence` is the reason.
     """
 
-    def __init__(self, uuid: str) -> None:
+    def __init__(self, uuid: str, tolerated: Collection[int] = frozenset()) -> None:
+        self._tolerated = tolerated
         self._gpu, self.absence = _gpu(uuid)
         self._since_us = max((sample.at_us for sample in self._samples(0)), default=0)
 
@@ -137,7 +141,7 @@ class GpuWatch:
         """Return whether other processes changed the median of these samples, which were taken since."""
         unknown_or_own = (0, os.getpid())
         foreign = [use for use in self._samples(self._since_us) if use.pid not in unknown_or_own]
-        return gpu_is_contended(foreign, samples)
+        return gpu_is_contended(foreign, samples, self._tolerated)
 
 
 def gpu_users(ours: Iterable[int]) -> replies.GpuUsers:

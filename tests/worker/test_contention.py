@@ -2,8 +2,10 @@
 
 import pytest
 
+from ktuned.backends import nvml
 from ktuned.backends.cpu import CpuTicks
-from ktuned.worker.contention import MIN_WINDOW_TICKS, CpuTimes, is_contended
+from ktuned.worker.contention import MIN_WINDOW_TICKS, CpuTimes, gpu_is_contended, is_contended
+from ktuned.worker.samples import Samples
 
 
 def window(own: float = 0.0, **ticks: int) -> tuple[CpuTimes, CpuTimes]:
@@ -58,3 +60,16 @@ def test_the_machine_is_read() -> None:
     assert before.machine.total > 0
     assert all(later >= earlier for earlier, later in zip(before.machine, after.machine, strict=True))
     assert 0 <= before.own <= after.own
+
+
+@pytest.mark.parametrize(
+    ("latency_us", "shifted", "contended"), [(100.0, False, False), (100.0, True, True), (5_000.0, False, True)]
+)
+def test_an_applications_load_counts_by_its_effect(latency_us: float, shifted: bool, contended: bool) -> None:
+    """On short launches: a turn of its own delays one by as much, or not at all; long ones are stretched."""
+    samples = Samples()
+    for place in range(100):
+        samples.add(latency_us * (1.0 if not shifted or place < 20 else 1.5))
+    busy = [nvml.Sample(7, 1, 95)]
+    assert gpu_is_contended(busy, samples, (7,)) is contended
+    assert gpu_is_contended(busy, samples)

@@ -150,7 +150,7 @@ class Tunings:
         """Write what the daemon needs, and ask for the tuning."""
         file = request.adopted.write(home())
         problem = {**request.problem, CALL_KEY: write_record(file, request.call, request.content)}
-        tuning = self._client.tune(path=file, problem=problem, python=sys.executable)
+        tuning = self._client.tune(path=file, problem=problem, python=sys.executable, beside=os.getpid())
         for error in tuning.errors:
             _log.warning("%s is not tuned: %s", request.adopted.kernel, error.get("message", ""))
         self._note(request, "queued")

@@ -1,0 +1,81 @@
+"""Room on a GPU beside an application: the memory that a problem takes, and whether it is free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ktuned.backends import gpu_uuids, nvml
+from ktuned.model import KtunedError
+
+MARGIN: Final = 1.1
+"""What must be free beside the need: the application may allocate, too, while a problem is opened."""
+
+CONTEXT_BYTES: Final = 768 << 20
+"""A process's context with torch's kernels (some 500 MiB on an H100), and the buffer that flushes its cache."""
+
+BAND_BYTES: Final = 4 << 20
+"""Guards around the two copies of each tensor."""
+
+COPIES: Final = 3
+"""Of each tensor: the config's, ktuned's own, and the one that the reference works on."""
+
+CHECK_BYTES: Final = 40
+"""Bytes for each element of an output while it is compared: both sides and their difference in double, and masks."""
+
+
+class DeviceCrowded(KtunedError):
+    """An application's memory leaves too little for a problem; nothing is wrong with either."""
+
+    code = "device_crowded"
+
+
+def needed_bytes(tensors: Mapping[str, tuple[int, int]], *, has_context: bool) -> int:
+    """Return the memory that a problem takes; ``tensors`` have a size in bytes and elements. No IO."""
+    total = 0 if has_context else CONTEXT_BYTES
+    for size, _ in tensors.values():
+        total += COPIES * size + BAND_BYTES
+    # One output is compared at a time.
+    return total + max((CHECK_BYTES * elements for _, elements in tensors.values()), default=0)
+
+
+def require_room(device: str, declared: Mapping[str, Any]) -> None:
+    """Check that a device has room for a problem's tensors, and keep this process within it.
+
+    Raises:
+        DeviceCrowded: it has not.
+    """
+    import torch
+
+    from ktuned.spec import layout
+
+    sizes = {}
+    for name, entry in declared.items():
+        dtype, shape, _ = layout(entry)
+        elements = math.prod(shape)
+        sizes[name] = (elements * getattr(torch, dtype).itemsize, elements)
+    has_context = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    need = needed_bytes(sizes, has_context=has_context)
+    free, total = _memory(device)
+    # Memory of the last problem that torch keeps is this one's.
+    available = free + (torch.cuda.memory_reserved(device) if has_context else 0)
+    if available < MARGIN * need:
+        raise DeviceCrowded(
+            f"{device} has {available >> 20} MiB free beside an application; this problem takes {need >> 20} MiB, "
+            "and a tenth of that must stay free"
+        )
+    torch.cuda.set_per_process_memory_fraction(min(1.0, MARGIN * need / total), device)
+
+
+def _memory(device: str) -> tuple[int, int]:
+    """Return the free and the whole memory of a device in bytes."""
+    uuid = gpu_uuids().get(device, "")
+    found = nvml.memory(uuid) if uuid else None
+    if found is not None:
+        return found
+    import torch
+
+    # It takes a context to learn it in this way.
+    free, total = torch.cuda.mem_get_info(device)
+    return int(free), int(total)
