@@ -36,6 +36,7 @@ ORDER = (
     "store",
     "worker",
     "search",
+    "dropin",
     "spec",
     "backends",
     "ipc",
@@ -50,7 +51,7 @@ TEST_KIT = "testing"
 MAX_ROOMS = 25
 
 WORKER_MAY_IMPORT = {"search", "spec", "backends", "ipc", "model"}
-PLUGINS_MAY_IMPORT = {"spec", "backends", "model"}
+PLUGINS_MAY_IMPORT = {"dropin", "spec", "backends", "model"}
 LIGHT = WORKER_MAY_IMPORT | {"__init__", "worker"}
 """Imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 

@@ -85,7 +85,7 @@ class TestSummary:
         for reports in ([REPORT, other], [other, REPORT]):
             assert summarise(reports) == [
                 "taken over: p.f, p.g",
-                "left to Triton: p.h: a reason",
+                "left alone: p.h: a reason",
                 "1 of 2 tuning keys are tuned, 1 are queued",
                 "queued: p.g {}",
             ]

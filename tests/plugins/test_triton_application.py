@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from ktuned.dropin import Tunings
 from ktuned_client import Client
 from ktuned_triton import autotuner
 from ktuned_triton.call import jitted
-from ktuned_triton.tunings import Tunings
 from tests.e2e.harness import Daemon
 from tests.plugins.test_triton_autotune import SIZE, call, scale
 from tests.plugins.triton_app import kernels

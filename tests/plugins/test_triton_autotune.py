@@ -17,15 +17,14 @@ from triton.runtime.errors import OutOfResources
 
 from ktuned.backends.contract import Kernel as AnyKernel
 from ktuned.backends.contract import Unit
+from ktuned.dropin import CALL_KEY, Best, Tunings, left_alone
 from ktuned.model.values import canonical
 from ktuned.spec.loader import load_file
 from ktuned.spec.tensors import materialise
 from ktuned_triton import Triton, autotune, autotuner
-from ktuned_triton.adoption import CALL_KEY, write_record
-from ktuned_triton.autotuner import left_alone
+from ktuned_triton.adoption import Request, write_record
 from ktuned_triton.call import LeftAlone, evaluate, jitted, key_of, knobs
 from ktuned_triton.hooks import hooked
-from ktuned_triton.tunings import Best, Request, Tunings
 from tests.e2e.harness import running
 from tests.plugins.triton_app import kernels
 

@@ -53,7 +53,7 @@ def summarise(reports: Sequence[Mapping[str, Any]]) -> list[str]:
     if not taken and not left:
         return ["no autotuned function was called, or the program's interpreter has no ktuned-triton"]
     lines = [f"taken over: {', '.join(taken)}"] if taken else []
-    lines += [f"left to Triton: {name}: {reason}" for name, reason in sorted(left.items())]
+    lines += [f"left alone: {name}: {reason}" for name, reason in sorted(left.items())]
     if keys:
         tuned = sum(state == "tuned" for state in keys.values())
         lines.append(f"{tuned} of {len(keys)} tuning keys are tuned, {len(keys) - tuned} are queued")

@@ -3,17 +3,29 @@
 It stands before a ``sitecustomize`` of the user's on ``PYTHONPATH``, and imports that one afterwards.
 """
 
+import importlib
 import os
 import sys
+from pathlib import Path
+
+PLUGINS = ("ktuned_triton",)
+"""The plugins with a drop-in for another autotuner."""
 
 
 def _install() -> None:
-    try:
-        from ktuned_triton import takeover
-    except ImportError:
-        # Not every interpreter of a program has kernels.
-        return
-    takeover.install(os.environ["KTUNED_RUN_MODE"], os.environ["KTUNED_RUN_SUMMARY"])
+    found = 0
+    for package in PLUGINS:
+        try:
+            takeover = importlib.import_module(f"{package}.takeover")
+        except ImportError:
+            # Not every interpreter of a program has kernels.
+            continue
+        takeover.install(os.environ["KTUNED_RUN_MODE"])
+        found += 1
+    if found:
+        from ktuned.dropin import summarise_at_exit
+
+        summarise_at_exit(Path(os.environ["KTUNED_RUN_SUMMARY"]))
 
 
 def _import_the_users() -> None:

@@ -1,40 +1,26 @@
-"""Kernels of applications, as kernel files: written by the application, read by ktuned's workers.
-
-An autotuned function of an application has no kernel file. The drop-in writes one, which imports the function's module
-by its name, and beside it a record of each tuning key's call. Both are named by their content and never change, so that
-processes may write them at the same time.
-"""
+"""Kernels of applications, as kernel files: written by the application, read by ktuned's workers."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ktuned import dropin
+from ktuned.dropin import CALL_KEY, digest, home, read_record, tensors_file, write_once, write_tensors
 from ktuned.model import canonical
 from ktuned_triton.build import Build
 from ktuned_triton.call import CAPTURED, HOOKS_NAME, Call, autotuner_in, hook_names, jitted, knobs
 
-CALL_KEY = "call"
-"""The problem key that names a record; it does not enter the winner's key."""
-
-RECORDS = "calls"
-SUFFIX = ".safetensors"
 FUNCTION_NAME = "function"
 """The name of the application's function in its kernel file."""
-
-_DIGEST_CHARS = 16
-_PRIVATE = 0o700
 
 RTOL, ATOL = 1e-2, 1e-2
 """Two configs' sums of half-precision products differ in their order, and so in the last digits."""
@@ -72,13 +58,13 @@ class Adopted:
     @property
     def digest(self) -> str:
         """The digest of all of this, and of the interpreter: another one is another kernel."""
-        return _digest(json.dumps([asdict(self), sys.executable], sort_keys=True).encode())
+        return digest(json.dumps([asdict(self), sys.executable], sort_keys=True))
 
     @property
     def project(self) -> str:
         """The name of the directory, and so of the project: the package, and a digest of the environment."""
         package = self.module.partition(".")[0]
-        return f"triton-{package}-{_digest(json.dumps([sys.executable, self.paths]).encode())[:8]}"
+        return f"triton-{package}-{digest(json.dumps([sys.executable, self.paths]))[:8]}"
 
     @property
     def kernel(self) -> str:
@@ -101,7 +87,7 @@ class Adopted:
         if self.hooks:
             text += f"{HOOKS_NAME} = hooks_of(__file__)\n"
         name = f"tune_{self.qualname.replace('.', '_')}_{self.digest[:8]}.py"
-        return _write(directory / self.project / name, text.encode())
+        return write_once(directory / self.project / name, text)
 
 
 def write_record(kernel_file: Path, call: Call, content: Mapping[str, Any]) -> str:
@@ -109,25 +95,41 @@ def write_record(kernel_file: Path, call: Call, content: Mapping[str, Any]) -> s
 
     ``content`` are those of its tensors, on the CPU, whose content is the call's own.
     """
-    directory = kernel_file.parent / RECORDS
     if content:
-        from safetensors.torch import save
-
-        data = save(dict(content))
-        call = replace(call, content=f"{_digest(data)}{SUFFIX}")
-        _write(directory / call.content, data)
-    text = call.to_json().encode()
-    name = _digest(text)
-    _write(directory / f"{name}.json", text)
-    return name
+        call = replace(call, content=write_tensors(kernel_file, content))
+    return dropin.write_record(kernel_file, call.to_json())
 
 
-def home() -> Path:
-    """Return the directory of all applications' kernel files."""
-    if chosen := os.environ.get("KTUNED_HOME"):
-        return Path(chosen).absolute() / "triton"
-    base = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return Path(base).absolute() / "ktuned" / "triton"
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A tuning key of an adopted function, with one call that has it.
+
+    ``content`` are copies on the CPU of those of its tensors whose content is the call's own.
+    """
+
+    adopted: Adopted
+    problem: Mapping[str, Any]
+    call: Call
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kernel(self) -> str:
+        """The full name of the kernel that stands for the function."""
+        return self.adopted.kernel
+
+    @property
+    def function(self) -> str:
+        """The function's module and name."""
+        return f"{self.adopted.module}.{self.adopted.qualname}"
+
+    def write(self) -> tuple[Path, Mapping[str, Any]]:
+        """Write the kernel file and the call; return the file, and the problem that names the call.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        file = self.adopted.write(home("triton"))
+        return file, {**self.problem, CALL_KEY: write_record(file, self.call, self.content)}
 
 
 def adopt(file: str, adopted: Adopted) -> Any:
@@ -178,7 +180,7 @@ class _Worker:
     """
 
     def __init__(self, file: Path, adopted: Adopted, found: Any) -> None:
-        self._directory = file.parent / RECORDS
+        self._file = file
         self._adopted = adopted
         self._calls: dict[str, Call] = {}
         self._current: Call | None = None
@@ -208,7 +210,7 @@ class _Worker:
         for name, entry in call.tensors.items():
             is_captured = entry.fill == CAPTURED
             spec = tensor(entry.elements, entry.dtype, "zeros" if is_captured else entry.fill, output=True)
-            found[name] = replace(spec, file=str(self._directory / call.content)) if is_captured else spec
+            found[name] = replace(spec, file=str(tensors_file(self._file, call.content))) if is_captured else spec
         return found
 
     def build(self, p: Any, c: Any) -> Build:
@@ -240,24 +242,9 @@ class _Worker:
     def _call(self, p: Any) -> Call:
         name = p[CALL_KEY]
         if name not in self._calls:
-            self._calls[name] = Call.from_json((self._directory / f"{name}.json").read_text())
+            self._calls[name] = Call.from_json(read_record(self._file, name))
         return self._calls[name]
 
 
 _workers: dict[str, _Worker] = {}
 """The functions of each kernel file, as it was imported last."""
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:_DIGEST_CHARS]
-
-
-def _write(path: Path, content: bytes) -> Path:
-    """Write a file whose name stands for its content, unless it is there."""
-    if path.is_file():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
-    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".", delete=False) as staged:
-        staged.write(content)
-    os.replace(staged.name, path)
-    return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -13,8 +12,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from ktuned.dropin import left_alone, own_paths, shared, taken_over
 from ktuned.model import canonical
-from ktuned_triton.adoption import FUNCTION_NAME, Adopted
+from ktuned_triton.adoption import FUNCTION_NAME, Adopted, Request
 from ktuned_triton.artifact import install
 from ktuned_triton.call import (
     Call,
@@ -27,7 +27,6 @@ from ktuned_triton.call import (
     key_of,
     knobs,
 )
-from ktuned_triton.tunings import Request, shared
 
 Mode = Literal["background", "wait"]
 Upgrade = Literal["once", "never", "always"]
@@ -269,7 +268,7 @@ def autotuner_class() -> type[Any]:
                 configs=tuple(knobs(config) for config in self.configs),
                 tensors=tuple(call.tensors),
                 timing="graph" if self._graph else "events",
-                paths=_own_paths(),
+                paths=own_paths(),
                 hooks=hook_names(self),
             )
 
@@ -307,13 +306,6 @@ def autotuner_class() -> type[Any]:
     return KtunedAutotuner
 
 
-left_alone: dict[str, str] = {}
-"""Functions of this process that are left to Triton, with the reason."""
-
-taken_over: set[str] = set()
-"""Functions of this process whose configs come from the daemon."""
-
-
 def with_contents(request: Request, captured: Mapping[str, Any]) -> Request:
     """Return a request with copies of the tensors whose content is the call's own.
 
@@ -327,13 +319,6 @@ def is_capturing() -> bool:
     """Return whether a CUDA graph is being captured on the current stream."""
     torch = sys.modules.get("torch")
     return bool(torch is not None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-
-
-def _own_paths() -> tuple[str, ...]:
-    """Return the application's own entries of ``sys.path``: those that the interpreter does not bring."""
-    brought = tuple(f"{os.path.abspath(prefix)}{os.sep}" for prefix in {sys.prefix, sys.base_prefix})
-    paths = dict.fromkeys(os.path.abspath(path) for path in sys.path)
-    return tuple(path for path in paths if not f"{path}{os.sep}".startswith(brought))
 
 
 def _device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:

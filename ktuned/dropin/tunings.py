@@ -9,14 +9,13 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
 
 from ktuned.model import canonical
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.answers import ENDED_STATES
-from ktuned_triton.adoption import CALL_KEY, Adopted, home, write_record
-from ktuned_triton.call import Call
 
 POLL_S: Final = 0.1
 """Interval at which a winner is looked for while its tuning goes on; the daemon answers from memory."""
@@ -33,7 +32,7 @@ HELLO_DEADLINE_S: Final = 1.0
 MAX_OPEN: Final = 1000
 """Keys whose winners are waited for; those that come later keep the config that they have."""
 
-_log = logging.getLogger("ktuned.triton")
+_log = logging.getLogger("ktuned.dropin")
 
 Upgrade = Callable[[str, str | None], bool]
 """Called with a fresh winner's config (canonical text) and artifact; returns whether that was the last upgrade."""
@@ -47,17 +46,27 @@ class Best(NamedTuple):
     artifact: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A tuning key of an adopted function, with one call that has it.
+class Request(Protocol):
+    """A tuning key of an application's function, with one call that has it."""
 
-    ``content`` are copies on the CPU of those of its tensors whose content is the call's own.
-    """
+    @property
+    def kernel(self) -> str:
+        """The full name of the kernel that stands for the function."""
 
-    adopted: Adopted
-    problem: Mapping[str, Any]
-    call: Call
-    content: Mapping[str, Any] = field(default_factory=dict)
+    @property
+    def function(self) -> str:
+        """The function's module and name there."""
+
+    @property
+    def problem(self) -> Mapping[str, Any]:
+        """The tuning key, as a problem."""
+
+    def write(self) -> tuple[Path, Mapping[str, Any]]:
+        """Write what the daemon reads; return the kernel file, and the problem that it is tuned for.
+
+        Raises:
+            OSError: the files cannot be written.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +104,7 @@ class Tunings:
         problem = dict(request.problem)
         try:
             answer = self._client.call(
-                "lookup", deadline_s=deadline_s, kernel=request.adopted.kernel, problem=problem, tune=False, **pin
+                "lookup", deadline_s=deadline_s, kernel=request.kernel, problem=problem, tune=False, **pin
             )
         except (DaemonUnavailable, DaemonError):
             return None
@@ -108,7 +117,7 @@ class Tunings:
     def is_open(self, request: Request) -> bool:
         """Return whether a job for a key goes on, whose best so far is no more than that."""
         try:
-            jobs = self._client.call("jobs", deadline_s=FIRST_LOOK_DEADLINE_S, kernel=request.adopted.kernel)["jobs"]
+            jobs = self._client.call("jobs", deadline_s=FIRST_LOOK_DEADLINE_S, kernel=request.kernel)["jobs"]
         except (DaemonUnavailable, DaemonError):
             return False
         wanted = dict(request.problem)
@@ -133,7 +142,7 @@ class Tunings:
             self._requests.put((request, upgrade))
             if self._thread is None or not self._thread.is_alive() or self._pid != os.getpid():
                 self._pid = os.getpid()
-                self._thread = threading.Thread(target=self._work, name="ktuned-triton", daemon=True)
+                self._thread = threading.Thread(target=self._work, name="ktuned-dropin", daemon=True)
                 self._thread.start()
 
     def wait(self, request: Request) -> Best | None:
@@ -143,16 +152,15 @@ class Tunings:
                 for _ in tuning:
                     pass
         except (DaemonUnavailable, DaemonError, OSError) as error:
-            _log.warning("%s is not tuned: %s", request.adopted.kernel, error)
+            _log.warning("%s is not tuned: %s", request.kernel, error)
         return self.best(request, LOOK_DEADLINE_S)
 
     def _tune(self, request: Request) -> Any:
         """Write what the daemon needs, and ask for the tuning."""
-        file = request.adopted.write(home())
-        problem = {**request.problem, CALL_KEY: write_record(file, request.call, request.content)}
-        tuning = self._client.tune(path=file, problem=problem, python=sys.executable, beside=os.getpid())
+        file, problem = request.write()
+        tuning = self._client.tune(path=file, problem=dict(problem), python=sys.executable, beside=os.getpid())
         for error in tuning.errors:
-            _log.warning("%s is not tuned: %s", request.adopted.kernel, error.get("message", ""))
+            _log.warning("%s is not tuned: %s", request.kernel, error.get("message", ""))
         self._note(request, "queued")
         return tuning
 
@@ -163,7 +171,7 @@ class Tunings:
                 request, upgrade = self._requests.get(timeout=POLL_S)
                 jobs = self._ask_quietly(request)
                 if upgrade is not None and jobs and len(waiting) < MAX_OPEN:
-                    waiting.append(_Waiting(replace(request, content={}), upgrade, jobs))
+                    waiting.append(_Waiting(request, upgrade, jobs))
                 continue
             waiting = [entry for entry in waiting if not self._upgraded(entry)]
             with self._lock:
@@ -177,7 +185,7 @@ class Tunings:
             with self._tune(request) as tuning:
                 return tuple(job["id"] for job in tuning.jobs)
         except Exception as error:
-            _log.warning("%s is not tuned: %s", request.adopted.kernel, error)
+            _log.warning("%s is not tuned: %s", request.kernel, error)
             return ()
 
     def _upgraded(self, waiting: _Waiting) -> bool:
@@ -197,16 +205,16 @@ class Tunings:
         best = self.best(request, LOOK_DEADLINE_S)
         if best is None or not best.is_fresh:
             # It ended without a winner; the reason is in its message.
-            _log.info("%s has no winner: %s", request.adopted.kernel, "; ".join(job["message"] for job in jobs))
+            _log.info("%s has no winner: %s", request.kernel, "; ".join(job["message"] for job in jobs))
             return True
         try:
             return waiting.upgrade(best.text, best.artifact)
         except Exception as error:
-            _log.warning("the winner of %s cannot be loaded: %s", request.adopted.kernel, error)
+            _log.warning("the winner of %s cannot be loaded: %s", request.kernel, error)
             return True
 
     def _note(self, request: Request, state: str) -> None:
-        self.asked[f"{request.adopted.module}.{request.adopted.qualname} {canonical(dict(request.problem))}"] = state
+        self.asked[f"{request.function} {canonical(dict(request.problem))}"] = state
 
 
 _shared: dict[str | None, Tunings] = {}
