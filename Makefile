@@ -3,7 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+TILELANG := .venv-tilelang
 PROJECTS := . client plugins/command plugins/cutedsl plugins/nvrtc plugins/optuna plugins/torch plugins/triton plugins/tvm_ffi
+# Beside them, in an environment of its own: plugins/tilelang.
 # torch for the CPU. PyPI's wheel for Linux brings 2.5 GiB of CUDA, and an NVRTC older than the pinned one.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Measured as wheels for CPython 3.11 on x86-64; to be measured again when constraints.txt changes by much.
@@ -11,7 +13,7 @@ DOWNLOAD := 0.6 GiB (torch 180 MiB, Triton 180 MiB, CuTe DSL 90 MiB, NVRTC 50 Mi
 INSTALLED := 2.4 GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheels demo lint test chaos bench screenshot vendor
+.PHONY: help install tilelang wheels demo lint test chaos bench screenshot vendor
 
 help:  ## list the targets
 	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,8 +36,24 @@ $(STAMP): $(BIN)/python $(PROJECTS:%=%/pyproject.toml) constraints.txt
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation $(PROJECTS:%=-e %) -e '.[dev]'
 	@touch $@
 
+# TileLang in an environment of its own, which sees the packages of .venv behind its own: its tvm-ffi is older than theirs.
+# Made by `make test`; nothing else needs it. Without it the tests of TileLang are skipped, with this target's name.
+$(TILELANG)/.installed: $(STAMP) constraints-tilelang.txt plugins/tilelang/pyproject.toml
+	@echo "TileLang's tests download up to 80 MiB into $(CURDIR)/$(TILELANG), 300 MiB on disk."
+	@rm -rf $(TILELANG)
+	@$(BIN)/python -m venv --without-pip $(TILELANG)
+	@site=$$($(TILELANG)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	theirs=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$theirs')" > $$site/behind.pth; \
+	ln -s $$theirs/nvidia $$site/nvidia  # CUDA's bindings look for NVRTC in an environment's own directory alone
+	@$(BIN)/python -m pip --python $(TILELANG)/bin/python install -q --no-deps -r constraints-tilelang.txt
+	@$(BIN)/python -m pip --python $(TILELANG)/bin/python install -q --no-deps --no-build-isolation -e plugins/tilelang
+	@touch $@
+
+tilelang: $(TILELANG)/.installed  ## make the environment of TileLang's tests, .venv-tilelang
+
 wheels: $(BIN)/python  ## build the wheels of all distributions into dist/
-	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist $(PROJECTS:%=./%)
+	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist $(PROJECTS:%=./%) ./plugins/tilelang
 
 demo: install  ## tune the CPU example, edit it, tune it again, look the winner up
 	$(BIN)/python examples/demo.py
@@ -51,6 +69,8 @@ lint: install  ## run ruff and mypy
 test: lint  ## lint, then run the whole suite
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder || \
 		{ [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+	@$(MAKE) --no-print-directory tilelang || { echo "skipped: TileLang's tests; to run them: make tilelang"; exit 0; }; \
+	$(TILELANG)/bin/python -m pytest -q tests/tilelang
 
 chaos: install  ## inject every kind of failure at once, seeded (SEED=3), then make 500 random edits
 	$(BIN)/python -m pytest tests/chaos -m 'not gpu' -o faulthandler_timeout=0 --chaos=full --chaos-seed=$(or $(SEED),3)

@@ -12,6 +12,7 @@ PLUGINS = {
     "ktuned_cutedsl": ROOT / "plugins/cutedsl",
     "ktuned_nvrtc": ROOT / "plugins/nvrtc",
     "ktuned_optuna": ROOT / "plugins/optuna",
+    "ktuned_tilelang": ROOT / "plugins/tilelang",
     "ktuned_torch": ROOT / "plugins/torch",
     "ktuned_triton": ROOT / "plugins/triton",
     "ktuned_tvm_ffi": ROOT / "plugins/tvm_ffi",
@@ -52,7 +53,7 @@ MAX_ROOMS = 25
 
 WORKER_MAY_IMPORT = {"search", "spec", "backends", "ipc", "model"}
 PLUGINS_MAY_IMPORT = {"dropin", "spec", "backends", "model"}
-LIGHT = WORKER_MAY_IMPORT | {"__init__", "worker"}
+LIGHT = WORKER_MAY_IMPORT | {"__init__", "dropin", "worker"}
 """Imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 
 LAZILY_IN_WORKERS = {"torch", "safetensors", "numpy", "pynvml"}
@@ -66,7 +67,7 @@ BY_NAME_ALONE = {
 }
 """Modules that need NumPy; an entry point imports them, and no other module does."""
 
-HEAVY = LAZILY_IN_WORKERS | {"tvm_ffi", "cuda", "cutlass", "triton"}
+HEAVY = LAZILY_IN_WORKERS | {"tvm_ffi", "cuda", "cutlass", "tilelang", "tvm", "triton"}
 """Packages that the daemon must never have imported."""
 
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "shared", "tools", "base"}

@@ -3,7 +3,7 @@
 A plugin subclasses :class:`Backend` and names it under the entry-point group ``ktuned.backends``.
 """
 
-from ktuned.backends import cpu, nvml, ptxas
+from ktuned.backends import cpu, cubin, cuda_headers, launch_limits, nvml, ptxas
 from ktuned.backends.contract import (
     API_VERSION,
     Absence,
@@ -46,11 +46,14 @@ __all__ = [
     "compiler_files",
     "compute_target",
     "cpu",
+    "cubin",
     "cuda_devices",
+    "cuda_headers",
     "deciding",
     "extra_of",
     "gpu_uuids",
     "install_hint",
+    "launch_limits",
     "nvml",
     "on_path",
     "private",

@@ -68,6 +68,9 @@ class Request(Protocol):
             OSError: the files cannot be written.
         """
 
+    def without_content(self) -> Request:
+        """Return this without what only :meth:`write` needs: a winner may be waited for long."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -171,7 +174,7 @@ class Tunings:
                 request, upgrade = self._requests.get(timeout=POLL_S)
                 jobs = self._ask_quietly(request)
                 if upgrade is not None and jobs and len(waiting) < MAX_OPEN:
-                    waiting.append(_Waiting(request, upgrade, jobs))
+                    waiting.append(_Waiting(request.without_content(), upgrade, jobs))
                 continue
             waiting = [entry for entry in waiting if not self._upgraded(entry)]
             with self._lock:

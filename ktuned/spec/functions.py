@@ -17,10 +17,11 @@ _REMEDY = "def it at the top level of the kernel file, or of a module that this 
 _NAME = re.compile(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*:)?[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
-def name_of(function: Callable[..., Any] | str) -> str:
+def name_of(function: Callable[..., Any] | str, definition: Callable[..., Any] | None = None) -> str:
     """Return the name that :func:`find` finds a function by, in any process; a name is returned as it is.
 
     ``f`` or ``Class.f`` is what the kernel file itself defines, ``package.module:f`` what another module does.
+    ``definition`` is the function that was decorated, for a decorator's object that does not have its name.
 
     Raises:
         ValueError: no name leads to it, as with a lambda or a function inside another; or it is no name.
@@ -34,8 +35,9 @@ def name_of(function: Callable[..., Any] | str) -> str:
         raise TypeError(f"a function is wanted, not a value of type {type(function).__name__}")
     if isinstance(function, functools.partial):
         raise ValueError(f"a partial has no name that another process could find it by; {_REMEDY}")
-    qualname = getattr(function, "__qualname__", None)
-    module_name = getattr(function, "__module__", None)
+    named = function if definition is None else definition
+    qualname = getattr(named, "__qualname__", None)
+    module_name = getattr(named, "__module__", None)
     if not isinstance(qualname, str) or not isinstance(module_name, str):
         kind = type(function).__name__
         raise ValueError(f"an object of type {kind} has no name that another process could find it by; {_REMEDY}")

@@ -22,6 +22,7 @@ from ktuned.spec.values import one_line
 _DISTRIBUTIONS = {
     "cutlass": "nvidia-cutlass-dsl",
     "numpy": "numpy",
+    "tilelang": "tilelang",
     "torch": "torch",
     "triton": "triton",
     "tvm_ffi": "apache-tvm-ffi",

@@ -25,17 +25,17 @@ OUR_PACKAGE = Path(__file__).resolve().parent.parent
 """ktuned itself, which is not the project's code either, also when the project is a checkout of ktuned."""
 
 _PACKAGES = frozenset({"ktuned", "ktuned_client"}) | {
-    f"ktuned_{name}" for name in ("command", "cutedsl", "nvrtc", "torch", "triton", "tvm_ffi")
+    f"ktuned_{name}" for name in ("command", "cutedsl", "nvrtc", "tilelang", "torch", "triton", "tvm_ffi")
 }
 """ktuned's own distributions: a plugin's package may be imported where another one serves its backend."""
 
 _CACHES = (
     *("KTUNED_CACHE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR"),
-    *("TVM_FFI_CACHE_DIR", "CUDA_CACHE_PATH"),
+    *("TVM_FFI_CACHE_DIR", "CUDA_CACHE_PATH", "TILELANG_CACHE_DIR"),
 )
 """Variables that name directories of what compilers keep."""
 
-_HOME_CACHES = ("~/.cache", "~/.triton", "~/.nv", "~/.cuda")
+_HOME_CACHES = ("~/.cache", "~/.tilelang", "~/.triton", "~/.nv", "~/.cuda")
 
 _STDLIB_DIRECTORIES = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
 _ZIPPED = f"python{sys.version_info.major}{sys.version_info.minor}.zip"

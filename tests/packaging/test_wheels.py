@@ -24,6 +24,7 @@ PROJECTS = {
     "ktuned-cutedsl": (ROOT / "plugins/cutedsl", "ktuned_cutedsl"),
     "ktuned-nvrtc": (ROOT / "plugins/nvrtc", "ktuned_nvrtc"),
     "ktuned-optuna": (ROOT / "plugins/optuna", "ktuned_optuna"),
+    "ktuned-tilelang": (ROOT / "plugins/tilelang", "ktuned_tilelang"),
     "ktuned-torch": (ROOT / "plugins/torch", "ktuned_torch"),
     "ktuned-triton": (ROOT / "plugins/triton", "ktuned_triton"),
     "ktuned-tvm-ffi": (ROOT / "plugins/tvm_ffi", "ktuned_tvm_ffi"),
@@ -124,6 +125,7 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
             "optuna_tpe": "ktuned_optuna:Tpe",
         }
     }
+    assert _entry_points(wheels["ktuned-tilelang"]) == {"ktuned.backends": {"tilelang": "ktuned_tilelang:TileLang"}}
     assert _entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}
     assert _entry_points(wheels["ktuned-triton"]) == {"ktuned.backends": {"triton": "ktuned_triton:Triton"}}
     assert _entry_points(wheels["ktuned-tvm-ffi"]) == {

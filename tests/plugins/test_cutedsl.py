@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from ktuned.backends import cubin
 from ktuned.backends.contract import Absent, Compiled, Unit
 from ktuned.backends.registry import Registry
 from ktuned.ipc.manifest import file_digest
@@ -237,7 +238,7 @@ def test_too_many_registers_for_a_block_are_unsupported() -> None:
     """They are given out by eights to whole warps."""
     from ktuned_cutedsl.limits import why_not
 
-    kernel = resources.Kernel("k", registers=65, stack_bytes=0, shared_bytes=0, threads=897)
+    kernel = cubin.Kernel("k", registers=65, stack_bytes=0, shared_bytes=0, threads=897)
     assert why_not("sm_90a", [kernel], []) == (
         "a block of 897 threads with 65 registers each needs 66816 registers; sm_90a has 65536"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.backends import ptxas
+from ktuned.backends import cuda_headers, ptxas
 from ktuned.backends.contract import Absence, Absent, Compiled, Unit
 from ktuned.backends.registry import Registry
 from ktuned.ipc.manifest import file_digest
@@ -20,7 +20,7 @@ from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
-from ktuned_nvrtc import Build, Nvrtc, headers, precompiled, program
+from ktuned_nvrtc import Build, Nvrtc, precompiled, program
 from tests.plugins.scale import EXAMPLE, SOURCE
 
 TARGET = "sm_90a"
@@ -343,16 +343,16 @@ class TestHeaders:
         first, second = self.directory(tmp_path / "first", 99010), self.directory(tmp_path / "second", 99020)
         monkeypatch.setenv("CUDA_HOME", str(first.parent))
         monkeypatch.setenv("CUDA_PATH", str(second.parent))
-        assert headers.find((99, 2)) == headers.Headers((second,), (99, 2))
-        assert headers.find((99, 3)) == headers.Headers((first,), (99, 1))
-        assert headers.find((98, 0)) is None
+        assert cuda_headers.find((99, 2)) == cuda_headers.Headers((second,), (99, 2))
+        assert cuda_headers.find((99, 3)) == cuda_headers.Headers((first,), (99, 1))
+        assert cuda_headers.find((98, 0)) is None
 
     def test_all_places_of_the_chosen_version_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A wheel may hold but a part of what a toolkit holds."""
         first, second = self.directory(tmp_path / "first", 99010), self.directory(tmp_path / "second", 99010)
         monkeypatch.setenv("CUDA_HOME", str(first.parent))
         monkeypatch.setenv("CUDA_PATH", str(second.parent))
-        assert headers.find((99, 1)) == headers.Headers((first, second), (99, 1))
+        assert cuda_headers.find((99, 1)) == cuda_headers.Headers((first, second), (99, 1))
 
     def test_libcudacxx_is_found_in_toolkits_and_in_wheels(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -362,7 +362,7 @@ class TestHeaders:
         (directory / "cccl").mkdir()
         (tmp_path / "cuda_cccl" / "include").mkdir(parents=True)
         monkeypatch.setenv("CUDA_HOME", str(directory.parent))
-        found = headers.find((99, 1))
+        found = cuda_headers.find((99, 1))
         assert found is not None
         assert found.directories == (directory, directory / "cccl", tmp_path / "cuda_cccl" / "include")
 

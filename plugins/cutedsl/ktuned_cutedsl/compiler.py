@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Unit
+from ktuned.backends import Unit, cubin
 from ktuned.model import BackendError, KernelFileError, Unsupported
 from ktuned.spec import functions, is_ours
 from ktuned_cutedsl import limits, resources
@@ -69,8 +69,8 @@ def _compile(
     compiled = _trace_and_compile(function, build, target)
     compiled.export_to_c(str(scratch / _OBJECT_FILE), function_name=build.symbol)
     data = (scratch / _OBJECT_FILE).read_bytes()
-    binaries = list(resources.cubins(data))
-    found = [kernel for binary in binaries for kernel in resources.kernels(binary)]
+    binaries = list(cubin.cubins(data))
+    found = [kernel for binary in binaries for kernel in cubin.kernels(binary)]
     launched = resources.launches(compiled.ir_module)
     if why := limits.why_not(target, found, launched):
         raise Unsupported(why)

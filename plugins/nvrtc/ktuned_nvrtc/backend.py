@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import cast
 
 from ktuned import backends
-from ktuned.backends import DEFAULT_TARGET, Absence, Absent, Compiled, Unit, runs_on, torch_cuda_devices
+from ktuned.backends import DEFAULT_TARGET, Absence, Absent, Compiled, Unit, cuda_headers, runs_on, torch_cuda_devices
 from ktuned.model import BackendError, Device, Unsupported
-from ktuned_nvrtc import headers, program
+from ktuned_nvrtc import program
 from ktuned_nvrtc.build import Build
 from ktuned_nvrtc.compiler import CUBIN_FILE, DESCRIPTION_FILE, compile_units, standard_options
 from ktuned_nvrtc.launch import NvrtcKernel
@@ -33,7 +33,7 @@ class Nvrtc(backends.Backend):
         """Return the versions of NVRTC, of CUDA's headers and of this plugin, and the standard options."""
         plugin = {"ktuned-nvrtc": version("ktuned-nvrtc")}
         try:
-            found = headers.find(program.version())
+            found = cuda_headers.find(program.version())
             return {
                 **plugin,
                 "nvrtc": program.full_version(),
@@ -49,7 +49,7 @@ class Nvrtc(backends.Backend):
             version = program.version()
         except NoNvrtc:
             return ()
-        found = headers.find(version)
+        found = cuda_headers.find(version)
         return (*program.libraries(), *((found.directories[0] / "cuda_runtime_api.h",) if found else ()))
 
     def devices(self) -> Sequence[Device] | Absent:

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas
+from ktuned.backends import Compiled, Resources, Unit, compile_together, cuda_headers, ptxas
 from ktuned.model import Outcome, Unsupported
 from ktuned.spec import IncludeSearch, follow
-from ktuned_nvrtc import headers, precompiled, program
+from ktuned_nvrtc import precompiled, program
 from ktuned_nvrtc.build import Build, name_expressions, three
 from ktuned_nvrtc.program import Program, Refused
 
@@ -106,7 +106,7 @@ class _Source:
             files = follow(unit.sources, own).contents
         except OSError as error:
             raise Refused(f"{error.filename}: error: {error.strerror}") from error
-        found = headers.find(program.version())
+        found = cuda_headers.find(program.version())
         includes = (f"-I{directory}" for directory in found.directories) if found else ()
         options = (f"--gpu-architecture={unit.target}", *standard_options(), "-I.", *build.flags, *build.macros)
         search = IncludeSearch.of(("-I.", *build.flags), unit.sources[0].parent, found.directories if found else ())

@@ -131,6 +131,10 @@ class Request:
         file = self.adopted.write(home("triton"))
         return file, {**self.problem, CALL_KEY: write_record(file, self.call, self.content)}
 
+    def without_content(self) -> Request:
+        """Return this without the copies of tensors."""
+        return replace(self, content={})
+
 
 def adopt(file: str, adopted: Adopted) -> Any:
     """Declare the kernel of an application's function and return the ``@triton.jit`` function; for kernel files.

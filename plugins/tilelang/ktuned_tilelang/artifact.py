@@ -1,0 +1,82 @@
+"""An artifact's files, and its way back into a program: loaded by TileLang, which compiles nothing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ktuned.model import BackendError, Unsupported
+from ktuned_tilelang.execution import HOST_SOURCE_FILE, PARAMETERS_FILE, SOURCE_FILE
+from ktuned_tilelang.recipe import Recipe
+
+RECIPE_FILE = "kernel.json"
+SIGNATURE_FILE = "signature.json"
+"""The kernel's parameters and buffers, as a program of TileLang's without a body: JSON, which runs no code."""
+
+
+def load(artifact: str | os.PathLike[str]) -> Any:
+    """Load an artifact and return TileLang's own kernel (a ``JITKernel``): it returns the parameters of ``out_idx``.
+
+    Raises:
+        Unsupported: another TileLang compiled it, or a file that its execution backend needs is missing.
+        BackendError: TileLang cannot be imported.
+    """
+    directory = Path(artifact)
+    recipe = read_recipe(directory)
+    return load_kernel(directory, recipe, recipe.out_idx)
+
+
+def read_recipe(directory: Path) -> Recipe:
+    """Return the content of ``kernel.json``, once the files that it stands for are known to be there.
+
+    Raises:
+        Unsupported: one is missing.
+    """
+    recipe = Recipe.from_json((directory / RECIPE_FILE).read_text())
+    missing = [name for name in recipe.code_files if not (directory / name).is_file()]
+    if missing:
+        raise Unsupported(
+            f"the artifact has no {', '.join(missing)}, which the execution backend {recipe.execution_backend!r} needs"
+        )
+    return recipe
+
+
+def load_kernel(directory: Path, recipe: Recipe, out_idx: Sequence[int]) -> Any:
+    """Return TileLang's kernel of an artifact, whose calls return the parameters of ``out_idx``.
+
+    Raises:
+        Unsupported: another TileLang compiled it.
+        BackendError: TileLang cannot be imported.
+    """
+    try:
+        tilelang: Any = importlib.import_module("tilelang")
+        adapters: Any = importlib.import_module("tilelang.jit.adapter.base")
+        parameters: Any = importlib.import_module("tilelang.engine.param")
+    except ImportError as error:
+        raise BackendError(f"TileLang cannot be imported: {error}", hint="pip install tilelang") from error
+    if series(recipe.tilelang) != series(tilelang.__version__):
+        raise Unsupported(f"compiled by TileLang {recipe.tilelang}, and {tilelang.__version__} is installed")
+    texts = {
+        name: adapters.CachedTextSource(text=(directory / name).read_text()) for name in (SOURCE_FILE, HOST_SOURCE_FILE)
+    }
+    return tilelang.JITKernel.from_database(
+        func=tilelang.tvm.ir.load_json((directory / SIGNATURE_FILE).read_text()),
+        host_kernel_source=texts[HOST_SOURCE_FILE],
+        device_kernel_source=texts[SOURCE_FILE],
+        kernel_lib_path=str(directory / recipe.code_files[0]),
+        params=parameters.load_kernel_params((directory / PARAMETERS_FILE).read_text()),
+        target=dict(recipe.target_config),
+        target_host=None,
+        out_idx=list(out_idx) or None,
+        execution_backend=recipe.execution_backend,
+        pass_configs=dict(recipe.pass_configs),
+        compile_flags=list(recipe.compile_flags) or None,
+    )
+
+
+def series(version: str) -> tuple[str, ...]:
+    """Return the part of a version that artifacts are tied to: 0.1 of 0.1.15."""
+    return tuple(version.partition("+")[0].split(".")[:2])

@@ -1,0 +1,91 @@
+"""The backend: what it can do here, and how an artifact becomes a kernel again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import cast
+
+from ktuned import backends
+from ktuned.backends import COMPILING_VARIABLES, DEFAULT_TARGET, Absent, Compiled, Unit, on_path, torch_cuda_devices
+from ktuned.model import BackendError, Device, Outcome, Unsupported
+from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE
+from ktuned_tilelang.build import Build
+from ktuned_tilelang.compiler import Refused, compile_unit, prepare
+from ktuned_tilelang.execution import HOST_SOURCE_FILE, PARAMETERS_FILE, SOURCE_FILE
+from ktuned_tilelang.kernel import TileLangKernel, load_on
+
+INSTALL_HINT = "pip install 'tilelang>=0.1.15,<0.2'"
+
+_PARTS = ("tilelang", "apache-tvm-ffi", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cutlass-dsl", "ktuned-tilelang")
+"""Distributions that decide what is compiled; those that are missing are none."""
+
+
+class TileLang(backends.Backend):
+    """TileLang functions; compiles on machines without a GPU, runs on torch's CUDA tensors."""
+
+    name = "tilelang"
+    api_version = 1
+    build = Build
+    compiling_variables = (*COMPILING_VARIABLES, "CUTE_DSL_*", "TILELANG_*", "TL_*", "TVM_*")
+    required_files = (HOST_SOURCE_FILE, PARAMETERS_FILE, RECIPE_FILE, SIGNATURE_FILE, SOURCE_FILE)
+    decisive_files = (RECIPE_FILE, PARAMETERS_FILE, SIGNATURE_FILE)
+    default_target = DEFAULT_TARGET
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """Return the versions of TileLang, of what it compiles with, and of this plugin."""
+        return {name: found for name in _PARTS if (found := _version(name))}
+
+    def toolchain_files(self) -> Iterable[Path]:
+        """Return the places of nvcc, which some execution backends call."""
+        for name in ("CUDA_HOME", "CUDA_PATH"):
+            if home := os.environ.get(name):
+                return [Path(home, "bin", "nvcc")]
+        return on_path("nvcc")
+
+    def devices(self) -> Sequence[Device] | Absent:
+        """Return the GPUs that this process may use, or why there are none."""
+        return torch_cuda_devices()
+
+    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
+        """Compile each unit in this process.
+
+        Raises:
+            BackendError: TileLang cannot be imported; the disk is full.
+        """
+        try:
+            prepare()
+        except ImportError as error:
+            raise BackendError(f"TileLang cannot be imported: {error}", hint=INSTALL_HINT) from error
+        for unit in units:
+            yield _compiled(unit, into / unit.key)
+
+    def load(self, artifact: Path, unit: Unit, device: Device) -> TileLangKernel:
+        """Have TileLang load a kernel's code; nothing is compiled.
+
+        Raises:
+            Unsupported: it is for another architecture, or another TileLang compiled it.
+            BackendError: the device cannot be reached.
+        """
+        return load_on(artifact, device, cast(Build, unit.build).args)
+
+
+def _compiled(unit: Unit, artifact: Path) -> Compiled:
+    started = time.perf_counter()
+    try:
+        facts = compile_unit(unit, artifact)
+    except Unsupported as error:
+        return Compiled(unit.key, Outcome.UNSUPPORTED, error.message, time.perf_counter() - started)
+    except Refused as error:
+        return Compiled(unit.key, Outcome.COMPILE_ERROR, str(error), time.perf_counter() - started)
+    return Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""

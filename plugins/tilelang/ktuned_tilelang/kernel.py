@@ -1,0 +1,69 @@
+"""A loaded kernel in a lane: bound to the tensors that a Build names, and called as TileLang calls it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from ktuned import backends
+from ktuned.backends import Absent, Launch, cuda_devices, runs_on
+from ktuned.model import BackendError, Device, Unsupported
+from ktuned_tilelang.artifact import load_kernel, read_recipe
+from ktuned_tilelang.build import Argument
+from ktuned_tilelang.recipe import Recipe
+
+
+class TileLangKernel(backends.Kernel):
+    """A kernel that TileLang has loaded, on one device; it takes all its parameters, outputs among them."""
+
+    def __init__(self, kernel: Any, recipe: Recipe, args: tuple[Argument, ...] | None) -> None:
+        """Take a loaded kernel; ``args`` are the Build's.
+
+        Raises:
+            ValueError: they are not as many as the kernel's parameters.
+        """
+        names = recipe.parameters
+        if args is not None and len(args) != len(names):
+            raise ValueError(f"args has {len(args)} values; {recipe.function} takes {', '.join(names)}")
+        self._kernel = kernel
+        self._args: tuple[Argument, ...] = names if args is None else args
+
+    def bind(self, tensors: Mapping[str, Any]) -> Launch:
+        """Return a call of TileLang's kernel on ``tensors``, on torch's current stream.
+
+        Raises:
+            KeyError: ``args`` names a tensor that ``inputs`` does not make.
+        """
+        values = []
+        for value in self._args:
+            if isinstance(value, str) and value not in tensors:
+                made = ", ".join(sorted(tensors)) or "none"
+                raise KeyError(f"args names the tensor {value!r}; inputs makes {made}")
+            values.append(tensors[value] if isinstance(value, str) else value)
+        return cast(Launch, functools.partial(_call, self._kernel.torch_function, *values))
+
+
+def load_on(artifact: Path, device: Device, args: tuple[Argument, ...] | None) -> TileLangKernel:
+    """Load an artifact for a lane.
+
+    Raises:
+        Unsupported: it is for another architecture, or another TileLang compiled it.
+        BackendError: the device cannot be reached.
+    """
+    recipe = read_recipe(artifact)
+    if not runs_on(recipe.target, device.target):
+        raise Unsupported(f"compiled for {recipe.target}, and {device.name} is {device.target}")
+    found = cuda_devices()
+    if isinstance(found, Absent):
+        raise BackendError(f"a kernel cannot be loaded: {found.message}", hint=found.hint)
+    torch: Any = importlib.import_module("torch")
+    with torch.cuda.device(int(device.name.rpartition(":")[2])):
+        return TileLangKernel(load_kernel(artifact, recipe, ()), recipe, args)
+
+
+def _call(function: Any, *values: Any) -> None:
+    """Launch, and return nothing: a launch that returns a value has timed itself."""
+    function(*values)

@@ -1,0 +1,200 @@
+"""From TileLang's program to the files that it loads later: its own stages, without the last one, which needs a GPU.
+
+TileLang's adapters compile a kernel and load it in one step. Here its generators of code are called as the adapters
+call them, and nothing is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ktuned.backends import cuda_headers
+from ktuned_tilelang.elaboration import Program
+from ktuned_tilelang.execution import CODE_FILES, HOST_SOURCE_FILE, SOURCE_FILE
+
+CALLEE_ALLOCATES = "tilelang_callee_allocated_outputs"
+"""A program with this attribute at 0 takes its outputs, and returns none: what is tuned writes where it is checked."""
+
+_DEVICE_FLAGS = "tl.device_compile_flags"
+
+
+class Lowered:
+    """A program that TileLang has lowered: its context, its parts and its generated code."""
+
+    def __init__(self, program: Program) -> None:
+        """Lower a program.
+
+        Raises:
+            Exception: whatever TileLang raises.
+        """
+        kernel: Any = importlib.import_module("tilelang.jit.kernel")
+        self.program = program
+        self.kernel = kernel.JITKernel(
+            program.prim_func,
+            execution_backend=program.execution_backend,
+            target=dict(program.target),
+            pass_configs=dict(program.pass_configs),
+            compile_flags=list(program.compile_flags),
+            from_database=True,
+        )
+        self.execution_backend: str = self.kernel.execution_backend
+        self.pass_configs = dict(self.kernel.pass_configs or {})
+        if program.compile_flags:
+            self.pass_configs[_DEVICE_FLAGS] = [
+                *_as_list(self.pass_configs.get(_DEVICE_FLAGS)),
+                *program.compile_flags,
+            ]
+        self.name = str(program.prim_func.attrs["global_symbol"])
+        described = {"kernel": self.name, "target": str(self.kernel.target), "backend": self.execution_backend}
+        self.artifact = self.kernel._compile_artifact(program.prim_func, self.pass_configs, described)
+
+    def launches(self) -> list[tuple[int, int]]:
+        """Return the threads of a block and its dynamic shared memory, for each kernel whose sizes are known."""
+        found = []
+        for _, function in self.artifact.device_mod.functions.items():
+            attributes = dict(function.attrs)
+            threads = 1
+            for tag, extent in dict(attributes.get("thread_extent", {})).items():
+                if str(tag).startswith("threadIdx"):
+                    threads *= _int(extent)
+            found.append((threads, _int(attributes.get("dyn_shared_memory_buf", 0))))
+        return found
+
+
+def generate(lowered: Lowered, artifact: Path, scratch: Path) -> None:
+    """Write the files of code of a lowered program's execution backend, and the sources that they are made of.
+
+    Raises:
+        Exception: whatever TileLang or the compiler that it calls raises.
+    """
+    # NVRTC is aimed at the current target, else at the GPU that is there.
+    with lowered.kernel.target:
+        host_source = _GENERATORS[lowered.execution_backend](lowered, artifact, scratch)
+    (artifact / SOURCE_FILE).write_text(lowered.artifact.kernel_source or "")
+    (artifact / HOST_SOURCE_FILE).write_text(host_source or "")
+
+
+def _tvm_ffi(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+    runtime: Any = importlib.import_module("tvm.runtime")
+    runtime.Executable(lowered.artifact.rt_mod).export_library(str(artifact / CODE_FILES["tvm_ffi"][0]))
+    return str(lowered.artifact.rt_mod.inspect_source())
+
+
+def _nvrtc(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+    adapters: Any = importlib.import_module("tilelang.jit.adapter.nvrtc")
+    wrapped = _wrapped(lowered, "TLPyWrapper")
+    # Verbose, because without it a compile error has no words.
+    generator = adapters.NVRTCLibraryGenerator(_target(lowered), True)
+    generator.update_lib_code(lowered.artifact.kernel_source)
+    generator.update_host_func(wrapped["host_func"])
+    generator.assign_compile_flags([*lowered.program.compile_flags, *_missing_includes()])
+    generator.compile_lib()
+    cubin, launcher = CODE_FILES["nvrtc"]
+    shutil.move(generator.libpath, artifact / cubin)
+    shutil.move(generator.pypath, artifact / launcher)
+    return str(wrapped["host_func"])
+
+
+def _cython(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+    libraries: Any = importlib.import_module("tilelang.jit.adapter.libgen")
+    source = _wrapped(lowered, "TLWrapper")
+    generator = libraries.LibraryGenerator(_target(lowered))
+    generator.assign_pass_configs(lowered.pass_configs)
+    generator.assign_compile_flags([*lowered.program.compile_flags, f"-L{_driver_stand_in(scratch)}"])
+    generator.update_lib_code(source)
+    generator.compile_lib()
+    shutil.move(generator.libpath, artifact / CODE_FILES["cython"][0])
+    return str(source)
+
+
+def _cutedsl(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+    libraries: Any = importlib.import_module("tilelang.jit.adapter.cutedsl.libgen")
+    wrapped = _wrapped(lowered, "TLPyWrapper")
+    generator = libraries.CuTeDSLLibraryGenerator(_target(lowered))
+    generator.update_lib_code(lowered.artifact.kernel_source)
+    generator.update_host_func(wrapped["host_func"])
+    generator.update_launcher_cpp_code(wrapped["launcher_cpp_code"])
+    generator.update_launcher_lib_name(wrapped["launcher_lib_name"])
+    generator.assign_compile_flags(list(lowered.program.compile_flags))
+    generator.compile_lib()
+    _, launcher, cubin = CODE_FILES["cutedsl"]
+    made = Path(generator.libpath)
+    generator.load_lib()
+    generator.pymodule._generate_cubin_if_needed(*_stand_ins(lowered))
+    shutil.move(made, artifact / made.name)
+    shutil.move(generator.launcher_libpath, artifact / launcher)
+    shutil.move(made.with_suffix(".cubin"), artifact / cubin)
+    return str(wrapped["host_func"])
+
+
+def _missing_includes() -> list[str]:
+    """Return the options for CUDA's headers, where TileLang has not found them itself: those of wheels, say."""
+    environment: Any = importlib.import_module("tilelang.env")
+    paths: Any = importlib.import_module("tilelang.jit.adapter.nvrtc.include_paths")
+    home = environment.CUDA_HOME or "/usr/local/cuda"
+    if any(Path(place, "cuda_runtime_api.h").is_file() for place in paths.discover_cuda_include_paths(home)):
+        return []
+    nvrtc: Any = importlib.import_module("tilelang.contrib.nvrtc")
+    found = cuda_headers.find(nvrtc.get_nvrtc_version())
+    return [] if found is None else [f"-I{directory}" for directory in found.directories]
+
+
+def _driver_stand_in(directory: Path) -> Path:
+    """Make a driver's library without content, to link against where there is no driver; loading finds the real one."""
+    name = "libcuda.so"
+    compiler: Any = importlib.import_module("tilelang.contrib.cc")
+    command = [compiler.get_cplus_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{name}.1", "-o", name, "-x", "c"]
+    subprocess.run([*command, os.devnull], cwd=directory, check=True, capture_output=True)
+    return directory
+
+
+_GENERATORS: Mapping[str, Callable[[Lowered, Path, Path], str]] = {
+    "tvm_ffi": _tvm_ffi,
+    "nvrtc": _nvrtc,
+    "cython": _cython,
+    "cutedsl": _cutedsl,
+}
+
+
+def _wrapped(lowered: Lowered, wrapper: str) -> Any:
+    """Return the host code that TileLang generates around a kernel."""
+    tvm: Any = importlib.import_module("tilelang").tvm
+    wrappers: Any = importlib.import_module("tilelang.jit.adapter.wrapper")
+    made = getattr(wrappers, wrapper)(_target(lowered))
+    made.assign_optimized_module(tvm.IRModule({lowered.name: lowered.program.prim_func}))
+    made.assign_pass_configs(lowered.pass_configs)
+    made.assign_host_module(lowered.artifact.host_mod)
+    made.assign_device_module(lowered.artifact.device_mod)
+    return made.wrap(lowered.artifact.kernel_source)
+
+
+def _target(lowered: Lowered) -> Any:
+    return lowered.kernel.target
+
+
+def _stand_ins(lowered: Lowered) -> list[Any]:
+    """Return tensors without memory for the parameters of a kernel; symbolic sizes are 1."""
+    torch: Any = importlib.import_module("torch")
+    found: list[Any] = []
+    for parameter in lowered.artifact.params:
+        shape = [size if isinstance(size, int) else 1 for size in parameter.shape]
+        found.append(torch.empty(shape, dtype=parameter.torch_dtype(), device="meta") if shape else 1)
+    return found
+
+
+def _as_list(flags: Any) -> list[str]:
+    return [] if flags is None else [flags] if isinstance(flags, str) else list(flags)
+
+
+def _int(value: Any) -> int:
+    """Return a constant of TVM's, or 0 for a symbol."""
+    try:
+        return int(value)
+    except TypeError:
+        return 0

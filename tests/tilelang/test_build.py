@@ -1,0 +1,204 @@
+"""The tilelang backend: what every backend promises, and what this one promises besides."""
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import tilelang
+import tilelang.language as T
+
+from ktuned.backends import Compiled, Registry
+from ktuned.model import BackendError, Outcome, Unsupported
+from ktuned.testing.backends import check_backend
+from ktuned_tilelang import Build, TileLang, TileLangKernel
+from ktuned_tilelang.artifact import load_kernel, read_recipe
+from ktuned_tilelang.execution import CODE_FILES
+from ktuned_tilelang.recipe import Recipe
+from tests.tilelang import kernels
+from tests.tilelang.kernels import EXAMPLE, SIZE, build
+
+HUGE = {"size": 1024, "block": 256, "depth": 256, "stages": 3}
+
+CompileOne = Callable[..., tuple[Compiled, Path]]
+
+
+@pytest.fixture
+def compile_one(tmp_path: Path) -> CompileOne:
+    """Return a function that compiles a Build into a new directory."""
+    numbers = itertools.count()
+
+    def compile_one(build: Build, target: str = "sm_90a") -> tuple[Compiled, Path]:
+        key = f"unit{next(numbers)}"
+        (tmp_path / key).mkdir()
+        (result,) = TileLang().compile([EXAMPLE.unit(key, build, target)], tmp_path)
+        return result, tmp_path / key
+
+    return compile_one
+
+
+def test_it_keeps_the_promises_of_every_backend(tmp_path: Path) -> None:
+    """The conformance suite passes, on a GPU or up to where loading needs one."""
+    check_backend(TileLang(), EXAMPLE, tmp_path)
+
+
+def test_it_is_found_by_its_name() -> None:
+    """The entry point leads to the class."""
+    assert isinstance(Registry().load("tilelang"), TileLang)
+
+
+class TestStyles:
+    """Every way in which TileLang's users write a kernel."""
+
+    @pytest.mark.parametrize("function", ["factory", "eager"])
+    def test_code_is_the_same_in_all_of_them(self, function: str, compile_one: CompileOne) -> None:
+        """A function that returns a program, and the eager style."""
+        result, artifact = compile_one(build(function))
+        assert result.outcome is None, result.message
+        assert result.facts["registers"] == 18
+        assert read_recipe(artifact).parameters == ("x", "y")
+
+    def test_symbolic_shapes_are_compiled_once(self, compile_one: CompileOne) -> None:
+        """The size is a parameter of the machine code; what is returned is recorded."""
+        result, artifact = compile_one(build("scale_any", dtype=T.float16))
+        assert result.outcome is None, result.message
+        assert read_recipe(artifact).out_idx == (1,)
+        assert "int size" in (artifact / "device_kernel.cu").read_text()
+
+
+class TestExecutionBackends:
+    """An artifact holds what its execution backend loads, and no pickle."""
+
+    def test_tvm_ffi_is_loaded_by_tilelang_itself(self, compile_one: CompileOne) -> None:
+        """Its library, the sources and JSON; no GPU is needed for that."""
+        result, artifact = compile_one(build("scale_any", "auto"))
+        assert result.outcome is None, result.message
+        recipe = read_recipe(artifact)
+        assert recipe.execution_backend == "tvm_ffi"
+        names = {path.name for path in artifact.iterdir()}
+        assert names == {*CODE_FILES["tvm_ffi"], *TileLang.required_files}
+        kernel = load_kernel(artifact, recipe, recipe.out_idx)
+        assert kernel.out_idx == [1]
+        assert kernel.get_kernel_source() == (artifact / "device_kernel.cu").read_text()
+        with pytest.raises(KeyError, match="inputs makes none"):
+            TileLangKernel(load_kernel(artifact, recipe, ()), recipe, None).bind({})
+
+    def test_an_unknown_one_is_named(self) -> None:
+        """With those that there are."""
+        with pytest.raises(ValueError, match="no execution backend 'quantum': give one of auto, tvm_ffi, nvrtc"):
+            build("scale", "quantum")
+
+    def test_one_in_the_environment_is_named(self, compile_one: CompileOne, monkeypatch: pytest.MonkeyPatch) -> None:
+        """TileLang's variable decides where the Build does not."""
+        monkeypatch.setenv("TILELANG_EXECUTION_BACKEND", "quantum")
+        result, _ = compile_one(build("scale", "auto"))
+        assert result.outcome is Outcome.COMPILE_ERROR
+        assert "no execution backend 'quantum'" in result.message
+
+    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+        """And an execution backend of another time."""
+        recipe = Recipe("0.1.15", "main", "sm_90a", {"kind": "cuda"}, "nvrtc", ("x",), ())
+        (tmp_path / "kernel.json").write_text(recipe.to_json())
+        with pytest.raises(Unsupported, match=r"the artifact has no kernel\.cubin, kernel\.py, which"):
+            read_recipe(tmp_path)
+        (tmp_path / "kernel.json").write_text(replace(recipe, execution_backend="later").to_json())
+        with pytest.raises(Unsupported, match="'later', which is unknown"):
+            read_recipe(tmp_path)
+
+
+class TestBadInputs:
+    """Each is an outcome of its own, or one clear line."""
+
+    @pytest.mark.parametrize(
+        ("wanted", "outcome", "words"),
+        [
+            (build(fault="name"), Outcome.COMPILE_ERROR, "NameError: name 'missing_name' is not defined"),
+            (build(missing=1), Outcome.COMPILE_ERROR, "unexpected keyword argument 'missing'"),
+            (Build("absent"), Outcome.COMPILE_ERROR, "there is no function 'absent'"),
+            (Build("plain", {"size": 1}), Outcome.COMPILE_ERROR, "plain returns a int, not a T.prim_func"),
+            (build(threads=4096), Outcome.UNSUPPORTED, "a block has 4096 threads; sm_90a allows 1024"),
+            (
+                Build("product", HUGE, execution_backend="nvrtc"),
+                Outcome.UNSUPPORTED,
+                "bytes of shared memory; sm_90a has 232448",
+            ),
+            (build("scale", "torch"), Outcome.UNSUPPORTED, "'torch' is not for CUDA"),
+            (replace(build(), target="hip"), Outcome.UNSUPPORTED, "the target 'hip' is not for CUDA"),
+            (replace(build(), target={"kind": "cuda", "arch": "sm_80"}), Outcome.UNSUPPORTED, "the Build's target is"),
+            (replace(build("scale_any"), out_idx=2), Outcome.COMPILE_ERROR, "out_idx is 2, and the kernel has 2"),
+            (build("scale", dtype="float31"), Outcome.COMPILE_ERROR, "InternalError: Check failed: data_bits % 8"),
+            (Build(program="missing.json"), Outcome.COMPILE_ERROR, "the program missing.json cannot be read"),
+        ],
+    )
+    def test_it_ends_in_an_outcome(self, wanted: Build, outcome: Outcome, words: str, compile_one: CompileOne) -> None:
+        """Whose first line says what is wrong."""
+        result, _ = compile_one(wanted)
+        assert (result.outcome, words in result.message.splitlines()[0]) == (outcome, True), result.message
+
+    def test_what_cannot_travel_is_refused_where_it_is_written(self) -> None:
+        """A value, a closure, a function that TileLang tunes, an argument."""
+        with pytest.raises(TypeError, match="the argument block is a object"):
+            build(block=object())
+        with pytest.raises(ValueError, match="is inside another function"):
+            Build(_closure())
+        tuned = tilelang.autotune(configs=[{"block": 64}])(kernels.scale)
+        with pytest.raises(TypeError, match=r"decorated with tilelang\.autotune"):
+            Build(tuned)
+        with pytest.raises(TypeError, match="args holds a list"):
+            Build("scale", args=([],))  # type: ignore[arg-type]
+
+    def test_other_architectures_and_versions_are_not_loaded(self, compile_one: CompileOne) -> None:
+        """A CPU is nothing that TileLang compiles for here; an artifact says what made it."""
+        result, _ = compile_one(build(), "cpu")
+        assert (result.outcome, "not for cpu" in result.message) == (Outcome.UNSUPPORTED, True)
+        recipe = Recipe("0.2.0", "main", "sm_90a", {"kind": "cuda"}, "nvrtc", ("x",), ())
+        with pytest.raises(Unsupported, match=r"compiled by TileLang 0\.2\.0, and 0\.1\.15 is installed"):
+            load_kernel(Path(), recipe, ())
+
+    def test_another_tilelang_is_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Not a traceback from its inside."""
+        monkeypatch.setattr(tilelang, "__version__", "0.2.0")
+        with pytest.raises(BackendError, match=r"TileLang 0\.2\.0 is installed; this plugin knows 0\.1"):
+            list(TileLang().compile([], tmp_path))
+
+    def test_args_are_as_many_as_parameters(self) -> None:
+        """The kernel says which."""
+        recipe = Recipe("0.1.15", "main", "sm_90a", {}, "nvrtc", ("x", "y"), ())
+        with pytest.raises(ValueError, match="args has 1 values; main takes x, y"):
+            TileLangKernel(None, recipe, ("x",))
+
+
+class TestTravel:
+    """A Build is plain data, and is the same again after its travel."""
+
+    def test_values_come_back(self) -> None:
+        """Dtypes, enums and tuples as they were."""
+        wanted = Build(
+            kernels.product,
+            {"policy": T.GemmWarpPolicy.FullRow, "dtype": T.float16, "tiles": (1, 2)},
+            pass_configs={tilelang.PassConfigKey.TL_ENABLE_FAST_MATH: True},
+            compile_flags="-O3",
+        )
+        travelled = Build.from_plain(msgpack.unpackb(msgpack.packb(wanted.to_plain())))
+        assert travelled == wanted
+        assert json.dumps(travelled.to_plain())
+
+    def test_values_are_what_the_function_gets(self) -> None:
+        """The dtype and the enum themselves."""
+        from ktuned_tilelang.values import from_plain, to_plain
+
+        for value in (T.GemmWarpPolicy.FullRow, T.float16, (1, None), "text"):
+            made: Any = from_plain(to_plain("value", value))
+            assert made == value
+            assert type(made) is type(value)
+
+
+def _closure() -> Any:
+    def inner(size: int) -> int:
+        return size + SIZE
+
+    return inner
