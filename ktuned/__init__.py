@@ -1,8 +1,8 @@
-"""ktuned: a per-user daemon that owns the tuning of kernels. This module is what kernel files import.
+"""ktuned: a per-user daemon that owns the tuning of kernels. This module is what kernel files and programs import.
 
 ::
 
-    from ktuned import kernel, space, tensor
+    from ktuned import kernel, space, tensor, tune
 
 It imports the standard library alone; torch and backends come in only where something runs.
 """
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ktuned.model import Unsupported
+    from ktuned.python import Result, TuningFailed, tune
     from ktuned.spec import kernel, space, tensor
 
 __version__ = "0.1.0"
 
-__all__ = ["Unsupported", "__version__", "kernel", "space", "tensor"]
+__all__ = ["Result", "TuningFailed", "Unsupported", "__version__", "kernel", "space", "tensor", "tune"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,4 +31,8 @@ def __getattr__(name: str) -> Any:
         from ktuned import spec
 
         return getattr(spec, name)
+    if name in {"Result", "TuningFailed", "tune"}:
+        from ktuned import python
+
+        return getattr(python, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,6 +23,7 @@ STRATEGIES = {"ktuned_optuna"}
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 
 ORDER = (
+    "python",
     "cli",
     "report",
     "daemon",

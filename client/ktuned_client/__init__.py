@@ -11,7 +11,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ktuned_client.answers import DaemonError, DaemonUnavailable, Hit
+from ktuned_client.answers import DaemonError, DaemonUnavailable, Hit, LoadError
 from ktuned_client.client import Client, EventStream, Tuning
 from ktuned_client.paths import UntrustedSocket, socket_path
 from ktuned_client.wire import PROTOCOL_VERSION
@@ -29,6 +29,7 @@ __all__ = [
     "DaemonUnavailable",
     "EventStream",
     "Hit",
+    "LoadError",
     "Tuning",
     "UntrustedSocket",
     "socket_path",

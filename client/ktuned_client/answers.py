@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn
 
@@ -62,6 +62,10 @@ class DaemonUnavailable(Exception):
         self.hint = hint
 
 
+class LoadError(Exception):
+    """A hit has nothing that can be loaded here; the message says why, and how to mend that."""
+
+
 class DaemonSilent(DaemonUnavailable):
     """A daemon runs, and did not answer within the deadline."""
 
@@ -101,7 +105,8 @@ class Hit(NamedTuple):
     ``decided`` (a time in Unix seconds) are ``None`` if nothing was measured; ``artifact`` is the path of the
     compiled winner; ``generation`` changes when the answer may have changed. ``final`` is true when a final round has
     decided the winner: before, a better one is likely to follow.
-    ``metrics`` are the kernel file's own figures of the winner.
+    ``metrics`` are the kernel file's own figures of the winner, ``file`` is the kernel file. ``measured`` is the
+    problem that the winner was measured for, where that is another one. :meth:`load` makes the winner callable.
     """
 
     kernel: str
@@ -116,6 +121,24 @@ class Hit(NamedTuple):
     message: str = ""
     final: bool = False
     metrics: Mapping[str, float] = NO_METRICS
+    file: str | None = None
+    measured: Mapping[str, Any] | None = None
+
+    def load(self, *, device: str | None = None, default: Callable[..., Any] | None = None) -> Any:
+        """Return the compiled winner as a callable, which takes the tensors of ``inputs`` by their names.
+
+        ``device`` (``cuda:1``) is where it runs, the first one by default. ``default`` is returned where there is no
+        compiled winner for this problem. The backend's plugin does the loading; it takes milliseconds, so keep the
+        result for as long as ``artifact`` stays the same.
+
+        Raises:
+            LoadError: there is no compiled winner and no ``default``; or the plugin is not installed here.
+            Exception: the plugin's own error: the artifact is damaged, the device cannot run it.
+        """
+        # Most programs look up configs alone.
+        from ktuned_client.winner_loader import load
+
+        return load(self, device, default)
 
     @property
     def age_s(self) -> float | None:
@@ -144,6 +167,8 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
             answer.get("message") or "",
             answer.get("final") is True,
             answer.get("metrics") or NO_METRICS,
+            answer.get("file"),
+            answer.get("measured"),
         )
     except (KeyError, TypeError, AttributeError):
         if type(answer) is dict and type(answer.get("error")) is dict:

@@ -23,6 +23,7 @@ from ktuned.backends.programs import compiler_files, on_path
 from ktuned.backends.ptxas import Resources
 from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry, extra_of, install_hint
 from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES, deciding, private
+from ktuned.backends.winner import LoadedKernel, load_winner
 
 __all__ = [
     "API_VERSION",
@@ -39,6 +40,7 @@ __all__ = [
     "Kernel",
     "Launch",
     "Layout",
+    "LoadedKernel",
     "Registry",
     "Resources",
     "Unit",
@@ -54,6 +56,7 @@ __all__ = [
     "gpu_uuids",
     "install_hint",
     "launch_limits",
+    "load_winner",
     "nvml",
     "on_path",
     "private",

@@ -57,6 +57,12 @@ class Build:
         return cls(**{key: _frozen(value) for key, value in data.items()})
 
     @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors of ``inputs`` that a call takes, in the order of its arguments."""
+        named = (arg for arg in getattr(self, "args", ()) if isinstance(arg, str))
+        return tuple(dict.fromkeys(named))
+
+    @property
     def include_dirs(self) -> tuple[str, ...]:
         """The include directories in ``flags``, if a Build has them, as written there."""
         flags = [str(flag) for flag in getattr(self, "flags", ())]
@@ -161,6 +167,10 @@ class Kernel(ABC):
             KeyError: ``args`` names a tensor that ``inputs`` does not declare.
         """
 
+    def call(self, tensors: Mapping[str, Any]) -> Any:
+        """Run the kernel once on ``tensors``, for an application; return what a function of Python returns."""
+        return self.bind(tensors)()
+
 
 class Backend(ABC):
     """Base class of plugins. Instances live only in worker processes and hold no state between calls.
@@ -175,6 +185,7 @@ class Backend(ABC):
         compiling_variables: the environment variables that decide what is compiled (names, or beginnings and ``*``);
             they key artifacts. Those that a project sets for itself always count.
         measuring_variables: those that decide how it runs; they key measurements.
+        needs_kernel_file: :meth:`load` reads ``unit.kernel_file``, or what lies beside it.
         times_on_host: its launches end with their work on a GPU too, so that the host's clock times them.
         decisive_files: those of them that, with the Build, decide all that runs: a measurement of one artifact then
             holds for every other with the same bytes. None if other code runs as well (a Python function).
@@ -190,6 +201,7 @@ class Backend(ABC):
     required_files: ClassVar[tuple[str, ...]]
     decisive_files: ClassVar[tuple[str, ...]] = ()
     times_on_host: ClassVar[bool] = False
+    needs_kernel_file: ClassVar[bool] = False
 
     @classmethod
     def for_sources(cls, sources: Sequence[Path]) -> str:

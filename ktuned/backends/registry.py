@@ -55,6 +55,11 @@ class Registry:
         """Return the distribution that provides a backend, if it is known."""
         return self._points[name].dist
 
+    def plugin(self, name: str) -> str:
+        """Return the name of the distribution that provides a backend, as pip installs it; ``""`` if unknown."""
+        distribution = self._points[name].dist if name in self._points else None
+        return distribution.name if distribution else ""
+
     def load(self, name: str) -> Backend:
         """Import a plugin and return its backend.
 

@@ -11,7 +11,7 @@ import anyio.to_thread
 import structlog
 
 from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, environment_of
-from ktuned.catalog.discovery import find_kernel_files
+from ktuned.catalog.discovery import find_kernel_files, is_kernel_file
 from ktuned.catalog.project_file import PROJECT_FILE, digest_of
 from ktuned.catalog.roots import asked_again, named
 from ktuned.fleet import KILLS_EXCUSED, Fleet, is_outside_kill
@@ -61,9 +61,10 @@ class FileInspector:
         self._lock = anyio.Lock()
 
     async def inspect_root(self, root: Root) -> Inspected:
-        """Inspect every kernel file of a root."""
+        """Inspect every kernel file of a root, those that were named by their paths included."""
         files = await anyio.to_thread.run_sync(find_kernel_files, root.path)
         owned = [file for file in files if self._catalog.root_of(file) == root]
+        owned += [file for file in self._catalog.files_of(root) if file not in owned and _is_named_file(file)]
         gone = set(self._catalog.files_of(root)) - set(map(printable, owned)) - {_project_file(root)}
         return await self.inspect_files(root, owned, gone)
 
@@ -223,6 +224,11 @@ class FileInspector:
                 wrong = FileError(blamed, 0, f"{blamed}: {error.message}", error.hint)
                 done.append(Inspection(blamed, errors=(wrong,), stamps={blamed: ""}))
         return done
+
+
+def _is_named_file(path: str) -> bool:
+    """Return whether a file has been made a kernel file by its path, as programs are that declare kernels."""
+    return path.endswith(".py") and not is_kernel_file(path) and os.path.isfile(path)
 
 
 def _project_file(root: Root) -> str:

@@ -1,5 +1,50 @@
-"""The command line: ``ktuned COMMAND``."""
+"""The command line, ``ktuned COMMAND``, and its parts that tuning from Python shares with it."""
+
+from typing import TYPE_CHECKING, Any
 
 from ktuned.cli.program import main
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from ktuned.cli.lines import standing
+    from ktuned.cli.output import say
+    from ktuned.cli.present import Presenter
+    from ktuned.cli.present import choose as choose_presenter
+    from ktuned.cli.progress import Event, News, View, begin, fold
+    from ktuned.cli.spawn import ensure as ensure_daemon
+
+__all__ = [
+    "Event",
+    "News",
+    "Presenter",
+    "View",
+    "begin",
+    "choose_presenter",
+    "ensure_daemon",
+    "fold",
+    "main",
+    "say",
+    "standing",
+]
+
+_SHARED = {
+    "Event": ("progress", "Event"),
+    "News": ("progress", "News"),
+    "Presenter": ("present", "Presenter"),
+    "View": ("progress", "View"),
+    "begin": ("progress", "begin"),
+    "choose_presenter": ("present", "choose"),
+    "ensure_daemon": ("spawn", "ensure"),
+    "fold": ("progress", "fold"),
+    "say": ("output", "say"),
+    "standing": ("lines", "standing"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Commands that need none of these, such as --help, start sooner.
+    if name in _SHARED:
+        from importlib import import_module
+
+        module, original = _SHARED[name]
+        return getattr(import_module(f"ktuned.cli.{module}"), original)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -82,19 +82,29 @@ def priority_option(command: _Command) -> _Command:
     )(command)
 
 
-def _read_problem(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> dict[str, Scalar]:
-    problem: dict[str, Scalar] = {}
+def _read_pairs(words: Iterable[str], example: str) -> dict[str, Scalar]:
+    values: dict[str, Scalar] = {}
     for word in (pair for pairs in words for pair in _NEXT_PAIR.split(pairs)):
         key, separator, value = word.partition("=")
         if not (separator and key):
-            raise click.BadParameter(f"{word!r} is not NAME=VALUE (for example: -p M=1024)")
-        if key in problem:
+            raise click.BadParameter(f"{word!r} is not NAME=VALUE (for example: {example})")
+        if key in values:
             raise click.BadParameter(f"{key} is given twice")
         try:
-            problem[key] = scalar(value)
+            values[key] = scalar(value)
         except ValueError as error:
             raise click.BadParameter(f"{key}: {error}") from error
-    return problem
+    return values
+
+
+def _read_problem(context: click.Context, parameter: click.Parameter, words: tuple[str, ...]) -> dict[str, Scalar]:
+    return _read_pairs(words, "-p M=1024")
+
+
+def _read_configs(
+    context: click.Context, parameter: click.Parameter, words: tuple[str, ...]
+) -> list[dict[str, Scalar]] | None:
+    return [_read_pairs([word], "--config BM=64,BN=32") for word in words] or None
 
 
 def json_option(command: _Command) -> _Command:
@@ -111,6 +121,18 @@ def problem_option(command: _Command) -> _Command:
         metavar="NAME=VALUE,…",
         callback=_read_problem,
         help="The problem, e.g. -p M=1024,dtype=float16 or -p M=1024 -p dtype=float16.",
+    )(command)
+
+
+def config_option(command: _Command) -> _Command:
+    """Add ``--config KNOB=VALUE[,KNOB=VALUE…]``, repeatable, read into a list of configs."""
+    return click.option(
+        "--config",
+        "configs",
+        multiple=True,
+        metavar="KNOB=VALUE,…",
+        callback=_read_configs,
+        help="Try this config alone; several with several --config.",
     )(command)
 
 

@@ -2,7 +2,7 @@
 
 from ktuned.ipc import frames, manifest, replies, requests
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
-from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
+from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
 from ktuned.ipc.memory_fault import (
     MAX_FAULT_BYTES,
     FaultFrame,
@@ -27,6 +27,7 @@ __all__ = [
     "Manifest",
     "MemoryFault",
     "Places",
+    "Recipe",
     "Region",
     "Trust",
     "Untrusted",

@@ -6,9 +6,11 @@ loads an artifact without a daemon.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,22 @@ class DamagedArtifact(Exception):
 
 
 @record
+class Recipe(Record):
+    """Everything besides its files that loading an artifact takes.
+
+    ``build`` is the Build as plain data, ``target`` the architecture that it is for, ``kernel`` the kernel's short
+    name, ``plugin`` the distribution that has the backend. All are empty for artifacts of older versions.
+    """
+
+    build: Mapping[str, Any] = field(default_factory=dict)
+    target: str = ""
+    kernel: str = ""
+    plugin: str = ""
+
+
+@record
 class Manifest(Record):
-    """An artifact's identity: its key, the backend that made it, the backend's facts, its files' hashes.
+    """An artifact's identity: its key, the backend that made it, the backend's facts, its files' hashes, its recipe.
 
     ``decisive`` are the files that, with the Build, decide what runs; none where other code runs, too.
     """
@@ -34,6 +50,7 @@ class Manifest(Record):
     facts: Mapping[str, Any]
     files: Mapping[str, str]
     decisive: tuple[str, ...] = ()
+    recipe: Recipe = field(default_factory=Recipe)
 
     @property
     def content(self) -> str:
@@ -51,7 +68,13 @@ def file_digest(path: Path) -> str:
 
 
 def write(
-    directory: Path, *, key: str, backend: str, facts: Mapping[str, Any], decisive: Iterable[str] = ()
+    directory: Path,
+    *,
+    key: str,
+    backend: str,
+    facts: Mapping[str, Any],
+    decisive: Iterable[str] = (),
+    recipe: Recipe | None = None,
 ) -> Manifest:
     """Hash every file below ``directory`` and write its manifest there; ``decisive`` are among them.
 
@@ -63,9 +86,8 @@ def write(
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.name != MANIFEST_NAME
     }
-    manifest = Manifest(key, backend, dict(facts), files, tuple(decisive))
-    fields = {"key": key, "backend": backend, "facts": manifest.facts, "files": files, "decisive": manifest.decisive}
-    text = json.dumps({"version": MANIFEST_VERSION, **fields}, indent=1, sort_keys=True)
+    manifest = Manifest(key, backend, dict(facts), files, tuple(decisive), recipe or Recipe())
+    text = json.dumps({"version": MANIFEST_VERSION, **dataclasses.asdict(manifest)}, indent=1, sort_keys=True)
     (directory / MANIFEST_NAME).write_text(text)
     return manifest
 
@@ -81,7 +103,8 @@ def read(directory: Path) -> Manifest:
         if data["version"] != MANIFEST_VERSION:
             raise DamagedArtifact(f"{directory.name}: manifest version {data['version']} is not {MANIFEST_VERSION}")
         decisive = tuple(name for name in data.get("decisive", ()) if name in data["files"])
-        return Manifest(data["key"], data["backend"], dict(data["facts"]), dict(data["files"]), decisive)
+        recipe = Recipe(**data.get("recipe", {}))
+        return Manifest(data["key"], data["backend"], dict(data["facts"]), dict(data["files"]), decisive, recipe)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedArtifact(f"{directory.name}: no readable manifest ({error})") from error
 

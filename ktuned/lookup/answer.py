@@ -17,8 +17,9 @@ class Answer:
     """The best config known for one problem on one device, and how good it is.
 
     ``decided`` is the Unix time at which the incumbent won, ``artifact`` the directory of its artifact; both are absent
-    without one, as is ``latency_us``. ``generation`` grows whenever the kernel's answers may have changed. One that
-    is not certain may be better in a moment, and is not pinned. ``is_final``: a final round has decided it, here.
+    without one, as is ``latency_us``. ``file`` is the kernel file, ``measured`` the problem that the winner was
+    measured for, where that is another one. ``generation`` grows whenever the kernel's answers may have changed. One
+    that is not certain may be better in a moment, and is not pinned. ``is_final``: a final round has decided it, here.
     """
 
     kernel: str
@@ -34,6 +35,8 @@ class Answer:
     is_certain: bool = True
     is_final: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    file: str | None = None
+    measured: Problem | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's map, with the age that the answer has now."""
@@ -49,6 +52,8 @@ class Answer:
             "decided": self.decided,
             "final": self.is_final,
             "metrics": dict(self.metrics),
+            "file": self.file,
+            "measured": None if self.measured is None else dict(self.measured),
             "message": self.message,
             "generation": self.generation,
         }
@@ -75,6 +80,8 @@ class Answer:
             decided=held.get("decided"),
             is_final=held.get("final", False),
             metrics=held.get("metrics", {}),
+            file=held.get("file"),
+            measured=held.get("measured"),
         )
         if answer.artifact is not None and not os.path.isdir(answer.artifact):
             return replace(answer, artifact=None)

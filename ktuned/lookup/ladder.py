@@ -31,10 +31,14 @@ class Decision:
     is_unobserved: bool = False
 
     @property
+    def is_current(self) -> bool:
+        """True if the winner was measured as all that is known of is now, so that its artifact can be launched."""
+        return self.status is Status.FRESH or self.is_unobserved
+
+    @property
     def is_final(self) -> bool:
         """True if the winner holds here, and a final round has decided it."""
-        is_current = self.status is Status.FRESH or self.is_unobserved
-        return is_current and self.winner is not None and self.winner.is_final
+        return self.is_current and self.winner is not None and self.winner.is_final
 
     @property
     def wants_tuning(self) -> bool:

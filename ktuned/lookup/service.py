@@ -16,11 +16,13 @@ from ktuned.lookup.ladder import decide, not_observed
 from ktuned.lookup.pins import Pins
 from ktuned.model import (
     Device,
+    KernelInfo,
     KtunedError,
     NotFound,
     Problem,
     Status,
     Winner,
+    canonical,
 )
 from ktuned.scheduling import Jobs
 from ktuned.store import Artifacts, Store
@@ -185,13 +187,26 @@ class Lookups:
             None if found.config is None else kernel.config_in_order(found.config),
             latency_us=None if incumbent is None else incumbent.latency_us,
             # Only an artifact of this very problem and source can be launched for it as it is.
-            artifact=None if incumbent is None or found.status is not Status.FRESH else self._artifact_of(incumbent),
+            artifact=self._artifact_of(incumbent) if incumbent is not None and found.is_current else None,
             decided=None if incumbent is None else incumbent.decided,
             message=message,
             is_certain=found.is_certain,
             is_final=found.is_final,
             metrics={} if incumbent is None else incumbent.metrics,
+            file=kernel.file,
+            measured=None if incumbent is None else self._measured(kernel, problem, incumbent),
         )
+
+    def _measured(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:
+        """Return the problem that a winner was measured for, if it is not the one that was asked for."""
+        if kernel.specialize is None:
+            measured = incumbent.problem
+        else:
+            # A winner keeps only what enters its key; its job has the rest.
+            trial = self._store.trial(incumbent.trial)
+            job = None if trial is None else self._store.job(trial.job)
+            measured = incumbent.problem if job is None else job.problem
+        return None if canonical(measured) == canonical(problem) else kernel.problem_in_order(measured)
 
     def _artifact_of(self, incumbent: Winner) -> str | None:
         path = None if incumbent.artifact is None else self._artifacts.find(incumbent.artifact)

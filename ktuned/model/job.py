@@ -101,4 +101,5 @@ class Job(Record):
         """Return the protocol's job map."""
         wire = dataclasses.asdict(self)
         del wire["key_problem"]
+        wire["plan"] = self.plan.to_wire()
         return wire

@@ -221,7 +221,7 @@ class KernelInfo(Record):
     def from_wire(cls, data: Mapping[str, Any]) -> KernelInfo:
         """Rebuild from :meth:`to_wire`'s data."""
         values = dict(data)
-        values["plan"] = Plan(**values["plan"])
+        values["plan"] = Plan.from_wire(values["plan"])
         for key in ("sources", "problems"):
             values[key] = tuple(values[key])
         if values["specialize"] is not None:

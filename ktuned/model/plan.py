@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from ktuned.model.record import Record, record
+from ktuned.model.values import Config
 
 
 @record
@@ -46,7 +47,10 @@ UNTIL = ("budget", "converged")
 
 @record
 class Plan(Record):
-    """Plan of a job for a space: strategy, seed, preset, budgets; or only compiling. ``until`` is in :data:`UNTIL`."""
+    """Plan of a job for a space: strategy, seed, preset, budgets; or only compiling. ``until`` is in :data:`UNTIL`.
+
+    ``configs`` are tried in place of the space that they are part of; with ``again``, known measurements are repeated.
+    """
 
     strategy: str = "auto"
     seed: int = 0
@@ -57,10 +61,22 @@ class Plan(Record):
     deadlines: Mapping[str, float] = field(default_factory=dict)
     compile_only: bool = False
     until: str = "budget"
+    configs: tuple[Config, ...] = ()
+    again: bool = False
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data; ``Plan(**data)`` rebuilds it."""
-        return dataclasses.asdict(self)
+        """Return plain data; :meth:`from_wire` rebuilds it. Wishes that kernel files cannot have are left out if unset.
+
+        Digests of kernels are made of it: they stay what they were before there were such wishes.
+        """
+        plain = dataclasses.asdict(self)
+        plain["configs"] = [dict(config) for config in self.configs]
+        return {name: value for name, value in plain.items() if value or name not in ("configs", "again")}
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> Plan:
+        """Rebuild a plan from :meth:`to_wire`'s data."""
+        return cls(**{**data, "configs": tuple(data.get("configs", ()))})
 
 
 @record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,6 @@ from ktuned.catalog import (
     check_problem,
     environment_of,
     find_kernel_files,
-    is_kernel_file,
     make_root,
     named,
     project_top,
@@ -37,6 +36,7 @@ from ktuned.model import (
     PRESETS,
     UNTIL,
     BackendError,
+    Config,
     Job,
     KernelInfo,
     KtunedError,
@@ -76,6 +76,8 @@ class Wish:
     any_plan: bool = False
     compile_only: bool = False
     arch: str | None = None
+    configs: tuple[Config, ...] = ()
+    again: bool = False
 
     def plan(self, declared: Plan) -> Plan:
         """Return the declared plan with what was wished for.
@@ -95,6 +97,7 @@ class Wish:
             raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
         names = ("preset", "trials", "seconds", "strategy", "until", "seed")
         wished = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        wished |= {"configs": self.configs, "again": self.again}
         return replace(declared, **wished, compile_only=self.compile_only)
 
 
@@ -157,16 +160,27 @@ class Intake:
                         await self._retune(self._catalog.resolve(name), saved=saved)
             self._is_refused = anyio.Event()
 
-    async def tune_path(self, path: str, python: str | None, wish: Wish) -> tuple[list[Job], list[FileError]]:
+    async def tune_path(
+        self, path: str, python: str | None, wish: Wish, name: str | None = None
+    ) -> tuple[list[Job], list[FileError]]:
         """Tune every kernel at or below a path, which from now on is watched; return the jobs and what is wrong there.
+
+        With ``name``, a kernel's short or full one, only that kernel is tuned.
 
         Raises:
             UsageError: there is no kernel file, or far too many directories.
+            NotFound: no kernel there has the name, and no file is wrong.
             Untrusted: another user could have put one there.
         """
         found = await self.add_path(path, python, measures=not wish.compile_only)
+        kernels = [kernel for kernel in found.kernels if name in (None, kernel.kernel, kernel.name)]
+        if not kernels and not found.errors:
+            raise NotFound(
+                f"{path} declares no kernel {name!r} when it is imported",
+                hint="declare it at the top level, before the first call of ktuned.tune and outside of functions",
+            )
         try:
-            jobs = [job for kernel in found.kernels for job in await self.tune_kernel(kernel, wish)]
+            jobs = [job for kernel in kernels for job in await self.tune_kernel(kernel, wish)]
         finally:
             # After the wish: a re-tuning joins it, and not the other way about.
             await self._renew(found.changes, saved=False)
@@ -182,8 +196,8 @@ class Intake:
         place = os.path.realpath(path)
         if not os.path.exists(place):
             raise UsageError(f"{path} does not exist", hint="give a kernel file (tune_*.py) or a directory of them")
-        if os.path.isfile(place) and not is_kernel_file(place):
-            raise UsageError(f"{path} is no kernel file", hint="kernel files are named tune_*.py")
+        if os.path.isfile(place) and not place.endswith(".py"):
+            raise UsageError(f"{path} is no kernel file", hint="kernel files are Python: tune_*.py, or any by its path")
         directory = place if os.path.isdir(place) else os.path.dirname(place)
         self._inspector.trust.check_directory(directory)
         is_new = self._catalog.root_of(place) is None
@@ -287,6 +301,7 @@ class Intake:
             await self._machine.probe(environment, again=True)
         jobs: dict[int, Job] = {}
         for problem in problems:
+            await self._check_configs(kernel, problem, plan.configs)
             try:
                 device = self._seat(kernel, wish)
             except BackendError as error:
@@ -310,6 +325,27 @@ class Intake:
             # Problems that differ in what does not enter the key are one job.
             jobs[job.id] = job
         return list(jobs.values())
+
+    async def _check_configs(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
+        """Check that the space holds the configs that are to be tried.
+
+        Raises:
+            UsageError: it does not hold one of them.
+        """
+        admitted = await self._admission.ask(kernel, problem, configs) if configs else []
+        for config, is_admitted in zip(configs, admitted, strict=True):
+            if is_admitted:
+                continue
+            knobs = kernel.extra.get("knobs") or ()
+            strange = [knob for knob in config if knobs and knob not in knobs]
+            missing = [knob for knob in knobs if knob not in config]
+            why = "it is not in the space for this problem"
+            if strange or missing:
+                why = f"there is no knob {strange[0]!r}" if strange else f"it lacks {', '.join(missing)}"
+            raise UsageError(
+                f"{kernel.name} cannot try {canonical(config)}: {why}",
+                hint=f"give a config of its space{f', with {chr(44).join(knobs)}' if knobs else ''}",
+            )
 
     async def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish) -> bool:
         """Return whether a problem's winner holds in the context of now, and no job works on a better one."""

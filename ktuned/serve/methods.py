@@ -40,6 +40,9 @@ from ktuned_client.wire import PROTOCOL_VERSION
 CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
 """Features that a client may rely on besides the protocol's version."""
 
+MAX_CONFIGS = 200
+"""Configs that one request may name: every map of its job has them, and a larger set is a space of its own."""
+
 MAX_ROWS = 2_000
 MAX_DETAILED_ROWS = 200
 """Trials or jobs in one answer, which must stay below the limit of a message."""
@@ -167,6 +170,8 @@ class Methods:
             is_fixed=wanted.priority is not None,
             stale_only=wanted.stale_only,
             until=wanted.until,
+            configs=_configs(wanted.configs),
+            again=wanted.again,
         )
         return await self._take_in(wanted, wish)
 
@@ -191,7 +196,7 @@ class Methods:
         known = {kernel.name for kernel in self._catalog.kernels}
         live = {job.id for job in self._jobs.live()}
         if wanted.path is not None:
-            jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish)
+            jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish, wanted.kernel)
         elif wanted.kernel is not None:
             jobs, errors = await self._intake.tune_named(wanted.kernel, wish)
         else:
@@ -383,6 +388,19 @@ def _joined(job: Job) -> str:
     """Return a line about a request that became part of an older job, whose budget may be larger."""
     seconds = "" if job.plan.seconds is None else f" within {job.plan.seconds:g} s"
     return f"joined job {job.id}, which does this already and tries up to {job.plan.trials:,} configs{seconds}"
+
+
+def _configs(wanted: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
+    """Return the configs that a request names.
+
+    Raises:
+        UsageError: they are none, or too many.
+    """
+    if wanted is None:
+        return ()
+    if not 0 < len(wanted) <= MAX_CONFIGS:
+        raise UsageError(f"configs has {len(wanted)} configs", hint=f"give 1 to {MAX_CONFIGS}")
+    return tuple({canonical(config): config for config in wanted}.values())
 
 
 def _rows(limit: int) -> int:

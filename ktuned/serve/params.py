@@ -47,7 +47,7 @@ class JobParams(msgspec.Struct, frozen=True):
 
 
 class TuneParams(JobParams, frozen=True):
-    """``tune``: also the device, the thoroughness and the priority.
+    """``tune``: also the device, the thoroughness and the priority; ``configs`` alone, or known ones ``again``.
 
     ``beside`` is the process of an application that uses the device, and goes on while it is tuned.
     """
@@ -58,6 +58,8 @@ class TuneParams(JobParams, frozen=True):
     priority: int | None = None
     stale_only: bool = False
     beside: int | None = None
+    configs: list[dict[str, Scalar]] | None = None
+    again: bool = False
 
 
 class CompileParams(JobParams, frozen=True):

@@ -4,7 +4,7 @@ from ktuned.spec import declaration, functions
 from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
 from ktuned.spec.c_tokens import follow
-from ktuned.spec.declaration import Kernel, kernel
+from ktuned.spec.declaration import Kernel, end_declarations, kernel
 from ktuned.spec.digest import describe, file_meaning
 from ktuned.spec.distributions import distribution, owners
 from ktuned.spec.expressions import Expression, Formula, Term
@@ -13,6 +13,7 @@ from ktuned.spec.loader import forget_modules, load_file, load_unless_held
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import installed_in, is_ours
 from ktuned.spec.poisons import is_same, poison, unwritten
+from ktuned.spec.python_source import Syntax, free_names
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, layout, materialise, materialise_numpy, tensor
 
@@ -27,14 +28,17 @@ __all__ = [
     "FreshProcessNeeded",
     "IncludeSearch",
     "Kernel",
+    "Syntax",
     "TensorSpec",
     "Term",
     "declaration",
     "describe",
     "distribution",
+    "end_declarations",
     "file_meaning",
     "follow",
     "forget_modules",
+    "free_names",
     "functions",
     "installed_in",
     "is_ours",

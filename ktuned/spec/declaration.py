@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from ktuned.ipc import lexical
@@ -257,6 +258,13 @@ class Collector:
         self.kernels.append(kernel)
 
 
+class EndOfDeclarations(BaseException):
+    """The end of a kernel file's import, at its first call of ``ktuned.tune``: what follows is for its program alone.
+
+    It is no ``Exception``, which the program's own code may catch.
+    """
+
+
 _collector: ContextVar[Collector | None] = ContextVar("ktuned_collector", default=None)
 
 
@@ -371,6 +379,31 @@ def kernel(
         return cast(Kernel, function)
 
     return declare
+
+
+def end_declarations() -> None:
+    """End the import of a kernel file by a worker, if one is under way: the caller is for programs alone.
+
+    Raises:
+        EndOfDeclarations: the kernel file itself is the caller, directly or through a function.
+        KernelFileError: a module is, which the kernel file imports.
+    """
+    collector = _collector.get()
+    if collector is None:
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    place = "" if frame is None else frame.f_code.co_filename
+    if place == str(collector.path):
+        raise EndOfDeclarations
+    line = 0 if frame is None else frame.f_lineno
+    raise KernelFileError(
+        f"{place}:{line}: ktuned.tune is called while {collector.path} imports this module",
+        path=place,
+        line=line,
+        hint="put the call below `if __name__ == '__main__':`, or into a function",
+    )
 
 
 def _declaring_file(function: Callable[..., Any]) -> Path:

@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +15,8 @@ from ktuned.backends import extra_of
 from ktuned.ipc import ABSENT, Untrusted, lexical
 from ktuned.model import KernelFileError, Record, listed, record
 from ktuned.spec.accesses import ACCESSES
-from ktuned.spec.declaration import Collector, Kernel, collecting
-from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
+from ktuned.spec.declaration import Collector, EndOfDeclarations, Kernel, collecting
+from ktuned.spec.observer import OBSERVER, FreshProcessNeeded, ImportEnd
 from ktuned.spec.origin import is_ours
 from ktuned.spec.values import one_line
 
@@ -106,16 +107,37 @@ def forget_modules() -> None:
 def kernel_module(path: Path) -> ModuleType:
     """Return a kernel file's module, as this process loaded it last; load it if it never did.
 
+    An application, which is no worker, may run the file itself, or have imported it: then it is that module.
+
     Raises:
         KernelFileError: it cannot be imported.
     """
     path = lexical(path)
     name = _module_name(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    if not OBSERVER.may_restart:
+        return _applications_module(path, name)
+    loaded = load_file(path, path.parent)
     if name not in sys.modules:
-        loaded = load_file(path, path.parent)
-        if name not in sys.modules:
-            raise loaded.errors[0]
+        raise loaded.errors[0]
     return sys.modules[name]
+
+
+def _applications_module(path: Path, name: str) -> ModuleType:
+    """Return the module that an application has of a kernel file; import it as any other if it has none."""
+    for module in list(sys.modules.values()):
+        if module_file(module) == path:
+            return module
+    sys.path.insert(0, str(path.parent))
+    try:
+        with collecting(path):
+            return _run(path, name, path.read_bytes())[0]
+    except Exception as error:
+        raise _import_error(error, path) from error
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(str(path.parent))
 
 
 def is_kernel_module(name: str) -> bool:
@@ -133,17 +155,28 @@ def _execute(path: Path) -> None:
     if path.exists() and not path.is_file():
         # A pipe would be waited at, and a device has no end.
         raise KernelFileError(f"{path} is not a regular file", path=str(path), hint="put a Python file in its place")
-    code = compile(OBSERVER.take(path, path.read_bytes()), str(path), "exec", dont_inherit=True)
-    name = _module_name(path)
+    _, OBSERVER.import_end = _run(path, _module_name(path), OBSERVER.take(path, path.read_bytes()))
+
+
+def _run(path: Path, name: str, text: bytes) -> tuple[ModuleType, ImportEnd | None]:
+    """Run a kernel file as the module ``name``; return it, and where its import ended before the file's end."""
+    code = compile(text, str(path), "exec", dont_inherit=True)
+    end = None
     module = ModuleType(name)
     module.__file__ = str(path)
     # Dataclasses and compilers look their module up by its name, also long after the import.
     sys.modules[name] = module
     try:
         exec(code, module.__dict__)
+    except EndOfDeclarations as reached:
+        frames = [(frame, line) for frame, line in traceback.walk_tb(reached.__traceback__)]
+        called = next(place for place, (frame, _) in enumerate(frames) if frame.f_code is code)
+        next_frame, _ = frames[called + 1]
+        end = ImportEnd(frames[called][1], is_ours(next_frame.f_globals.get("__name__", "")))
     except BaseException:
         sys.modules.pop(name, None)
         raise
+    return module, end
 
 
 def _module_name(path: Path) -> str:

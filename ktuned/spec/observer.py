@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ktuned.ipc import Trust, lexical, stamp
 from ktuned.spec import distributions
@@ -39,11 +39,22 @@ class FreshProcessNeeded(BaseException):
         self.rest = rest
 
 
+class ImportEnd(NamedTuple):
+    """The line of a kernel file at which its import ended, at a call of ``ktuned.tune``.
+
+    The call ``is_direct`` if the statement there makes it, and no function of the file.
+    """
+
+    line: int
+    is_direct: bool
+
+
 class Observer:
     """The files that one kernel file's code came from, with the digests of the bytes that were compiled.
 
     ``generation`` counts the kernel files that this process has begun; ``may_restart`` is true in a worker, which can
-    begin again as a fresh process; there ``trust`` judges each file before it is used.
+    begin again as a fresh process; there ``trust`` judges each file before it is used. ``import_end`` is where the
+    kernel file's import ended, if that was not its end.
     """
 
     def __init__(self) -> None:
@@ -51,6 +62,7 @@ class Observer:
         self.may_restart = False
         self.trust: Trust | None = None
         self.kernel_file: Path | None = None
+        self.import_end: ImportEnd | None = None
         self._is_installed = False
         self._contents: dict[Path, bytes] = {}
         self._extensions: dict[Path, str] = {}
@@ -68,6 +80,7 @@ class Observer:
         self._install()
         self.generation += 1
         self.kernel_file = kernel_file
+        self.import_end = None
         self._root = f"{root}/"
         self._own = _own_places(kernel_file, root)
         self._before = frozenset(sys.modules)

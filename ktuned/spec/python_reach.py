@@ -131,7 +131,7 @@ class Reach:
         if any(_imports_all(node) and self._is_followed(node, source) for node in source.syntax.imports):
             # Nothing in its text says which names it has.
             self._add_whole(source)
-        effects = self._effects.of(source)
+        effects = [node for node in self._effects.of(source) if source.path != self._kernel_file or _has_run(node)]
         if effects and source.path not in self._whole:
             label = f"{self._place(source)}:(module level)"
             if label not in self.parts:
@@ -450,3 +450,14 @@ def code_text(code: CodeType) -> str:
     """Return the instructions of a code object without a source, less its line numbers."""
     constants = [code_text(item) if isinstance(item, CodeType) else repr(item) for item in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def _has_run(statement: ast.stmt) -> bool:
+    """Return whether a statement of the kernel file has run: an import may end at a call of ``ktuned.tune``.
+
+    That call does nothing in a worker; but a function that makes it may have done more before.
+    """
+    end = OBSERVER.import_end
+    if end is None:
+        return True
+    return (statement.end_lineno or 0) < end.line if end.is_direct else statement.lineno <= end.line

@@ -58,7 +58,7 @@ def job(row: Row) -> Job:
     """Read a row of :data:`SELECT_JOBS`."""
     values = _named(Job, row)
     _decode(values, "problem", "plan", "outcomes", "cost")
-    values["plan"] = Plan(**values["plan"])
+    values["plan"] = Plan.from_wire(values["plan"])
     values["state"] = JobState(values["state"])
     return Job(**values)
 

@@ -280,7 +280,9 @@ class Pipeline:
                 await channel.send(attempt)
 
     def _is_tried_again(self, known: Trial) -> bool:
-        """Return whether an old outcome says too little about the config."""
+        """Return whether an old outcome says too little about the config, or is to be found out again."""
+        if self.work.job.plan.again:
+            return True
         if known.outcome is Outcome.COMPILE_TIMEOUT:
             after_s = TrialDetail.from_json(known.detail).after_s
             return self.work.deadlines["compile"] > (after_s or 0.0)
@@ -298,10 +300,11 @@ class Pipeline:
                 lanes_starve = not onward.statistics().current_buffer_used
                 group = self._compiling.group(first, channel, lanes_starve=lanes_starve)
                 for done in await self._compiling.compile(group):
-                    result = done.result if isinstance(done, Ended) else self._prior.carried(done)
-                    if result is not None:
+                    if isinstance(done, Ended):
+                        await self._record(done.attempt, done.result)
+                    elif (result := None if self.work.job.plan.again else self._prior.carried(done)) is not None:
                         await self._record(done.attempt, result)
-                    elif isinstance(done, Compiled):
+                    else:
                         await onward.send(done)
 
     async def _open_early(self, lane: Lane) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ktuned.backends import Backend, Compiled, Registry, Unit
-from ktuned.ipc import Places, replies, requests, sight
+from ktuned.ipc import Places, Recipe, replies, requests, sight
 from ktuned.model import BackendError, Outcome, Phase, combine
 from ktuned.spec import OBSERVER, forget_modules
 from ktuned.worker import bytecode
@@ -45,6 +45,8 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
         backend = registry.load(kernel.backend)
     into = places.staging(request.staging)
     units = [unit_of(registry, places, kernel, request.target, unit) for unit in request.units]
+    plugin = registry.plugin(kernel.backend)
+    recipes = {unit.key: Recipe(unit.build.to_plain(), unit.target, unit.kernel, plugin) for unit in units}
     for unit in units:
         _clear(into / unit.key)
     check_digests(kernel, places)
@@ -75,6 +77,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
                     facts=compiled.facts,
                     required=backend.required_files,
                     decisive=backend.decisive_files,
+                    recipe=recipes[compiled.key],
                 )
                 content = sealed.content
             except BackendError as error:

@@ -10,6 +10,7 @@ from ktuned import search
 from ktuned.ipc import Places, replies, requests
 from ktuned.model import Config, Device, KernelFileError, Outcome, Plan, Problem, Unsupported, UsageError, canonical
 from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace
+from ktuned.spec import space as declare_space
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
 from ktuned.worker.prior import promising
@@ -74,6 +75,9 @@ class Exploration:
         self._kernel = kernel
         self._problem = problem
         space = kernel.bound_space(problem)
+        if plan.configs:
+            # Their order is the wish's: a list is tried from its beginning.
+            space = declare_space(list(_admitted(space, plan.configs).values())).bind(problem, kernel.site)
         self.size = space.size
         if space.size is not None and space.size <= COUNTED_SPACE:
             self.size = sum(1 for _ in space)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ktuned.ipc import DamagedArtifact, Manifest, manifest
+from ktuned.ipc import DamagedArtifact, Manifest, Recipe, manifest
 from ktuned.model import BackendError
 
 
@@ -22,6 +22,7 @@ def seal(
     facts: Mapping[str, Any],
     required: Iterable[str],
     decisive: Iterable[str] = (),
+    recipe: Recipe | None = None,
 ) -> tuple[Manifest, int]:
     """Make ``directory`` the artifact of ``key`` at ``place``, durably; return its manifest, and the bytes added.
 
@@ -33,7 +34,7 @@ def seal(
         OSError: the disk is full, or fails otherwise.
     """
     _check_complete(directory, key, backend, required)
-    made = manifest.write(directory, key=key, backend=backend, facts=facts, decisive=decisive)
+    made = manifest.write(directory, key=key, backend=backend, facts=facts, decisive=decisive, recipe=recipe)
     size = _make_durable(directory)
     standing = _move(directory, place)
     if standing is None:

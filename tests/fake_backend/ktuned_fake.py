@@ -49,6 +49,11 @@ class Build(AnyBuild):
     tag: str = ""
     reads: str = ""
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Those of every fake kernel."""
+        return "x", "y"
+
 
 def _compiler_version() -> str:
     """Return what the fake compiler says of itself."""

@@ -60,6 +60,8 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
         "message": "",
         "final": False,
         "metrics": {},
+        "file": str(parts.catalog.resolve("it").file),
+        "measured": None,
     }
 
 

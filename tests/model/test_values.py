@@ -89,9 +89,9 @@ def test_the_key_holds_the_specialised_problem() -> None:
 
 
 def test_a_plan_is_rebuilt_from_its_data() -> None:
-    """``Plan(**plan.to_wire())`` is the plan."""
+    """``Plan.from_wire(plan.to_wire())`` is the plan."""
     plan = Plan(seed=7, preset="fast", trials=3, deadlines={"spawn": 9.0})
-    assert Plan(**over_the_wire(plan.to_wire())) == plan
+    assert Plan.from_wire(over_the_wire(plan.to_wire())) == plan
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Context)])

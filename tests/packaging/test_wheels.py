@@ -103,6 +103,7 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
     """The command, the strategies and the backend are found by metadata."""
     assert _entry_points(wheels["ktuned"]) == {
         "console_scripts": {"ktuned": "ktuned.cli:main"},
+        "ktuned.loaders": {"winner": "ktuned.backends:load_winner"},
         "ktuned.strategies": {
             "annealing": "ktuned.search:Annealing",
             "exhaustive": "ktuned.search:Exhaustive",

@@ -14,6 +14,7 @@ from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import (
     as_path,
+    config_option,
     device_option,
     given,
     is_path,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 @click.option("--strategy", help="The search strategy (auto, guided, exhaustive, random, …).")
 @click.option("--until", type=click.Choice(UNTIL), help="Stop with the budget, or when little is left to find.")
 @click.option("--seed", type=int, help="The strategy's seed.")
+@config_option
+@click.option("--again", is_flag=True, help="Measure known configs again; their results stay until then.")
 @device_option
 @priority_option
 @click.option("--detach", is_flag=True, help="Queue the jobs and return at once.")
@@ -56,6 +59,8 @@ def tune(
     strategy: str | None,
     until: str | None,
     seed: int | None,
+    configs: list[dict[str, Any]] | None,
+    again: bool,
     device: str | None,
     priority: int | None,
     detach: bool,
@@ -74,7 +79,7 @@ def tune(
         if is_new:
             output.say(f"wrote {path}, which declares the kernel of {target}")
     plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
-    plan |= given(strategy=strategy, until=until, seed=seed, priority=priority)
+    plan |= given(strategy=strategy, until=until, seed=seed, priority=priority, configs=configs, again=again or None)
     if not no_spawn:
         announce(spawn.ensure())
     with Client() as client, client.tune(kernel, path=path, **plan) as tuning:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ktuned import backends, model
-from ktuned_nvrtc.scalars import Scalar, encode
+from ktuned_nvrtc.scalars import Scalar, encode, tensors_of
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(rf"{_IDENTIFIER.pattern}(::{_IDENTIFIER.pattern})*")
@@ -66,6 +66,12 @@ class Build(backends.Build):
                 raise ValueError(f"{name} must be a tuple of at most three positive ints, not {sizes!r}")
         if not (_is_count(self.shared_bytes) or self.shared_bytes == 0):
             raise ValueError(f"shared_bytes must be an int of at least 0, not {self.shared_bytes!r}")
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors that a launch takes: those of ``args``, in order, then those of ``constants``."""
+        named = [name for arg in self.args for name in tensors_of(arg)]
+        return tuple(dict.fromkeys((*named, *self.constants.values())))
 
     @property
     def macros(self) -> tuple[str, ...]:

@@ -77,13 +77,18 @@ class Build(backends.Build):
         if self.compile is not None and not isinstance(self.compile, Mapping):
             raise TypeError(f"compile= takes torch.compile's arguments as a dict, or None; not {self.compile!r}")
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors that a call takes, in the order of its arguments."""
+        strings = [arg for arg in (*self.args, *self.kwargs.values()) if isinstance(arg, str)]
+        return tuple(dict.fromkeys(strings)) if self.has_tensors else ()
+
     def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
         """Record the tensors that ``args`` names: the function is compiled for them."""
         if self.compile is None:
             return self
         known = layouts()
-        named = [arg for arg in (*self.args, *self.kwargs.values()) if isinstance(arg, str)]
-        return replace(self, layouts={name: known[name] for name in named if name in known})
+        return replace(self, layouts={name: known[name] for name in self.tensors if name in known})
 
     def without_tensors(self) -> Self:
         """Record that strings stand for themselves."""
@@ -98,6 +103,7 @@ class Torch(backends.Backend):
     build = Build
     compiling_variables = (*COMPILING_VARIABLES, "PYTORCH_*", "TORCHINDUCTOR_*", "TORCH_*", "TRITON_*")
     required_files = (KERNEL_FILE,)
+    needs_kernel_file = True
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions of torch, Triton, this plugin and the C++ compiler that Inductor calls."""

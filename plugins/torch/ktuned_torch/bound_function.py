@@ -76,6 +76,14 @@ class TorchKernel(backends.Kernel):
             self._launch(self._call.on(copies))()
         return self._launch(call)
 
+    def call(self, tensors: Mapping[str, Any]) -> Any:
+        """Call the function once on ``tensors``, and return what it returns.
+
+        Raises:
+            KeyError: an argument names a tensor that is missing.
+        """
+        return self._call.on(tensors)()
+
     def _launch(self, call: functools.partial[Any]) -> Launch:
         def launch() -> None:
             try:

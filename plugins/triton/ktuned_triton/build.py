@@ -92,6 +92,11 @@ class Build(backends.Build):
         return {name: value for name, value in plain.items() if value is not None or name not in HOOKS}
 
     @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors that a launch takes, also those inside tuples, in order."""
+        return tuple(dict.fromkeys(tensor_names(self.args)))
+
+    @property
     def compiler_options(self) -> dict[str, Any]:
         """The options of Triton's compiler."""
         sizes = {"num_warps": self.num_warps, "num_stages": self.num_stages, "num_ctas": self.num_ctas}

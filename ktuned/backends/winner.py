@@ -1,0 +1,131 @@
+"""Winner of a lookup as a callable, in an application's own process: a sealed artifact, loaded by its backend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ktuned.backends import cpu
+from ktuned.backends.contract import Absent, Backend, Kernel, Launch, Unit
+from ktuned.backends.cuda import cuda_devices
+from ktuned.backends.registry import Registry
+from ktuned.ipc import DamagedArtifact, manifest
+from ktuned.model import BackendError, Device, NotFound, listed
+
+GPU_PREFIX = "sm_"
+"""Prefix of the targets of NVIDIA's GPUs, and of no other device."""
+
+
+class LoadedKernel:
+    """A winner that can be called with its tensors, by the names that ``inputs`` of the kernel file gives them.
+
+    Positional arguments follow the order of the kernel's own arguments, ``tensors``.
+    """
+
+    def __init__(self, name: str, kernel: Kernel, tensors: tuple[str, ...]) -> None:
+        self.name = name
+        self.tensors = tensors
+        self._kernel = kernel
+
+    def __call__(self, *args: Any, **tensors: Any) -> Any:
+        """Run the kernel once; on a GPU in the current stream of torch.
+
+        Raises:
+            TypeError: a tensor is missing, or is none of the kernel's.
+        """
+        return self._kernel.call(self._named(args, tensors))
+
+    def bind(self, *args: Any, **tensors: Any) -> Launch:
+        """Return a call without arguments for these very tensors: the least that a launch costs the host.
+
+        Raises:
+            TypeError: as a call.
+        """
+        return self._kernel.bind(self._named(args, tensors))
+
+    def __repr__(self) -> str:
+        return f"<{self.name}({', '.join(self.tensors)})>"
+
+    def _named(self, args: tuple[Any, ...], tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not args and tensors.keys() == set(self.tensors):
+            return tensors
+        if len(args) > len(self.tensors):
+            raise TypeError(f"{self!r} takes {len(self.tensors)} tensors, and got {len(args)}")
+        found = dict(zip(self.tensors, args, strict=False))
+        for name in tensors:
+            if name in found or name not in self.tensors:
+                fault = "got it twice" if name in found else f"has no such tensor {listed(self.tensors, near=name)}"
+                raise TypeError(f"{self!r}: {name!r}: {fault}")
+        found.update(tensors)
+        missing = [name for name in self.tensors if name not in found]
+        if missing:
+            raise TypeError(f"{self!r} lacks the tensor{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
+        return found
+
+
+def load_winner(
+    artifact: str | os.PathLike[str], kernel_file: str | None = None, device: str | None = None
+) -> LoadedKernel:
+    """Load a winner's artifact into this process, for ``device``, a name such as ``cuda:1``; by default the first.
+
+    ``kernel_file`` is where its kernel is declared, for backends whose artifacts call functions of it.
+    It is the entry point ``winner`` of the group ``ktuned.loaders``, by which clients find it.
+
+    Raises:
+        BackendError: the backend's plugin is missing, the artifact damaged or too old, its device not here.
+        Unsupported: the device cannot run it.
+        NotFound: there is no such device.
+    """
+    directory = Path(artifact)
+    try:
+        found = manifest.read(directory)
+        recipe = found.recipe
+        if not recipe.target:
+            raise BackendError(
+                f"the artifact {directory.name} was made by an older ktuned, which did not note how it is called",
+                hint="`ktuned gc --keep-gib 0` removes such artifacts; then tune the kernel again",
+            )
+        backend = Registry().load(found.backend)
+        manifest.verify(directory, required=backend.required_files)
+    except DamagedArtifact as error:
+        raise BackendError(f"the artifact cannot be loaded: {error}", hint="tune the kernel again") from error
+    if backend.needs_kernel_file and kernel_file is None:
+        raise BackendError(
+            f"a winner of the backend {backend.name!r} needs the kernel file, which this answer does not name",
+            hint="look it up with a daemon: exported winners name no files",
+        )
+    build = backend.build.from_plain(recipe.build)
+    unit = Unit(
+        key=found.key,
+        build=build,
+        sources=(),
+        kernel_file=Path(kernel_file or ""),
+        kernel=recipe.kernel,
+        target=recipe.target,
+    )
+    where = _device(backend, recipe.target, device)
+    return LoadedKernel(recipe.kernel, backend.load(directory, unit, where), build.tensors)
+
+
+def _device(backend: Backend, target: str, name: str | None) -> Device:
+    """Return the device of this machine that an artifact is loaded for; nothing is compiled, so no compiler is needed.
+
+    Raises:
+        BackendError: no device that it may be for is here.
+        NotFound: the one that is named is not.
+    """
+    found: Sequence[Device] | Absent
+    if target.startswith(cpu.TARGET_PREFIX):
+        found = (cpu.device(),)
+    elif target.startswith(GPU_PREFIX):
+        found = cuda_devices()
+    else:
+        found = backend.devices()
+    if isinstance(found, Absent):
+        raise BackendError(f"the winner is for {target}: {found.message}", hint=found.hint)
+    for device in found:
+        if name in (None, device.name):
+            return device
+    raise NotFound(f"there is no device {name!r} {listed([str(device.name) for device in found], near=name or '')}")

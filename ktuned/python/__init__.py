@@ -1,0 +1,6 @@
+"""Tuning from Python: what ``ktuned.tune`` does in scripts, tests and notebooks."""
+
+from ktuned.python.request import TuningFailed, tune
+from ktuned.python.result import Result, Trial, Trials
+
+__all__ = ["Result", "Trial", "Trials", "TuningFailed", "tune"]

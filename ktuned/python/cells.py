@@ -1,0 +1,153 @@
+"""Kernel file of a kernel that a notebook declares: its cell, and what this uses of the other cells. No IO.
+
+The cell that declares the kernel is taken whole. Of the other cells come the statements that define the names which it
+uses, directly or not: imports, functions, classes, assignments, and what changes an assigned name later. Other
+statements, such as ``torch.set_num_threads(1)``, are left behind: they belong into the kernel's own cell.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ktuned.model import UsageError
+from ktuned.spec import Syntax, free_names
+
+MARK = "written by ktuned.tune from the cells of a notebook; change those, as this file is written again"
+"""Stands in the first line of each file, so that none of another origin is overwritten."""
+
+_SHELL = "get_ipython"
+"""Magics and shell commands become calls of this function, which workers have not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """A top-level statement of a cell that has run: its cell's place in the order, its syntax, its text."""
+
+    cell: int
+    node: ast.stmt
+    text: str
+
+    @cached_property
+    def binds(self) -> frozenset[str]:
+        """The names that it gives a value."""
+        return frozenset(Syntax(ast.Module([self.node], [])).definitions)
+
+    @cached_property
+    def changes(self) -> frozenset[str]:
+        """The names whose value it changes in place: ``x[0] = 1``, ``x.y = 1``, ``x += 1``, ``x.append(1)``."""
+        if isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return frozenset()
+        targets: list[ast.expr] = []
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.AugAssign):
+                targets.append(node.target)
+            elif isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+                targets.append(node)
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                targets.append(node.value.func)
+        return frozenset(filter(None, map(_base, targets)))
+
+    @cached_property
+    def uses(self) -> frozenset[str]:
+        """The names that it takes from elsewhere, those that it changes included."""
+        return frozenset(dotted[0] for dotted in free_names(self.node)) | self.changes
+
+    @property
+    def is_import(self) -> bool:
+        """True if its names are those of modules and what is in them."""
+        return isinstance(self.node, ast.Import | ast.ImportFrom)
+
+
+def statements(cells: Sequence[str]) -> list[Statement]:
+    """Return the statements of the cells that have run, in their order, without those that need the notebook's shell.
+
+    ``cells`` are Python: magics are calls already. One that cannot be parsed did not run either.
+    """
+    found = []
+    for number, text in enumerate(cells):
+        try:
+            body = ast.parse(text).body
+        except SyntaxError:
+            continue
+        lines = text.splitlines()
+        for node in body:
+            if not any(isinstance(part, ast.Name) and part.id == _SHELL for part in ast.walk(node)):
+                found.append(Statement(number, node, _text(node, body, lines)))
+    return found
+
+
+def kernel_file(cells: Sequence[str], kernel: str, names: Collection[str]) -> str:
+    """Return the text of a kernel file; ``names`` are the notebook's variables that hold the kernel.
+
+    Raises:
+        UsageError: no cell declares it at its top level.
+    """
+    ran = statements(cells)
+    declaring = [statement.cell for statement in ran if not statement.is_import and statement.binds & set(names)]
+    if not declaring:
+        raise UsageError(
+            f"no cell declares the kernel {kernel!r} at its top level",
+            hint="declare it in a cell of its own, outside of functions and without a %%magic",
+        )
+    taken = [statement for statement in ran if statement.cell == declaring[-1]]
+    wanted = list(_wanted(taken))
+    settled = {name for statement in taken for name in statement.binds}
+    while wanted:
+        name = wanted.pop()
+        if name in settled:
+            continue
+        settled.add(name)
+        for statement in _defining(ran, name, declaring[-1]):
+            if statement not in taken:
+                taken.append(statement)
+                wanted += statement.uses
+    order = {id(statement): place for place, statement in enumerate(ran)}
+    taken.sort(key=lambda statement: order[id(statement)])
+    parts: list[str] = []
+    for before, statement in zip([None, *taken], taken, strict=False):
+        is_apart = before is not None and not (before.is_import and statement.is_import)
+        parts.append(("\n" if is_apart else "") + statement.text)
+    return f'"""Kernel {kernel}: {MARK}."""\n\n' + "\n".join(parts) + "\n"
+
+
+def _wanted(taken: Sequence[Statement]) -> Iterator[str]:
+    """Yield the names that a cell uses and does not bind before."""
+    bound: set[str] = set()
+    for statement in taken:
+        yield from statement.uses - bound
+        # A function's body runs later, when the rest of its cell is there.
+        bound |= statement.binds
+
+
+def _defining(ran: Sequence[Statement], name: str, declaring: int) -> list[Statement]:
+    """Return the statements that give a name its value as the kernel's cell found it, and as it is by now."""
+    binding = [place for place, statement in enumerate(ran) if name in statement.binds - statement.changes]
+    if not binding:
+        return []
+    first = max((place for place in binding if ran[place].cell <= declaring), default=binding[0])
+    return [
+        statement
+        for statement in ran[first:]
+        if name in statement.binds or (name in statement.changes and not ran[first].is_import)
+    ]
+
+
+def _base(node: ast.expr) -> str:
+    """Return the name that an attribute or an element is taken of; nothing for a plain name that is called."""
+    is_part = False
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node, is_part = node.value, True
+    return node.id if isinstance(node, ast.Name) and (is_part or isinstance(node.ctx, ast.Store)) else ""
+
+
+def _text(node: ast.stmt, body: Sequence[ast.stmt], lines: Sequence[str]) -> str:
+    """Return a statement as it was written, with its comments; rewritten where it shares a line with another."""
+    first = min([node.lineno, *(item.lineno for item in getattr(node, "decorator_list", ()))])
+    last = node.end_lineno or node.lineno
+    shared = any(
+        other is not node and other.lineno <= last and (other.end_lineno or other.lineno) >= first for other in body
+    )
+    return ast.unparse(node) if shared else "\n".join(lines[first - 1 : last])

@@ -1,0 +1,169 @@
+"""``ktuned.tune``: a tuning from a script, a test or a notebook, followed to its end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ktuned.cli import begin, ensure_daemon, fold, say
+from ktuned.model import KernelFileError, KtunedError, UsageError, canonical
+from ktuned.python.origin import Origin, origin_of
+from ktuned.python.progress_display import display_for
+from ktuned.python.result import Result
+from ktuned.spec import Kernel, end_declarations
+from ktuned_client import Client, Tuning
+
+LOOKUP_DEADLINE_S = 10.0
+"""Deadline of the lookup behind a result: nothing waits for it but the program that has waited for the tuning."""
+
+Config = Mapping[str, Any]
+Problem = Mapping[str, Any]
+
+
+class TuningFailed(KtunedError):
+    """A tuning ended without a winner; the message is its job's."""
+
+    code = "tuning_failed"
+
+
+def tune(
+    kernel: Kernel | str,
+    problem: Problem | None = None,
+    *,
+    configs: Sequence[Config] | None = None,
+    device: str | None = None,
+    preset: str | None = None,
+    trials: int | None = None,
+    seconds: float | None = None,
+    strategy: str | None = None,
+    until: str | None = None,
+    seed: int | None = None,
+    again: bool = False,
+    progress: bool | None = None,
+) -> Result:
+    """Tune a kernel for one problem in the daemon, which is started if none runs, and return the result.
+
+    ``kernel`` is a declared kernel, of this very program or of a kernel file, or the name of one that the daemon knows.
+    ``problem`` may be left out if the kernel declares one alone. ``configs`` are tried instead of the space that they
+    are part of; ``again`` measures what was measured before once more. The rest overrides the kernel's own plan.
+    ``progress`` is shown in terminals and notebooks, ``True`` prints lines elsewhere, too, and ``False`` nothing.
+
+    Workers import the file that declares the kernel. That import ends at the first call of ``tune``, so what follows it
+    runs in the program alone. An interrupt (Ctrl-C) detaches: the job goes on, and an equal call joins it.
+
+    Raises:
+        TuningFailed: no config could be measured, or the job was cancelled.
+        KernelFileError: the file that declares the kernel cannot be imported by a worker.
+        UsageError: the kernel is in no file, or its problem is not known.
+        DaemonError: the daemon refused the request.
+        DaemonUnavailable: the daemon ended, or did not answer.
+    """
+    end_declarations()
+    origin = origin_of(kernel)
+    ensure_daemon()
+    with Client(deadline_s=LOOKUP_DEADLINE_S, strict=True) as client:
+        if problem is None:
+            problem = _only_problem(kernel, client)
+        plan: dict[str, Any] = {
+            "configs": None if configs is None else [dict(config) for config in configs],
+            "device": device,
+            "preset": preset,
+            "trials": trials,
+            "seconds": seconds,
+            "strategy": strategy,
+            "until": until,
+            "seed": seed,
+            "again": again or None,
+            "python": _interpreter(client, origin),
+        }
+        with client.tune(origin.name, path=origin.path or None, problem=dict(problem), **plan) as tuning:
+            if tuning.errors and not tuning.jobs:
+                raise _file_error(tuning.errors[0])
+            _follow(tuning, progress)
+        return _result(client, tuning.jobs[0], problem, device)
+
+
+def _only_problem(kernel: Kernel | str, client: Client) -> Problem:
+    """Return a kernel's only declared problem.
+
+    Raises:
+        UsageError: it declares none, or several.
+    """
+    if isinstance(kernel, Kernel):
+        name, problems = kernel.name, list[Problem](kernel.problem_list())
+    else:
+        (known,) = client.call("kernels", kernel=kernel, directory=os.getcwd())["kernels"]
+        name, problems = known["name"], known["problems"]
+    if len(problems) == 1:
+        return problems[0]
+    listed = ", ".join(map(canonical, problems[:3]))
+    declares = f"declares {len(problems)} problems" if problems else "declares no problems"
+    raise UsageError(
+        f"the kernel {name!r} {declares}{f' ({listed} …)' if problems else ''}",
+        hint="name the one to tune: ktuned.tune(kernel, problem=dict(…))",
+    )
+
+
+def _interpreter(client: Client, origin: Origin) -> str | None:
+    """Return this interpreter for the workers of a project that is not watched yet; others have theirs."""
+    if not origin.path:
+        return None
+    roots = client.call("kernels", path=origin.path)["roots"]
+    is_watched = any(os.path.commonpath([root["path"], origin.path]) == root["path"] for root in roots)
+    return None if is_watched else sys.executable
+
+
+def _follow(tuning: Tuning, progress: bool | None) -> None:
+    """Show a tuning until its jobs have ended."""
+    try:
+        view = begin(tuning.jobs)
+        with display_for(progress) as display:
+            display.show(None, view, ())
+            for event in tuning:
+                view, news = fold(view, event)
+                display.show(event, view, news)
+    except KeyboardInterrupt:
+        job = tuning.jobs[0]["id"]
+        say(f"detached; job {job} continues: the same call joins it, `ktuned cancel {job}` cancels it")
+        raise
+
+
+def _file_error(error: Mapping[str, Any]) -> KernelFileError:
+    return KernelFileError(
+        error["message"],
+        path=error.get("path") or "",
+        line=error.get("line") or 0,
+        hint=error.get("hint") or "",
+        excerpt=error.get("excerpt") or "",
+    )
+
+
+def _result(client: Client, job: Mapping[str, Any], problem: Problem, device: str | None) -> Result:
+    """Return the result of a job that has ended.
+
+    Raises:
+        TuningFailed: it has no winner.
+    """
+    name = job["kernel"]
+    if job["state"] != "done":
+        raise TuningFailed(
+            f"{name} could not be tuned: {job['message'] or job['state']}",
+            hint=f"`ktuned results {name}` lists the configs that failed",
+        )
+    hit = client.lookup(name, problem, device=device or job["device"])
+    if hit.config is None or hit.latency_us is None or hit.device is None:
+        raise TuningFailed(f"{name} has no winner: {hit.message or hit.status}")
+    return Result(
+        kernel=name,
+        problem=hit.problem,
+        device=hit.device,
+        config=hit.config,
+        latency_us=hit.latency_us,
+        hit=hit,
+        job=job,
+        default_us=job.get("default_us"),
+        reference_us=job.get("reference_us"),
+        message=job.get("message") or "",
+    )

@@ -1,0 +1,180 @@
+"""Result of a tuning: the winner, its figures, the trials behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from typing import Any, overload
+
+from ktuned_client import Client, Hit
+
+MAX_SHOWN = 20
+"""Rows of a table in a notebook: more are for a data frame."""
+
+PAGE = 2_000
+"""Trials of one request, the most that the daemon sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One config that was tried: its outcome, its latency and what it cost."""
+
+    id: int
+    config: Mapping[str, Any]
+    outcome: str
+    latency_us: float | None
+    spread_us: float | None
+    compile_s: float
+    lane_s: float
+    message: str
+    is_winner: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_wire(cls, trial: Mapping[str, Any]) -> Trial:
+        """Read a trial's map of the protocol."""
+        return cls(
+            trial["id"],
+            trial["config"],
+            trial["outcome"] or "running",
+            trial["latency_us"],
+            trial["spread_us"],
+            trial["compile_s"],
+            trial["lane_s"],
+            trial["message"],
+            trial["winner"],
+            trial.get("metrics") or {},
+        )
+
+
+class Trials(Sequence[Trial]):
+    """The configs that were tried, the fastest first, then those without a latency."""
+
+    def __init__(self, trials: Iterable[Trial]) -> None:
+        by_latency = sorted(trials, key=lambda trial: (trial.latency_us is None, trial.latency_us or 0.0, trial.id))
+        self._trials = tuple(by_latency)
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    @overload
+    def __getitem__(self, place: int) -> Trial: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Trials: ...
+
+    def __getitem__(self, place: int | slice) -> Trial | Trials:
+        return Trials(self._trials[place]) if isinstance(place, slice) else self._trials[place]
+
+    def to_pandas(self) -> Any:
+        """Return a data frame: a row for each config, with a column for each knob and metric.
+
+        Raises:
+            ModuleNotFoundError: pandas is not installed.
+        """
+        import pandas  # type: ignore[import-untyped]
+
+        return pandas.DataFrame([_row(trial) for trial in self._trials])
+
+    def __repr__(self) -> str:
+        measured = sum(trial.latency_us is not None for trial in self._trials)
+        return f"<{len(self)} trials, {measured} measured>"
+
+    def _repr_html_(self) -> str:
+        knobs = list(dict.fromkeys(knob for trial in self._trials for knob in trial.config))
+        head = "".join(f"<th>{escape(name)}</th>" for name in [*knobs, "outcome", "latency (µs)", "message"])
+        rows = []
+        for trial in self._trials[:MAX_SHOWN]:
+            cells = [str(trial.config.get(knob, "")) for knob in knobs]
+            latency = "" if trial.latency_us is None else f"{trial.latency_us:.4g}"
+            cells += [trial.outcome, latency, trial.message.partition("\n")[0][:200]]
+            style = " style='font-weight:bold'" if trial.is_winner else ""
+            rows.append(f"<tr{style}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+        rest = len(self) - MAX_SHOWN
+        more = f"<p>and {rest} more</p>" if rest > 0 else ""
+        return f"<table><tr>{head}</tr>{''.join(rows)}</table>{more}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tuning's result for one problem.
+
+    ``config`` is the winner, as lookups serve it from now on, ``latency_us`` its latency in µs. ``default_us`` and
+    ``reference_us`` are those of the declared default and of the reference, where they were measured. ``job`` is the
+    job's map of the protocol, ``message`` what it had to say.
+    """
+
+    kernel: str
+    problem: Mapping[str, Any]
+    device: str
+    config: Mapping[str, Any]
+    latency_us: float
+    hit: Hit = field(repr=False)
+    job: Mapping[str, Any] = field(repr=False)
+    default_us: float | None = None
+    reference_us: float | None = None
+    message: str = ""
+
+    @property
+    def latency(self) -> float:
+        """The winner's latency in seconds."""
+        return self.latency_us / 1e6
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times the winner is faster than the declared default, where that was measured."""
+        return None if self.default_us is None else self.default_us / self.latency_us
+
+    @cached_property
+    def trials(self) -> Trials:
+        """All configs that were tried for this problem, in the kernel's present state; read from the daemon once."""
+        found: list[Trial] = []
+        wanted: dict[str, Any] = {"kernel": self.kernel, "problem": dict(self.problem), "device": self.device}
+        with Client() as client:
+            while True:
+                page = client.call("results", **wanted, current=True, order="newest", limit=PAGE)["trials"]
+                found += map(Trial.from_wire, page)
+                if len(page) < PAGE:
+                    return Trials(found)
+                wanted["before"] = page[-1]["id"]
+
+    def load(self, *, device: str | None = None) -> Any:
+        """Return the winner as a callable, which takes the tensors of ``inputs`` by their names.
+
+        Raises:
+            LoadError: see :meth:`ktuned_client.Hit.load`.
+        """
+        return self.hit.load(device=device)
+
+    def to_pandas(self) -> Any:
+        """Return the trials as a data frame; see :meth:`Trials.to_pandas`."""
+        return self.trials.to_pandas()
+
+    def __str__(self) -> str:
+        where = f" [{_flat(self.problem)}]" if self.problem else ""
+        gain = f", {self.speedup:.3g}× the default" if self.speedup else ""
+        return f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {_flat(self.config)}"
+
+    def _repr_html_(self) -> str:
+        return f"<p><code>{escape(str(self))}</code></p>{self.trials._repr_html_()}"
+
+
+def _row(trial: Trial) -> dict[str, Any]:
+    figures = {
+        "outcome": trial.outcome,
+        "latency_us": trial.latency_us,
+        "spread_us": trial.spread_us,
+        "compile_s": trial.compile_s,
+        "lane_s": trial.lane_s,
+        "is_winner": trial.is_winner,
+        "message": trial.message,
+    }
+    # Knobs first; one that is called as a column of ours keeps its name, and the figure goes by another.
+    clear = {name if name not in trial.config else f"trial.{name}": value for name, value in figures.items()}
+    return {**trial.config, **clear, **{f"metric.{name}": value for name, value in trial.metrics.items()}}
+
+
+def _flat(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())

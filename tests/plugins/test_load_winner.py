@@ -1,0 +1,142 @@
+"""``hit.load()``: the winner as a callable, the same two lines for each backend."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ktuned_client import Client, Hit, LoadError
+from tests.e2e.harness import Daemon
+
+KERNELS = """
+from ktuned import kernel, space, tensor
+import ktuned_command, ktuned_torch, ktuned_tvm_ffi
+
+def inputs(p):
+    return dict(x=tensor((p.n,)), y=tensor((p.n,), output=True))
+
+def reference(x, y):
+    return dict(y=2 * x)
+
+@kernel(backend="tvm_ffi", sources=["twice.cc"], space=space(F=[2]), problems=[dict(n=64)], inputs=inputs,
+        reference=reference, preset="fast")
+def compiled(p, c):
+    return ktuned_tvm_ffi.Build(function="twice", args=("x", "y"), defines=dict(FACTOR=c.F))
+
+def write_twice(x, factor, y):
+    y.copy_(x * factor)
+
+@kernel(backend="torch", space=space(F=[2]), problems=[dict(n=64)], inputs=inputs, reference=reference, preset="fast",
+        specialize=())
+def eager(p, c):
+    return ktuned_torch.Build(function=write_twice, args=("x", c.F), kwargs=dict(y="y"))
+
+@kernel(backend="command", space=space(F=[2]), problems=[dict(n=1)], check=None, preset="fast", depends=["*.none"])
+def told(p, c):
+    return ktuned_command.Build(argv=("echo", "took", c.F, "ms"), pattern=r"took (\\d+)")
+"""
+
+SOURCE = """
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/function.h>
+
+void twice(tvm::ffi::TensorView x, tvm::ffi::TensorView y) {
+  for (int64_t i = 0; i < x.numel(); ++i)
+    static_cast<float*>(y.data_ptr())[i] = FACTOR * static_cast<const float*>(x.data_ptr())[i];
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(twice, twice);
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Run a daemon that has tuned one kernel of each backend that needs no GPU."""
+    with Daemon(tmp_path_factory.mktemp("load")) as running:
+        path = running.kernel_file(KERNELS)
+        path.with_name("twice.cc").write_text(SOURCE)
+        _, jobs = running.tune(path=str(path))
+        assert [job["state"] for job in jobs] == ["done"] * 3, jobs
+        # Its connection is the fixture's, and no test's leak.
+        running.client.lookup("none", {})
+        yield running
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Client:
+    """Return the client of an application."""
+    return daemon.client
+
+
+@pytest.mark.parametrize("kernel", ["compiled", "eager"])
+def test_a_winner_is_called_with_its_tensors(client: Client, kernel: str) -> None:
+    """By name, in order, or bound once for many calls; the artifact alone decides what runs."""
+    call = client.lookup(kernel, {"n": 64}).load()
+    x = torch.rand(64)
+    for is_named, is_bound in ((True, False), (False, False), (False, True)):
+        y = torch.empty(64)
+        if is_bound:
+            call.bind(x, y=y)()
+        elif is_named:
+            call(x=x, y=y)
+        else:
+            call(x, y)
+        torch.testing.assert_close(y, 2 * x)
+
+
+def test_a_program_is_run(client: Client) -> None:
+    """A command's callable takes nothing, and returns the time that it printed, in µs."""
+    assert client.lookup("told", {"n": 1}).load()() == 2000.0
+
+
+@pytest.mark.parametrize(
+    ("args", "tensors", "words"),
+    [((), ("x",), "lacks the tensor y"), ((), ("x", "y", "z"), "no such tensor"), ((0,), ("x", "y"), "got it twice")],
+)
+def test_wrong_tensors_are_named(client: Client, args: tuple[int, ...], tensors: tuple[str, ...], words: str) -> None:
+    """A tensor that is missing, unknown or there twice."""
+    call = client.lookup("compiled", {"n": 64}).load()
+    with pytest.raises(TypeError, match=words):
+        call(*args, **dict.fromkeys(tensors, torch.empty(64)))
+
+
+def test_without_a_winner_there_is_the_default_or_a_reason(client: Client) -> None:
+    """A problem that was never tuned has no compiled winner."""
+    hit = client.lookup("compiled", {"n": 65})
+    with pytest.raises(LoadError, match="no compiled winner for n=65: the answer is 'near'"):
+        hit.load()
+    assert hit.load(default=torch.add) is torch.add
+
+
+def test_another_problems_winner_is_not_launched_for_this_one(client: Client) -> None:
+    """Where ``specialize`` leaves out a key, its launch may be another: the answer names the measured one."""
+    hit = client.lookup("eager", {"n": 100})
+    assert (hit.status, hit.measured) == ("fresh", {"n": 64})
+    with pytest.raises(LoadError, match="measured for n=64"):
+        hit.load()
+
+
+def test_a_damaged_artifact_is_not_loaded(client: Client) -> None:
+    """Its files are checked against its manifest."""
+    hit = client.lookup("compiled", {"n": 64})
+    file = Path(str(hit.artifact)) / "kernel.so"
+    content = file.read_bytes()
+    file.chmod(0o600)
+    try:
+        file.write_bytes(content[:-1])
+        with pytest.raises(Exception, match="is not what was sealed"):
+            hit.load()
+    finally:
+        file.write_bytes(content)
+
+
+def test_exported_winners_are_loaded_without_a_daemon(daemon: Daemon, tmp_path: Path) -> None:
+    """An artifact that travels with its file holds all that a call needs; a function of a kernel file does not."""
+    done = daemon.ktuned("export", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts"))
+    assert done.returncode == 0, done.stderr
+    alone = Client(str(tmp_path / "no.sock"), winners=tmp_path / "winners")
+    x, y = torch.rand(64), torch.empty(64)
+    exported = alone.lookup("compiled", {"n": 64})
+    assert isinstance(exported, Hit)
+    exported.load()(x, y)
+    torch.testing.assert_close(y, 2 * x)

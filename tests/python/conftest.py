@@ -1,0 +1,16 @@
+"""A daemon that programs of these tests tune with."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.harness import Daemon
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Run one daemon for all programs of a module: each has a kernel of its own."""
+    with Daemon(tmp_path_factory.mktemp("python")) as running:
+        # Its connection is the fixture's, and no test's leak.
+        running.client.lookup("none", {})
+        yield running

@@ -1,0 +1,93 @@
+"""From the cells of a notebook to a kernel file."""
+
+from textwrap import dedent
+
+import pytest
+
+from ktuned.model import UsageError
+from ktuned.python.cells import MARK, kernel_file
+
+KERNEL = """
+    @kernel(space=space(N=SIZES))
+    def it(p, c):
+        return Build(**c)
+"""
+
+
+def written(*cells: str, names: tuple[str, ...] = ("it",)) -> str:
+    """Return the file of the kernel ``it``, without its first line."""
+    text = kernel_file([dedent(cell) for cell in cells], "it", names)
+    first, _, rest = text.partition("\n")
+    assert MARK in first
+    return rest.strip()
+
+
+def test_the_kernels_cell_is_taken_whole() -> None:
+    """Effects, comments and all; cells that it uses nothing of stay behind."""
+    cell = "import torch\n# as in production\ntorch.set_num_threads(1)\n@kernel()\ndef it(p, c): ..."
+    text = written("print('hello')", "data = load()", cell, "data.plot()")
+    assert text.split() == cell.replace("# as in production", "").split()
+
+
+def test_what_the_kernel_uses_comes_along_in_its_order() -> None:
+    """Imports, functions, constants, directly and through others, and nothing else."""
+    text = written(
+        "import os\nimport torch\nfrom ktuned import kernel, space",
+        "LEAST = 2\nUNUSED = 3",
+        "def sizes():\n    return [LEAST, torch.tensor(4)]\n",
+        "SIZES = sizes()",
+        KERNEL,
+    )
+    compile(text, "it", "exec")
+    lines = [line for line in text.splitlines() if line and not line.startswith((" ", "@", "def it"))]
+    assert lines == ["import torch", "from ktuned import kernel, space", "LEAST = 2", "def sizes():", "SIZES = sizes()"]
+
+
+def test_the_last_definition_counts() -> None:
+    """A cell that ran again replaces what it defined; the kernel's newest cell is the one."""
+    text = written("SIZES = [1]", KERNEL.replace("N=", "OLD="), "SIZES = [2]", KERNEL)
+    assert "SIZES = [1]" not in text
+    assert "OLD" not in text
+    assert text.startswith("SIZES = [2]")
+
+
+@pytest.mark.parametrize(
+    "change", ["SIZES.append(3)", "SIZES += [3]", "SIZES[0] = 3", "for n in (3,):\n    SIZES.append(n)"]
+)
+def test_changes_in_place_come_along(change: str) -> None:
+    """A list that another cell fills has its elements in the file, too."""
+    text = written("SIZES = [1]", change, KERNEL)
+    assert change in text
+    assert text.index("SIZES = [1]") < text.index(change) < text.index("def it")
+
+
+def test_a_name_has_the_values_of_both_times() -> None:
+    """The declaration finds what the name was then; functions find what it is by now, as in the notebook."""
+    text = written("SIZES = [0]", "SIZES = [1]", KERNEL, "SIZES = [2]")
+    assert "SIZES = [0]" not in text
+    assert text.index("SIZES = [1]") < text.index("def it") < text.index("SIZES = [2]")
+
+
+def test_magics_and_broken_cells_stay_behind() -> None:
+    """Calls of the notebook's shell mean nothing in a worker, and a cell with a syntax error never ran."""
+    shell = "get_ipython().run_line_magic('matplotlib', 'inline')\nSIZES = [1]"
+    text = written(shell, "SIZES = [", KERNEL)
+    assert "get_ipython" not in text
+    assert "SIZES = [1]" in text
+
+
+def test_statements_that_share_a_line_are_taken_apart() -> None:
+    """``SIZES = [1]; print(SIZES)`` gives its first half."""
+    assert written("SIZES = [1]; print(SIZES)", KERNEL).startswith("SIZES = [1]\n")
+
+
+def test_a_kernel_may_have_another_name_in_the_notebook() -> None:
+    """It is found by the variable that holds it, also where a factory makes it."""
+    text = written("make = print", "best = make()", names=("best",))
+    assert text.split("\n\n") == ["make = print", "best = make()"]
+
+
+def test_a_kernel_of_no_cell_is_one_clear_line() -> None:
+    """One that was declared inside a function or below a ``%%magic`` cannot be written."""
+    with pytest.raises(UsageError, match="no cell declares the kernel 'it'"):
+        written("x = 1")

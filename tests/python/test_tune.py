@@ -1,0 +1,269 @@
+"""``ktuned.tune`` from real programs, beside a real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import PATIENCE_S, UNHURRIED, Daemon
+
+KERNEL = f"""
+@kernel(
+    backend="fake", space=space([dict(us=300.0, tag="slow"), dict(us=60.0, tag="quick")]), problems=PROBLEMS,
+    inputs=lambda p: dict(x=tensor((p.n,)), y=tensor((p.n,), output=True)), reference=lambda x: dict(y=2 * x),
+    default=dict(us=300.0, tag="slow"), deadlines={UNHURRIED}, preset="fast",
+)
+def NAME(p, c):
+    return Build(**c)
+"""
+HEAD = "import json, sys\nimport ktuned\nfrom ktuned import kernel, space, tensor\nfrom ktuned_fake import Build\n"
+
+
+def program(daemon: Daemon, name: str, body: str, *, problems: str = "[dict(n=64)]", file: str = "") -> Path:
+    """Write a program that declares the kernel ``name`` and goes on with ``body``."""
+    text = HEAD + KERNEL.replace("NAME", name).replace("PROBLEMS", problems) + textwrap.dedent(body)
+    return daemon.kernel_file(text, file or f"{name}.py")
+
+
+def run(daemon: Daemon, *words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program of Python to its end."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        env=daemon.env,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def said(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    """Return the JSON object that a program printed last."""
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_program_tunes_the_kernel_that_it_declares(daemon: Daemon) -> None:
+    """Without a guard of ``__main__``: config, latency, trials and the callable winner are there; nothing is printed.
+
+    The workers' import ends at the call, so that what follows runs in the program alone.
+    """
+    script = program(
+        daemon,
+        "twice",
+        """
+        result = ktuned.tune(twice)
+        with open("runs.log", "a") as log:
+            log.write("on\\n")
+        import torch
+        x, y = torch.ones(64), torch.zeros(64)
+        call = result.load()
+        call(x=x, y=y)
+        z = torch.zeros(64)
+        call.bind(x, z)()
+        print(json.dumps(dict(
+            config=dict(result.config), us=result.latency_us, s=result.latency, speedup=result.speedup,
+            trials=[(trial.config["tag"], trial.outcome, trial.is_winner) for trial in result.trials],
+            y=float(y.sum()), z=float(z.sum()), text=str(result), html=result._repr_html_(),
+        )))
+        """,
+    )
+    done = run(daemon, script, cwd=script.parent)
+    found = said(done)
+    assert found["config"] == {"us": 60.0, "tag": "quick"}
+    us, speedup = found["us"], found["speedup"]
+    assert isinstance(us, float)
+    assert isinstance(speedup, float)
+    assert 60 <= us < 300
+    assert found["s"] == us / 1e6
+    assert speedup > 1
+    assert found["trials"] == [["quick", "measured", True], ["slow", "measured", False]]
+    assert (found["y"], found["z"]) == (128.0, 128.0)
+    assert "on Fake CPU" in str(found["text"])
+    assert "<td>quick</td>" in str(found["html"])
+    assert (script.parent / "runs.log").read_text() == "on\n"
+    # The fake backend itself says what it loads.
+    assert (done.stdout.splitlines()[:-1], done.stderr) == (["loaded quick"], "")
+
+
+def test_what_follows_the_call_decides_nothing(daemon: Daemon) -> None:
+    """An edit of the call's budget or of the code behind it re-tunes nothing; the same call measures nothing."""
+    body = "result = ktuned.tune(steady, trials={n})\nprint(json.dumps(dict(job=result.job['id'], {more})))\n"
+    script = program(daemon, "steady", body.format(n=10, more=""))
+    said(run(daemon, script))
+    digest = daemon.client.call("kernels", kernel="steady")["kernels"][0]["digest"]
+    program(daemon, "steady", body.format(n=20, more="n=1"))
+    said(run(daemon, script))
+    compiles = daemon.compiles.read_text()
+    said(run(daemon, script))
+    assert daemon.client.call("kernels", kernel="steady")["kernels"][0]["digest"] == digest
+    assert daemon.compiles.read_text() == compiles
+
+
+def test_a_test_tunes_the_kernel_of_its_module(daemon: Daemon) -> None:
+    """Pytest imports the module its own way, and the workers theirs; a fixture and an assertion are no obstacle."""
+    body = """
+        import pytest
+
+        @pytest.fixture
+        def problem():
+            return dict(n=64)
+
+        def test_quick_wins(problem):
+            result = ktuned.tune(tested, problem)
+            assert result.config["tag"] == "quick"
+        """
+    script = program(daemon, "tested", body, file="test_tested.py")
+    done = run(daemon, "-m", "pytest", "-q", "-p", "no:cacheprovider", script, cwd=script.parent)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_progress_is_for_terminals(daemon: Daemon) -> None:
+    """In a terminal bars are drawn; ``progress=True`` prints lines elsewhere."""
+    script = program(daemon, "shown", "ktuned.tune(shown, progress=True if sys.argv[1:] else None)\n")
+    assert "job " in run(daemon, script, "lines").stdout
+    program(daemon, "drawn", "ktuned.tune(drawn)\n", file="shown.py")
+    terminal, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, script],
+            env={**daemon.env, "TERM": "xterm"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        drawn = os.read(terminal, 1 << 16).decode(errors="replace")
+    finally:
+        os.close(theirs)
+        os.close(terminal)
+    assert done.returncode == 0, drawn
+    assert "drawn [n=64] on Fake CPU" in drawn
+
+
+def test_ctrl_c_detaches(daemon: Daemon) -> None:
+    """The program ends with KeyboardInterrupt, and says so in a line; the job goes on to its winner."""
+    gated = HEAD + KERNEL.replace("NAME", "long").replace("PROBLEMS", "[dict(n=64)]").replace(
+        'dict(us=60.0, tag="quick")', 'dict(us=60.0, tag="quick", gate="long")'
+    ).replace('dict(us=300.0, tag="slow")', 'dict(us=300.0, tag="slow", gate="")')
+    script = daemon.kernel_file(gated + "\nktuned.tune(long)\n", "long.py")
+    gate = daemon.gate("long")
+    process = subprocess.Popen([sys.executable, script], env=daemon.env, stderr=subprocess.PIPE, text=True)
+    gate.wait_reached()
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=PATIENCE_S)
+    assert "detached; job" in complaint
+    assert "KeyboardInterrupt" in complaint
+    gate.open()
+    daemon.until(lambda: daemon.client.lookup("long", {"n": 64}).status == "fresh", "the job to go on")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("ktuned.tune(NAME)", "declares 2 problems"),
+        ("ktuned.tune('no_such_kernel', dict(n=1))", "no_such_kernel"),
+        ("ktuned.tune(NAME, dict(n=64), configs=[dict(us=1.0, tag='none')])", "is not in the space"),
+        ("ktuned.tune(NAME, dict(n=64), configs=[dict(us=60.0)])", "it lacks tag"),
+        ("ktuned.tune(3)", "not a value of type int"),
+    ],
+)
+def test_misuse_is_one_clear_error(daemon: Daemon, body: str, words: str, request: pytest.FixtureRequest) -> None:
+    """A problem that is to be chosen, an unknown name, a config outside of the space, a value that is no kernel."""
+    name = f"misused{request.node.callspec.indices['body']}"
+    script = program(daemon, name, body.replace("NAME", name), problems="[dict(n=64), dict(n=128)]")
+    done = run(daemon, script)
+    assert done.returncode == 1
+    assert words in done.stderr.splitlines()[-1]
+
+
+def test_a_kernel_that_the_import_does_not_declare_is_refused(daemon: Daemon) -> None:
+    """Workers find no such kernel in the file: the error says where to declare it."""
+    inner = textwrap.indent(KERNEL.replace("NAME", "inner").replace("PROBLEMS", "[dict(n=64)]"), "    ")
+    body = f"if __name__ == '__main__':{inner}\n    ktuned.tune(inner)\n"
+    done = run(daemon, program(daemon, "outer", body))
+    assert "declares no kernel 'inner' when it is imported; declare it at the top level" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+
+
+def test_a_module_that_tunes_when_it_is_imported_is_named(daemon: Daemon) -> None:
+    """A kernel file that imports a program would end in the middle: it is an error of the program's line."""
+    program(daemon, "imported", "ktuned.tune(imported)")
+    importing = program(daemon, "importing", "")
+    importing.write_text("import imported\n" + importing.read_text())
+    (error,) = daemon.client.tune(path=str(importing)).errors
+    assert error["message"].endswith(f"ktuned.tune is called while {importing} imports this module")
+    assert error["path"] == str(importing.with_name("imported.py"))
+
+
+def test_configs_are_tried_alone_and_again(daemon: Daemon) -> None:
+    """``configs=`` tries these and no others; ``again=True`` measures them once more, and forgets nothing."""
+    body = """
+        first = ktuned.tune(some, configs=[dict(us=300.0, tag="slow")])
+        tried = [trial.config["tag"] for trial in first.trials]
+        other = ktuned.tune(some)
+        before = {trial.config["tag"]: trial.latency_us for trial in other.trials}
+        again = ktuned.tune(some, configs=[dict(us=300.0, tag="slow")], again=True)
+        after = {trial.config["tag"]: trial.latency_us for trial in again.trials}
+        print(json.dumps(dict(tried=tried, before=before, after=after, winner=again.config["tag"])))
+        """
+    found = said(run(daemon, program(daemon, "some", body)))
+    before, after = found["before"], found["after"]
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    assert found["tried"] == ["slow"]
+    assert before.keys() == after.keys() == {"slow", "quick"}
+    assert before["slow"] != after["slow"]
+    assert found["winner"] == "quick"
+
+
+NOTEBOOK = """
+import json, os, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in json.load(sys.stdin):
+    done = shell.run_cell(cell, store_history=True)
+    done.raise_error()
+"""
+
+
+def test_a_notebooks_kernel_goes_to_a_file(daemon: Daemon, tmp_path: Path) -> None:
+    """In a real IPython: the kernel's cell and what it uses of others make a kernel file in the working directory."""
+    pytest.importorskip("IPython", reason="pip install ipython")
+    cells = [
+        HEAD,
+        "%precision 3\nSIZES = [dict(n=64)]\nopened = open('opened.log', 'a').write('x')",
+        KERNEL.replace("NAME", "noted").replace("PROBLEMS", "SIZES"),
+        "result = ktuned.tune(noted)",
+        "print(json.dumps(dict(config=dict(result.config), html='<table>' in result._repr_html_())))",
+    ]
+    place = daemon.directory / "project"
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK],
+        input=json.dumps(cells),
+        env={**daemon.env, "IPYTHONDIR": str(tmp_path)},
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert said(done) == {"config": {"us": 60.0, "tag": "quick"}, "html": True}
+    written = (place / "tune_noted_notebook.py").read_text()
+    assert "SIZES = [dict(n=64)]" in written
+    assert "opened" not in written
+    assert (place / "opened.log").read_text() == "x"
+    (kernel,) = daemon.client.call("kernels", kernel="noted")["kernels"]
+    assert kernel["file"] == str(place / "tune_noted_notebook.py")
