@@ -112,6 +112,10 @@ class Overview:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def version(self) -> tuple[object, ...]:
+        """Return a value that changes when another process writes to the store."""
+        return tuple(self._reader.rows("PRAGMA data_version"))
+
     def kernels(self) -> list[KernelInfo]:
         """Return the kernels as they were last inspected."""
         return self._reader.values(rows.kernel, "SELECT name, info FROM kernels ORDER BY name")

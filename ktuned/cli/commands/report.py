@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,9 @@ from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path
 from ktuned.cli.versions import version
 from ktuned.model import KtunedError, UsageError, WinnerKey, sentence
-from ktuned.report import Standing, keyed, page, survey
+from ktuned.report import Document, Latest, LiveServer, Standing, keyed, page, survey
 from ktuned.store import STORE_NAME, Overview
-from ktuned_client import Client
+from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 DEFAULT_OUTPUT = Path("report.html")
 
@@ -37,17 +39,22 @@ _DEADLINE_S = 60.0
     help="The file to write.",
 )
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
-def report(targets: tuple[str, ...], place: Path, opens: bool) -> int:
+@click.option("--live", is_flag=True, help="Serve a page that follows running tunings instead, until Ctrl-C.")
+def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> int:
     """Write a report of the winners and of all trials as one HTML file.
 
     It needs no network: kernels, problems and devices with their gains and what is stale, and for each the charts.
     Without KERNEL or PATH it has the whole store.
     """
+    if live and place != DEFAULT_OUTPUT:
+        raise click.UsageError("--live writes no file, so --output does not go with it", click.get_current_context())
     with Client() as client:
-        home = Path(client.call("status")["home"])
+        store = Path(client.call("status")["home"]) / STORE_NAME
         kernels = _kernels(client, targets)
+        if live:
+            return _follow(client, store, kernels, opens=opens)
         standings = _standings(client)
-    with Overview(home / STORE_NAME) as overview:
+    with Overview(store) as overview:
         document = survey(overview, version(), kernels=kernels, standings=standings)
     if not document.sections:
         output.complain("there are no trials to report", "`ktuned tune PATH` makes some")
@@ -63,6 +70,36 @@ def report(targets: tuple[str, ...], place: Path, opens: bool) -> int:
     if opens and not webbrowser.open(place.resolve().as_uri()):
         output.complain("no browser could be started", f"open {place.resolve()} in one")
     return Exit.DONE
+
+
+def _follow(client: Client, store: Path, kernels: set[str] | None, *, opens: bool) -> int:
+    """Serve the report until Ctrl-C."""
+
+    def read() -> Document:
+        try:
+            standings = _standings(client)
+        except (DaemonUnavailable, DaemonError):
+            # It may be restarting; the store says the rest.
+            standings = {}
+        return survey(overview, version(), kernels=kernels, standings=standings, is_live=True)
+
+    with Overview(store) as overview, LiveServer(Latest(read, overview.version)) as server:
+        output.emit(server.address)
+        output.say("it follows the store until Ctrl-C; the address is its key, for this machine alone")
+        with _doorway(server.address) as doorway:
+            if opens and not webbrowser.open(doorway.as_uri()):
+                output.complain("no browser could be started", "open the address in one")
+            server.serve_forever()
+    return Exit.DONE
+
+
+@contextmanager
+def _doorway(address: str) -> Iterator[Path]:
+    """Write a private file that leads to the address: a browser's command line can be read by all users."""
+    with tempfile.NamedTemporaryFile("w", prefix="ktuned-", suffix=".html") as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+        file.flush()
+        yield Path(file.name)
 
 
 def _kernels(client: Client, targets: tuple[str, ...]) -> set[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,14 +14,18 @@ from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import device_option, given, json_option, problem_option
 from ktuned.cli.trial_pages import all_trials
-from ktuned.model import TRIED_AGAIN, Outcome
-from ktuned.report import FORMATS, figure_of, front, rendered
+from ktuned.model import TRIED_AGAIN, Outcome, canonical
+from ktuned.report import FORMATS, best_so_far, figure_of, front, rendered
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 50
 """Default number of trials in a table: about a screen."""
 
 TABLE = "table"
+PLOT = "plot"
+
+MAX_PLOT_COLUMNS = 100
+"""Wider plots are no clearer."""
 
 _TOLD_APART = ("stdout", "stderr", "samples", "story")
 _LABELS = {"count": "samples", "open_s": "opening", "low_us": "median from", "high_us": "median to"}
@@ -46,6 +51,7 @@ _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
     "--pareto", metavar="A,B", help="Only the front: trials that no other beats in all of these metrics or latency."
 )
 @click.option("--format", "form", type=click.Choice([TABLE, *FORMATS]), help="Default: table.")
+@click.option("--plot", is_flag=True, help="Draw the best so far against the trials, for each problem and device.")
 @json_option
 def results(
     kernel: str | None,
@@ -57,6 +63,7 @@ def results(
     limit: int | None,
     pareto: str | None,
     form: str | None,
+    plot: bool,
     as_json: bool,
 ) -> int:
     """List trials of KERNEL, or show everything about one.
@@ -66,7 +73,9 @@ def results(
     """
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} contradict each other", click.get_current_context())
-    form = "json" if as_json else form or TABLE
+    if plot and (form is not None or as_json or trial is not None):
+        raise click.UsageError("--plot is a form of its own", click.get_current_context())
+    form = "json" if as_json else PLOT if plot else form or TABLE
     if kernel is None and trial is None:
         raise click.UsageError("name a kernel, or a trial with --trial", click.get_current_context())
     chosen = given(kernel=kernel, problem=problem, device=device, outcome=outcome, trial=trial)
@@ -87,7 +96,9 @@ def results(
     if pareto is not None:
         trials = _front(trials, pareto.split(","))
         total = len(trials)
-    if form != TABLE:
+    if form == PLOT:
+        _draw(trials)
+    elif form != TABLE:
         output.emit(rendered(trials, form))
     elif trial is not None:
         for found in trials:
@@ -113,6 +124,19 @@ def _front(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Ma
             click.get_current_context(),
         )
     return front(trials, names)
+
+
+def _draw(trials: Sequence[Mapping[str, Any]]) -> None:
+    """Print a plot for each problem and device."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for trial in trials:
+        groups.setdefault((canonical(trial["problem"]), trial["device"]), []).append(trial)
+    width = min(MAX_PLOT_COLUMNS, shutil.get_terminal_size().columns)
+    for found in groups.values():
+        best = min((trial["latency_us"] for trial in found if trial["outcome"] == Outcome.MEASURED), default=None)
+        output.emit(f"{text.flat(found[0]['problem'])} on {found[0]['device']}: {text.latency(best)}")
+        for line in best_so_far(found, width):
+            output.emit(line)
 
 
 def _show(trials: Iterable[Mapping[str, Any]], *, with_age: bool) -> None:

@@ -1,0 +1,118 @@
+"""A report that follows the store: served on 127.0.0.1 to those who know its token, until the command ends.
+
+The token is in the address, as Jupyter's is: any program of the machine can connect to the port, but only one that was
+given the address gets an answer. The page asks once a second for what is new, and most of the time nothing is.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from hmac import compare_digest
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
+from time import monotonic
+from urllib.parse import parse_qs, urlsplit
+
+from ktuned.report.document import Document
+from ktuned.report.page import as_json, page
+
+HOST = "127.0.0.1"
+
+TOKEN_BYTES = 24
+"""192 random bits: not to be guessed."""
+
+REQUEST_S = 10.0
+"""Deadline of a request's arrival: a peer that sends nothing keeps a thread no longer."""
+
+SHARE_OF_TIME = 5.0
+"""The document is read again after this many times as long as it took: a large store costs a fifth of a core."""
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Latest:
+    """The newest document: ``read`` again if ``version``, which is cheap, has changed since, but not all the time."""
+
+    def __init__(self, read: Callable[[], Document], version: Callable[[], object]) -> None:
+        self._read = read
+        self._version = version
+        self._lock = Lock()
+        self._of: object = None
+        self._next = 0.0
+        self._document: Document | None = None
+
+    def get(self) -> Document:
+        """Return the document as it is now, or was a moment ago."""
+        with self._lock:
+            began = monotonic()
+            now = self._version()
+            if self._document is None or (now != self._of and began >= self._next):
+                self._document, self._of = self._read(), now
+                self._next = monotonic() + SHARE_OF_TIME * (monotonic() - began)
+            return self._document
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Serves the report at :attr:`address`; nothing else, and to no one else."""
+
+    daemon_threads = True
+    allow_reuse_address = False
+
+    def __init__(self, latest: Latest, port: int = 0) -> None:
+        self.latest = latest
+        self.token = secrets.token_urlsafe(TOKEN_BYTES)
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def address(self) -> str:
+        """The page's address, with its token."""
+        return f"http://{HOST}:{self.server_port}/{self.token}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers ``GET /TOKEN/`` with the page and ``GET /TOKEN/data?since=TIME`` with the document, if it is newer."""
+
+    server: LiveServer
+    timeout = REQUEST_S
+    server_version = "ktuned"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """Answer one request."""
+        # A name that leads here from elsewhere (DNS rebinding) is not ours.
+        host = self.headers.get("Host", "")
+        parts = urlsplit(self.path)
+        token, _, place = parts.path.removeprefix("/").partition("/")
+        is_known = (
+            compare_digest(token.encode(), self.server.token.encode()) and host == f"{HOST}:{self.server.server_port}"
+        )
+        if not is_known or place not in ("", "data"):
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"")
+            return
+        document = self.server.latest.get()
+        if place == "":
+            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page(document).encode())
+        elif parse_qs(parts.query).get("since") == [repr(document.made)]:
+            self._answer(HTTPStatus.NO_CONTENT, "application/json", b"")
+        else:
+            self._answer(HTTPStatus.OK, "application/json", as_json(document).encode())
+
+    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *values: object) -> None:  # noqa: A002 - the base class's name
+        """Write nothing: the token is in each line."""

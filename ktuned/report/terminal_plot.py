@@ -1,0 +1,67 @@
+"""Best latency so far against trials, as text for a terminal. No IO."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HEIGHT = 12
+MARGIN = 10
+"""Columns of the latencies on the left."""
+
+_BEST, _TRIAL = "━", "·"
+
+
+def best_so_far(trials: Sequence[Mapping[str, Any]], width: int, height: int = HEIGHT) -> list[str]:
+    """Return the lines of a plot of one problem's trials, in the order of their ids; none if nothing was measured.
+
+    Dots are measured trials, the line is the best so far; the scale is logarithmic, and slow trials are at its top.
+    """
+    ordered = sorted(trials, key=lambda trial: trial["id"])
+    measured = [
+        (place, float(trial["latency_us"]))
+        for place, trial in enumerate(ordered)
+        if trial["outcome"] == "measured" and trial["latency_us"]
+    ]
+    if not measured:
+        return []
+    figures = sorted(latency_us for _, latency_us in measured)
+    low, high = figures[0], max(figures[int(len(figures) * 0.9)], figures[0] * 1.02)
+    columns = max(8, width - MARGIN - 2)
+    grid = [[" "] * columns for _ in range(height)]
+
+    def row(latency_us: float) -> int:
+        share = math.log(min(latency_us, high) / low) / math.log(high / low)
+        return round((1 - share) * (height - 1))
+
+    for place, latency_us in measured:
+        grid[row(latency_us)][place * columns // len(ordered)] = _TRIAL
+    best, rest = math.inf, iter(measured)
+    upcoming = next(rest, None)
+    for column in range(columns):
+        while upcoming is not None and upcoming[0] * columns // len(ordered) <= column:
+            best = min(best, upcoming[1])
+            upcoming = next(rest, None)
+        if best < math.inf:
+            grid[row(best)][column] = _BEST
+    lines = []
+    for number, cells in enumerate(grid):
+        level = low * (high / low) ** (1 - number / (height - 1))
+        label = _latency(level) if number % 3 == 0 or number == height - 1 else ""
+        lines.append(f"{label:>{MARGIN - 1}} ┤{''.join(cells)}".rstrip())
+    count = f"{len(ordered)} trials"
+    lines.append(f"{'':>{MARGIN}}└{'─' * columns}")
+    lines.append(f"{'':>{MARGIN}} 1{count:>{columns - 1}}")
+    return lines
+
+
+def _latency(value_us: float) -> str:
+    value, unit = (
+        (value_us, "µs")
+        if value_us < 999.5
+        else (value_us / 1e3, "ms")
+        if value_us < 999.5e3
+        else (value_us / 1e6, "s")
+    )
+    return f"{value:.3g} {unit}"
