@@ -106,6 +106,7 @@ class Catalog:
         self._errors: dict[str, tuple[FileError, ...]] = {}
         self._faults: dict[str, str] = {}
         self._inspected: set[str] = set()
+        self._suspects: set[str] = set()
         self._dependents = Dependents()
         for root in self._roots.values():
             self.note_project(root.path, root.project_digest)
@@ -248,6 +249,22 @@ class Catalog:
     def fault(self, kernel: KernelInfo) -> str:
         """Return the error in a kernel's file, if that is why the file no longer declares it; else nothing."""
         return self._faults.get(kernel.name, "")
+
+    def suspect(self, files: Iterable[str]) -> None:
+        """Note that kernel files or project files, or what they depend on, are not what was inspected."""
+        self._suspects.update(files)
+
+    def clear(self, files: Iterable[str]) -> None:
+        """Note that files were inspected as they are."""
+        self._suspects.difference_update(files)
+
+    def suspicion(self, kernel: KernelInfo) -> str:
+        """Return the file that decides about a kernel and is yet to be inspected as it is now; else nothing."""
+        if not self._suspects:
+            return ""
+        root = self.root_of(kernel.file)
+        files = [kernel.file] if root is None else [kernel.file, os.path.join(root.path, PROJECT_FILE)]
+        return next((file for file in files if file in self._suspects), "")
 
     def below(self, path: str) -> list[KernelInfo]:
         """Return the kernels that a file, or the files below a directory, declare."""

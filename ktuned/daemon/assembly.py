@@ -256,7 +256,7 @@ def assemble(
         artifacts=artifacts,
         jobs=jobs,
         caches=caches,
-        certainty=Certainty(machine),
+        certainty=Certainty(catalog, machine),
     )
 
     def in_use() -> set[str]:
@@ -281,7 +281,7 @@ def assemble(
     async def take_in(changes: Changes, saved: bool) -> None:
         await intake.react(changes, saved=saved)
 
-    watcher = Watcher(catalog, inspector, take_in, lookups.looked_up)
+    watcher = Watcher(catalog, inspector, take_in, lookups.looked_up, doubts_changed=caches.changed_all)
 
     # What reports, and what the server calls.
     traffic = Traffic(caches.shortcuts)

@@ -1,7 +1,9 @@
 """Doubts about winners: reasons why it is not known now whether what decided an answer is unchanged.
 
 After a start the watcher has yet to look at every file. A lookup that is earlier compares its own kernel's files then
-and there, if that takes little time. Toolchains are looked at by the :class:`~ktuned.devices.Machine`.
+and there, if that takes little time. A file that changes later is inspected, which takes as long as its imports do, or
+as the probe of a project's new environment; the catalog knows which files these are. Toolchains are looked at by the
+:class:`~ktuned.devices.Machine`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
+from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.ipc import stamp
@@ -36,7 +39,8 @@ class _Look(NamedTuple):
 class Certainty:
     """Says whether answers for a kernel can be relied on; :meth:`caught_up` ends the doubts of a start."""
 
-    def __init__(self, machine: Machine, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, catalog: Catalog, machine: Machine, clock: Callable[[], float] = monotonic) -> None:
+        self._catalog = catalog
         self._machine = machine
         self._is_caught_up = False
         self._clock = clock
@@ -49,6 +53,8 @@ class Certainty:
 
     def doubt(self, kernel: KernelInfo, environment: Environment) -> str:
         """Return why the present context of a kernel is not known for certain; nothing if it is."""
+        if suspect := self._catalog.suspicion(kernel):
+            return f"{suspect} changed, or what it depends on, and is being inspected"
         reason = "" if self._is_caught_up else self._source_doubt(kernel)
         if reason:
             return f"not looked at since the start: {reason}"

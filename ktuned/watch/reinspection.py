@@ -19,10 +19,17 @@ OnChanges = Callable[[Changes, bool], Awaitable[None]]
 
 
 class Reinspection:
-    """Inspects what differs from the catalog; ``notice`` says why the last inspection failed, if it did."""
+    """Inspects what differs from the catalog; ``notice`` says why the last inspection failed, if it did.
 
-    def __init__(self, catalog: Catalog, inspector: FileInspector, on_changes: OnChanges) -> None:
+    ``doubts_changed`` is called when the catalog knows of files that are to be inspected, and when they were: answers
+    that depend on them are stale meanwhile.
+    """
+
+    def __init__(
+        self, catalog: Catalog, inspector: FileInspector, on_changes: OnChanges, doubts_changed: Callable[[], None]
+    ) -> None:
         self.notice = ""
+        self._doubts_changed = doubts_changed
         self._catalog = catalog
         self._inspector = inspector
         self._on_changes = on_changes
@@ -78,13 +85,22 @@ class Reinspection:
 
     async def inspect(self, affected: set[str]) -> None:
         """Inspect kernel files, and pass on what that changed."""
-        for root, files in self._by_root(affected):
+        by_root = self._by_root(affected)
+        if not by_root:
+            return
+        for _, files in by_root:
+            self._catalog.suspect(files)
+        self._doubts_changed()
+        for root, files in by_root:
             sights = await self._sights(files)
             present = [file for file in files if os.path.isfile(file)]
             try:
                 found = await self._inspector.inspect_files(root, present, set(files) - set(present))
                 self._snapshot.accept(self._catalog.stamps(set(files)), sights)
+                self._catalog.clear(files)
                 await self._on_changes(found.changes, True)
+                # For those that an edit changed nothing about.
+                self._doubts_changed()
                 self.notice = ""
             except Exception as error:
                 self._refuse(error)

@@ -60,7 +60,8 @@ class Intervals:
 class Watcher:
     """Watches what the catalog says is to be watched; ``notice`` says what keeps it from doing so well.
 
-    ``looked_up`` returns the names of the kernels that were looked up lately. ``caught_up`` is set once it is known
+    ``looked_up`` returns the names of the kernels that were looked up lately. ``doubts_changed`` is called when files
+    are known to differ from what was inspected, and when they were inspected. ``caught_up`` is set once it is known
     what changed before the watches stood.
     """
 
@@ -72,10 +73,11 @@ class Watcher:
         looked_up: Callable[[], Iterable[str]],
         intervals: Intervals | None = None,
         open_watches: OpenWatches = Notifications,
+        doubts_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.caught_up = anyio.Event()
         self._catalog = catalog
-        self._inspections = Reinspection(catalog, inspector, on_changes)
+        self._inspections = Reinspection(catalog, inspector, on_changes, doubts_changed)
         self._looked_up = looked_up
         self._intervals = intervals or Intervals()
         self._open_watches = open_watches

@@ -109,11 +109,16 @@ class Author:
             self.daemon.until(lambda: bool(self._open_jobs()) or self._is_settled(), "the new compiler to be seen")
         while left := self._open_jobs():
             self.daemon.until(lambda left=left: self._open_jobs() != left, "a job to end")  # type: ignore[misc]
+        self.daemon.until(lambda: not self._is_in_doubt(), "every file to be inspected and every compiler probed")
 
     def _is_settled(self) -> bool:
         kernels = self.daemon.client.call("kernels", why=True)["kernels"]
         entries = [entry for kernel in kernels for entry in kernel["why"]]
         return all(entry["status"] == "fresh" or entry["message"] for entry in entries)
+
+    def _is_in_doubt(self) -> bool:
+        answers = [self.daemon.client.call("lookup", kernel=name, problem={"n": 256}) for name in self.project.kernels]
+        return any("being inspected" in answer["message"] or "to be probed" in answer["message"] for answer in answers)
 
     def _marker(self) -> str:
         kernels = self.daemon.client.call("kernels")["kernels"]

@@ -1,14 +1,20 @@
-"""Doubts of a start: which kernels' files are compared at once, and which wait for the watcher."""
+"""Doubts: which kernels' files are compared at once after a start, which wait, and what is stale while inspected."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
+from ktuned.catalog import Changes, FileInspector
+from ktuned.catalog.inspection import Inspected
 from ktuned.ipc import stamp
 from ktuned.lookup.certainty import LOOK_S, MAX_BYTES, MAX_FILES, Certainty
+from ktuned.model import Root
+from ktuned.watch.reinspection import Reinspection
 from tests.assembled import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +29,7 @@ async def test_files_are_compared_once_a_second_and_only_if_they_are_few(parts: 
     stamps = {str(source): stamp(source) for source in sources[:MAX_FILES]} | {str(tmp_path / "missing.h"): ""}
     few = replace(kernel, stamps=dict(list(stamps.items())[1:]))
     now = 0.0
-    certainty = Certainty(parts.machine, lambda: now)
+    certainty = Certainty(parts.catalog, parts.machine, lambda: now)
     assert certainty.doubt(few, parts.environment) == ""
     sources[1].write_text("int y;")
     changed = f"not looked at since the start: {sources[1]} changed"
@@ -36,8 +42,57 @@ async def test_files_are_compared_once_a_second_and_only_if_they_are_few(parts: 
     sources[2].write_bytes(bytes(MAX_BYTES + 1))
     large = replace(kernel, stamps={str(sources[2]): stamp(sources[2])})
     for too_much in (many, large):
-        assert Certainty(parts.machine).doubt(too_much, parts.environment) == (
+        assert Certainty(parts.catalog, parts.machine).doubt(too_much, parts.environment) == (
             "not looked at since the start: its files are many"
         )
     certainty.caught_up()
     assert certainty.doubt(few, parts.environment) == certainty.doubt(many, parts.environment) == ""
+
+
+class Paused(FileInspector):
+    """An inspector that waits, before it inspects, until it may go on."""
+
+    def __init__(self, inner: FileInspector) -> None:
+        self.begun, self.goes_on = anyio.Event(), anyio.Event()
+        self._inner = inner
+
+    async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Inspected:
+        """Wait, then inspect."""
+        self.begun.set()
+        await self.goes_on.wait()
+        return await self._inner.inspect_files(root, files, gone)
+
+
+@pytest.mark.parametrize("name", ["tune_it.py", "ktuned.toml"])
+async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
+    parts: Parts, tmp_path: Path, name: str
+) -> None:
+    """From when a file is known to differ until it was inspected nothing of it is fresh, even if nothing changes."""
+    kernel = await parts.inspect(kernel_text())
+    await parts.measured(kernel, {50.0: 50.0})
+    parts.lookups.caught_up()
+
+    def status() -> str:
+        return parts.lookups.lookup("it", {"n": 64}, None, tune=False).status
+
+    assert status() == "fresh"
+    paused, changes = Paused(parts.inspector), 0
+
+    def doubts_changed() -> None:
+        nonlocal changes
+        changes += 1
+
+    async def take_in(_: Changes, is_saved: bool) -> None:
+        pass
+
+    reinspection = Reinspection(parts.catalog, paused, take_in, doubts_changed)
+    (parts.project / name).write_text(("" if name == "ktuned.toml" else kernel_text()) + "\n# another line\n")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reinspection.inspect, {str(parts.project / name)})
+        await paused.begun.wait()
+        answer = parts.lookups.lookup("it", {"n": 64}, None, tune=True)
+        assert (answer.status, changes) == ("stale", 1)
+        assert answer.message == f"{parts.project / name} changed, or what it depends on, and is being inspected"
+        paused.goes_on.set()
+    assert (status(), changes) == ("fresh", 2)
+    assert parts.jobs.live() == [], "nothing is tuned for a doubt"
