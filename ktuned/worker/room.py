@@ -10,7 +10,7 @@ from ktuned.backends import gpu_uuids, nvml
 from ktuned.model import KtunedError
 
 MARGIN: Final = 1.1
-"""What must be free beside the need: the application may allocate, too, while a problem is opened."""
+"""Memory that must be free beside the need: the application may allocate, too, while a problem is opened."""
 
 CONTEXT_BYTES: Final = 768 << 20
 """A process's context with torch's kernels (some 500 MiB on an H100), and the buffer that flushes its cache."""
