@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 
+import anyio
 import anyio.to_thread
 import structlog
 
@@ -16,6 +18,12 @@ _log = structlog.get_logger()
 
 OnChanges = Callable[[Changes, bool], Awaitable[None]]
 """Takes the changes of an inspection, and whether they were saved just now."""
+
+PATIENCE_S = 0.3
+"""Inspections that take longer are not waited for: what is saved meanwhile is suspect, too."""
+
+LOOK_S = 0.5
+"""Interval at which all files are looked at during a long inspection, in which no event is followed."""
 
 
 class Reinspection:
@@ -34,6 +42,7 @@ class Reinspection:
         self._inspector = inspector
         self._on_changes = on_changes
         self._snapshot = Snapshot()
+        self._seen: frozenset[str] = frozenset()
 
     async def prune(self, entries: set[tuple[str, str]]) -> None:
         """Forget the stamps of all files but these."""
@@ -47,6 +56,9 @@ class Reinspection:
         # A generated header may lie where no kernel file is looked for.
         differing = await self.differing(self._catalog.stamps(self._catalog.dependents(changed)))
         affected = self._catalog.dependents(differing)
+        if self._seen:
+            # An edit that was taken back leaves nothing to inspect.
+            await self._look()
         for path in changed:
             if os.path.isdir(path) and not self._is_skipped(path):
                 root = self._catalog.root_of(path)
@@ -74,14 +86,15 @@ class Reinspection:
 
     async def appear(self, paths: Iterable[str]) -> None:
         """Inspect roots that are watched from now on: they may have changed, but were not saved just now."""
-        for path in sorted(paths):
-            root = self._catalog.root_of(path)
-            if root is not None and root.path == path and os.path.isdir(path):
-                try:
-                    found = await self._inspector.inspect_root(root)
-                    await self._on_changes(found.changes, False)
-                except Exception as error:
-                    self._refuse(error)
+        async with self._looking():
+            for path in sorted(paths):
+                root = self._catalog.root_of(path)
+                if root is not None and root.path == path and os.path.isdir(path):
+                    try:
+                        found = await self._inspector.inspect_root(root)
+                        await self._on_changes(found.changes, False)
+                    except Exception as error:
+                        self._refuse(error)
 
     async def inspect(self, affected: set[str]) -> None:
         """Inspect kernel files, and pass on what that changed."""
@@ -91,19 +104,47 @@ class Reinspection:
         for _, files in by_root:
             self._catalog.suspect(files)
         self._doubts_changed()
-        for root, files in by_root:
-            sights = await self._sights(files)
-            present = [file for file in files if os.path.isfile(file)]
-            try:
-                found = await self._inspector.inspect_files(root, present, set(files) - set(present))
-                self._snapshot.accept(self._catalog.stamps(set(files)), sights)
-                self._catalog.clear(files)
-                await self._on_changes(found.changes, True)
-                # For those that an edit changed nothing about.
-                self._doubts_changed()
-                self.notice = ""
-            except Exception as error:
-                self._refuse(error)
+        async with self._looking():
+            for root, files in by_root:
+                sights = await self._sights(files)
+                present = [file for file in files if os.path.isfile(file)]
+                try:
+                    found = await self._inspector.inspect_files(root, present, set(files) - set(present))
+                    self._snapshot.accept(self._catalog.stamps(set(files)), sights)
+                    self._catalog.clear(files)
+                    await self._on_changes(found.changes, True)
+                    # For those that an edit changed nothing about.
+                    self._doubts_changed()
+                    self.notice = ""
+                except Exception as error:
+                    self._seen |= {*files}
+                    self._refuse(error)
+
+    @asynccontextmanager
+    async def _looking(self) -> AsyncIterator[None]:
+        """Look for further suspects while a block takes long: user code may take a minute to import."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._look_repeatedly)
+            yield
+            tasks.cancel_scope.cancel()
+        if self._seen:
+            # What is still to be inspected has its event under way.
+            await self._look()
+
+    async def _look_repeatedly(self) -> None:
+        await anyio.sleep(PATIENCE_S)
+        while True:
+            await self._look()
+            await anyio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        """Have all files suspected that differ from what was inspected, and no longer those that did and do not."""
+        found = frozenset(self._catalog.dependents(await self.differing(self._catalog.stamps())))
+        if found != self._seen:
+            self._catalog.clear(self._seen - found)
+            self._catalog.suspect(found)
+            self._seen = found
+            self._doubts_changed()
 
     async def _sights(self, files: Iterable[str]) -> dict[str, Sight]:
         """Return how kernel files are now, and all that they depend on."""
