@@ -196,6 +196,12 @@ class DirectorySet:
         now = _kernel_files(self)
         return {path for root in known.keys() & now.keys() for path in known[root] ^ now[root]}
 
+    def kept(self, before: DirectorySet) -> set[str]:
+        """Return the kernel files that are there in both of two scans."""
+        known = _kernel_files(before)
+        now = _kernel_files(self)
+        return {path for root in known.keys() & now.keys() for path in known[root] & now[root]}
+
     def found_roots(self) -> set[str]:
         """Return the roots that exist."""
         return set(self.plan.roots) - self.missing

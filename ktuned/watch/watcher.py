@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from ktuned.catalog import Catalog, FileInspector
+from ktuned.catalog import Catalog, FileInspector, printable
 from ktuned.model import AmbiguousName, NotFound
 from ktuned.watch.directories import NOT_UTF8, Differences, DirectorySet, Plan
 from ktuned.watch.notifications import STEP_ACTIVE_MS, STEP_AT_REST_MS, Batch, DirectoryGone, Notifications, WatchError
@@ -156,7 +156,10 @@ class Watcher:
         """Inspect what changed before the watches stood, and so raised no event; return whether the set is outdated."""
         differences = await anyio.to_thread.run_sync(self._directories.differences)
         await self._inspections.appear(self._directories.found_roots() - before.found_roots())
-        news = filter(self._inspections.is_news, differences.kernel_files | self._directories.since(before))
+        # One that went, was inspected as gone, and came back before this scan is in both.
+        kept = {path for path in self._directories.kept(before) if not self._catalog.has_inspected(printable(path))}
+        candidates = differences.kernel_files | self._directories.since(before) | kept
+        news = filter(self._inspections.is_news, candidates)
         differing = await self._inspections.differing(self._catalog.stamps())
         await self._inspections.inspect(await self._inspections.affected({*news, *differing}))
         return differences.is_outdated

@@ -188,6 +188,17 @@ async def test_directories_that_go_and_come_back(parts: Parts) -> None:
         await watched.until("deep")
 
 
+async def test_a_file_that_came_back_during_a_rebuild_is_found(parts: Parts) -> None:
+    """It went, and that was taken in; it came back while no watch stood, so that both scans have it."""
+    write(parts, "it")
+    async with watching(parts, intervals=Intervals()) as watched:
+        with anyio.fail_after(PATIENCE_S):
+            await watched.watcher.caught_up.wait()
+        await parts.inspector.inspect_files(parts.root, [], [str(parts.project / "tune_it.py")])
+        watched.watcher.roots_changed()
+        await watched.until("it")
+
+
 async def test_root_that_appears_later(parts: Parts, tmp_path: Path) -> None:
     """A root may be named before it is there; what lies in it then was not saved just now."""
     later = tmp_path / "later"
