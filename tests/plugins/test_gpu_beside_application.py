@@ -1,0 +1,87 @@
+"""An application that goes on while its kernels are tuned: it never runs out of memory because of that."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copy
+
+import pytest
+
+from ktuned_client.answers import ENDED_STATES
+from tests.e2e.harness import Daemon
+
+pytestmark = pytest.mark.gpu
+
+HERE = Path(__file__).parent
+
+KERNEL = """\
+from ktuned import kernel, space, tensor
+from ktuned_nvrtc import Build
+
+N = 1 << 28
+
+@kernel(
+    backend="nvrtc",
+    sources=["scale.cu"],
+    space=space(BLOCK=[128, 256]),
+    problems=[dict(n=N)],
+    inputs=lambda p: dict(x=tensor(p.n), y=tensor(p.n, output=True)),
+    reference=lambda x: dict(y=3 * x),
+    preset="fast",
+)
+def scale(p, c):
+    return Build("scale<float, 2>", ("x", "y", 3.0, p.n), (-(-p.n // (2 * c.BLOCK)),), (c.BLOCK,))
+"""
+"""Its tensors have 1 GiB each."""
+
+APPLICATION = """\
+import os, sys, time
+import torch
+from ktuned_client import Client
+
+free, _ = torch.cuda.mem_get_info()
+hoard = torch.empty(free - (3 << 30), dtype=torch.uint8, device="cuda")
+with Client() as client, client.tune(path=sys.argv[1], beside=os.getpid()) as tuning:
+    print(tuning.jobs[0]["id"], flush=True)
+until = time.monotonic() + 15
+while time.monotonic() < until:
+    # All that was free when it began, but for its own fragments.
+    torch.empty(5 << 29, dtype=torch.uint8, device="cuda").fill_(1)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+print("went on", flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """Run a daemon that keeps warm spares, where there is room."""
+    with Daemon(tmp_path, spares=True) as daemon:
+        yield daemon
+
+
+def test_it_keeps_its_memory_and_the_job_runs_when_it_has_ended(daemon: Daemon, tmp_path: Path) -> None:
+    """A problem of 4 GiB waits beside an application that leaves 3; the lane says why."""
+    project = tmp_path / "project"
+    project.mkdir()
+    copy(HERE / "scale.cu", project)
+    copy(HERE / "scale.cuh", project)
+    (project / "tune_scale.py").write_text(KERNEL)
+    environment = {**daemon.env, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", APPLICATION, str(project / "tune_scale.py")]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as application:
+        assert application.stdout is not None
+        job = int(application.stdout.readline())
+        assert application.stdout.readline() == "went on\n"
+        (state,) = daemon.client.call("jobs", ids=[job])["jobs"]
+        assert state["state"] not in ENDED_STATES, state
+        reasons = [lane["reason"] for lane in daemon.client.call("status")["lanes"]]
+        assert any("beside an application" in reason for reason in reasons), reasons
+    daemon.until(
+        lambda: daemon.client.call("jobs", ids=[job])["jobs"][0]["state"] == "done", "the job to end without it"
+    )
