@@ -2,6 +2,7 @@
 
 from ktuned.dropin.kernel_files import (
     CALL_KEY,
+    all_records,
     digest,
     home,
     own_paths,
@@ -22,6 +23,7 @@ __all__ = [
     "Tunings",
     "Upgrade",
     "all_asked",
+    "all_records",
     "digest",
     "home",
     "left_alone",

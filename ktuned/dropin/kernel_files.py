@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,6 +59,12 @@ def write_record(kernel_file: Path, text: str) -> str:
 def read_record(kernel_file: Path, name: str) -> str:
     """Return the text of a record."""
     return (kernel_file.parent / RECORDS / f"{name}.json").read_text()
+
+
+def all_records(kernel_file: Path) -> Iterator[str]:
+    """Yield the texts of the calls that are recorded in a kernel file's directory."""
+    for path in sorted((kernel_file.parent / RECORDS).glob("*.json")):
+        yield path.read_text()
 
 
 def write_tensors(kernel_file: Path, tensors: Mapping[str, Any]) -> str:

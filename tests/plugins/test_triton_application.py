@@ -1,6 +1,7 @@
 """An application with the drop-in beside a real daemon, to the winner: the CPU stands in for a GPU."""
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -91,3 +92,10 @@ def test_waiting_launches_the_winner_first(daemon: Daemon, tunings: Tunings, lau
     assert launched == [256, 256]
     sizes = {job["problem"]["size"] for job in daemon.client.call("jobs")["jobs"]}
     assert sizes == {SIZE, SIZE // 2}
+    # Without a client: the winners in Triton's own cache, but for those whose values JSON does not have.
+    cache = daemon.directory / "cache"
+    command = [sys.executable, "-m", "ktuned", "export", str(cache), "--format", "triton"]
+    done = subprocess.run(command, env=daemon.env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    left_out = done.stderr.count("the winner has values that JSON does not have")
+    assert len(done.stdout.splitlines()) + left_out == 2, done.stderr
+    assert len(list(cache.rglob("scale.autotune.json"))) == len(done.stdout.splitlines())

@@ -1,7 +1,10 @@
 """The drop-in for ``triton.autotune``: which config a call launches, and what the daemon is given to tune."""
 
 import contextlib
+import json
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -498,6 +501,72 @@ class TestAdoption:
             tunings = Tunings(daemon.client)
             assert (tunings.best(other) is None) == (job["state"] != "done")
             assert [entry["id"] for entry in daemon.client.call("jobs")["jobs"]] == [job["id"]]
+
+
+class TestTritonsOwnCache:
+    """Winners for programs without a client."""
+
+    @pytest.fixture
+    def request_made(self) -> Request:
+        """Return what the application asks."""
+        x = torch.ones(SIZE)
+        return request_of(kernels.scale, x, torch.empty_like(x))
+
+    def exported(self, request_made: Request, config: str, directory: Path) -> Any:
+        """Export a winner of the application's function into Triton's cache, in a process of its own."""
+        file = request_made.adopted.write(directory)
+        write_record(file, request_made.call, {})
+        (directory / "artifact").mkdir()
+        unit = Unit("artifact", request_made.call.build(config, "function"), (), file, "scale", "sm_90a")
+        (result,) = Triton().compile([unit], directory)
+        assert result.outcome is None, result.message
+        artifact = str(directory / "artifact")
+        winner = {
+            "problem": dict(request_made.problem),
+            "config": json.loads(config),
+            "latency_us": 12.5,
+            "artifact": artifact,
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "ktuned_triton.autotune_cache", str(directory / "cache")],
+            input=json.dumps({"file": str(file), "winners": [winner]}),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(done.stdout)
+
+    def test_triton_finds_the_winner_and_measures_nothing(
+        self, request_made: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its own autotuner, on an sm_90, in the same program without ktuned."""
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime.driver import driver
+
+        found = self.exported(request_made, text(256, 4), tmp_path)
+        assert found["left_out"] == []
+        assert [Path(path).name for path in found["written"]] == ["scale.autotune.json"]
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+        prune = {"early_config_prune": kernels.at_least_128}
+        theirs = triton.autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune, cache_results=True)
+        monkeypatch.setattr(Autotuner, "_bench", lambda *args, **kwargs: pytest.fail("it measures"))
+        launched: list[dict[str, Any]] = []
+        monkeypatch.setattr(jitted(kernels.scale), "run", lambda *args, **kwargs: launched.append(kwargs))
+        driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32)))
+        try:
+            call(theirs(kernels.scale.fn))
+        finally:
+            driver.set_active(None)
+        assert [(run["BLOCK"], run["THROUGH"], run["num_warps"]) for run in launched] == [(256, None, 4)]
+
+    def test_what_triton_does_not_keep_is_left_out(self, request_made: Request, tmp_path: Path) -> None:
+        """Each with its reason."""
+        config = {"BLOCK": 256, "THROUGH": "~triton.language.float16", "num_warps": 4, "num_ctas": 1, "num_stages": 3}
+        wanted = next(name for name in request_made.call.recipes if "float16" in name or "fp16" in name)
+        assert set(json.loads(wanted)) == set(config)
+        found = self.exported(request_made, wanted, tmp_path)
+        assert found["written"] == []
+        assert found["left_out"][0].endswith("the winner has values that JSON does not have")
 
 
 class TestTunings:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from ktuned.model import canonical
+from ktuned_triton.autotune_cache import Origin, origin_from, origin_of
 from ktuned_triton.build import HOOKS, Argument, Build, constant
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
@@ -71,12 +72,14 @@ class Recipe:
 class Call:
     """A call: its tensors by their parameters' names, and the recipe of each admitted config by its knobs' text.
 
-    ``content`` names the file that holds the tensors whose content is the call's own.
+    ``content`` names the file that holds the tensors whose content is the call's own; ``origin`` is the call as Triton
+    keys it.
     """
 
     tensors: Mapping[str, Tensor]
     recipes: Mapping[str, Recipe]
     content: str = ""
+    origin: Origin | None = None
 
     def build(self, config: str, function: str) -> Build:
         """Return the Build of a config, given as text, for a function of this name in the kernel file."""
@@ -114,6 +117,7 @@ class Call:
                 for config, recipe in fields["recipes"].items()
             },
             fields["content"],
+            origin_from(fields["origin"]),
         )
 
 
@@ -180,7 +184,9 @@ def evaluate(
         position = hook_position(tuner, config)
         recipe = Recipe(tuple(plain), constants, _grid(kwargs, values), sizes, plain_options, position)
         recipes[canonical(knobs(config))] = recipe
-    return Call(tensors, recipes)
+    by_text = {canonical(knobs(config)): config for config in configs}
+    origin = origin_of(tuner, jitted(tuner), key_of(tuner, args, kwargs), by_text, args, kwargs)
+    return Call(tensors, recipes, origin=origin)
 
 
 def hook_position(tuner: Any, config: Any) -> int | None:
