@@ -159,6 +159,8 @@ def _reader(hint: Any) -> _Convert:
     if origin in (typing.Union, types.UnionType):
         return _union_reader(arguments)
     if origin is tuple:
+        if arguments[-1] is not Ellipsis:
+            return _fixed_reader([_reader(one) for one in arguments])
         return _tuple_reader(_reader(arguments[0]), arguments[0])
     if origin in (dict, Mapping):
         return _map_reader(_reader(arguments[1]))
@@ -215,6 +217,17 @@ def _tuple_reader(read_item: _Convert, kind: Any) -> _Convert:
         except _Mismatch as mismatch:
             mismatch.path.insert(0, "item")
             raise
+
+    return read
+
+
+def _fixed_reader(readers: list[_Convert]) -> _Convert:
+    """Return the reader of a tuple whose items have types of their own."""
+
+    def read(value: object) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) != len(readers):
+            raise _mismatch(value, f"a list of {len(readers)}")
+        return tuple([read_item(item) for read_item, item in zip(readers, value, strict=True)])
 
     return read
 

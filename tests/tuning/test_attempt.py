@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -120,3 +121,19 @@ def test_progress_counts_and_keeps_the_best() -> None:
     assert (job.done, job.total, job.best_us, job.default_us, job.state) == (4, 5, 5.0, 9.0, JobState.DONE)
     assert job.outcomes == {"measured": 2, "slower": 1, "crashed": 1}
     assert job.cost == {"lane_s": 1.5}
+
+
+def test_a_stored_detail_is_read_as_it_was_written() -> None:
+    """With the times of an attempt: a finalist's Build comes from there, and without it the finalist cannot run."""
+    attempt = Attempt(7, {}, UnitRef("k1", {"entry": "f", "grid": [1, 2]}))
+    attempt.worked("compile", "slot 1", 1.0)
+    attempt.worked("lane", "cpu:0", 0.5)
+    for event in (Event.COMPILE_STARTED, Event.COMPILE_DONE, Event.LANE_TAKEN):
+        attempt.life.tell(event)
+    detail = TrialDetail(count=3, samples=(1.0, 2.0), low_us=1.0, undisputed=Outcome.MEASURED, metrics={"x": 1.0})
+    stored = attempt.result(Event.TIMED, latency_us=5.0, detail=detail).detail
+    read = TrialDetail.from_json(json.loads(json.dumps(dict(stored))))
+    assert read.build == {"entry": "f", "grid": [1, 2]}
+    assert read.spans is not None
+    assert [(kind, place) for kind, place, _ in read.spans] == [("compile", "slot 1"), ("lane", "cpu:0")]
+    assert (read.count, read.undisputed) == (3, Outcome.MEASURED)
