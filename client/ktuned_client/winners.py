@@ -182,13 +182,17 @@ class _Shared:
         self._kernel: str = document["kernel"]
         self._device: str = document["device"]
         self._specialize: list[str] | None = document.get("specialize")
+        bucket = document.get("bucket")
+        self._bucket: dict[str, Any] = bucket if isinstance(bucket, dict) else {}
         self._winners = {_canonical(winner["problem"]): winner for winner in document["winners"]}
         artifacts = document.get("artifacts")
         self._artifacts = os.path.join(os.path.dirname(path), artifacts) if isinstance(artifacts, str) else None
 
     def answer(self, problem: Mapping[str, Any]) -> Hit:
+        bucket = {key: _rounded(self._bucket[key], problem[key]) for key in problem if key in self._bucket}
         try:
-            kept = problem if self._specialize is None else {key: problem[key] for key in self._specialize}
+            whole = {**problem, **bucket}
+            kept = whole if self._specialize is None else {key: whole[key] for key in self._specialize}
         except KeyError as error:
             return unavailable(self._kernel, problem, self._device, None, f"the problem lacks {error}")
         winner = self._winners.get(_canonical(dict(kept)))
@@ -204,6 +208,7 @@ class _Shared:
             self._artifact(winner),
             winner["decided"],
             message=f"from {self.path}: not checked against this machine's sources, toolchain and driver",
+            measured=None if whole == dict(problem) else whole,
         )
 
     def _artifact(self, winner: Mapping[str, Any]) -> str | None:
@@ -212,6 +217,22 @@ class _Shared:
             return None
         path = os.path.join(self._artifacts, key)
         return os.path.abspath(path) if os.path.isdir(path) else None
+
+
+def _rounded(rule: Any, value: Any) -> Any:
+    """Return the value that stands for a value's bucket, as ``ktuned.model.bucketed`` does.
+
+    Buckets that a function chooses are found by the problems that stand for them alone.
+    """
+    if type(value) is not int:
+        return value
+    if rule == "pow2":
+        return 1 << (value - 1).bit_length() if value > 1 else value
+    if type(rule) is int and rule > 0:
+        return -(-value // rule) * rule
+    if isinstance(rule, list) and rule:
+        return next((end for end in rule if value <= end), rule[-1])
+    return value
 
 
 def _canonical(values: Any) -> str:

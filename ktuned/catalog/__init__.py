@@ -1,6 +1,7 @@
 """Known kernels: projects, roots, discovery, inspection, dependencies."""
 
 from ktuned.catalog.admission import Admission, completed
+from ktuned.catalog.buckets import Buckets
 from ktuned.catalog.captured_inputs import CapturedInputs
 from ktuned.catalog.catalog import Catalog, Changes, FileError, check_problem, environment_of, is_below
 from ktuned.catalog.discovery import (
@@ -21,6 +22,7 @@ __all__ = [
     "MAX_DIRECTORIES",
     "PROJECT_FILE",
     "Admission",
+    "Buckets",
     "CapturedInputs",
     "Catalog",
     "Changes",

@@ -13,7 +13,7 @@ from typing import Any
 
 import anyio
 
-from ktuned.catalog import Admission, CapturedInputs, Catalog, Changes, FileInspector, Traces, environment_of
+from ktuned.catalog import Admission, Buckets, CapturedInputs, Catalog, Changes, FileInspector, Traces, environment_of
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
 from ktuned.daemon.event_router import EventRouter, routes
@@ -89,6 +89,7 @@ class Parts:
     admission: Admission
     artifact_cleanup: ArtifactCleanup
     artifacts: Artifacts
+    buckets: Buckets
     caches: AnswerCaches
     captured_inputs: CapturedInputs
     catalog: Catalog
@@ -165,6 +166,7 @@ def assemble(
     artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
     catalog = Catalog(watched_roots(settings, store), store.kernels(), store.projects.aliases(), store.learned.all())
     admission = Admission(catalog, fleet, store, deadlines)
+    buckets = Buckets(catalog, fleet, store, deadlines)
     captured_inputs = CapturedInputs(store, settings.captures)
     machine = Machine(
         fleet,
@@ -234,6 +236,7 @@ def assemble(
     reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
     intake = Intake(
         admission=admission,
+        buckets=buckets,
         catalog=catalog,
         inspector=inspector,
         machine=machine,
@@ -251,6 +254,7 @@ def assemble(
     lookups = Lookups(
         catalog=catalog,
         admission=admission,
+        buckets=buckets,
         machine=machine,
         store=store,
         artifacts=artifacts,
@@ -385,6 +389,7 @@ def assemble(
     return Parts(
         activity=activity,
         admission=admission,
+        buckets=buckets,
         artifact_cleanup=artifact_cleanup,
         artifacts=artifacts,
         caches=caches,

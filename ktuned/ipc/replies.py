@@ -13,7 +13,7 @@ from typing import Any
 from ktuned.ipc import frames
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
 from ktuned.ipc.memory_fault import MemoryFault, decode_fault
-from ktuned.model import Config, Device, KernelInfo, Observation, Outcome, Phase, Record, record
+from ktuned.model import Config, Device, KernelInfo, Observation, Outcome, Phase, Problem, Record, record
 
 
 @record
@@ -156,6 +156,13 @@ class Proposals(Record):
     finished: bool
     converged: bool = False
     observed: tuple[Observation, ...] = ()
+
+
+@record
+class Represented(Record):
+    """The problem that stands for the request's one."""
+
+    problem: Problem
 
 
 @record

@@ -192,6 +192,17 @@ class Admits(Request[replies.Admitted, Never]):
 
 
 @record
+class Represent(Request[replies.Represented, Never]):
+    """Ask which problem stands for a problem's bucket, by the kernel file's own function."""
+
+    operation: ClassVar = "represent"
+    first_phase: ClassVar = Phase.INSPECT
+
+    kernel: KernelRef
+    problem: Problem
+
+
+@record
 class Compile(Request[replies.Empty, replies.CompiledUnit]):
     """Compile units for a target in the directory ``staging``, seal their artifacts and send an item for each.
 
@@ -336,6 +347,7 @@ REQUESTS: Mapping[str, type[Request[Any, Any]]] = {
         Explore,
         Ask,
         Admits,
+        Represent,
         Compile,
         Open,
         Close,

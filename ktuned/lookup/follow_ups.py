@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 import structlog
 
-from ktuned.catalog import Admission
+from ktuned.catalog import Admission, Buckets
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.model import Config, Context, KernelInfo, KtunedError, Priority, Problem, WinnerKey, canonical
 from ktuned.scheduling import Jobs
@@ -64,18 +64,31 @@ class _Check:
         return *states, *map(canonical, self.configs)
 
 
-class FollowUps:
-    """Takes follow-ups at once, by :meth:`tune` and :meth:`check`; :meth:`run` does them."""
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """The question which problem stands for another one."""
 
-    def __init__(self, admission: Admission, jobs: Jobs, caches: AnswerCaches) -> None:
+    kernel: KernelInfo
+    problem: Problem
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.kernel.name, self.kernel.digest, canonical(self.problem)
+
+
+class FollowUps:
+    """Takes follow-ups at once, by :meth:`tune`, :meth:`check` and :meth:`represent`; :meth:`run` does them."""
+
+    def __init__(self, admission: Admission, buckets: Buckets, jobs: Jobs, caches: AnswerCaches) -> None:
         self._admission = admission
+        self._buckets = buckets
         self._jobs = jobs
         self._caches = caches
         self._tuned: dict[WinnerKey, tuple[Context, str]] = {}
         self._checked: set[tuple[str, ...]] = set()
-        self._checks: dict[str, deque[_Check]] = {}
+        self._checks: dict[str, deque[_Check | _Bucket]] = {}
         self._is_free = anyio.CapacityLimiter(MAX_CHECKED_KERNELS)
-        self._queue, self._arriving = anyio.create_memory_object_stream[_Tuning | _Check](MAX_FOLLOW_UPS)
+        self._queue, self._arriving = anyio.create_memory_object_stream[_Tuning | _Check | _Bucket](MAX_FOLLOW_UPS)
 
     @property
     def waiting(self) -> int:
@@ -97,7 +110,13 @@ class FollowUps:
 
     def check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
         """Have a worker say whether configs are valid for a problem, if that is not under way."""
-        check = _Check(kernel, problem, configs)
+        self._ask(_Check(kernel, problem, configs))
+
+    def represent(self, kernel: KernelInfo, problem: Problem) -> None:
+        """Have a worker say which problem stands for a problem, if that is not under way."""
+        self._ask(_Bucket(kernel, problem))
+
+    def _ask(self, check: _Check | _Bucket) -> None:
         if check.key in self._checked or len(self._checked) >= MAX_FOLLOW_UPS:
             return
         try:
@@ -145,10 +164,13 @@ class FollowUps:
             while waiting:
                 check = waiting.popleft()
                 try:
-                    await self._admission.ask(check.kernel, check.problem, check.configs)
+                    if isinstance(check, _Bucket):
+                        await self._buckets.ask(check.kernel, check.problem)
+                    else:
+                        await self._admission.ask(check.kernel, check.problem, check.configs)
                     self._caches.changed(kernel)
                 except KtunedError as error:
-                    _log.warning("space_not_asked", kernel=kernel, reason=error.message)
+                    _log.warning("kernel_file_not_asked", kernel=kernel, reason=error.message)
                 finally:
                     # If the verdict is forgotten, it is asked for again.
                     self._checked.discard(check.key)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from time import monotonic
 
-from ktuned.catalog import Admission, Catalog, check_problem
+from ktuned.catalog import Admission, Buckets, Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
@@ -27,6 +27,9 @@ from ktuned.model import (
 from ktuned.scheduling import Jobs
 from ktuned.store import Artifacts, Store
 
+NO_BUCKET = "its bucket is not known yet: a worker asks the kernel file's function"
+"""Message of an answer for a problem that the function of ``bucket`` has not seen in the kernel's present state."""
+
 LATELY_S = 60.0
 """For this long after a lookup the files of its kernel are surveyed more often than others."""
 
@@ -42,6 +45,7 @@ class Lookups:
         *,
         catalog: Catalog,
         admission: Admission,
+        buckets: Buckets,
         machine: Machine,
         store: Store,
         artifacts: Artifacts,
@@ -56,6 +60,7 @@ class Lookups:
         self._catalog = catalog
         self._certainty = certainty
         self._admission = admission
+        self.buckets = buckets
         self._machine = machine
         self._store = store
         self._artifacts = artifacts
@@ -63,7 +68,7 @@ class Lookups:
         self._winners = caches.winners
         self._answered = 0
         self._looked_up: dict[str, float] = {}
-        self._follow_ups = FollowUps(admission, jobs, caches)
+        self._follow_ups = FollowUps(admission, buckets, jobs, caches)
 
     @property
     def answered(self) -> int:
@@ -149,13 +154,21 @@ class Lookups:
         model = measured_on.model if measured_on is not None else device
         fault = self._catalog.fault(kernel)
         # No winner was measured with a file that cannot be read.
+        bucket = self.buckets.known(kernel, problem)
+        if bucket is None or not bucket.is_current:
+            self._follow_ups.represent(kernel, problem)
+        key_problem = dict(problem) if bucket is None else bucket.problem
         context = (
-            None if measured_on is None or fault else self._machine.context(kernel, environment, problem, measured_on)
+            None
+            if measured_on is None or fault
+            else self._machine.context(kernel, environment, key_problem, measured_on)
         )
         doubt = "" if context is None else self._certainty.doubt(kernel, environment)
+        if context is not None and (bucket is None or not bucket.is_current):
+            doubt = doubt or NO_BUCKET
         found = decide(
             kernel,
-            problem,
+            key_problem,
             model,
             context,
             self._winners_of(kernel.name),
@@ -167,9 +180,9 @@ class Lookups:
         # A tuning that failed for these very files would fail again: the answer says so instead.
         failure = fault if context is None else self._jobs.failure(context, kernel.plan_digest)
         if tune and found.wants_tuning and context is not None and not failure:
-            self._follow_ups.tune(kernel, problem, context)
+            self._follow_ups.tune(kernel, key_problem, context)
             # This lookup, and those that got the last answer from its shortcut.
-            self._jobs.ask(kernel.winner_key(problem, context.device), 1 + self.shortcuts.repeats)
+            self._jobs.ask(kernel.winner_key(key_problem, context.device), 1 + self.shortcuts.repeats)
         incumbent = found.winner
         message = doubt or failure
         if found.status is Status.FRESH:

@@ -3,6 +3,8 @@
 Plain and frozen, with only the standard library, because workers import them under the project's interpreter.
 """
 
+from ktuned.model.buckets import FUNCTION as BUCKET_FUNCTION
+from ktuned.model.buckets import bucketed, rule_fault
 from ktuned.model.device import Device
 from ktuned.model.errors import (
     AmbiguousName,
@@ -65,6 +67,7 @@ from ktuned.model.values import (
 )
 
 __all__ = [
+    "BUCKET_FUNCTION",
     "CAPTURED",
     "DEFAULT_TRIALS",
     "DISTRIBUTION",
@@ -124,6 +127,7 @@ __all__ = [
     "WorkerError",
     "added",
     "as_notice",
+    "bucketed",
     "canonical",
     "combine",
     "full_name",
@@ -135,6 +139,7 @@ __all__ = [
     "notices",
     "project_of",
     "record",
+    "rule_fault",
     "sentence",
     "since",
     "with_captured",

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ktuned.model.buckets import FUNCTION, bucketed
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName, WinnerKey, full_name, key_problem
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.record import Record, record
@@ -61,7 +62,8 @@ class KernelInfo(Record):
     ``digest`` changes when old measurements no longer hold; ``source_digest`` when old artifacts do not;
     ``plan_digest`` when there may be more to explore. ``stamps`` maps each file that it depends on (absolute
     path) to the SHA-256 of its bytes, or to ``""`` for a missing one. ``learned`` are the names that only compiling or
-    measuring has shown, as they are now; they are part of the digests.
+    measuring has shown, as they are now; they are part of the digests. ``bucket`` has the rules of buckets by key, and
+    ``problems`` are representatives.
     """
 
     project: ProjectName
@@ -81,6 +83,7 @@ class KernelInfo(Record):
     plan: Plan
     extra: Mapping[str, Any] = field(default_factory=dict)
     learned: Mapping[str, Observation] = field(default_factory=dict)
+    bucket: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> KernelName:
@@ -180,11 +183,19 @@ class KernelInfo(Record):
     def _had(self, name: str) -> Observation:
         return self.learned.get(name, Observation(name, ""))
 
+    @property
+    def has_bucket_function(self) -> bool:
+        """True if code of the kernel file chooses the buckets of problems."""
+        return FUNCTION in self.bucket.values()
+
+    def representative(self, problem: Problem) -> dict[str, Scalar]:
+        """Return the problem that stands for a problem's bucket, as far as rules that are data say."""
+        return bucketed(self.bucket, problem) if self.bucket else dict(problem)
+
     def specialized(self, problem: Problem) -> dict[str, Scalar]:
-        """Return the part of a problem that enters the key."""
-        if self.specialize is None:
-            return dict(problem)
-        return {key: problem[key] for key in self.specialize}
+        """Return the part of a problem, or of its bucket's representative, that enters the key."""
+        problem = self.representative(problem)
+        return problem if self.specialize is None else {key: problem[key] for key in self.specialize}
 
     def key_problem(self, problem: Problem) -> KeyProblem:
         """Return the key of a problem."""

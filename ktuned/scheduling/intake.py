@@ -15,6 +15,7 @@ import structlog
 from ktuned.catalog import (
     MAX_DIRECTORIES,
     Admission,
+    Buckets,
     Catalog,
     Changes,
     FileError,
@@ -122,6 +123,7 @@ class Intake:
         self,
         *,
         admission: Admission,
+        buckets: Buckets,
         catalog: Catalog,
         inspector: FileInspector,
         machine: Machine,
@@ -131,6 +133,7 @@ class Intake:
         max_directories: int = MAX_DIRECTORIES,
     ) -> None:
         self._admission = admission
+        self._buckets = buckets
         self._catalog = catalog
         self._inspector = inspector
         self._machine = machine
@@ -288,7 +291,7 @@ class Intake:
         plan = wish.plan(kernel.plan)
         if wish.problem is not None:
             check_problem(kernel, wish.problem)
-        problems = kernel.problems if wish.problem is None else (wish.problem,)
+        problems = kernel.problems if wish.problem is None else (await self._buckets.ask(kernel, wish.problem),)
         if not problems:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
         environment = self._catalog.environment(kernel)
@@ -325,6 +328,14 @@ class Intake:
             # Problems that differ in what does not enter the key are one job.
             jobs[job.id] = job
         return list(jobs.values())
+
+    async def _representative(self, kernel: KernelInfo, problem: Problem) -> Problem:
+        try:
+            return await self._buckets.ask(kernel, problem)
+        except (WorkerError, NotFound) as error:
+            # A lookup asks again, and hears why not.
+            _log.warning("bucket_not_known", kernel=kernel.name, reason=error.message)
+            return problem
 
     async def _check_configs(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
         """Check that the space holds the configs that are to be tried.
@@ -460,9 +471,10 @@ class Intake:
         for job in self._store.jobs(kernel=kernel.name):
             with suppress(UsageError):
                 check_problem(kernel, job.problem)
-                key = canonical(kernel.specialized(job.problem))
+                problem = await self._representative(kernel, job.problem)
+                key = canonical(kernel.specialized(problem))
                 if key in tuned:
-                    known.setdefault(key, job.problem)
+                    known.setdefault(key, problem)
         wish = Wish(
             priority=Priority.SAVED if saved else Priority.BACKGROUND,
             reason="saved" if saved else "changed while no daemon watched",

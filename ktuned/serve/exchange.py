@@ -258,6 +258,7 @@ class WinnerExchange:
             "device": device,
             "default": None if kernel is None or kernel.default is None else dict(kernel.default),
             "specialize": None if kernel is None or kernel.specialize is None else list(kernel.specialize),
+            "bucket": {} if kernel is None else dict(kernel.bucket),
             "names": {} if kernel is None else {name: _ends(entry) for name, entry in kernel.learned.items()},
             "winners": [
                 {

@@ -303,7 +303,8 @@ class Methods:
         problem = None
         if wanted.problem is not None:
             check_problem(kernel, wanted.problem)
-            problem = canonical(kernel.specialized(wanted.problem))
+            bucket = self._lookups.buckets.known(kernel, wanted.problem)
+            problem = canonical(kernel.specialized(wanted.problem if bucket is None else bucket.problem))
         device = None if wanted.device is None else self._model(kernel, wanted.device)
         tried = self._store.problems(kernel.name) if wanted.current else []
         digests = {self._machine.digest(kernel, found) for found in tried} if wanted.current else None

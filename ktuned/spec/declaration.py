@@ -15,11 +15,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from ktuned.ipc import lexical
-from ktuned.model import Config, KernelFileError, Plan, Problem, Scalar, Unsupported, canonical, listed
+from ktuned.model import Config, KernelFileError, Plan, Problem, Scalar, Unsupported, bucketed, canonical, listed
 from ktuned.spec.faults import MAX_PROBLEMS, UNSET, check_fault, fault_of, problems_fault, unknown_fault
 from ktuned.spec.spaces import BoundSpace, Space
 from ktuned.spec.tensors import TensorSpec, layout
-from ktuned.spec.values import Site, Values
+from ktuned.spec.values import Site, Values, mapping_fault
 
 if TYPE_CHECKING:
     from ktuned.backends import Build, Layout
@@ -80,6 +80,7 @@ class Kernel:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     given: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
+    bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
 
     def __call__(self, p: Any, c: Any) -> Build:
         """Call the kernel function as it is."""
@@ -120,6 +121,58 @@ class Kernel:
         if fault := problems_fault(problems, self.specialize):
             raise self.site.error(fault)
         return tuple(dict(problem) for problem in problems)
+
+    @property
+    def bucket_rules(self) -> Mapping[str, Any]:
+        """The rules of shape buckets by key; a function of the whole problem stands alone, by ``*``."""
+        if callable(self.bucket):
+            return {"*": self.bucket}
+        rules = self.bucket or {}
+        return {name: tuple(rule) if isinstance(rule, list) else rule for name, rule in rules.items()}
+
+    def represent(self, problem: Problem) -> dict[str, Scalar]:
+        """Return the problem that stands for a problem's bucket.
+
+        Raises:
+            KernelFileError: a function raised, returned no problem, or gives its own results another bucket.
+        """
+        once = self._represented(problem)
+        again = self._represented(once)
+        if once != again:
+            raise self.site.error(
+                f"bucket maps {canonical(problem)} to {canonical(once)}, and that to {canonical(again)}",
+                hint="a problem that stands for a bucket must stand for itself",
+            )
+        return once
+
+    def _represented(self, problem: Problem) -> dict[str, Scalar]:
+        rules = self.bucket_rules
+        plain = {name: rule for name, rule in rules.items() if not callable(rule)}
+        found: dict[str, Any] = bucketed(plain, problem)
+        for name, rule in rules.items():
+            if not callable(rule):
+                continue
+            try:
+                changed = dict(rule(Values(problem, "problem key"))) if name == "*" else {name: rule(problem[name])}
+            except Exception as error:
+                raise self.site.failure("bucket", error) from error
+            found |= changed
+        strange = [key for key in found if key not in problem]
+        if strange or mapping_fault(found, "bucket"):
+            raise self.site.error(f"bucket gives {found!r}, which is no problem with the keys {', '.join(problem)}")
+        return found
+
+    def represented_problems(self) -> tuple[dict[str, Scalar], ...]:
+        """Return the declared problems' representatives, each once.
+
+        Raises:
+            KernelFileError: as :meth:`problem_list` and :meth:`represent`.
+        """
+        problems = self.problem_list()
+        if not self.bucket_rules:
+            return problems
+        found = {canonical(chosen): chosen for chosen in map(self.represent, problems)}
+        return tuple(found.values())
 
     def bound_space(self, problem: Problem) -> BoundSpace:
         """Return the space for one problem; its errors name this kernel and its file."""
@@ -308,6 +361,7 @@ def kernel(
     cores: int | Callable[[Any, Any], int] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     depends: str | Sequence[str] = (),
+    bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
@@ -323,6 +377,7 @@ def kernel(
     ``timing`` is how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
     ``cores``, a number or ``(p, c) -> number``, is how many cores a CPU config uses, where its first launch does not
     show it.
+    ``bucket`` maps problems to those that stand for them: ``dict(M="pow2")``, or a function ``p -> dict``.
     ``metrics`` are shown beside latencies: ``dict(tflops=lambda p, t: 2e-12 * p.M * p.N * p.K / t)``, ``t`` in seconds.
 
     Raises:
@@ -363,6 +418,7 @@ def kernel(
             metrics={} if metrics is None else metrics,
             given=tuple(budgets),
             depends=_as_tuple(depends),
+            bucket=bucket,
         )
         fault = (
             unknown_fault(unknown, kernel.__kwdefaults__ or ()) or check_fault(reference, check) or fault_of(declared)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ktuned.ipc import Untrusted, stamps
-from ktuned.model import KernelInfo, ProjectName
+from ktuned.model import BUCKET_FUNCTION, KernelInfo, ProjectName
 from ktuned.spec import c_tokens
 from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.declaration import Kernel
@@ -59,7 +59,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         raise kernel.site.failure("its Python files cannot be followed", error) from error
     declared = declared_files(kernel)
     measured.parts |= declared.parts
-    problems = kernel.problem_list()
+    problems = kernel.represented_problems()
     plan.add("problems", problems)
     source_digest = _digest(texts if kernel.sources else function.parts)
     read = {kernel.file, *sources.absent, *OBSERVER.files, *function.files, *measured.files, *plan.files}
@@ -79,6 +79,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         problems=problems,
         default=None if kernel.default is None else dict(kernel.default),
         specialize=kernel.specialize,
+        bucket={name: BUCKET_FUNCTION if callable(rule) else rule for name, rule in kernel.bucket_rules.items()},
         space=kernel.space.to_plain(),
         plan=kernel.plan,
         extra={
@@ -108,6 +109,9 @@ def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach) -> Non
         measured.add("cores", kernel.cores)
     for name, metric in kernel.metrics.items():
         measured.add(f"metric {name}", metric)
+    for name, rule in kernel.bucket_rules.items():
+        # Part of the context: another bucket is another problem that is measured.
+        measured.add(f"bucket {name}", rule)
     for name in ("space", "default", "specialize"):
         plan.add(name, getattr(kernel, name))
     plan.add("plan", kernel.plan.to_wire())

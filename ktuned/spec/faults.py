@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ktuned.model import PRESETS, UNTIL, canonical, is_among, listed
+from ktuned.model import PRESETS, UNTIL, canonical, is_among, listed, rule_fault
 from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
 from ktuned.spec.values import mapping_fault
 
@@ -73,7 +73,7 @@ def fault_of(declared: Any) -> str:
         return f"prior is of type {type(declared.prior).__name__}, not a callable (p, c) -> score or p -> configs"
     if not (callable(declared.cores) or declared.cores is None or _is_count(declared.cores)):
         return f"cores={declared.cores!r} is neither an int >= 1 nor a callable (p, c) -> int"
-    if fault := _metrics_fault(declared.metrics):
+    if fault := _metrics_fault(declared.metrics) or _bucket_fault(declared.bucket):
         return fault
     if isinstance(declared.setup, tuple) and any(not isinstance(item, str) for item in declared.setup):
         return f"setup must name tensors or be a callable, not {declared.setup!r}"
@@ -96,6 +96,19 @@ def _metrics_fault(metrics: Any) -> str:
             return f"a metric cannot be called {name!r}; its name is an identifier, and not latency"
         if not callable(function):
             return f"the metric {name} is of type {type(function).__name__}, not a function (p, t) -> number"
+    return ""
+
+
+def _bucket_fault(bucket: Any) -> str:
+    if bucket is None or callable(bucket):
+        return ""
+    if not isinstance(bucket, Mapping):
+        return f"bucket is of type {type(bucket).__name__}, not a dict of rules by problem key, or a function of p"
+    for name, rule in bucket.items():
+        if not isinstance(name, str):
+            return f"bucket: {name!r} is no problem key"
+        if fault := rule_fault(name, rule):
+            return fault
     return ""
 
 

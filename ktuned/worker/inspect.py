@@ -130,6 +130,10 @@ class Inspector:
             # A job that needs it fails with the reason.
             return kernel.backend
 
+    def represent(self, request: requests.Represent, reply: Reply) -> replies.Represented:
+        """Return the problem that stands for the request's one."""
+        return replies.Represented(load_kernel(request.kernel, self._places).represent(request.problem))
+
     def admits(self, request: requests.Admits, reply: Reply) -> replies.Admitted:
         """Return which of the request's configs the kernel's space admits."""
         space = load_kernel(request.kernel, self._places).bound_space(request.problem)
@@ -156,7 +160,7 @@ def _check_spaces(kernel: Kernel) -> None:
     Raises:
         KernelFileError: the space is empty for a declared problem or lacks the default, or its code fails.
     """
-    for problem in kernel.problem_list():
+    for problem in kernel.represented_problems():
         space = kernel.bound_space(problem)
         if space.size is None or space.size <= COUNTED_SPACE:
             next(iter(space))

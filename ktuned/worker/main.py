@@ -114,7 +114,11 @@ def _load_inspection(registry: Registry, places: Places) -> _Loaded:
     from ktuned.worker.inspect import Inspector
 
     inspector = Inspector(registry, places)
-    return {requests.Inspect: inspector.inspect, requests.Admits: inspector.admits}
+    return {
+        requests.Inspect: inspector.inspect,
+        requests.Admits: inspector.admits,
+        requests.Represent: inspector.represent,
+    }
 
 
 def _load_exploration(registry: Registry, places: Places) -> _Loaded:
@@ -147,7 +151,7 @@ def _load_bench(registry: Registry, places: Places) -> _Loaded:
 
 _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places], _Loaded]] = {
     **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing),
-    **dict.fromkeys((requests.Inspect, requests.Admits), _load_inspection),
+    **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection),
     **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration),
     requests.Compile: _load_compilation,
     **dict.fromkeys(

@@ -19,7 +19,7 @@ from ktuned.model.keys import Phase
 from ktuned.model.values import Outcome
 
 OPERATIONS = (
-    *("prepare", "probe", "gpu_users", "inspect", "explore", "ask", "admits", "compile"),
+    *("prepare", "probe", "gpu_users", "inspect", "explore", "ask", "admits", "represent", "compile"),
     *("open", "close", "canary", "trial", "time", "check", "time_reference"),
 )
 TEXT = st.text(max_size=8)

@@ -46,6 +46,7 @@ def limited(parts: Parts, directories: int) -> Intake:
     """Return an intake that takes no root with more directories."""
     return Intake(
         admission=parts.daemon.admission,
+        buckets=parts.daemon.buckets,
         catalog=parts.catalog,
         inspector=parts.inspector,
         machine=parts.machine,
@@ -111,7 +112,12 @@ class TestTunePath:
         assert parts.store.roots() == []
         parts.write("", "other.py")
         parts.write("", "empty/read.me")
-        wrong = {"nothing.py": "does not exist", "other.py": "no kernel file", "empty": "no kernel at"}
+        wrong = {
+            "nothing.py": "does not exist",
+            "other.py": "no kernel at",
+            "empty/read.me": "no kernel file",
+            "empty": "no kernel at",
+        }
         for name, words in wrong.items():
             with pytest.raises(UsageError, match=words):
                 await parts.intake.tune_path(str(parts.project / name), None, Wish())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from ktuned.model.errors import KernelFileError
 from ktuned.spec import functions
-from ktuned.spec.loader import forget_modules, kernel_module
+from ktuned.spec.loader import kernel_module
 from tests.spec.conftest import Project
 
 FILE = """
@@ -64,7 +65,9 @@ def local() -> Any:
 def file(project: Project) -> Path:
     """A kernel file that takes one of its functions from a module beside it."""
     project.write("helper.py", "def tripled(x):\n    return 3 * x\n")
-    return project.write("tune_it.py", FILE)
+    path = project.write("tune_it.py", FILE)
+    project.load()
+    return path
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_a_function_is_found_again_by_its_name(project: Project, file: Path, att
     function = getattr(kernel_module(file), attribute)
     assert functions.name_of(function) == name
     assert functions.find(name, file) is function
-    forget_modules()
+    project.load()
     again = functions.find(name, file)
     assert again is not function
     assert again(2) == function(2)
@@ -140,3 +143,20 @@ def test_a_kernel_file_that_cannot_be_imported(project: Project) -> None:
     with pytest.raises(KernelFileError, match="No module named 'nothing_such'"):
         functions.find("f", path)
     assert not [name for name in sys.modules if name.endswith("_tune_it")]
+
+
+def test_an_application_has_a_kernel_file_as_it_imported_it(tmp_path: Path) -> None:
+    """Beside no worker's observation: its own module where it runs the file, else a plain import, once."""
+    path = tmp_path / "tune_app.py"
+    path.write_text("def doubled(x):\n    return 2 * x\n")
+    script = (
+        "import sys, importlib\nfrom pathlib import Path\nfrom ktuned.spec import functions\n"
+        "path = Path(sys.argv[1])\nbefore = list(sys.path)\n"
+        "found = functions.find('doubled', path)\nassert found(2) == 4\n"
+        "assert functions.find('doubled', path) is found\nassert sys.path == before\n"
+    )
+    for head in ("", "sys.path.insert(0, sys.argv[2])\nimport tune_app\n"):
+        text = script.replace("path = Path", f"{head}path = Path")
+        if head:
+            text += "assert found is tune_app.doubled\n"
+        subprocess.run([sys.executable, "-c", text, str(path), str(tmp_path)], check=True)

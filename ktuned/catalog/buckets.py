@@ -1,0 +1,93 @@
+"""Representatives of problems, where a kernel file's own function chooses the buckets.
+
+A worker calls it. What it said is remembered and stored, so that the next daemon keys problems at once; after an edit,
+the old representative serves until the new function has been asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import structlog
+
+from ktuned.catalog.catalog import Catalog
+from ktuned.fleet import Fleet
+from ktuned.ipc import requests
+from ktuned.model import KernelInfo, NotFound, Problem, Role, Scalar, StoreError, canonical
+from ktuned.store import Store, Verdict
+
+_log = structlog.get_logger()
+
+MAX_REMEMBERED = 20_000
+"""Representatives in memory, some 500 bytes each; with more than these, all are forgotten, and looked for again."""
+
+
+class Representative(NamedTuple):
+    """The problem that stands for another one; not ``is_current`` if an older state of the kernel chose it."""
+
+    problem: dict[str, Scalar]
+    is_current: bool
+
+
+class Buckets:
+    """Answers which problem stands for another: :meth:`known` at once, :meth:`ask` with a worker where it takes one."""
+
+    def __init__(self, catalog: Catalog, fleet: Fleet, store: Store, deadlines: Mapping[str, float]) -> None:
+        self._catalog = catalog
+        self._fleet = fleet
+        self._store = store
+        self._deadlines = deadlines
+        self._chosen: dict[tuple[str, str], tuple[str, dict[str, Scalar]]] = {}
+        self._loaded: set[str] = set()
+
+    def known(self, kernel: KernelInfo, problem: Problem) -> Representative | None:
+        """Return a problem's representative; ``None`` if a worker must be asked."""
+        if not kernel.has_bucket_function:
+            return Representative(kernel.representative(problem), is_current=True)
+        self._load(kernel)
+        found = self._chosen.get((kernel.name, canonical(problem)))
+        return None if found is None else Representative(dict(found[1]), is_current=found[0] == kernel.digest)
+
+    async def ask(self, kernel: KernelInfo, problem: Problem) -> dict[str, Scalar]:
+        """Return a problem's representative, asking a worker if need be.
+
+        Raises:
+            WorkerError: the function raised, hangs or crashes, or the files have changed since they were inspected.
+            NotFound: the kernel's file is below no watched root.
+        """
+        found = self.known(kernel, problem)
+        if found is not None and found.is_current:
+            return found.problem
+        root = self._catalog.root_of(kernel.file)
+        if root is None:
+            raise NotFound(f"{kernel.file} is below no watched root")
+        request = requests.Represent(requests.KernelRef.of(kernel, root.name, root.path), problem)
+        async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
+            reply, _ = await worker.exchange(request, self._deadlines)
+        chosen = dict(reply.problem)
+        for text, representative in ((canonical(problem), chosen), (canonical(chosen), chosen)):
+            if len(self._chosen) >= MAX_REMEMBERED:
+                self._chosen.clear()
+                self._loaded.clear()
+            self._chosen[kernel.name, text] = kernel.digest, representative
+        try:
+            saved = [Verdict(canonical(problem), canonical(chosen), admitted=True)]
+            await self._store.admissions.save(_shelf(kernel), kernel.digest, saved)
+        except StoreError as error:
+            # This daemon knows it; the next one asks again.
+            _log.warning("bucket_not_stored", kernel=kernel.name, reason=error.message)
+        return chosen
+
+    def _load(self, kernel: KernelInfo) -> None:
+        if kernel.name in self._loaded:
+            return
+        self._loaded.add(kernel.name)
+        for stored in self._store.admissions.of(_shelf(kernel), kernel.digest):
+            self._chosen[kernel.name, stored.problem] = kernel.digest, json.loads(stored.config)
+
+
+def _shelf(kernel: KernelInfo) -> str:
+    """Return the name under which the store keeps a kernel's representatives, beside its space's verdicts."""
+    return f"{kernel.name}#bucket"

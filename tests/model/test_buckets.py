@@ -1,0 +1,47 @@
+"""Shape buckets: which problem stands for which."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned.model import bucketed, rule_fault
+from ktuned_client.winners import _rounded
+
+RULES = st.one_of(
+    st.just("pow2"),
+    st.integers(1, 1000),
+    st.lists(st.integers(0, 5000), min_size=1, unique=True).map(sorted),
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "values"),
+    [
+        ("pow2", {0: 0, 1: 1, 2: 2, 3: 4, 1000: 1024, 1024: 1024, 1025: 2048}),
+        (64, {1: 64, 64: 64, 65: 128}),
+        ((16, 64, 256), {1: 16, 16: 16, 17: 64, 256: 256, 9999: 256}),
+        ("function", {7: 7}),
+    ],
+)
+def test_rules(rule: Any, values: dict[int, int]) -> None:
+    """Powers of two, multiples, upper ends; only the rule's own key changes, and only ints."""
+    for value, representative in values.items():
+        found = bucketed({"M": rule}, {"M": value, "N": 7, "dtype": "float16"})
+        assert found == {"M": representative, "N": 7, "dtype": "float16"}
+    assert bucketed({"M": rule}, {"M": 2.5, "N": True}) == {"M": 2.5, "N": True}
+
+
+@given(rule=RULES, value=st.integers(-10, 10_000))
+def test_a_representative_stands_for_itself(rule: Any, value: int) -> None:
+    """A second mapping changes nothing; the client, which reads exported winners, maps alike."""
+    once = bucketed({"M": rule}, {"M": value})
+    assert bucketed({"M": rule}, once) == once
+    assert _rounded(rule, value) == once["M"]
+
+
+@pytest.mark.parametrize("rule", ["pow3", 0, -4, 2.5, [], [4, 2], [2, 2], ["a"], None, True])
+def test_other_rules_are_refused(rule: object) -> None:
+    """The message names the key."""
+    assert "M" in rule_fault("M", rule)
