@@ -1,12 +1,14 @@
 """Accesses of a kernel file's code beside its modules: data files, environment variables, child processes.
 
 An audit hook sees each file that Python code opens and each directory that the project lists; a recording
-``os.environ`` sees the variables that the project reads. Child processes and native libraries that the project starts
-or loads cannot be looked into: the kernel is then not fully observed, unless it declares its files (``depends=``).
+``os.environ`` sees the variables that the project reads, a recording ``os.stat`` the files that it finds missing. Child
+processes, native libraries, databases and connections of the project cannot be looked into: the kernel is then not
+fully observed, unless it declares its files (``depends=``).
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import sysconfig
@@ -70,6 +72,7 @@ class Accesses:
         self._caches = (*caches(), *(f"{os.path.abspath(place)}/" for place in places))
         self._system = (*_SYSTEM, *(f"{prefix}/" for prefix in prefixes))
         os.environ.__class__ = _RecordingEnviron
+        _record_missing()
         sys.addaudithook(self._audit)
 
     @property
@@ -95,6 +98,17 @@ class Accesses:
         """Reasons why not all that decides a result could be observed."""
         self._begin()
         return list(self._unobserved)
+
+    def miss(self, name: object, user: FrameType | None) -> None:
+        """Note that the code of a frame found no file of a name, if that is the project's: its appearance matters."""
+        if OBSERVER.kernel_file is None or getattr(self._state, "is_busy", False):
+            return
+        if not isinstance(name, str | bytes | os.PathLike) or user is None or not _is_project(user):
+            return
+        path = lexical(Path(os.fsdecode(name)))
+        if not self._is_excluded(str(path)):
+            self._begin()
+            self._files.setdefault(path, ABSENT)
 
     def hide(self, reason: str) -> None:
         """Note something that cannot be observed."""
@@ -137,6 +151,9 @@ class Accesses:
         self._begin()
         if flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_CREAT | os.O_TRUNC):
             self._written.add(path)
+            if self._files.get(path) == ABSENT:
+                # It was missing until the code made it.
+                del self._files[path]
         elif path not in self._written and path not in self._files and OBSERVER.digest(path) is None:
             self._note(path)
 
@@ -178,6 +195,12 @@ class Accesses:
                 self._note(lexical(Path(name)))
             self.hide(f"{_place(user)} loads the library {os.path.basename(name)}")
 
+    def _connected(self, event: str, arguments: tuple[Any, ...]) -> None:
+        user = _user(sys._getframe(2))
+        target = arguments[-1]
+        if user is not None and _is_project(user) and target not in (":memory:", b":memory:", ""):
+            self.hide(f"{_place(user)} {_CONNECTIONS[event]}")
+
     def _imported(self, event: str, arguments: tuple[Any, ...]) -> None:
         file = arguments[1]
         if isinstance(file, str) and OBSERVER.counts(file) and not is_ours(str(arguments[0])):
@@ -196,6 +219,8 @@ class Accesses:
 ACCESSES = Accesses()
 """The accesses of this process."""
 
+_CONNECTIONS = {"sqlite3.connect": "opens a database", "socket.connect": "connects to another program"}
+
 _Handler = Callable[[Accesses, str, tuple[Any, ...]], None]
 _HANDLERS: Mapping[str, _Handler] = {
     "open": Accesses._opened,
@@ -203,6 +228,7 @@ _HANDLERS: Mapping[str, _Handler] = {
     **dict.fromkeys(
         ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec"), Accesses._started
     ),
+    **dict.fromkeys(_CONNECTIONS, Accesses._connected),
     "ctypes.dlopen": Accesses._loaded,
     "import": Accesses._imported,
 }
@@ -225,6 +251,24 @@ class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
             _walking.clear()
             _walking[id(user)] = user.f_lasti
         return super().__iter__()
+
+
+def _record_missing() -> None:
+    """Have ``os.stat``, and all that asks it whether a file exists, note what the project finds missing."""
+    looked: Callable[..., os.stat_result] = os.stat
+
+    @functools.wraps(looked)
+    def recording_stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        try:
+            return looked(path, *arguments, **options)
+        except (FileNotFoundError, NotADirectoryError):
+            if options.get("dir_fd") is None:
+                ACCESSES.miss(path, _user(sys._getframe(1)))
+            raise
+
+    os.stat = recording_stat
+    for supports in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        supports.add(recording_stat)
 
 
 _walking: dict[int, int] = {}

@@ -44,13 +44,16 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _SPLICE = re.compile(r"\\\r?\n")
+_INCBIN = re.compile(r'''\.incbin[\s"]*\\?"([^"\\\n]+)\\?"''')
+_INCLUDING = (["include"], ["include_next"], ["import"], ["embed"])
 
 
 @record
 class Normalised(Record):
     """A source's meaning as text, one directive or run of tokens a line, and its includes in order.
 
-    ``includes`` are those in quotes, ``angled`` those in angle brackets, both also of ``__has_include``.
+    ``includes`` are those in quotes, ``angled`` those in angle brackets, both also of ``__has_include`` and ``#embed``;
+    with the first are files that an assembler includes (``.incbin``), which no compiler's dependency output has.
     """
 
     text: str
@@ -101,6 +104,8 @@ def normalise(source: str) -> Normalised:
             line.append(token)
         previous_end = match.end()
     quoted = [name for line in lines for name in _quoted(line)]
+    if ".incbin" in source:
+        quoted += _INCBIN.findall(source)
     angled = [name for line in lines for name in _angled(line)]
     return Normalised("\n".join(" ".join(line) for line in lines if line), tuple(quoted), tuple(angled))
 
@@ -109,7 +114,7 @@ def _quoted(line: Sequence[str]) -> list[str]:
     """Return the files that a directive names in quotes: to include one, or to ask whether it is there."""
     if line[:1] != ["#"]:
         return []
-    if line[1:2] in (["include"], ["include_next"], ["import"]):
+    if line[1:2] in _INCLUDING:
         return [line[2][1:-1]] if len(line) > 2 and line[2].startswith('"') else []
     asked = zip(line, line[1:], line[2:], strict=False)
     return [name[1:-1] for word, sign, name in asked if (word, sign) == ("__has_include", "(") and name[0] == '"']
@@ -119,7 +124,7 @@ def _angled(line: Sequence[str]) -> list[str]:
     """Return the files that a directive names in angle brackets: to include one, or to ask whether it is there."""
     if line[:1] != ["#"]:
         return []
-    if line[1:2] in (["include"], ["include_next"], ["import"]):
+    if line[1:2] in _INCLUDING:
         return ["".join(line[3:-1])] if line[2:3] == ["<"] and line[-1] == ">" else []
     asked = [start + 3 for start in range(len(line)) if line[start : start + 3] == ["__has_include", "(", "<"]]
     return ["".join(line[start : line.index(">", start)]) for start in asked if ">" in line[start:]]

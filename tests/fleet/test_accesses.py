@@ -122,6 +122,30 @@ async def test_a_missing_file_that_was_looked_for_counts_as_absent(project: Proj
     assert (await project.inspect(trying)).digest != before.digest
 
 
+@pytest.mark.parametrize(
+    "asking",
+    [
+        "(HERE / 'data/two.bin').exists()",
+        "os.path.isfile(HERE / 'data/two.bin')",
+        "os.path.exists(str(HERE / 'data/two.bin'))",
+        "next((one for one in ['two', 'one'] if (HERE / f'data/{one}.bin').is_file()), None)",
+    ],
+)
+async def test_a_file_that_code_asks_for_and_that_is_missing_counts_as_absent(project: Project, asking: str) -> None:
+    """Its appearance decides what the code does next, though nothing was opened."""
+    before = await project.inspect(asking)
+    assert before.learned["data/two.bin"].digest == ""
+    project.write("data/two.bin", "2")
+    assert (await project.inspect(asking)).digest != before.digest
+
+
+async def test_a_missing_file_that_the_code_makes_itself_is_no_input(project: Project) -> None:
+    """A cache that is filled when it is not there."""
+    making = "CACHE = HERE / 'kept.txt'\nif not CACHE.exists():\n    CACHE.write_text('1')"
+    kernel = await project.inspect(making)
+    assert "kept.txt" not in kernel.learned
+
+
 async def test_a_listed_directory_counts_by_its_names(project: Project) -> None:
     """A file that comes to a directory which the code lists is a change; what is in the others' names is not."""
     listing = "FILES = sorted(glob.glob(str(HERE / 'data/*.bin')))"
@@ -175,6 +199,11 @@ async def test_a_variable_that_the_file_sets_counts_as_it_was(project: Project) 
         ("os.system('true')", "starts a child process (true)"),
         ("import multiprocessing; multiprocessing.get_context('fork').Process().start()", "starts a child process"),
         ("ctypes.CDLL('libresolv.so.2')", "loads the library libresolv.so.2"),
+        ("import sqlite3; sqlite3.connect(HERE / 'data/one.bin').close()", "tune_it.py:7 opens a database"),
+        (
+            "import socket\nwith socket.socket() as s: s.connect_ex(('127.0.0.1', 1))",
+            "tune_it.py:8 connects to another program",
+        ),
     ],
 )
 async def test_what_cannot_be_looked_into_is_said(project: Project, doing: str, reason: str) -> None:

@@ -98,6 +98,25 @@ def test_asking_for_a_file_depends_on_it(tmp_path: Path) -> None:
     assert tmp_path / "fast.h" in follow([source]).absent
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '__asm__(".incbin \\"blob.bin\\"\\n");\n',
+        '__asm__(".section .rodata\\n" ".incbin " "\\"blob.bin\\"");\n',
+        'asm(R"(.incbin "blob.bin")");\n',
+        'const char blob[] = {\n#embed "blob.bin" limit(3)\n};\n',
+    ],
+)
+def test_embedded_files_count(project: Project, text: str) -> None:
+    """A file that an assembler or a directive embeds is in no dependency output; its bytes are in the artifact."""
+    project.write("blob.bin", "one")
+    project.write("one.cc", text)
+    project.write("tune_it.py", FLAGGED)
+    before = inspected(project).source_digest
+    project.write("blob.bin", "two")
+    assert inspected(project).source_digest != before
+
+
 def test_linked_source_is_stamped_at_both_ends(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A source behind links counts by its text, and a change of the link or of the file behind it is seen."""
     elsewhere = tmp_path_factory.mktemp("elsewhere").resolve()
