@@ -1,7 +1,7 @@
 """The daemon at rest: memory, start-up, CPU; with an empty store and with many trials in it.
 
 It watches a project of some hundred directories, none of which changes. Budgets: at most 64 MiB resident, the socket
-answers within 0.5 s of the start, 0.2 % of a core; with 1,000,000 trials too.
+answers within 0.5 s of the start, 0.2 % of a core; with 1,000,000 trials, or 1,000 kernel files (``--files``), too.
 """
 
 import argparse
@@ -29,7 +29,7 @@ PATIENCE_S = 120.0
 SETTLE_S = 3.0
 """After the project has been inspected: what the daemon started for that ends."""
 
-KERNELS = 10
+FILES = 10
 DIRECTORIES = 200
 KERNEL = """
 from ktuned import kernel, space, tensor
@@ -106,31 +106,36 @@ def _add_job(connection: sqlite3.Connection, job: int, trials: int) -> None:
     )
 
 
-def make_project(home: Path) -> None:
-    """Make a project, and settings that have it watched."""
-    project = home / "project"
+def write_files(project: Path, files: int) -> None:
+    """Write kernel files with one kernel each, in some hundred directories."""
     for number in range(DIRECTORIES):
         (project / f"d{number}").mkdir(parents=True)
-    for number in range(KERNELS):
-        (project / f"d{number}" / f"tune_k{number}.py").write_text(KERNEL.format(number=number))
+    for number in range(files):
+        (project / f"d{number % DIRECTORIES}" / f"tune_k{number}.py").write_text(KERNEL.format(number=number))
+
+
+def make_project(home: Path, files: int) -> None:
+    """Make a project, and settings that have it watched."""
+    project = home / "project"
+    write_files(project, files)
     (home / "state").mkdir()
     (home / "state" / "config.toml").write_text(f'contention = false\n[[roots]]\npath = "{project}"\n')
 
 
-def _settle(client: Client, process: psutil.Process) -> None:
+def _settle(client: Client, process: psutil.Process, files: int) -> None:
     """Wait until a daemon has inspected the project, and knows its backends."""
     end = time.monotonic() + PATIENCE_S
-    while len(client.call("kernels")["kernels"]) < KERNELS or not client.call("status")["environments"]:
+    while len(client.call("kernels")["kernels"]) < files or not client.call("status")["environments"]:
         if time.monotonic() > end:
             raise RuntimeError("the project was not inspected")
         _stay_quiet(process, 0.1)
     _stay_quiet(process, SETTLE_S)
 
 
-def measure(trials: int, *, starts: int, rest_s: float) -> dict[str, Any]:
+def measure(trials: int, *, files: int, starts: int, rest_s: float) -> dict[str, Any]:
     """Start a daemon ``starts`` times on one store, then let the last one rest for ``rest_s`` seconds."""
     with private_home() as home:
-        make_project(home)
+        make_project(home, files)
         # The first start, which makes the store, is not measured.
         with serving(home):
             pass
@@ -146,7 +151,7 @@ def measure(trials: int, *, starts: int, rest_s: float) -> dict[str, Any]:
             if held != trials:
                 raise RuntimeError(f"the store holds {held} trials, not {trials}")
             process = psutil.Process(daemon.process.pid)
-            _settle(client, process)
+            _settle(client, process, files)
             before = process.cpu_times()
             # The daemon must not wait for us: the passing of time is measured.
             _stay_quiet(process, rest_s)
@@ -157,6 +162,7 @@ def measure(trials: int, *, starts: int, rest_s: float) -> dict[str, Any]:
             others = [round(child.memory_info().rss / _MIB, 1) for child in process.children(recursive=True)]
     return {
         "trials": trials,
+        "files": files,
         "rss_mib": rss_mib,
         "unshared_mib": own_mib,
         "ready_s": statistics.median(ready),
@@ -182,11 +188,15 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trials", type=int, nargs="*", default=[0, 1_000_000], help="store sizes; multiples of 1000")
+    parser.add_argument("--files", type=int, default=FILES, help=f"kernel files of the project (default: {FILES})")
     parser.add_argument("--starts", type=int, default=5, help="starts per store, of which the median is printed")
     parser.add_argument("--seconds", type=float, default=30.0, help="seconds of rest")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    rows = [measure(trials, starts=arguments.starts, rest_s=arguments.seconds) for trials in arguments.trials]
+    rows = [
+        measure(trials, files=arguments.files, starts=arguments.starts, rest_s=arguments.seconds)
+        for trials in arguments.trials
+    ]
     title = (
         f"daemon at rest (budget: {RSS_BUDGET_MIB:g} MiB, ready in {READY_BUDGET_S:g} s, {CPU_BUDGET_PERCENT:g} % CPU)"
     )
