@@ -154,7 +154,7 @@ class Replays:
         for index in order:
             race = Race(
                 self._preset,
-                stop_above_us=incumbent.latency_us * self._early_stop if incumbent and self._races else None,
+                stop_above_us=incumbent.cost * self._early_stop if incumbent and self._races else None,
                 incumbent=incumbent if self._races else None,
                 resolution_us=self._recording.resolution_us,
             )
@@ -165,7 +165,7 @@ class Replays:
             median_us = race.samples.median_us
             if race.ending is Ending.BEATEN:
                 beaten += 1
-            elif incumbent is None or median_us < incumbent.latency_us:
+            elif incumbent is None or median_us < incumbent.cost:
                 incumbent = requests.Incumbent(median_us, *race.samples.interval_us)
         lane_s = device.now_us / 1e6
         ranked = sorted(found, key=lambda index: found[index].median_us)

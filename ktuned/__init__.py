@@ -12,21 +12,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ktuned.model import Unsupported
+    from ktuned.model import Unsupported, maximize, minimize
     from ktuned.python import Result, TuningFailed, tune
     from ktuned.spec import kernel, space, tensor
 
 __version__ = "0.1.0"
 
-__all__ = ["Result", "TuningFailed", "Unsupported", "__version__", "kernel", "space", "tensor", "tune"]
+__all__ = [
+    "Result",
+    "TuningFailed",
+    "Unsupported",
+    "__version__",
+    "kernel",
+    "maximize",
+    "minimize",
+    "space",
+    "tensor",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:
     # The daemon and the command line import this package too, and declare no kernels.
-    if name == "Unsupported":
-        from ktuned.model import Unsupported
+    if name in {"Unsupported", "maximize", "minimize"}:
+        from ktuned import model
 
-        return Unsupported
+        return getattr(model, name)
     if name in {"kernel", "space", "tensor"}:
         from ktuned import spec
 

@@ -105,8 +105,9 @@ class Hit(NamedTuple):
     ``decided`` (a time in Unix seconds) are ``None`` if nothing was measured; ``artifact`` is the path of the
     compiled winner; ``generation`` changes when the answer may have changed. ``final`` is true when a final round has
     decided the winner: before, a better one is likely to follow.
-    ``metrics`` are the kernel file's own figures of the winner, ``file`` is the kernel file. ``measured`` is the
-    problem that the winner was measured for, where that is another one. :meth:`load` makes the winner callable.
+    ``metrics`` are the kernel file's own figures of the winner, and its energy (J) where that was measured; ``file`` is
+    the kernel file. ``measured`` is the problem that the winner was measured for, where that is another one.
+    ``objective`` is what it is the best by, ``None`` if no daemon answered. :meth:`load` makes the winner callable.
     """
 
     kernel: str
@@ -123,6 +124,7 @@ class Hit(NamedTuple):
     metrics: Mapping[str, float] = NO_METRICS
     file: str | None = None
     measured: Mapping[str, Any] | None = None
+    objective: str | None = None
 
     def load(self, *, device: str | None = None, default: Callable[..., Any] | None = None) -> Any:
         """Return the compiled winner as a callable, which takes the tensors of ``inputs`` by their names.
@@ -169,6 +171,7 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
             answer.get("metrics") or NO_METRICS,
             answer.get("file"),
             answer.get("measured"),
+            answer.get("objective", "latency"),
         )
     except (KeyError, TypeError, AttributeError):
         if type(answer) is dict and type(answer.get("error")) is dict:

@@ -22,7 +22,7 @@ from ktuned_client.answers import (
     unavailable,
 )
 from ktuned_client.knowledge import Knowledge
-from ktuned_client.memo import pack
+from ktuned_client.memo import name_of, pack
 from ktuned_client.progress import Event, Progress
 from ktuned_client.transport import Subscription, Transport
 from ktuned_client.wire import LOOKUP, MAX_LOOKUPS, ProtocolError, encode_lookups
@@ -69,30 +69,36 @@ class Client:
         problem: Mapping[str, Any],
         default: Mapping[str, Any] | None = None,
         device: str | None = None,
+        objective: str | None = None,
     ) -> Hit:
         """Return the best config known now, or ``default``; never raises without a daemon, nor waits for one.
 
         Past the deadline or without a daemon, the answer is the last known one, or else ``default`` with the status
         ``unavailable`` and the reason as ``message``. ``device`` is a name (``cuda:1``) or a model; ``None`` is the
-        kernel's first device.
+        kernel's first device. ``objective`` is what the config is to be the best by: ``latency``, ``energy``, ``edp``,
+        ``max:METRIC`` or ``min:METRIC``; ``None`` is the kernel's own.
         """
         memo = self._memo
         try:
-            slot, generation, until, hit, _ = memo.answers[kernel if device is None else (kernel, device)][
-                pack(problem)
-            ]
+            slot, generation, until, hit, _ = memo.answers[
+                kernel if device is None and objective is None else (kernel, device, objective)
+            ][pack(problem)]
             if memo.words[slot] == generation and monotonic() < until:
                 return hit
         except (KeyError, TypeError, ValueError, OverflowError):
             pass
-        return self._look_up(kernel, problem, default, device)
+        return self._look_up(kernel, problem, default, device, objective)
 
     def bind(
-        self, kernel: str, default: Mapping[str, Any] | None = None, device: str | None = None
+        self,
+        kernel: str,
+        default: Mapping[str, Any] | None = None,
+        device: str | None = None,
+        objective: str | None = None,
     ) -> Callable[[Mapping[str, Any]], Hit]:
         """Return :meth:`lookup` of one kernel as a function of the problem alone, for hot loops."""
         memo = self._memo
-        name = kernel if device is None else (kernel, device)
+        name = name_of(kernel, device, objective)
 
         def bound(problem: Mapping[str, Any]) -> Hit:
             try:
@@ -101,7 +107,7 @@ class Client:
                     return hit
             except (KeyError, TypeError, ValueError, OverflowError):
                 pass
-            return self._look_up(kernel, problem, default, device)
+            return self._look_up(kernel, problem, default, device, objective)
 
         return bound
 
@@ -109,6 +115,7 @@ class Client:
         self,
         questions: Iterable[tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], Mapping[str, Any] | None]],
         device: str | None = None,
+        objective: str | None = None,
     ) -> list[Hit]:
         """Look up several (kernel, problem) or (kernel, problem, default) at once; return their hits in the same order.
 
@@ -118,14 +125,14 @@ class Client:
         hits: list[Hit | None] = [None] * len(asked)
         open_ones: list[tuple[int, bytes]] = []
         for place, (kernel, problem, default) in enumerate(asked):
-            found = self._knowledge.find(kernel, problem, default, device)
+            found = self._knowledge.find(kernel, problem, default, device, objective)
             if isinstance(found, bytes):
                 open_ones.append((place, found))
             else:
                 hits[place] = found
         for start in range(0, len(open_ones), MAX_LOOKUPS):
             part = open_ones[start : start + MAX_LOOKUPS]
-            answers = self._answers([(*asked[place], key) for place, key in part], device)
+            answers = self._answers([(*asked[place], key) for place, key in part], device, objective)
             for (place, _), hit in zip(part, answers, strict=True):
                 hits[place] = hit
         return [hit for hit in hits if hit is not None]
@@ -175,8 +182,8 @@ class Client:
         """Request a tuning, and return the iterator of its events, which ends with the last of its jobs.
 
         Give ``kernel`` or ``path`` (a kernel file or a directory). ``options``: ``problem``, ``device``, ``preset``,
-        ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``beside`` (the process of
-        an application that uses the device and goes on meanwhile); ``None`` leaves one out.
+        ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``objective``, ``beside``
+        (the process of an application that uses the device and goes on meanwhile); ``None`` leaves one out.
 
         Raises:
             DaemonError: the daemon refused it.
@@ -231,38 +238,48 @@ class Client:
         self.__init__(**state)  # type: ignore[misc]
 
     def _look_up(
-        self, kernel: str, problem: Mapping[str, Any], default: Mapping[str, Any] | None, device: str | None
+        self,
+        kernel: str,
+        problem: Mapping[str, Any],
+        default: Mapping[str, Any] | None,
+        device: str | None,
+        objective: str | None,
     ) -> Hit:
-        key = self._knowledge.find(kernel, problem, default, device)
+        key = self._knowledge.find(kernel, problem, default, device, objective)
         if not isinstance(key, bytes):
             return key
         try:
-            question = LOOKUP + self._knowledge.question(kernel, device, key)
+            question = LOOKUP + self._knowledge.question(kernel, device, key, objective)
             answer = self._transport.look_up(question, self.deadline_s)
-            return self._knowledge.learn(kernel, default, device, key, answer)
+            return self._knowledge.learn(kernel, default, device, key, answer, objective)
         except DaemonUnavailable as error:
             self._knowledge.backoff.failed(str(error))
-            return self._knowledge.last_word(kernel, problem, default, device, key, str(error))
+            return self._knowledge.last_word(kernel, problem, default, device, key, str(error), objective)
         except DaemonError as error:
             return self._knowledge.refuse(kernel, problem, device, default, error)
         except TypeError as error:
-            # The kernel's or the device's name is no text.
+            # A name is no text.
             return self._knowledge.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
         except ValueError as error:
             return unavailable(kernel, problem, device, default, str(error))
 
     def _answers(
-        self, asked: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, bytes]], device: str | None
+        self,
+        asked: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, bytes]],
+        device: str | None,
+        objective: str | None,
     ) -> list[Hit]:
         """Send one ``lookup_many``; each question comes with its problem's bytes."""
         try:
-            question = encode_lookups([self._knowledge.question(kernel, device, key) for kernel, _, _, key in asked])
+            question = encode_lookups(
+                [self._knowledge.question(kernel, device, key, objective) for kernel, _, _, key in asked]
+            )
             received = (self._transport.look_up(question, self.deadline_s))["answers"]
             answers = list(zip(asked, received, strict=True))
         except DaemonUnavailable as error:
             self._knowledge.backoff.failed(str(error))
             return [
-                self._knowledge.last_word(kernel, problem, default, device, key, str(error))
+                self._knowledge.last_word(kernel, problem, default, device, key, str(error), objective)
                 for kernel, problem, default, key in asked
             ]
         except TypeError as error:
@@ -275,7 +292,7 @@ class Client:
         hits = []
         for (kernel, problem, default, key), answer in answers:
             try:
-                hits.append(self._knowledge.learn(kernel, default, device, key, answer))
+                hits.append(self._knowledge.learn(kernel, default, device, key, answer, objective))
             except DaemonError as error:
                 hits.append(self._knowledge.refuse(kernel, problem, device, default, error))
             except ValueError as error:

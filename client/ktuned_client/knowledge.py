@@ -10,7 +10,7 @@ import msgpack
 
 from ktuned_client.answers import Backoff, DaemonError, Hit, completed, hit_from, refused, unavailable
 from ktuned_client.generations import MAX_NAMES
-from ktuned_client.memo import Memo, key_of
+from ktuned_client.memo import Memo, key_of, name_of
 from ktuned_client.wire import encode_lookup
 
 if TYPE_CHECKING:
@@ -34,13 +34,18 @@ class Knowledge:
         self._strict = strict
         self._winners = None if winners is None else _read_winners(winners)
         self._directory = _working_directory()
-        self._questions: dict[tuple[str, str | None], bytes] = {}
+        self._questions: dict[tuple[str, str | None, str | None], bytes] = {}
 
     def find(
-        self, kernel: str, problem: Mapping[str, Any], default: Mapping[str, Any] | None, device: str | None
+        self,
+        kernel: str,
+        problem: Mapping[str, Any],
+        default: Mapping[str, Any] | None,
+        device: str | None,
+        objective: str | None = None,
     ) -> Hit | bytes:
         """Return the hit that needs no daemon, or else the problem's bytes for the request."""
-        name = kernel if device is None else (kernel, device)
+        name = name_of(kernel, device, objective)
         try:
             key = key_of(problem)
         except (TypeError, ValueError) as error:
@@ -50,7 +55,7 @@ class Knowledge:
             return hit
         if self._winners is not None:
             try:
-                hit = self._winners.lookup(kernel, msgpack.unpackb(key), device)
+                hit = self._winners.lookup(kernel, msgpack.unpackb(key), device, objective)
             except (TypeError, ValueError) as error:
                 # MessagePack carries more types than JSON, and thus than a file of winners.
                 fault = DaemonError("usage", f"not a valid problem: {error}")
@@ -58,7 +63,7 @@ class Knowledge:
             self.memo.remember_for_good(name, key, hit)
             return completed(hit, default)
         if self.backoff.is_waiting:
-            return self.last_word(kernel, problem, default, device, key, self.backoff.message)
+            return self.last_word(kernel, problem, default, device, key, self.backoff.message, objective)
         return key
 
     def refuse(
@@ -72,17 +77,18 @@ class Knowledge:
         """Return the hit of a refused question; raises as :func:`ktuned_client.answers.refused`."""
         return refused(kernel, problem, device, default, error, strict=self._strict)
 
-    def question(self, kernel: str, device: str | None, key: bytes) -> bytes:
+    def question(self, kernel: str, device: str | None, key: bytes, objective: str | None = None) -> bytes:
         """Return a lookup's encoded params.
 
         Raises:
-            TypeError: the kernel's or the device's name is not a string.
+            TypeError: the name of the kernel, the device or the objective is not a string.
         """
-        known = self._questions.get((kernel, device))
+        known = self._questions.get((kernel, device, objective))
         if known is None:
             if len(self._questions) >= MAX_NAMES:
                 self._questions.clear()
-            known = self._questions[kernel, device] = encode_lookup(kernel, device, self._pin, self._place_of(kernel))
+            known = encode_lookup(kernel, device, self._pin, self._place_of(kernel), objective)
+            self._questions[kernel, device, objective] = known
         return known + key
 
     def _place_of(self, kernel: str) -> str | None:
@@ -90,7 +96,13 @@ class Knowledge:
         return None if type(kernel) is not str or ":" in kernel else self._directory
 
     def learn(
-        self, kernel: str, default: Mapping[str, Any] | None, device: str | None, key: bytes, answer: Mapping[str, Any]
+        self,
+        kernel: str,
+        default: Mapping[str, Any] | None,
+        device: str | None,
+        key: bytes,
+        answer: Mapping[str, Any],
+        objective: str | None = None,
     ) -> Hit:
         """Keep the daemon's answer, and return it as a hit.
 
@@ -100,7 +112,7 @@ class Knowledge:
         """
         self.backoff.succeeded()
         hit = hit_from(answer)
-        self.memo.remember(kernel if device is None else (kernel, device), key, hit)
+        self.memo.remember(name_of(kernel, device, objective), key, hit)
         return completed(hit, default)
 
     def last_word(
@@ -111,9 +123,10 @@ class Knowledge:
         device: str | None,
         key: bytes,
         reason: str,
+        objective: str | None = None,
     ) -> Hit:
         """Return the hit of a question that no daemon answers, for ``reason``: the last known, or the default."""
-        known = self.memo.last_word(kernel if device is None else (kernel, device), key, default, reason)
+        known = self.memo.last_word(name_of(kernel, device, objective), key, default, reason)
         return unavailable(kernel, problem, device, default, reason) if known is None else known
 
 

@@ -38,7 +38,7 @@ because with exact types it runs no Python code and thus holds the GIL throughou
 
 
 class Memo:
-    """Answers by kernel (as it was named; with a device, a pair of both) and by the problem's bytes.
+    """Answers by the name of a question (see :func:`name_of`) and by the problem's bytes.
 
     A hot loop reads ``answers`` and ``words`` directly: an entry holds while its slot's word equals its generation,
     and its time has not passed. An answer without a config, which each caller completes by its own default, is found
@@ -148,6 +148,11 @@ class Memo:
             self.answers[name][problem] = entry
         except KeyError:
             self.answers[name] = {problem: entry}
+
+
+def name_of(kernel: str, device: str | None, objective: str | None) -> Any:
+    """Return the name that answers are kept under: the kernel's as it was given, alone wherever that is all."""
+    return kernel if device is None and objective is None else (kernel, device, objective)
 
 
 _COMPOUND: Final = (list, tuple, dict, bytes, bytearray, type(None))

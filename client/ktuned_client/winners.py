@@ -2,7 +2,8 @@
 
 A file holds the winners of one kernel on one device model (docs/sharing.md has every field). Nothing here can check
 the sources, the toolchain and the driver against those of the measurement, so a winner is served as ``stale``, never
-as ``fresh``; nor a config against another problem, so no answer is ``near``.
+as ``fresh``; nor a config against another problem, so that only the fastest config of the problem itself is ``near``,
+where there is no winner by another objective.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from zlib import crc32
 
-from ktuned_client.answers import Hit, unavailable
+from ktuned_client.answers import NO_METRICS, Hit, unavailable
 
 FORMAT: Final = 1
 """Value of ``ktuned_winners``; raised when a field changes its meaning or is removed."""
@@ -25,6 +26,7 @@ MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 MAX_NAMES: Final = 4_000
 """Limit of a kernel's learned names: the daemon's own."""
 
+_LATENCY: Final = "latency"
 _SCALARS: Final = (bool, int, float, str)
 _FIELDS: Final = {"kernel": str, "device": str, "winners": list}
 _WINNER_FIELDS: Final = {
@@ -92,7 +94,10 @@ def check_document(document: Any) -> None:
         or not all(isinstance(ends, list) for ends in names.values())
     ):
         raise ValueError(f"is invalid: `names` is not a map of at most {MAX_NAMES} names to lists")
-    for number, winner in enumerate(document["winners"], start=1):
+    objectives = document.get("objectives", {})
+    if not isinstance(objectives, dict) or not all(isinstance(found, list) for found in objectives.values()):
+        raise ValueError("is invalid: `objectives` is not a map of lists of winners")
+    for number, winner in enumerate(_all_winners(document), start=1):
         if not isinstance(winner, dict):
             raise ValueError(f"is invalid: winner {number} is not a map")
         _check_fields(winner, _WINNER_FIELDS, f"winner {number}: ")
@@ -100,15 +105,28 @@ def check_document(document: Any) -> None:
         _check_flat(winner["config"], f"winner {number}: its config")
         if not 0 < winner["latency_us"] < float("inf"):
             raise ValueError(f"is invalid: winner {number}: a latency of {winner['latency_us']} µs")
+        _check_metrics(winner.get("metrics", {}), f"winner {number}: its metrics")
 
 
 def render(document: Mapping[str, Any]) -> str:
     """Return a file's text: sorted, with one line for each field and winner, and equal for equal content."""
-    winners = sorted(document["winners"], key=lambda winner: _canonical(winner["problem"]))
-    head = {name: value for name, value in document.items() if name != "winners"}
+    head = {name: value for name, value in document.items() if name not in ("winners", "objectives")}
     lines = [f" {json.dumps(name)}: {_canonical(value)}" for name, value in sorted(head.items(), key=_mark_first)]
-    entries = ",\n".join(f"  {_canonical(winner)}" for winner in winners)
-    return "{\n" + ",\n".join([*lines, f' "winners": [\n{entries}\n ]']) + "\n}\n"
+    if document.get("objectives"):
+        found = sorted(document["objectives"].items())
+        lists = ",\n".join(f"  {json.dumps(name)}: {_rendered(winners, '   ')}" for name, winners in found)
+        lines.append(f' "objectives": {{\n{lists}\n }}')
+    return "{\n" + ",\n".join([*lines, f' "winners": {_rendered(document["winners"], "  ")}']) + "\n}\n"
+
+
+def _rendered(winners: list[Mapping[str, Any]], indent: str) -> str:
+    ordered = sorted(winners, key=lambda winner: _canonical(winner["problem"]))
+    entries = ",\n".join(f"{indent}{_canonical(winner)}" for winner in ordered)
+    return f"[\n{entries}\n{indent[1:]}]"
+
+
+def _all_winners(document: Mapping[str, Any]) -> list[Any]:
+    return [*document["winners"], *(winner for found in document.get("objectives", {}).values() for winner in found)]
 
 
 def file_name(kernel: str, device: str) -> str:
@@ -145,7 +163,7 @@ class Winners:
             winners._add(file, read_file(file))
         return winners
 
-    def lookup(self, kernel: str, problem: Mapping[str, Any], device: str | None) -> Hit:
+    def lookup(self, kernel: str, problem: Mapping[str, Any], device: str | None, objective: str | None = None) -> Hit:
         """Return the answer to a lookup: ``stale``, ``default``, ``unknown``, or ``unavailable`` with the reason."""
         names = {kernel} if kernel in self._kernels else self._short.get(kernel, set())
         if len(names) > 1:
@@ -162,7 +180,7 @@ class Winners:
         if shared is None:
             default = next(iter(models.values())).default
             return Hit(name, problem, device, "default", default, message=f"there are no winners for {device!r}")
-        return shared.answer(problem)
+        return shared.answer(problem, objective)
 
     def _add(self, path: str, document: Mapping[str, Any]) -> None:
         name, device = document["kernel"], document["device"]
@@ -184,31 +202,42 @@ class _Shared:
         self._specialize: list[str] | None = document.get("specialize")
         bucket = document.get("bucket")
         self._bucket: dict[str, Any] = bucket if isinstance(bucket, dict) else {}
-        self._winners = {_canonical(winner["problem"]): winner for winner in document["winners"]}
+        self._objective: str = document.get("objective", _LATENCY)
+        lists = {**document.get("objectives", {}), _LATENCY: document["winners"]}
+        self._winners = {
+            name: {_canonical(winner["problem"]): winner for winner in winners} for name, winners in lists.items()
+        }
         artifacts = document.get("artifacts")
         self._artifacts = os.path.join(os.path.dirname(path), artifacts) if isinstance(artifacts, str) else None
 
-    def answer(self, problem: Mapping[str, Any]) -> Hit:
+    def answer(self, problem: Mapping[str, Any], objective: str | None) -> Hit:
         bucket = {key: _rounded(self._bucket[key], problem[key]) for key in problem if key in self._bucket}
         try:
             whole = {**problem, **bucket}
             kept = whole if self._specialize is None else {key: whole[key] for key in self._specialize}
         except KeyError as error:
             return unavailable(self._kernel, problem, self._device, None, f"the problem lacks {error}")
-        winner = self._winners.get(_canonical(dict(kept)))
+        wanted, key = objective or self._objective, _canonical(dict(kept))
+        winner = self._winners.get(wanted, {}).get(key)
+        status, message = "stale", f"from {self.path}: not checked against this machine's sources, toolchain and driver"
         if winner is None:
-            return Hit(self._kernel, problem, self._device, "default", self.default)
+            winner = self._winners[_LATENCY].get(key)
+            status, message = "near", f"the fastest config: {self.path} has no winner by {wanted}"
+        if winner is None:
+            return Hit(self._kernel, problem, self._device, "default", self.default, objective=wanted)
         return Hit(
             self._kernel,
             problem,
             self._device,
-            "stale",
+            status,
             winner["config"],
             winner["latency_us"],
             self._artifact(winner),
             winner["decided"],
-            message=f"from {self.path}: not checked against this machine's sources, toolchain and driver",
+            message=message,
+            metrics=winner.get("metrics", NO_METRICS),
             measured=None if whole == dict(problem) else whole,
+            objective=wanted,
         )
 
     def _artifact(self, winner: Mapping[str, Any]) -> str | None:
@@ -233,6 +262,11 @@ def _rounded(rule: Any, value: Any) -> Any:
     if isinstance(rule, list) and rule:
         return next((end for end in rule if value <= end), rule[-1])
     return value
+
+
+def _check_metrics(values: Any, what: str) -> None:
+    if not isinstance(values, dict) or not all(type(value) in (int, float) for value in values.values()):
+        raise ValueError(f"is invalid: {what} is not a flat map of numbers")
 
 
 def _canonical(values: Any) -> str:

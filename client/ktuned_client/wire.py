@@ -110,7 +110,9 @@ LOOKUP: Final = b"\xa6lookup\x91"
 """The bytes of a lookup before its params."""
 
 
-def encode_lookup(kernel: str, device: str | None, pin: str | None, directory: str | None = None) -> bytes:
+def encode_lookup(
+    kernel: str, device: str | None, pin: str | None, directory: str | None = None, objective: str | None = None
+) -> bytes:
     """Return the bytes of a lookup's params up to its problem, which comes last."""
     params: dict[str, Any] = {"kernel": kernel}
     if directory is not None:
@@ -119,6 +121,8 @@ def encode_lookup(kernel: str, device: str | None, pin: str | None, directory: s
         params["device"] = device
     if pin is not None:
         params["pin"] = pin
+    if objective is not None:
+        params["objective"] = objective
     fields = b"".join(_pack(part) for pair in params.items() for part in pair)
     return bytes((0x81 + len(params),)) + fields + b"\xa7problem"
 

@@ -11,6 +11,7 @@ from ktuned.backends.contract import (
     Backend,
     Build,
     Compiled,
+    EnergyCounter,
     Kernel,
     Launch,
     Layout,
@@ -19,6 +20,7 @@ from ktuned.backends.contract import (
 )
 from ktuned.backends.cpu import CpuTicks, read_ticks
 from ktuned.backends.cuda import DEFAULT_TARGET, compute_target, cuda_devices, gpu_uuids, runs_on, torch_cuda_devices
+from ktuned.backends.energy import absence_of_energy, energy_counter
 from ktuned.backends.programs import compiler_files, on_path
 from ktuned.backends.ptxas import Resources
 from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry, extra_of, install_hint
@@ -37,6 +39,7 @@ __all__ = [
     "Build",
     "Compiled",
     "CpuTicks",
+    "EnergyCounter",
     "Kernel",
     "Launch",
     "Layout",
@@ -44,6 +47,7 @@ __all__ = [
     "Registry",
     "Resources",
     "Unit",
+    "absence_of_energy",
     "compile_together",
     "compiler_files",
     "compute_target",
@@ -52,6 +56,7 @@ __all__ = [
     "cuda_devices",
     "cuda_headers",
     "deciding",
+    "energy_counter",
     "extra_of",
     "gpu_uuids",
     "install_hint",

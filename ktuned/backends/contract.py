@@ -37,6 +37,10 @@ A launch that returns a number has timed itself: its figure, in microseconds, co
 """
 
 
+EnergyCounter = Callable[[], float]
+"""Returns the joules that a device has taken since some moment."""
+
+
 @dataclass(frozen=True)
 class Build:
     """Result of a kernel function: the recipe to compile and call one config, as plain values.
@@ -223,6 +227,14 @@ class Backend(ABC):
     @abstractmethod
     def devices(self) -> Sequence[Device] | Absent:
         """Return this backend's devices at this time; absence is data, never an exception."""
+
+    def energy_counter(self, device: Device) -> EnergyCounter | None:
+        """Return what reads the energy of a device; ``None`` leaves it to ktuned, which knows NVIDIA's GPUs.
+
+        Raises:
+            Unsupported: it has none; the message says why, as the rest of a sentence about the device.
+        """
+        return None
 
     @abstractmethod
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:

@@ -1,4 +1,4 @@
-"""NVML, NVIDIA's management library: the driver's version, and the processes that use a GPU.
+"""NVML, NVIDIA's management library: the driver's version, the processes that use a GPU, and its energy.
 
 For workers, because a driver may hang. Processes are read through nvidia-ml-py, which is optional; the driver's
 version, which is part of a device's fingerprint, is read from the library itself.
@@ -59,6 +59,20 @@ class Gpu:
         """Return the processes that have a context on the GPU."""
         with _translated(self._nvml):
             return {process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
+
+    def energy_j(self) -> float:
+        """Return the energy in J that the GPU, with all its partitions, has taken since the driver was loaded."""
+        with _translated(self._nvml):
+            return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
+
+    def is_partitioned(self) -> bool:
+        """Return whether the GPU is divided into instances (MIG)."""
+        with _translated(self._nvml):
+            try:
+                current, _ = self._nvml.nvmlDeviceGetMigMode(self._handle)
+            except self._nvml.NVMLError_NotSupported:
+                return False
+            return bool(current)
 
     def samples(self, since_us: int) -> list[Sample]:
         """Return the samples of processes that worked on the GPU; NVML keeps some seconds of them."""

@@ -20,10 +20,9 @@ from ktuned.cli.progress import (
     View,
     WinnerChanged,
     WorkerChanged,
-    ratio,
     span,
 )
-from ktuned.model import JobState, Problem, notices
+from ktuned.model import LATENCY, JobState, Objective, Problem, gain, notices
 
 MAX_STANDING = 4
 """Jobs whose standing is printed at once."""
@@ -34,11 +33,12 @@ WIDE = 1.25
 
 def title(job: JobView) -> str:
     """Return the name of a job for people: kernel, problem, device."""
-    return _title(job.kernel, job.problem, job.device)
+    return _title(job.kernel, job.problem, job.device, job.objective)
 
 
-def _title(kernel: str, problem: Problem, device: str) -> str:
-    return f"{kernel} [{text.flat(problem)}] on {device}" if problem else f"{kernel} on {device}"
+def _title(kernel: str, problem: Problem, device: str, objective: Objective) -> str:
+    named = f"{kernel} [{text.flat(problem)}] on {device}" if problem else f"{kernel} on {device}"
+    return named if objective == LATENCY else f"{named} by {objective}"
 
 
 def doubts(job: JobView) -> list[str]:
@@ -76,8 +76,8 @@ def _standing(job: JobView) -> str:
     facts = [f"{progress(job)} tried"]
     if job.round is not None:
         facts.append(f"finalists again, round {job.round[0]} of {job.round[1]}")
-    if job.best_us is not None:
-        facts.append(f"best {text.latency(job.best_us)}")
+    if job.best is not None:
+        facts.append(f"best {text.by_objective(job.objective, job.best)}")
     if job.left_s is not None:
         facts.append(f"{text.duration(job.left_s)} left")
     return ", ".join(facts)
@@ -90,10 +90,11 @@ def lines_of(news: News) -> list[str]:
             of = f" of {job.total} configs" if job.total is not None else ""
             known = f", {job.done} known already" if job.done else ""
             return [f"{title(job)}: job {job.id} tunes{of}{known}"]
-        case NewBest(job, config, latency_us):
-            speedup = ratio(job.default_us, latency_us)
-            gain = f" ({text.times(speedup)} the default)" if speedup else ""
-            return [f"{title(job)}: {progress(job)} best {text.latency(latency_us)}{gain}  {text.flat(config)}"]
+        case NewBest(job, config, figure):
+            speedup = gain(job.objective, job.default, figure)
+            better = f" ({text.times(speedup)} the default)" if speedup else ""
+            best = text.by_objective(job.objective, figure)
+            return [f"{title(job)}: {progress(job)} best {best}{better}  {text.flat(config)}"]
         case FirstFailure(job, outcome, trial):
             why = text.first_line(trial.get("message"))
             return [f"{title(job)}: {outcome}  {text.flat(trial['config'])}" + (f"  {why}" if why else "")]
@@ -102,13 +103,12 @@ def lines_of(news: News) -> list[str]:
             return [_ended(job), *(f"  notice: {text.first_line(notice, limit=300)}" for notice in found)]
         case KernelStale(kernel):
             return [f"{kernel}: saved, its winners are stale"]
-        case WinnerChanged(kernel, problem, device, config, latency_us, job):
-            if job is not None:
+        case WinnerChanged() as won:
+            if won.job is not None:
                 # A job's winner is shown by its trials.
                 return []
-            return [
-                f"{_title(kernel, problem, device)}: known already, {text.latency(latency_us)}  {text.flat(config)}"
-            ]
+            named = _title(won.kernel, won.problem, won.device, won.objective)
+            return [f"{named}: known already, {text.by_objective(won.objective, won.figure)}  {text.flat(won.config)}"]
         case PauseChanged():
             return []
         case Reloaded():
@@ -125,14 +125,17 @@ def _ended(job: JobView) -> str:
         counts = f" ({text.counts(job.outcomes)})" if job.outcomes else ""
         # "cancelled: cancelled" says nothing more.
         return f"{title(job)}: job {job.id} {job.state}{f': {why}' if why not in ('', job.state) else ''}{counts}"
-    if job.best_us is None:
+    if job.best is None:
         return f"{title(job)}: job {job.id} found no valid config ({text.counts(job.outcomes)})"
-    facts = [text.latency(job.best_us)]
+    facts = [text.by_objective(job.objective, job.best)]
+    if job.objective != LATENCY:
+        facts.append(text.latency(job.best_us))
     if job.speedup:
         facts.append(f"{text.times(job.speedup)} the default")
-    change = ratio(job.before_us, job.best_us)
+    change = gain(job.objective, job.before, job.best)
     if change:
-        facts.append(f"was {text.latency(job.before_us)}, {text.times(change)} that speed now")
+        thing = "that speed" if job.objective == LATENCY else "as good"
+        facts.append(f"was {text.by_objective(job.objective, job.before)}, {text.times(change)} {thing} now")
     return f"{title(job)}: tuned, {', '.join(facts)}  {text.flat(job.best_config) if job.best_config else ''}".rstrip()
 
 

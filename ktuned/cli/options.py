@@ -141,6 +141,15 @@ def device_option(command: _Command) -> _Command:
     return click.option("--device", metavar="DEVICE", help="A device (cpu:0, cuda:1) or a device model.")(command)
 
 
+def objective_option(command: _Command) -> _Command:
+    """Add ``--objective``."""
+    return click.option(
+        "--objective",
+        metavar="OBJECTIVE",
+        help="The best by latency, energy, edp, max:METRIC or min:METRIC, instead of the kernel's own objective.",
+    )(command)
+
+
 def no_spawn_option(command: _Command) -> _Command:
     """Add ``--no-spawn``."""
     return click.option("--no-spawn", is_flag=True, help="Fail if no daemon runs, instead of starting one.")(command)

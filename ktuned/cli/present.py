@@ -193,9 +193,9 @@ def _stage(job: JobView) -> str:
 
 def _standing(job: JobView) -> str:
     facts = []
-    if job.best_us is not None:
+    if job.best is not None:
         gain = f", {text.times(job.speedup)} the default" if job.speedup else ""
-        facts.append(f"best {text.latency(job.best_us)}{gain}")
+        facts.append(f"best {text.by_objective(job.objective, job.best)}{gain}")
     facts.append(text.counts(job.outcomes))
     if job.best_config:
         facts.append(text.flat(job.best_config))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ktuned.model import Config, JobState, Outcome, Problem, canonical
+from ktuned.model import LATENCY, Config, JobState, Objective, Outcome, Problem, canonical, cost_of, figure_of, gain
 
 Event = Mapping[str, Any]
 
@@ -30,17 +30,18 @@ FAILURES = (
 ENDED = frozenset({JobState.DONE, JobState.CANCELLED, JobState.FAILED})
 """States that a job does not leave."""
 
-Case = tuple[str, str, str]
-"""A winner's key: a kernel, a problem's canonical text, a device model."""
+Case = tuple[str, str, str, str]
+"""A winner's key: a kernel, a problem's canonical text, a device model, an objective."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
     """One job as far as events have described it; latencies are in µs.
 
-    ``failures`` holds the first trial map of each failing outcome. ``announced_us`` is the best latency that was
-    news: a ``winner`` comes before the trial that made it. ``before_us`` is the latency of the winner when the job
-    began. ``left_s`` and ``waits_for`` are the daemon's latest estimate and reason.
+    By another objective than latency, ``best_figure``, ``default_figure`` and ``before`` are in its unit; ``best`` and
+    ``default`` are whichever counts. ``failures`` holds the first trial map of each failing outcome. ``announced`` is
+    what the best figure that was news costs: a ``winner`` comes before the trial that made it. ``before`` is the figure
+    of the winner when the job began. ``left_s`` and ``waits_for`` are the daemon's latest estimate and reason.
     """
 
     id: int
@@ -53,13 +54,13 @@ class JobView:
     total: int | None = None
     best_us: float | None = None
     best_config: Config | None = None
-    announced_us: float | None = None
+    announced: float | None = None
     best_spread_us: float | None = None
     default_us: float | None = None
     default_spread_us: float | None = None
     reference_us: float | None = None
     reference_spread_us: float | None = None
-    before_us: float | None = None
+    before: float | None = None
     outcomes: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     round: tuple[int, int] | None = None
@@ -67,11 +68,24 @@ class JobView:
     left_s: float | None = None
     waits_for: str = ""
     is_compile_only: bool = False
+    objective: Objective = LATENCY
+    best_figure: float | None = None
+    default_figure: float | None = None
 
     @property
     def case(self) -> Case:
         """The key of this job's winner."""
-        return (self.kernel, canonical(self.problem), self.device)
+        return (self.kernel, canonical(self.problem), self.device, self.objective)
+
+    @property
+    def best(self) -> float | None:
+        """The best config's figure, in the objective's unit."""
+        return self.best_us if self.objective == LATENCY else self.best_figure
+
+    @property
+    def default(self) -> float | None:
+        """The declared default's figure, in the objective's unit."""
+        return self.default_us if self.objective == LATENCY else self.default_figure
 
     @property
     def is_ended(self) -> bool:
@@ -81,16 +95,18 @@ class JobView:
     @property
     def has_winner(self) -> bool:
         """True if the job has found a winner."""
-        return self.state == JobState.DONE and self.best_us is not None
+        return self.state == JobState.DONE and self.best is not None
 
     @property
     def speedup(self) -> float | None:
-        """Speed-up of the best config over the declared default."""
-        return ratio(self.default_us, self.best_us)
+        """Times that the best config is better than the declared default."""
+        return gain(self.objective, self.default, self.best)
 
     @property
     def speedup_range(self) -> tuple[float, float] | None:
-        """The speed-ups over the default that the spreads of both leave open."""
+        """The speed-ups over the default that the spreads of both leave open, where the latency counts."""
+        if self.objective != LATENCY:
+            return None
         default, best = span(self.default_us, self.default_spread_us), span(self.best_us, self.best_spread_us)
         return None if default is None or best is None else (default[0] / best[1], default[1] / best[0])
 
@@ -104,11 +120,11 @@ class JobBegan:
 
 @dataclass(frozen=True, slots=True)
 class NewBest:
-    """A trial is better than every one before it in its job."""
+    """A trial is better than every one before it in its job, by its objective's ``figure``."""
 
     job: JobView
     config: Config
-    latency_us: float
+    figure: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +160,13 @@ class WinnerChanged:
     config: Config
     latency_us: float
     job: int | None
+    objective: Objective = LATENCY
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def figure(self) -> float | None:
+        """The figure by which it won, in the objective's unit."""
+        return figure_of(self.objective, self.latency_us, self.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +225,7 @@ News = (
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All jobs seen so far, in the order they appeared, and the latency (µs) of the last winner of each case."""
+    """All jobs seen so far, in the order they appeared, and the figure of the last winner of each case."""
 
     jobs: Mapping[int, JobView] = field(default_factory=dict)
     winners: Mapping[Case, float] = field(default_factory=dict)
@@ -244,8 +267,8 @@ def begin(jobs: Iterable[Mapping[str, Any]]) -> View:
 
 def remember(view: View, finished: Iterable[Mapping[str, Any]]) -> View:
     """Return the view with the winners of jobs that ended earlier (maps, in any order), to compare later ones with."""
-    by_age = sorted((job for job in finished if job.get("best_us")), key=lambda job: job.get("finished") or 0.0)
-    found = {_case_of(job): float(job["best_us"]) for job in by_age}
+    by_age = sorted((job for job in finished if _best_of(job)), key=lambda job: job.get("finished") or 0.0)
+    found = {_case_of(job): float(_best_of(job) or 0.0) for job in by_age}
     return replace(view, winners={**found, **view.winners})
 
 
@@ -297,7 +320,18 @@ def _with_job(view: View, job: JobView) -> View:
 
 
 def _case_of(state: Mapping[str, Any]) -> Case:
-    return (state["kernel"], canonical(state["problem"]), state["device"])
+    return (state["kernel"], canonical(state["problem"]), state["device"], _objective_of(state))
+
+
+def _objective_of(state: Mapping[str, Any]) -> Objective:
+    # An earlier daemon knows of no other.
+    return Objective(state.get("objective") or LATENCY)
+
+
+def _best_of(state: Mapping[str, Any]) -> float | None:
+    """Return the best figure in a job's map."""
+    best: float | None = state.get("best_us" if _objective_of(state) == LATENCY else "best_figure")
+    return best
 
 
 def _with_estimate(job: JobView, state: Mapping[str, Any]) -> JobView:
@@ -306,9 +340,10 @@ def _with_estimate(job: JobView, state: Mapping[str, Any]) -> JobView:
 
 def _take_state(view: View, state: Mapping[str, Any]) -> tuple[View, tuple[News, ...]]:
     old = view.jobs.get(state["id"])
-    before = old or JobView(
-        state["id"], state["kernel"], state["problem"], state["device"], announced_us=state.get("best_us")
-    )
+    objective = _objective_of(state)
+    announced = cost_of(objective, _best_of(state))
+    named = JobView(state["id"], state["kernel"], state["problem"], state["device"], announced=announced)
+    before = old or replace(named, objective=objective)
     job = replace(
         _with_estimate(before, state),
         state=state["state"],
@@ -321,13 +356,16 @@ def _take_state(view: View, state: Mapping[str, Any]) -> tuple[View, tuple[News,
         default_spread_us=state.get("default_spread_us"),
         reference_us=state.get("reference_us"),
         reference_spread_us=state.get("reference_spread_us"),
+        objective=objective,
+        best_figure=state.get("best_figure"),
+        default_figure=state.get("default_figure"),
         outcomes=state.get("outcomes", before.outcomes),
         message=state.get("message", ""),
         is_compile_only=bool((state.get("plan") or {}).get("compile_only")),
     )
     news: tuple[News, ...] = ()
     if job.state == JobState.RUNNING and (old is None or old.state != JobState.RUNNING):
-        job = replace(job, before_us=view.winners.get(job.case))
+        job = replace(job, before=view.winners.get(job.case))
         news = (JobBegan(job),)
     elif job.is_ended and not (old and old.is_ended):
         job = replace(job, round=None)
@@ -350,6 +388,8 @@ def _take_trial(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
         outcomes=event.get("outcomes", old.outcomes),
         best_us=event.get("best_us", old.best_us),
         default_us=event.get("default_us", old.default_us),
+        best_figure=event.get("best_figure", old.best_figure),
+        default_figure=event.get("default_figure", old.default_figure),
         left_s=event.get("left_s", old.left_s),
     )
     news: tuple[News, ...] = ()
@@ -359,12 +399,15 @@ def _take_trial(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
 
 
 def _judge(job: JobView, trial: Mapping[str, Any]) -> tuple[JobView, tuple[News, ...]]:
-    outcome, latency_us = trial["outcome"], trial.get("latency_us")
-    announced_us = math.inf if job.announced_us is None else job.announced_us
-    if outcome == Outcome.MEASURED and latency_us is not None and latency_us < announced_us:
-        is_best = job.best_us is None or latency_us <= job.best_us
-        job = replace(job, announced_us=latency_us, best_config=trial["config"] if is_best else job.best_config)
-        return job, (NewBest(job, trial["config"], latency_us),)
+    outcome = trial["outcome"]
+    figure = figure_of(job.objective, trial.get("latency_us"), trial.get("metrics") or {})
+    cost = cost_of(job.objective, figure)
+    announced = math.inf if job.announced is None else job.announced
+    if outcome == Outcome.MEASURED and figure is not None and cost is not None and cost < announced:
+        least = cost_of(job.objective, job.best)
+        is_best = least is None or cost <= least
+        job = replace(job, announced=cost, best_config=trial["config"] if is_best else job.best_config)
+        return job, (NewBest(job, trial["config"], figure),)
     if outcome in FAILURES and outcome not in job.failures:
         job = replace(job, failures={**job.failures, outcome: trial})
         return job, (FirstFailure(job, outcome, trial),)
@@ -378,10 +421,20 @@ def _take_refining(view: View, event: Event) -> View:
 
 def _take_winner(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
     found = WinnerChanged(
-        event["kernel"], event["problem"], event["device"], event["config"], event["latency_us"], event.get("job")
+        event["kernel"],
+        event["problem"],
+        event["device"],
+        event["config"],
+        event["latency_us"],
+        event.get("job"),
+        _objective_of(event),
+        event.get("metrics") or {},
     )
-    view = replace(view, winners={**view.winners, _case_of(event): found.latency_us})
+    if found.figure is not None:
+        view = replace(view, winners={**view.winners, _case_of(event): found.figure})
     job = None if found.job is None else view.jobs.get(found.job)
     if job is not None:
-        view = _with_job(view, replace(job, best_config=found.config, best_us=found.latency_us))
+        figure = None if found.objective == LATENCY else found.figure
+        best = replace(job, best_config=found.config, best_us=found.latency_us, best_figure=figure)
+        view = _with_job(view, best)
     return view, (found,)

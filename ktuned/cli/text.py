@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ktuned.model import ENERGY, LATENCY, Objective, unit_of
+
 ABSENT = "–"
 """Text of an empty cell."""
 
@@ -14,8 +16,29 @@ _ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
+def by_objective(objective: Objective, figure: float | None) -> str:
+    """Return a figure in the unit of its objective."""
+    if objective == LATENCY:
+        return latency(figure)
+    if figure is None:
+        return ABSENT
+    if objective == ENERGY:
+        return energy(figure)
+    return f"{figure:.4g} {unit_of(objective)}"
+
+
+def energy(value_j: float | None) -> str:
+    """Return an energy in a suitable unit."""
+    if value_j is None:
+        return ABSENT
+    for factor, unit in ((1e6, "µJ"), (1e3, "mJ")):
+        if abs(value_j) * factor < 999.95:
+            return f"{_figure(value_j * factor, 4)} {unit}"
+    return f"{_figure(value_j, 4)} J"
+
+
 def metrics(values: Mapping[str, float]) -> str:
-    """Return a kernel file's own metrics: ``tflops=41.2 gbps=1.9``."""
+    """Return metrics: ``tflops=41.2 gbps=1.9``."""
     return " ".join(f"{name}={value:.4g}" for name, value in values.items())
 
 

@@ -208,9 +208,11 @@ class Measurement(Record):
     ``low_us`` and ``high_us`` are the median's 95 % interval (with fewer than six timings their range); ``beaten`` says
     that sampling ended early, because the config could not win. ``contention`` says why it is unknown whether others
     used the device; ``overwritten`` names the inputs that the launch wrote to without a declaration; ``metrics`` are
-    the kernel file's own. One that differs from the default's outputs, and has no other fault, is timed, too: it would
-    have the outcome ``undisputed`` if the default were not to be trusted. A config that wrote outside its tensors
-    ``is_guilty``; the worker ``is_unsound`` if more than its guards may have been hit.
+    the kernel file's own, with the ``energy`` and its product with the latency where that was measured; ``energy_low``
+    and ``energy_high`` are the ends of the energy's interval, in J. ``cost`` is what it costs by the opened objective,
+    with its interval, if that is not the latency. One that differs from the default's outputs, and has no other fault,
+    is timed, too: it would have the outcome ``undisputed`` if the default were not to be trusted. A config that wrote
+    outside its tensors ``is_guilty``; the worker ``is_unsound`` if more than its guards may have been hit.
     """
 
     outcome: Outcome | None
@@ -231,6 +233,11 @@ class Measurement(Record):
     overwritten: tuple[str, ...] | None = None
     metrics: Mapping[str, float] | None = None
     undisputed: Outcome | None = None
+    energy_low: float | None = None
+    energy_high: float | None = None
+    cost: float | None = None
+    cost_low: float | None = None
+    cost_high: float | None = None
     observed: tuple[Observation, ...] = ()
     cores: int | None = None
 

@@ -15,6 +15,7 @@ from ktuned.ipc import frames, replies
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
 from ktuned.ipc.places import relative
 from ktuned.model import (
+    LATENCY,
     Config,
     Device,
     DeviceModel,
@@ -90,14 +91,15 @@ class UnitRef(Record):
 
 @record
 class Tried(Record):
-    """The outcome of a proposed config, for the strategy; ``latency_us`` if it was measured.
+    """The outcome of a proposed config, for the strategy; what it ``cost`` if it was measured.
 
-    ``doubt`` is half of the latency's 95 % interval as a share of it, where that is known.
+    The cost is the latency in µs where that is the objective. ``doubt`` is half of its 95 % interval as a share of it,
+    where that is known.
     """
 
     config: Config
     outcome: Outcome
-    latency_us: float | None = None
+    cost: float | None = None
     doubt: float | None = None
 
 
@@ -226,7 +228,8 @@ class Open(Request[replies.Opened, Never]):
     ``captured`` is the digest of the inputs that an application captured, empty without; ``expected`` the key that the
     reference's results are kept under; ``seed`` chooses among inputs that are all alike but for their random numbers.
     Tensors that are not ``guarded`` are ordinary ones, whose bounds a sanitizer knows. On a device that ``is_shared``
-    with an application, the problem is only made where there is room for it.
+    with an application, the problem is only made where there is room for it. ``objective`` is what configs are judged
+    by; with ``needs_energy`` their energy is measured, too.
     """
 
     operation: ClassVar = "open"
@@ -241,6 +244,8 @@ class Open(Request[replies.Opened, Never]):
     seed: int = 0
     guarded: bool = True
     is_shared: bool = False
+    objective: str = LATENCY
+    needs_energy: bool = False
 
 
 @record
@@ -263,22 +268,25 @@ class Canary(Request[replies.Empty, Never]):
 
 @record
 class Incumbent(Record):
-    """The latency to beat, with the 95 % interval of its median, as measured in this job."""
+    """The cost of the config to beat by the job's objective (its latency in µs, where that is the objective), with the
+    95 % interval, as measured in this job.
+    """
 
-    latency_us: float
-    low_us: float
-    high_us: float
+    cost: float
+    low: float
+    high: float
 
     @staticmethod
     def after(incumbent: Incumbent | None, measured: replies.Measurement) -> Incumbent | None:
-        """Return the latency to beat after a measurement: the incumbent's, unless a fully sampled one is lower."""
+        """Return the cost to beat after a measurement: the incumbent's, unless that of a fully sampled one is lower."""
         if measured.outcome is not Outcome.MEASURED or measured.beaten:
             return incumbent
-        if measured.latency_us is None or measured.low_us is None or measured.high_us is None:
+        cost, low, high = measured.cost, measured.cost_low, measured.cost_high
+        if cost is None:
+            cost, low, high = measured.latency_us, measured.low_us, measured.high_us
+        if cost is None or low is None or high is None or (incumbent is not None and incumbent.cost <= cost):
             return incumbent
-        if incumbent is not None and incumbent.latency_us <= measured.latency_us:
-            return incumbent
-        return Incumbent(measured.latency_us, measured.low_us, measured.high_us)
+        return Incumbent(cost, low, high)
 
 
 @record
@@ -289,7 +297,8 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     it may have left the process in any state. A config that is slower than ``stop_above_us`` is not measured; one that
     cannot beat the ``incumbent``, or one before it in the batch, is measured no better than that takes. A CPU config
     whose first launch uses more than ``cores`` is not timed, and ends the batch. The load of ``tolerated`` processes,
-    the applications that the tuning is for, counts only where it changes a median.
+    the applications that the tuning is for, counts only where it changes a median. ``known_us`` are the latencies of
+    the units, where that is known and only the energy is wanted.
     """
 
     operation: ClassVar = "trial"
@@ -302,11 +311,12 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     incumbent: Incumbent | None = None
     cores: int | None = None
     tolerated: tuple[int, ...] = ()
+    known_us: tuple[float | None, ...] = ()
 
 
 @record
 class Time(Request[replies.Measurement, Never]):
-    """Time a finalist of the opened problem again."""
+    """Time a finalist of the opened problem again, or, where its latency is ``known_us``, measure its energy again."""
 
     operation: ClassVar = "time"
     first_phase: ClassVar = Phase.LOAD
@@ -314,6 +324,7 @@ class Time(Request[replies.Measurement, Never]):
     unit: UnitRef
     preset: Preset
     judge_contention: bool
+    known_us: float | None = None
 
 
 @record

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from time import time
 from typing import Any
 
-from ktuned.model import Config, Problem, Status
+from ktuned.model import LATENCY, Config, Objective, Problem, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Answer:
     metrics: Mapping[str, float] = field(default_factory=dict)
     file: str | None = None
     measured: Problem | None = None
+    objective: Objective = LATENCY
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's map, with the age that the answer has now."""
@@ -54,6 +55,7 @@ class Answer:
             "metrics": dict(self.metrics),
             "file": self.file,
             "measured": None if self.measured is None else dict(self.measured),
+            "objective": self.objective,
             "message": self.message,
             "generation": self.generation,
         }
@@ -82,6 +84,7 @@ class Answer:
             metrics=held.get("metrics", {}),
             file=held.get("file"),
             measured=held.get("measured"),
+            objective=Objective(held.get("objective", LATENCY)),
         )
         if answer.artifact is not None and not os.path.isdir(answer.artifact):
             return replace(answer, artifact=None)

@@ -16,7 +16,18 @@ import structlog
 
 from ktuned.catalog import Admission, Buckets
 from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.model import Config, Context, KernelInfo, KtunedError, Priority, Problem, WinnerKey, canonical
+from ktuned.model import (
+    LATENCY,
+    Config,
+    Context,
+    KernelInfo,
+    KtunedError,
+    Objective,
+    Priority,
+    Problem,
+    WinnerKey,
+    canonical,
+)
 from ktuned.scheduling import Jobs
 
 _log = structlog.get_logger()
@@ -38,10 +49,11 @@ class _Tuning:
     kernel: KernelInfo
     problem: Problem
     context: Context
+    objective: Objective
 
     @property
     def key(self) -> WinnerKey:
-        return self.kernel.winner_key(self.problem, self.context.device)
+        return self.context.key_for(self.objective)
 
     @property
     def state(self) -> tuple[Context, str]:
@@ -95,9 +107,9 @@ class FollowUps:
         """Follow-ups that wait."""
         return self._queue.statistics().current_buffer_used + sum(map(len, self._checks.values()))
 
-    def tune(self, kernel: KernelInfo, problem: Problem, context: Context) -> None:
+    def tune(self, kernel: KernelInfo, problem: Problem, context: Context, objective: Objective = LATENCY) -> None:
         """Have a problem's winner tuned, once for each change of the kernel's state; again if that failed."""
-        tuning = _Tuning(kernel, problem, context)
+        tuning = _Tuning(kernel, problem, context, objective)
         if self._tuned.get(tuning.key) == tuning.state:
             return
         try:

@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ktuned.catalog import completed
-from ktuned.model import Config, Context, KernelInfo, Problem, Status, Winner, canonical, nearest_winners
+from ktuned.model import (
+    LATENCY,
+    Config,
+    Context,
+    KernelInfo,
+    Objective,
+    Problem,
+    Status,
+    Winner,
+    canonical,
+    stand_ins,
+)
 
 Admits = Callable[[Config], bool | None]
 """Returns whether the kernel's space admits a config for this problem; ``None`` when that is not known yet."""
@@ -57,14 +68,15 @@ def decide(
     admits: Admits,
     *,
     is_certain: bool = True,
+    objective: Objective = LATENCY,
 ) -> Decision:
-    """Return the best answer for one problem on one device model.
+    """Return the best answer for one problem on one device model, by an objective.
 
     ``context`` is that of a measurement made now, ``None`` when the device is not here. Where it is not certain that it
     is that one, nothing is fresh, and nothing is to be tuned. Nothing of a kernel that is not fully observed is fresh,
     and what was measured in this context is not tuned again.
     """
-    wanted = canonical(kernel.specialized(problem))
+    key = kernel.winner_key(problem, device or "", objective)
     undecided: dict[str, Config] = {}
 
     def may_serve(config: Config) -> bool:
@@ -73,9 +85,9 @@ def decide(
             undecided[canonical(config)] = config
         return verdict is True
 
-    on_device = [winner for winner in winners if winner.context.device == device]
-    for winner in on_device:
-        if winner.context.problem != wanted:
+    known = list(winners)
+    for winner in known:
+        if winner.key != key:
             continue
         config = completed(kernel, winner.config)
         if may_serve(config):
@@ -84,8 +96,7 @@ def decide(
             is_unobserved = is_current and bool(kernel.unobserved)
             status = Status.FRESH if is_current and not is_unobserved else Status.STALE
             return Decision(status, winner, config, is_certain=is_certain, is_unobserved=is_unobserved)
-    others = (winner for winner in on_device if winner.context.problem != wanted)
-    for winner in nearest_winners(kernel.specialized(problem), others):
+    for winner in stand_ins(key, kernel.specialized(problem), known):
         config = completed(kernel, winner.config)
         if may_serve(config):
             return Decision(Status.NEAR, winner, config, tuple(undecided.values()), is_certain)

@@ -36,8 +36,10 @@ class Pins:
         self._store = store
         self._changed = changed
 
-    def find(self, pin: str, kernel: str, problem: Problem, device: str | None) -> Answer | None:
-        """Return the answer that a pin holds, under any name of the kernel and device.
+    def find(
+        self, pin: str, kernel: str, problem: Problem, device: str | None, objective: str | None = None
+    ) -> Answer | None:
+        """Return the answer that a pin holds, under any name of the kernel, the device and the objective.
 
         Raises:
             UsageError: the pin's name is not valid.
@@ -46,17 +48,23 @@ class Pins:
             raise UsageError(
                 f"the pin {pin[:100]!r} is not a valid name", hint="give a short text, for example the run's id"
             )
-        held = self._store.pinned.find(pin, _key(kernel, problem, device))
+        held = self._store.pinned.find(pin, _key(kernel, problem, device, objective))
         return None if held is None else Answer.from_pin(held)
 
-    async def freeze(self, pin: str, kernel: str, problem: Problem, device: str | None, answer: Answer) -> Answer:
+    async def freeze(
+        self, pin: str, kernel: str, problem: Problem, device: str | None, objective: str | None, answer: Answer
+    ) -> Answer:
         """Hold ``answer`` for the question, and for the same one by full names; return the answer held, the first one.
 
         Raises:
             UsageError: there are too many.
         """
-        keys = [_key(kernel, problem, device), _key(answer.kernel, problem, answer.device)]
-        held = await self._store.pinned.hold(pin, keys, answer.to_pin(), now=time.time(), limit=MAX_PINNED)
+        asked = _key(kernel, problem, device, objective)
+        names = [(answer.kernel, answer.device, named) for named in (objective, answer.objective)]
+        keys = [asked, *(_key(name, problem, model, named) for name, model, named in names)]
+        held = await self._store.pinned.hold(
+            pin, list(dict.fromkeys(keys)), answer.to_pin(), now=time.time(), limit=MAX_PINNED
+        )
         return replace(Answer.from_pin(held), generation=answer.generation)
 
     def held(self) -> list[PinInfo]:
@@ -76,5 +84,7 @@ class Pins:
         return removed
 
 
-def _key(kernel: str, problem: Problem, device: str | None) -> str:
-    return canonical({"kernel": kernel, "problem": dict(problem), "device": device})
+def _key(kernel: str, problem: Problem, device: str | None, objective: str | None) -> str:
+    asked = {"kernel": kernel, "problem": dict(problem), "device": device}
+    # A question that names none is as it was before there were several.
+    return canonical(asked if objective is None else asked | {"objective": objective})

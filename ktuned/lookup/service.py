@@ -23,6 +23,7 @@ from ktuned.model import (
     Status,
     Winner,
     canonical,
+    unmeasurable,
 )
 from ktuned.scheduling import Jobs
 from ktuned.store import Artifacts, Store
@@ -94,19 +95,36 @@ class Lookups:
         }
 
     def lookup(
-        self, name: str, problem: Problem, device: str | None, *, tune: bool, directory: str | None = None
+        self,
+        name: str,
+        problem: Problem,
+        device: str | None,
+        *,
+        tune: bool,
+        directory: str | None = None,
+        objective: str | None = None,
     ) -> Answer:
         """Return the answer for one problem; ``directory`` decides which project a short name means.
 
+        Without an ``objective`` it is the best by the kernel's own.
+
         Raises:
             AmbiguousName: several kernels have this short name.
-            UsageError: the kernel has no such problem.
+            UsageError: the kernel has no such problem, or no such objective.
         """
         self._answered += 1
-        return self._answer(name, problem, device, tune=tune, directory=directory)
+        return self._answer(name, problem, device, tune=tune, directory=directory, objective=objective)
 
     def lookup_pinned(
-        self, pin: str, name: str, problem: Problem, device: str | None, *, tune: bool, directory: str | None = None
+        self,
+        pin: str,
+        name: str,
+        problem: Problem,
+        device: str | None,
+        *,
+        tune: bool,
+        directory: str | None = None,
+        objective: str | None = None,
     ) -> Answer | Pinning:
         """As :meth:`lookup`, but with the answer that the pin holds, or with a function that saves the first one.
 
@@ -117,14 +135,14 @@ class Lookups:
         """
         # A pin's short name must not stand for another project's kernel.
         name = self._catalog.specified(name, directory)
-        held = self.pins.find(pin, name, problem, device)
+        held = self.pins.find(pin, name, problem, device, objective)
         if held is None:
-            first = self.lookup(name, problem, device, tune=tune)
-            held = self.pins.find(pin, first.kernel, problem, first.device)
+            first = self.lookup(name, problem, device, tune=tune, objective=objective)
+            held = self.pins.find(pin, first.kernel, problem, first.device, first.objective)
             if held is None and not first.is_certain:
                 return first
             if held is None:
-                return lambda: self.pins.freeze(pin, name, problem, device, first)
+                return lambda: self.pins.freeze(pin, name, problem, device, objective, first)
         self._answered += 1
         return replace(held, generation=self.generations.of(held.kernel))
 
@@ -138,13 +156,23 @@ class Lookups:
         self._follow_ups.forget(kernel)
         self.caches.changed(kernel)
 
-    def _answer(self, name: str, problem: Problem, device: str | None, *, tune: bool, directory: str | None) -> Answer:
+    def _answer(
+        self,
+        name: str,
+        problem: Problem,
+        device: str | None,
+        *,
+        tune: bool,
+        directory: str | None,
+        objective: str | None,
+    ) -> Answer:
         try:
             kernel = self._catalog.resolve(name, directory)
         except NotFound:
             return Answer(name, problem, device, Status.UNKNOWN, self.generations.of(name))
         self._looked_up[kernel.name] = monotonic()
         check_problem(kernel, problem)
+        by = kernel.objective(objective)
         environment = self._catalog.environment(kernel)
         measured_on: Device | None
         try:
@@ -174,15 +202,18 @@ class Lookups:
             self._winners_of(kernel.name),
             lambda config: self._admission.known(kernel, problem, config),
             is_certain=not doubt,
+            objective=by,
         )
         if found.undecided:
             self._follow_ups.check(kernel, problem, found.undecided)
         # A tuning that failed for these very files would fail again: the answer says so instead.
-        failure = fault if context is None else self._jobs.failure(context, kernel.plan_digest)
+        failure = fault if context is None else self._jobs.failure(context, by, kernel.plan_digest)
+        if not failure and measured_on is not None and measured_on.no_energy and kernel.needs_energy(by):
+            failure = unmeasurable(by, measured_on)
         if tune and found.wants_tuning and context is not None and not failure:
-            self._follow_ups.tune(kernel, key_problem, context)
+            self._follow_ups.tune(kernel, key_problem, context, by)
             # This lookup, and those that got the last answer from its shortcut.
-            self._jobs.ask(kernel.winner_key(key_problem, context.device), 1 + self.shortcuts.repeats)
+            self._jobs.ask(context.key_for(by), 1 + self.shortcuts.repeats)
         incumbent = found.winner
         message = doubt or failure
         if found.status is Status.FRESH:
@@ -208,6 +239,7 @@ class Lookups:
             metrics={} if incumbent is None else incumbent.metrics,
             file=kernel.file,
             measured=None if incumbent is None else self._measured(kernel, problem, incumbent),
+            objective=by,
         )
 
     def _measured(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:

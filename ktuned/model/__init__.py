@@ -5,7 +5,7 @@ Plain and frozen, with only the standard library, because workers import them un
 
 from ktuned.model.buckets import FUNCTION as BUCKET_FUNCTION
 from ktuned.model.buckets import bucketed, rule_fault
-from ktuned.model.device import Device
+from ktuned.model.device import NO_COUNTER, Device, unmeasurable
 from ktuned.model.errors import (
     AmbiguousName,
     BackendError,
@@ -28,7 +28,6 @@ from ktuned.model.keys import (
     DeviceName,
     KernelName,
     KeyProblem,
-    Objective,
     Phase,
     ProjectName,
     Role,
@@ -40,7 +39,24 @@ from ktuned.model.keys import (
     project_of,
 )
 from ktuned.model.lifecycle import TRIED_AGAIN, Event, Life
-from ktuned.model.near import nearest_winners
+from ktuned.model.near import nearest_winners, stand_ins
+from ktuned.model.objective import (
+    BUILT_IN,
+    EDP,
+    ENERGY,
+    LATENCY,
+    Objective,
+    cost_of,
+    energy_figures,
+    figure_of,
+    gain,
+    is_maximized,
+    maximize,
+    metric_of,
+    minimize,
+    read_objective,
+    unit_of,
+)
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
 from ktuned.model.record import Record, record
 from ktuned.model.staleness import CAPTURED, SPACE, Change, sentence, since
@@ -68,11 +84,16 @@ from ktuned.model.values import (
 
 __all__ = [
     "BUCKET_FUNCTION",
+    "BUILT_IN",
     "CAPTURED",
     "DEFAULT_TRIALS",
     "DISTRIBUTION",
+    "EDP",
+    "ENERGY",
     "ENVIRONMENT",
+    "LATENCY",
     "MAX_PRIORITY",
+    "NO_COUNTER",
     "PRESETS",
     "RETRIED_BY_NEXT_JOB",
     "SPACE",
@@ -130,18 +151,30 @@ __all__ = [
     "bucketed",
     "canonical",
     "combine",
+    "cost_of",
+    "energy_figures",
+    "figure_of",
     "full_name",
+    "gain",
     "is_among",
+    "is_maximized",
     "key_problem",
     "key_values",
     "listed",
+    "maximize",
+    "metric_of",
+    "minimize",
     "nearest_winners",
     "notices",
     "project_of",
+    "read_objective",
     "record",
     "rule_fault",
     "sentence",
     "since",
+    "stand_ins",
+    "unit_of",
+    "unmeasurable",
     "with_captured",
     "without",
 ]

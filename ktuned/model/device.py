@@ -10,7 +10,10 @@ from dataclasses import field
 from typing import Any
 
 from ktuned.model.keys import DeviceModel, DeviceName, Target
+from ktuned.model.objective import Objective
 from ktuned.model.record import Record, record
+
+NO_COUNTER = "it has no energy counter"
 
 
 @record
@@ -18,13 +21,15 @@ class Device(Record):
     """A CPU or GPU that kernels can run on, as a backend found it.
 
     ``name`` is its place on this machine (``cpu:0``), ``model`` the key of winners, ``target`` the architecture for
-    compilers, ``fingerprint`` the driver and everything else that can change a kernel's speed.
+    compilers, ``fingerprint`` the driver and everything else that can change a kernel's speed. ``no_energy`` says why
+    its energy cannot be measured, empty if it can; a probe finds that out.
     """
 
     name: DeviceName
     model: DeviceModel
     target: Target
     fingerprint: Mapping[str, str] = field(default_factory=dict)
+    no_energy: str = NO_COUNTER
 
     @property
     def kind(self) -> str:
@@ -39,3 +44,8 @@ class Device(Record):
     def from_wire(cls, data: Mapping[str, Any]) -> Device:
         """Rebuild a device from :meth:`to_wire`'s data."""
         return cls(data["name"], data["model"], data["target"], dict(data["fingerprint"]))
+
+
+def unmeasurable(objective: Objective, device: Device) -> str:
+    """Return the sentence that a device cannot measure what an objective needs."""
+    return f"unsupported: the objective {objective!r} on {device.name} ({device.model}): {device.no_energy}"

@@ -9,6 +9,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, key_problem
+from ktuned.model.objective import Objective
 from ktuned.model.plan import Plan
 from ktuned.model.record import Record, record
 from ktuned.model.values import Problem
@@ -63,8 +64,9 @@ class Job(Record):
 
     ``done`` counts configs with an outcome, ``total`` all configs (``None`` if the space cannot be counted),
     ``outcomes`` them by outcome. ``default_us`` and ``reference_us`` are the latencies of the declared default and the
-    reference; the spreads are those of the final round, where it has been. Times are Unix seconds. ``key_problem`` is
-    ``None`` in jobs of older stores, which kept only the whole problem.
+    reference; the spreads are those of the final round, where it has been. ``best_figure`` and ``default_figure`` are
+    the figures of the best config and of the default by another objective than latency. Times are Unix seconds.
+    ``key_problem`` is ``None`` in jobs of older stores, which kept only the whole problem.
     """
 
     id: int
@@ -90,16 +92,22 @@ class Job(Record):
     message: str = ""
     cost: Mapping[str, float] = field(default_factory=dict)
     key_problem: KeyProblem | None = None
+    best_figure: float | None = None
+    default_figure: float | None = None
 
     @property
     def key(self) -> WinnerKey:
         """The key of the winner that the job looks for; jobs with equal keys do the same work."""
         problem = key_problem(self.problem) if self.key_problem is None else self.key_problem
-        return WinnerKey(self.kernel, problem, self.device)
+        return WinnerKey(self.kernel, problem, self.device, self.objective)
+
+    @property
+    def objective(self) -> Objective:
+        """The figure by which configs are judged."""
+        return Objective(self.plan.objective)
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's job map."""
         wire = dataclasses.asdict(self)
         del wire["key_problem"]
-        wire["plan"] = self.plan.to_wire()
-        return wire
+        return wire | {"plan": self.plan.to_wire(), "objective": self.objective}

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ktuned.model.buckets import FUNCTION, bucketed
+from ktuned.model.errors import UsageError, listed
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName, WinnerKey, full_name, key_problem
+from ktuned.model.objective import BUILT_IN, LATENCY, Objective, metric_of, read_objective
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.record import Record, record
 from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, combine, unknown
@@ -201,9 +203,33 @@ class KernelInfo(Record):
         """Return the key of a problem."""
         return key_problem(self.specialized(problem))
 
-    def winner_key(self, problem: Problem, device: str) -> WinnerKey:
+    def winner_key(self, problem: Problem, device: str, objective: Objective = LATENCY) -> WinnerKey:
         """Return the key of a problem's winner on a device model."""
-        return WinnerKey(self.name, self.key_problem(problem), DeviceModel(device))
+        return WinnerKey(self.name, self.key_problem(problem), DeviceModel(device), objective)
+
+    @property
+    def metrics(self) -> Mapping[str, bool]:
+        """The file's own metrics, and whether each is made of the energy, too."""
+        found: Mapping[str, bool] = self.extra.get("metrics", {})
+        return found
+
+    def objective(self, asked: str | None) -> Objective:
+        """Return the objective that a request means: the declared one if it names none.
+
+        Raises:
+            UsageError: there is none of this name, or it is a metric that the kernel does not have.
+        """
+        objective = read_objective(self.plan.objective if asked is None else asked)
+        if objective not in BUILT_IN and metric_of(objective) not in self.metrics:
+            raise UsageError(
+                f"{self.name} has no metric {metric_of(objective)!r} {listed(self.metrics, near=metric_of(objective))}",
+                hint="an objective is latency, energy, edp, or max:NAME or min:NAME of one of its metrics=",
+            )
+        return objective
+
+    def needs_energy(self, objective: Objective) -> bool:
+        """Return whether the figure of an objective is made of the energy that a launch takes."""
+        return objective != LATENCY and (objective in BUILT_IN or self.metrics.get(metric_of(objective), False))
 
     def config_in_order(self, config: Config) -> dict[str, Scalar]:
         """Return a config with its knobs in the order in which the space declares them; the store sorts them."""

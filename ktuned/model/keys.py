@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
+from ktuned.model.objective import LATENCY, Objective
 from ktuned.model.values import Scalar, canonical
 
 ProjectName = NewType("ProjectName", str)
@@ -30,12 +31,6 @@ DeviceModel = NewType("DeviceModel", str)
 
 Target = NewType("Target", str)
 """The architecture that compilers aim at: ``sm_90a``."""
-
-
-class Objective(StrEnum):
-    """The figure that a winner minimises."""
-
-    LATENCY = "latency"
 
 
 class Role(StrEnum):
@@ -76,7 +71,7 @@ class WinnerKey(NamedTuple):
     kernel: KernelName
     problem: KeyProblem
     device: DeviceModel
-    objective: Objective = Objective.LATENCY
+    objective: Objective = LATENCY
 
 
 def full_name(project: str, kernel: str) -> KernelName:

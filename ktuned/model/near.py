@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from ktuned.model.keys import WinnerKey
+from ktuned.model.objective import LATENCY
 from ktuned.model.trial import Winner
 from ktuned.model.values import Problem, Scalar
 
@@ -24,6 +26,19 @@ def nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner]) ->
         key=lambda pair: (pair[0], pair[1].context.problem),
     )
     return [winner for _, winner in reachable[:NEAR_CANDIDATES]]
+
+
+def stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
+    """Return the winners of other keys that may stand in for one's, the best first.
+
+    By another objective than latency the fastest config of the problem is the first: it is right, and no bad one.
+    """
+    on_device = [winner for winner in winners if winner.context.device == key.device]
+    fastest = [winner for winner in on_device if winner.key == key._replace(objective=LATENCY) != key]
+    others = (
+        winner for winner in on_device if winner.objective == key.objective and winner.context.problem != key.problem
+    )
+    return fastest + nearest_winners(problem, others)
 
 
 def distance(left: Problem, right: Problem) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import field
 from typing import Any
 
+from ktuned.model.objective import LATENCY
 from ktuned.model.record import Record, record
 from ktuned.model.values import Config
 
@@ -47,9 +48,10 @@ UNTIL = ("budget", "converged")
 
 @record
 class Plan(Record):
-    """Plan of a job for a space: strategy, seed, preset, budgets; or only compiling. ``until`` is in :data:`UNTIL`.
+    """Plan of a job for a space: objective, strategy, seed, preset, budgets; or only compiling.
 
-    ``configs`` are tried in place of the space that they are part of; with ``again``, known measurements are repeated.
+    ``until`` is in :data:`UNTIL`, ``objective`` a text of :mod:`ktuned.model.objective`. ``configs`` are tried in place
+    of the space that they are part of; with ``again``, known measurements are repeated.
     """
 
     strategy: str = "auto"
@@ -63,15 +65,17 @@ class Plan(Record):
     until: str = "budget"
     configs: tuple[Config, ...] = ()
     again: bool = False
+    objective: str = LATENCY
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data; :meth:`from_wire` rebuilds it. Wishes that kernel files cannot have are left out if unset.
+        """Return plain data; :meth:`from_wire` rebuilds it. What kernel files need not have is left out if unset.
 
-        Digests of kernels are made of it: they stay what they were before there were such wishes.
+        Digests of kernels are made of it: they stay what they were before there were such fields.
         """
         plain = dataclasses.asdict(self)
         plain["configs"] = [dict(config) for config in self.configs]
-        return {name: value for name, value in plain.items() if value or name not in ("configs", "again")}
+        unset = {"configs": [], "again": False, "objective": LATENCY}
+        return {name: value for name, value in plain.items() if name not in unset or value != unset[name]}
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> Plan:

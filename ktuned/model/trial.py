@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
+from ktuned.model.objective import LATENCY, Objective, figure_of
 from ktuned.model.record import Record, record
 from ktuned.model.values import Config, Outcome, Problem
 
@@ -29,8 +30,12 @@ class Context:
 
     @property
     def key(self) -> WinnerKey:
-        """The key of the winner that a measurement in this context competes for."""
-        return WinnerKey(self.kernel, self.problem, self.device)
+        """The key of the fastest config that a measurement in this context competes for."""
+        return self.key_for(LATENCY)
+
+    def key_for(self, objective: Objective) -> WinnerKey:
+        """Return the key of the winner by an objective that a measurement in this context competes for."""
+        return WinnerKey(self.kernel, self.problem, self.device, objective)
 
 
 @record
@@ -49,6 +54,15 @@ class TrialResult(Record):
     message: str = ""
     artifact: str | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The kernel file's own figures, and the energy where it was measured."""
+        return self.detail.get("metrics") or {}
+
+    def figure(self, objective: Objective) -> float | None:
+        """Return the figure by which an objective judges it, if it has one."""
+        return figure_of(objective, self.latency_us, self.metrics)
 
 
 @record
@@ -75,6 +89,15 @@ class Trial(Record):
     updated: float
     detail: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The kernel file's own figures, and the energy where it was measured."""
+        return self.detail.get("metrics") or {}
+
+    def figure(self, objective: Objective) -> float | None:
+        """Return the figure by which an objective judges it, if it has one."""
+        return figure_of(objective, self.latency_us, self.metrics)
+
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's trial map; its values are shared with the trial, as copies of samples take time."""
         return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
@@ -82,7 +105,7 @@ class Trial(Record):
 
 @record
 class Winner(Record):
-    """The best valid trial of a (kernel, problem, device model), with the context of its measurement.
+    """The best valid trial of a (kernel, problem, device model) by an objective, with the context of its measurement.
 
     ``is_final`` once a final round has decided it; ``note`` says why it is worse than what was served before.
     """
@@ -98,3 +121,14 @@ class Winner(Record):
     is_final: bool = False
     note: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    objective: Objective = LATENCY
+
+    @property
+    def key(self) -> WinnerKey:
+        """The key that it is the winner of."""
+        return self.context.key_for(self.objective)
+
+    @property
+    def figure(self) -> float | None:
+        """The figure by which it won."""
+        return figure_of(self.objective, self.latency_us, self.metrics)

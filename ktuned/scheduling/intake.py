@@ -33,6 +33,7 @@ from ktuned.catalog import (
 from ktuned.devices import Machine
 from ktuned.ipc import stamp
 from ktuned.model import (
+    LATENCY,
     MAX_PRIORITY,
     PRESETS,
     UNTIL,
@@ -42,6 +43,7 @@ from ktuned.model import (
     KernelInfo,
     KtunedError,
     NotFound,
+    Objective,
     Plan,
     Priority,
     Problem,
@@ -69,6 +71,7 @@ class Wish:
     seconds: float | None = None
     strategy: str | None = None
     until: str | None = None
+    objective: Objective | None = None
     seed: int | None = None
     priority: int = Priority.REQUESTED
     is_fixed: bool = False
@@ -99,7 +102,9 @@ class Wish:
         names = ("preset", "trials", "seconds", "strategy", "until", "seed")
         wished = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         wished |= {"configs": self.configs, "again": self.again}
-        return replace(declared, **wished, compile_only=self.compile_only)
+        # By whatever a config is judged, it is compiled alike.
+        objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
+        return replace(declared, **wished, objective=objective, compile_only=self.compile_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +294,7 @@ class Intake:
             UsageError: it declares none and none was given, or the wish cannot be followed.
         """
         plan = wish.plan(kernel.plan)
+        objective = kernel.objective(plan.objective)
         if wish.problem is not None:
             check_problem(kernel, wish.problem)
         problems = kernel.problems if wish.problem is None else (await self._buckets.ask(kernel, wish.problem),)
@@ -308,15 +314,15 @@ class Intake:
             try:
                 device = self._seat(kernel, wish)
             except BackendError as error:
-                key = kernel.winner_key(problem, "")
+                key = kernel.winner_key(problem, "", objective)
                 job = await self._jobs.fail(
                     key, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
                 )
             else:
-                if wish.stale_only and await self._is_fresh(kernel, problem, wish):
+                if wish.stale_only and await self._is_fresh(kernel, problem, wish, objective):
                     continue
                 arrival = await self._jobs.submit(
-                    kernel.winner_key(problem, device),
+                    kernel.winner_key(problem, device, objective),
                     problem,
                     priority=wish.priority,
                     reason=wish.reason,
@@ -358,15 +364,16 @@ class Intake:
                 hint=f"give a config of its space{f', with {chr(44).join(knobs)}' if knobs else ''}",
             )
 
-    async def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish) -> bool:
+    async def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish, objective: Objective) -> bool:
         """Return whether a problem's winner holds in the context of now, and no job works on a better one."""
         environment = self._catalog.environment(kernel)
         if not self._machine.devices(environment, kernel.backend):
             return False
         device = self._machine.device(environment, kernel.backend, wish.device)
         context = self._machine.context(kernel, environment, problem, device)
-        winner = self._store.winner(context.key)
-        is_open = any(job.key == context.key for job in self._jobs.live())
+        key = context.key_for(objective)
+        winner = self._store.winner(key)
+        is_open = any(job.key == key for job in self._jobs.live())
         if winner is None or winner.context != context or is_open:
             return False
         try:
@@ -445,14 +452,14 @@ class Intake:
         for name in (*changes.added, *changes.changed, *changes.replanned):
             await self._retune(self._catalog.resolve(name), saved=saved)
 
-    async def _restore(self, kernel: KernelInfo, problem: Problem) -> None:
+    async def _restore(self, kernel: KernelInfo, problem: Problem, objective: Objective) -> None:
         """Serve the best known config at once after an edit was undone or took the winner out of the space."""
         environment = self._catalog.environment(kernel)
         for device in self._machine.devices(environment, kernel.backend):
             context = self._machine.context(kernel, environment, problem, device)
             finalists = PRESETS[kernel.plan.preset].finalists
             try:
-                winner = await restore(self._store, self._admission, kernel, problem, context, finalists)
+                winner = await restore(self._store, self._admission, kernel, problem, context, objective, finalists)
             except WorkerError as error:
                 # Its job asks again.
                 _log.warning("winner_not_restored", kernel=kernel.name, reason=error.message)
@@ -461,7 +468,8 @@ class Intake:
                 publish_winner(self._publish, kernel, winner, None)
 
     async def _retune(self, kernel: KernelInfo, *, saved: bool) -> None:
-        tuned = {winner.context.problem for winner in self._store.winners(kernel.name)}
+        winners = self._store.winners(kernel.name)
+        tuned = {winner.context.problem for winner in winners}
         if not saved and not tuned:
             return
         known: dict[str, Problem] = {}
@@ -480,10 +488,11 @@ class Intake:
             reason="saved" if saved else "changed while no daemon watched",
             any_plan=True,
         )
-        for problem in known.values():
+        for key, problem in known.items():
             try:
-                await self._restore(kernel, problem)
-                await self.tune_kernel(kernel, replace(wish, problem=problem))
+                for objective in _objectives(kernel, [won.objective for won in winners if won.context.problem == key]):
+                    await self._restore(kernel, problem, objective)
+                    await self.tune_kernel(kernel, replace(wish, problem=problem, objective=objective))
             except StoreError as error:
                 self._put_off[kernel.name] = saved
                 self._refusal = error.message
@@ -496,3 +505,12 @@ class Intake:
 def _differs(stamps: Mapping[str, str]) -> bool:
     """Return whether a file no longer holds what its stamp says."""
     return any(stamp(Path(path)) != held for path, held in stamps.items())
+
+
+def _objectives(kernel: KernelInfo, won: Iterable[Objective]) -> list[Objective]:
+    """Return the declared objective, and those that a problem has winners by; not by metrics that are gone."""
+    found = {kernel.objective(None): None}
+    for objective in won:
+        with suppress(UsageError):
+            found[kernel.objective(objective)] = None
+    return list(found)

@@ -19,6 +19,7 @@ from ktuned.model import (
     JobState,
     KtunedError,
     NotFound,
+    Objective,
     Plan,
     Problem,
     StoreError,
@@ -107,6 +108,7 @@ class Jobs:
         Raises:
             StoreError: it cannot be recorded.
         """
+        plan = replace(plan, objective=key.objective)
         wanted = None if any_plan else plan
         async with self._arriving:
             found = self._machine.find(key, wanted, self._outdated)
@@ -246,9 +248,9 @@ class Jobs:
                 await self.cancel(job.id, reason)
                 await self.submit(job.key, job.problem, priority=job.priority, reason=job.reason, plan=job.plan)
 
-    def failure(self, context: Context, plan_digest: str) -> str:
+    def failure(self, context: Context, objective: Objective, plan_digest: str) -> str:
         """Return how the newest job in this very context failed, all its configs tried; nothing if none did."""
-        return self._machine.failures.message(context, plan_digest)
+        return self._machine.failures.message(context, plan_digest, objective)
 
     def forget_failures(self, kernel: str | None = None) -> None:
         """Let lookups ask again for what failed, of one kernel or of all."""

@@ -1,11 +1,13 @@
-"""Known failures: contexts in which a job found nothing that works, so that another would find the same. No IO.
+"""Known failures: contexts and objectives for which a job found nothing that works, as another would. No IO.
 
 A module of its own: the job machine and lookups ask it, and neither owns it.
 """
 
 from __future__ import annotations
 
-from ktuned.model import Context, JobState
+from dataclasses import replace
+
+from ktuned.model import LATENCY, Context, JobState, Objective
 from ktuned.scheduling.queue import extended
 from ktuned.tuning import Work
 
@@ -14,17 +16,18 @@ MAX_FAILED = 10_000
 
 
 class KnownFailures:
-    """Messages of failed jobs, by context and by the plan of the kernel; of more than ``limit`` the oldest goes."""
+    """Messages of failed jobs by context, objective and the kernel's plan; of more than ``limit`` the oldest goes."""
 
     def __init__(self, limit: int = MAX_FAILED) -> None:
         self._limit = limit
-        self._messages: dict[tuple[Context, str], str] = {}
+        self._messages: dict[tuple[Context, Objective, str], str] = {}
 
     def note(self, work: Work, state: JobState, message: str) -> None:
         """Record how a job ended, if that says something of the next one."""
-        key = work.context, work.kernel.plan_digest
+        key = work.context, work.job.objective, work.kernel.plan_digest
         # One with a smaller budget than the kernel declares has not seen all that another would try.
-        went_all_the_way = bool(work.devices) and extended(work.job.plan, work.kernel.plan) == work.job.plan
+        declared = replace(work.kernel.plan, objective=work.job.objective)
+        went_all_the_way = bool(work.devices) and extended(work.job.plan, declared) == work.job.plan
         if state is JobState.DONE:
             self._messages.pop(key, None)
         elif state is JobState.FAILED and went_all_the_way:
@@ -32,9 +35,9 @@ class KnownFailures:
                 del self._messages[next(iter(self._messages))]
             self._messages[key] = message
 
-    def message(self, context: Context, plan_digest: str) -> str:
+    def message(self, context: Context, plan_digest: str, objective: Objective = LATENCY) -> str:
         """Return how the newest job in a context failed; nothing if it did not, or if there was none."""
-        return self._messages.get((context, plan_digest), "")
+        return self._messages.get((context, objective, plan_digest), "")
 
     def forget(self, kernel: str | None = None) -> None:
         """Forget a kernel's failures, or all: something that no context holds makes another try worth while."""

@@ -10,7 +10,7 @@ from ktuned.catalog import Admission, Catalog, Traces, check_problem, environmen
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
 from ktuned.ipc import Trust
-from ktuned.model import PRESETS, Job, KernelInfo, NotFound, Problem
+from ktuned.model import PRESETS, Job, KernelInfo, NotFound, Problem, Unsupported, unmeasurable
 from ktuned.tuning import Work, merged
 
 
@@ -70,6 +70,11 @@ class Preparation:
             raise NotFound(f"{kernel.file} is below no watched root")
         environment = environment_of(root)
         aim = self._machine.aim(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
+        objective = kernel.objective(job.objective)
+        if kernel.needs_energy(objective):
+            for device in aim.devices:
+                if device.no_energy:
+                    raise Unsupported(unmeasurable(objective, device))
         self._leave_cores(len(self._machine.device_models(environment)))
         return Work(
             job=job,

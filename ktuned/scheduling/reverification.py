@@ -84,7 +84,7 @@ class Reverification:
         if context.problem != winner.context.problem:
             raise UsageError(f"{kernel.name} specialises its problems otherwise now")
         arrival = await self._jobs.submit(
-            context.key,
+            context.key_for(kernel.objective(winner.objective)),
             job.problem,
             priority=Priority.VERIFY,
             reason=REASON,
@@ -94,7 +94,7 @@ class Reverification:
 
     def _plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
         """Return the declared plan with a budget for the best: they are what every job begins with."""
-        best = [trial.config for trial in self._store.best_trials(winner.context, TRUSTED)]
+        best = [trial.config for trial in self._store.best_trials(winner.context, TRUSTED, objective=winner.objective)]
         first = [winner.config, *(config for config in best if config != winner.config)][:TRUSTED]
         # The default is tried second, because speed-ups are relative to it; it takes no other config's place.
         besides = kernel.default is not None and kernel.default not in first

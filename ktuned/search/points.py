@@ -76,7 +76,7 @@ class PointStrategy(Strategy):
         if outcome in RETRIED_BY_NEXT_JOB:
             return
         if latency_us is not None and outcome in (Outcome.MEASURED, Outcome.SLOWER):
-            self.logs[code] = math.log(max(latency_us, 1e-9))
+            self.logs[code] = math.log(max(latency_us, 1e-300))
             self._fastest_first = None
         elif outcome is Outcome.SLOWER:
             self.slow[code] = None

@@ -45,7 +45,10 @@ class Strategy(ABC):
 
     @abstractmethod
     def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
-        """Take note of what became of a config; ``latency_us`` is the median in µs if it was measured."""
+        """Take note of what became of a config; ``latency_us`` is the median in µs if it was measured.
+
+        Where configs are judged by another objective it is their cost by that: less is better, and it is positive.
+        """
 
     def doubt(self, config: Config, share: float) -> None:  # noqa: B027 - a strategy may ignore it
         """Take note of how well the next reported latency is known: half of its 95 % interval as a share of it.

@@ -58,7 +58,12 @@ class Checks:
         return {"kernel": kernel.name, "winners": [await self._entry(kernel, one, sanitizers) for one in winners]}
 
     async def _entry(self, kernel: KernelInfo, winner: Winner, sanitizers: Sanitizers | None) -> dict[str, Any]:
-        entry = {"problem": dict(winner.problem), "device": winner.context.device, "config": dict(winner.config)}
+        entry = {
+            "problem": dict(winner.problem),
+            "device": winner.context.device,
+            "objective": winner.objective,
+            "config": dict(winner.config),
+        }
         try:
             checked = await self._checked(winner, sanitizers)
         except KtunedError as error:

@@ -17,6 +17,7 @@ from ktuned.catalog import Admission, Catalog, FileInspector, Traces, check_prob
 from ktuned.devices import Machine
 from ktuned.ipc import relative
 from ktuned.model import (
+    LATENCY,
     Config,
     Context,
     DeviceModel,
@@ -31,6 +32,7 @@ from ktuned.model import (
     Winner,
     WorkerError,
     canonical,
+    metric_of,
     without,
 )
 from ktuned.serve.connection import Connection
@@ -103,8 +105,10 @@ class WinnerExchange:
         except ValueError as error:
             raise UsageError(f"the document {error}") from error
         assert isinstance(document, dict)
-        if len(document["winners"]) > MAX_IMPORTED:
-            raise UsageError(f"{len(document['winners'])} winners are too many at once", hint=f"send {MAX_IMPORTED}")
+        offered = [(LATENCY, winner) for winner in document["winners"]]
+        offered += [(text, winner) for text, found in document.get("objectives", {}).items() for winner in found]
+        if len(offered) > MAX_IMPORTED:
+            raise UsageError(f"{len(offered)} winners are too many at once", hint=f"send {MAX_IMPORTED}")
         try:
             kernel: KernelInfo = self._catalog.resolve(document["kernel"])
         except NotFound as error:
@@ -114,9 +118,11 @@ class WinnerExchange:
         kernel, exported = await self._with_names(kernel, document, is_dry=wanted.dry_run)
         taken: list[Offer] = []
         entries = []
-        for winner in document["winners"]:
-            verdict, offer = await self._judged(kernel, exported, document["device"], winner)
-            entries.append({"problem": winner["problem"], "config": winner["config"], **verdict})
+        for objective, winner in offered:
+            verdict, offer = await self._judged(kernel, exported, document["device"], winner, objective)
+            entries.append(
+                {"problem": winner["problem"], "config": winner["config"], "objective": objective, **verdict}
+            )
             if offer is not None:
                 taken.append(offer)
         if taken and not wanted.dry_run:
@@ -157,7 +163,7 @@ class WinnerExchange:
         return self._machine.digest(replace(kernel, digest=digest or kernel.digest), specialized)
 
     async def _judged(
-        self, kernel: KernelInfo, exported: str, device: str, winner: Mapping[str, Any]
+        self, kernel: KernelInfo, exported: str, device: str, winner: Mapping[str, Any], objective: str
     ) -> tuple[dict[str, Any], Offer | None]:
         """Return the decision about one winner, in the protocol's form, and the offer if it becomes the winner.
 
@@ -165,6 +171,10 @@ class WinnerExchange:
         """
         problem, config = winner["problem"], winner["config"]
         refused = {"taken": False, "status": None}
+        try:
+            by = kernel.objective(objective)
+        except UsageError as error:
+            return {**refused, "reason": f"refused: {error.message}"}, None
         if kernel.specialize is not None:
             if set(problem) != set(kernel.specialize):
                 return {**refused, "reason": f"refused: the problem names {', '.join(sorted(problem))}"}, None
@@ -197,9 +207,13 @@ class WinnerExchange:
             winner.get("spread_us"),
             # One from the future would be the later one for ever.
             min(float(winner["decided"]), time()),
+            by,
+            winner.get("metrics") or {},
         )
+        if offer.figure is None:
+            return {**refused, "reason": f"refused: it has no {metric_of(by)}"}, None
         today = self._today(kernel, problem, device)
-        ours = self._store.winner(offer.context.key)
+        ours = self._store.winner(offer.key)
         if ours is not None and self._admission.known(kernel, problem, ours.config) is False:
             # It is served no more.
             ours = None
@@ -238,6 +252,8 @@ class WinnerExchange:
                 config=dict(offer.config),
                 latency_us=offer.latency_us,
                 trial=None,
+                metrics=dict(offer.metrics),
+                objective=offer.objective,
             )
 
     def _full_name(self, name: str) -> str:
@@ -252,29 +268,23 @@ class WinnerExchange:
             kernel: KernelInfo | None = self._catalog.resolve(name)
         except NotFound:
             kernel = None
+        objectives: dict[str, list[dict[str, Any]]] = {}
+        for winner in winners:
+            if winner.objective != LATENCY:
+                figures = {"metrics": dict(winner.metrics)}
+                objectives.setdefault(winner.objective, []).append(_entry(winner) | figures)
         return {
             "ktuned_winners": FORMAT,
             "kernel": name,
             "device": device,
             "default": None if kernel is None or kernel.default is None else dict(kernel.default),
+            **_declared_objective(kernel),
             "specialize": None if kernel is None or kernel.specialize is None else list(kernel.specialize),
             "bucket": {} if kernel is None else dict(kernel.bucket),
             "names": {} if kernel is None else {name: _ends(entry) for name, entry in kernel.learned.items()},
-            "winners": [
-                {
-                    "problem": dict(winner.problem),
-                    "config": dict(winner.config),
-                    "latency_us": winner.latency_us,
-                    "spread_us": winner.spread_us,
-                    "decided": winner.decided,
-                    "digest": winner.context.digest,
-                    "toolchain": winner.context.toolchain,
-                    "device_fingerprint": winner.context.device_fingerprint,
-                    "measuring_version": winner.context.measuring_version,
-                    "artifact": winner.artifact,
-                }
-                for winner in winners
-            ],
+            "winners": [_entry(winner) for winner in winners if winner.objective == LATENCY],
+            # Apart, because a reader that knows of no objectives takes every winner there for the fastest.
+            **({"objectives": objectives} if objectives else {}),
         }
 
     def _place(self, winner: Winner) -> str | None:
@@ -286,3 +296,24 @@ class WinnerExchange:
 def _ends(entry: Observation) -> list[str]:
     """Return the ends for which a learned name was read."""
     return ["source"] * entry.is_source + ["data"] * entry.is_data
+
+
+def _entry(winner: Winner) -> dict[str, Any]:
+    """Return a winner as a document holds it."""
+    return {
+        "problem": dict(winner.problem),
+        "config": dict(winner.config),
+        "latency_us": winner.latency_us,
+        "spread_us": winner.spread_us,
+        "decided": winner.decided,
+        "digest": winner.context.digest,
+        "toolchain": winner.context.toolchain,
+        "device_fingerprint": winner.context.device_fingerprint,
+        "measuring_version": winner.context.measuring_version,
+        "artifact": winner.artifact,
+    }
+
+
+def _declared_objective(kernel: KernelInfo | None) -> dict[str, str]:
+    """Return the field that says what lookups want that name no objective, where that is not the latency."""
+    return {} if kernel is None or kernel.plan.objective == LATENCY else {"objective": kernel.plan.objective}

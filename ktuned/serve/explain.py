@@ -37,7 +37,7 @@ class Explainer:
         self._store = store
 
     def explain(self, kernel: KernelInfo) -> list[dict[str, Any]]:
-        """Return an entry for each winner: ``problem device status decided trial changes`` and, if stale, ``message``.
+        """Return an entry for each winner: ``problem device objective status decided trial changes message``.
 
         ``changes`` is empty for a winner that is fresh, or whose device is not here; ``message`` says how the newest
         job for it ended, if that was not well: the compiler's line, where it refused all. ``notices`` are what the
@@ -52,6 +52,7 @@ class Explainer:
         entry: dict[str, Any] = {
             "problem": dict(winner.problem),
             "device": winner.context.device,
+            "objective": winner.objective,
             "status": "fresh",
             "decided": winner.decided,
             "trial": winner.trial,
@@ -126,7 +127,8 @@ class Explainer:
     def _jobs(self, winner: Winner) -> Iterator[Job]:
         """Return the newest jobs that a winner may be of."""
         for job in self._store.jobs(kernel=winner.context.kernel, limit=20):
-            if job.device == winner.context.device and _covers(job.problem, winner.problem):
+            is_alike = job.device == winner.context.device and job.objective == winner.objective
+            if is_alike and _covers(job.problem, winner.problem):
                 yield job
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,7 +14,18 @@ from ktuned.catalog import Catalog, FileError, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Applications
 from ktuned.lookup import Answer, Lookups
-from ktuned.model import Job, KernelInfo, KeyProblem, KtunedError, NotFound, Priority, UsageError, WinnerKey, canonical
+from ktuned.model import (
+    Job,
+    KernelInfo,
+    KtunedError,
+    NotFound,
+    Objective,
+    Priority,
+    Trial,
+    UsageError,
+    canonical,
+    read_objective,
+)
 from ktuned.scheduling import Intake, Jobs, Wish
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
@@ -145,10 +156,16 @@ class Methods:
                 wanted.device,
                 tune=wanted.tune,
                 directory=wanted.directory,
+                objective=wanted.objective,
             )
             return found.to_wire() if isinstance(found, Answer) else _pinned_later(found)
         found_at_once = self._lookups.lookup(
-            wanted.kernel, wanted.problem, wanted.device, tune=wanted.tune, directory=wanted.directory
+            wanted.kernel,
+            wanted.problem,
+            wanted.device,
+            tune=wanted.tune,
+            directory=wanted.directory,
+            objective=wanted.objective,
         )
         return found_at_once.to_wire()
 
@@ -172,6 +189,7 @@ class Methods:
             until=wanted.until,
             configs=_configs(wanted.configs),
             again=wanted.again,
+            objective=None if wanted.objective is None else read_objective(wanted.objective),
         )
         return await self._take_in(wanted, wish)
 
@@ -289,10 +307,8 @@ class Methods:
             trial = self._store.trial(wanted.trial)
             if trial is None:
                 raise NotFound(f"there is no trial {wanted.trial}", hint="`ktuned results KERNEL` lists them")
-            incumbent = self._store.winner(WinnerKey(trial.kernel, KeyProblem(canonical(trial.problem)), trial.device))
-            is_winner = incumbent is not None and incumbent.trial == trial.id
-            metrics = trial.detail.get("metrics") or {}
-            return {"trials": [{**trial.to_wire(), "winner": is_winner, "metrics": metrics}]}
+            won = [winner.objective for winner in self._store.winners(trial.kernel) if winner.trial == trial.id]
+            return {"trials": [_public(trial, won)]}
         if wanted.kernel is None:
             raise UsageError("results needs a kernel or a trial")
         if wanted.order not in ("fastest", "newest"):
@@ -326,12 +342,13 @@ class Methods:
             # What has no figure stands behind what has one.
             rest = chosen(limit=limit) if len(timed) < limit else []
             trials = timed + [trial for trial in rest if trial.latency_us is None]
-        winners = {winner.trial for winner in self._store.winners(kernel.name)}
-        public = [{**trial.to_wire(), "winner": trial.id in winners} for trial in trials[:limit]]
+        won_by: dict[int, list[Objective]] = {}
+        for winner in self._store.winners(kernel.name):
+            won_by.setdefault(winner.trial, []).append(winner.objective)
+        public = [_public(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
         for entry in public:
             entry["config"] = kernel.config_in_order(entry["config"])
             entry["problem"] = kernel.problem_in_order(entry["problem"])
-            entry["metrics"] = entry["detail"].get("metrics") or {}
             if not wanted.details:
                 del entry["detail"]
         if not wanted.count:
@@ -383,6 +400,11 @@ class Methods:
         """Stop the daemon; what is unfinished is taken up by the next one."""
         self._stop()
         return {}
+
+
+def _public(trial: Trial, won: Sequence[Objective]) -> dict[str, Any]:
+    """Return a trial's map with its metrics, and the objectives that it is the winner by."""
+    return {**trial.to_wire(), "winner": bool(won), "objectives": list(won), "metrics": dict(trial.metrics)}
 
 
 def _joined(job: Job) -> str:

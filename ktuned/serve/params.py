@@ -17,6 +17,7 @@ class LookupParams(msgspec.Struct, frozen=True):
     """``lookup``: a kernel, a problem and a device; ``tune`` requests a better answer.
 
     ``directory`` is where the application works: of several projects that have the kernel, it means that one's.
+    ``objective`` is what the config is to be the best by; the kernel file's own if there is none.
     """
 
     kernel: str
@@ -25,6 +26,7 @@ class LookupParams(msgspec.Struct, frozen=True):
     tune: bool = True
     pin: str | None = None
     directory: str | None = None
+    objective: str | None = None
 
 
 class LookupManyParams(msgspec.Struct, frozen=True):
@@ -47,9 +49,10 @@ class JobParams(msgspec.Struct, frozen=True):
 
 
 class TuneParams(JobParams, frozen=True):
-    """``tune``: also the device, the thoroughness and the priority; ``configs`` alone, or known ones ``again``.
+    """``tune``: also the device, the thoroughness, the priority and the objective.
 
-    ``beside`` is the process of an application that uses the device, and goes on while it is tuned.
+    ``configs`` alone, or known ones ``again``; ``beside`` is the process of an application that uses the device, and
+    goes on while it is tuned.
     """
 
     device: str | None = None
@@ -60,6 +63,7 @@ class TuneParams(JobParams, frozen=True):
     beside: int | None = None
     configs: list[dict[str, Scalar]] | None = None
     again: bool = False
+    objective: str | None = None
 
 
 class CompileParams(JobParams, frozen=True):

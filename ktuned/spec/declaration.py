@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,19 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from ktuned.ipc import lexical
-from ktuned.model import Config, KernelFileError, Plan, Problem, Scalar, Unsupported, bucketed, canonical, listed
+from ktuned.model import (
+    LATENCY,
+    Config,
+    KernelFileError,
+    Objective,
+    Plan,
+    Problem,
+    Scalar,
+    Unsupported,
+    bucketed,
+    canonical,
+    listed,
+)
 from ktuned.spec.faults import MAX_PROBLEMS, UNSET, check_fault, fault_of, problems_fault, unknown_fault
 from ktuned.spec.spaces import BoundSpace, Space
 from ktuned.spec.tensors import TensorSpec, layout
@@ -33,8 +46,9 @@ DEFAULT_OUTPUTS: Final = "default"
 
 KernelFunction = Callable[[Any, Any], "Build"]
 Inputs = Callable[[Any], Mapping[str, Any]]
-Metric = Callable[[Any, float], float]
-"""A figure of a measured config, from the problem and the time of a launch in seconds."""
+Metric = Callable[[Any, float], float] | Callable[[Any, float, float], float]
+"""A figure of a measured config, from the problem, the time of a launch in seconds and, if it wants that, its energy in
+joules."""
 
 
 def no_tensors(p: Any) -> Mapping[str, Any]:
@@ -260,18 +274,30 @@ class Kernel:
                 raise self.site.error(f"cores(p, c) returned {cores!r}, not a positive int")
         return cores
 
-    def measured_metrics(self, problem: Problem, latency_us: float) -> dict[str, float]:
-        """Return the file's own metrics of a measured config; a value that is not finite is left out.
+    @cached_property
+    def energy_metrics(self) -> frozenset[str]:
+        """Names of the metrics that are made of the energy, too."""
+        return frozenset(name for name, metric in self.metrics.items() if _takes_energy(metric))
+
+    def measured_metrics(self, problem: Problem, latency_us: float, energy_j: float | None = None) -> dict[str, float]:
+        """Return the file's own metrics of a measured config.
+
+        A metric that takes the energy is left out where that is unknown, as is a value that is not finite.
 
         Raises:
             KernelFileError: a metric raised, or returned something else than a number.
         """
-        found = {}
+        latency_s = latency_us / 1e6
+        found: dict[str, float] = {}
         for name, metric in self.metrics.items():
+            is_of_energy = name in self.energy_metrics
+            if is_of_energy and energy_j is None:
+                continue
+            given = (latency_s, energy_j) if is_of_energy else (latency_s,)
             try:
-                value = float(metric(Values(problem, "problem key"), latency_us / 1e6))
+                value = float(metric(Values(problem, "problem key"), *given))
             except Exception as error:
-                raise self.site.failure(f"the metric {name}(p, t)", error) from error
+                raise self.site.failure(f"the metric {name}(p, t{', e' if is_of_energy else ''})", error) from error
             if math.isfinite(value):
                 found[name] = value
         return found
@@ -360,6 +386,7 @@ def kernel(
     timing: str = "events",
     cores: int | Callable[[Any, Any], int] | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    objective: Objective | str = LATENCY,
     depends: str | Sequence[str] = (),
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
     **unknown: object,
@@ -378,7 +405,10 @@ def kernel(
     ``cores``, a number or ``(p, c) -> number``, is how many cores a CPU config uses, where its first launch does not
     show it.
     ``bucket`` maps problems to those that stand for them: ``dict(M="pow2")``, or a function ``p -> dict``.
-    ``metrics`` are shown beside latencies: ``dict(tflops=lambda p, t: 2e-12 * p.M * p.N * p.K / t)``, ``t`` in seconds.
+    ``metrics`` are shown beside latencies: ``dict(tflops=lambda p, t: 2e-12 * p.M * p.N * p.K / t)``, ``t`` in seconds;
+    one of ``(p, t, e)`` also takes the energy of a launch in joules.
+    ``objective`` is what a tuning improves: ``"latency"``, ``"energy"``, ``"edp"`` (their product), or a metric, as
+    ``maximize("tflops")`` or ``minimize(…)``.
 
     Raises:
         KernelFileError: the declaration has an error. While a kernel file is loaded the error is kept
@@ -412,7 +442,15 @@ def kernel(
             specialize=None if specialize is None else _as_tuple(specialize),
             setup=setup if callable(setup) else _as_tuple(setup),
             timing=timing,
-            plan=Plan(strategy, seed, early_stop=early_stop, deadlines=dict(deadlines or {}), until=until, **budgets),
+            plan=Plan(
+                strategy,
+                seed,
+                early_stop=early_stop,
+                deadlines=dict(deadlines or {}),
+                until=until,
+                objective=objective,
+                **budgets,
+            ),
             prior=prior,
             cores=cores,
             metrics={} if metrics is None else metrics,
@@ -460,6 +498,14 @@ def end_declarations() -> None:
         line=line,
         hint="put the call below `if __name__ == '__main__':`, or into a function",
     )
+
+
+def _takes_energy(metric: Callable[..., Any]) -> bool:
+    try:
+        return len(inspect.signature(metric).parameters) > 2
+    except (TypeError, ValueError):
+        # Some built-in functions have no signature to be read.
+        return False
 
 
 def _declaring_file(function: Callable[..., Any]) -> Path:

@@ -35,9 +35,9 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     """Return the description of a kernel, right after its file was loaded.
 
     ``extra`` holds ``knobs`` (their names; none for a callable's space), ``missing`` (quoted includes that are not
-    there), ``data_digest`` (over what decides data and checks alone) and, to find what changed, ``files``,
-    ``definitions`` and ``plan``: the short digests of each source file, each Python definition and each part of the
-    plan by their labels.
+    there), ``metrics`` (whether each takes the energy), ``data_digest`` (over what decides data and checks alone) and,
+    to find what changed, ``files``, ``definitions`` and ``plan``: the short digests of each source file, each Python
+    definition and each part of the plan by their labels.
 
     Raises:
         KernelFileError: a source cannot be read, or ``problems`` is at fault.
@@ -90,6 +90,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "missing": [f"{_relative(path, home)} includes {name}" for path, name in sources.unresolved],
             "data_digest": _digest(measured.parts),
             "given": list(kernel.given),
+            "metrics": {name: name in kernel.energy_metrics for name in kernel.metrics},
             "judged": kernel.is_judged,
             "expects_default_outputs": kernel.expects_default_outputs,
             "version": digest[:16],

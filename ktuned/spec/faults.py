@@ -7,7 +7,18 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ktuned.model import PRESETS, UNTIL, canonical, is_among, listed, rule_fault
+from ktuned.model import (
+    BUILT_IN,
+    PRESETS,
+    UNTIL,
+    UsageError,
+    canonical,
+    is_among,
+    listed,
+    metric_of,
+    read_objective,
+    rule_fault,
+)
 from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
 from ktuned.spec.values import mapping_fault
 
@@ -73,7 +84,8 @@ def fault_of(declared: Any) -> str:
         return f"prior is of type {type(declared.prior).__name__}, not a callable (p, c) -> score or p -> configs"
     if not (callable(declared.cores) or declared.cores is None or _is_count(declared.cores)):
         return f"cores={declared.cores!r} is neither an int >= 1 nor a callable (p, c) -> int"
-    if fault := _metrics_fault(declared.metrics) or _bucket_fault(declared.bucket):
+    fault = _metrics_fault(declared.metrics) or _objective_fault(declared.plan.objective, declared.metrics)
+    if fault := fault or _bucket_fault(declared.bucket):
         return fault
     if isinstance(declared.setup, tuple) and any(not isinstance(item, str) for item in declared.setup):
         return f"setup must name tensors or be a callable, not {declared.setup!r}"
@@ -92,8 +104,8 @@ def _metrics_fault(metrics: Any) -> str:
     if len(metrics) > MAX_METRICS:
         return f"there are {len(metrics)} metrics; {MAX_METRICS} are as many as there may be"
     for name, function in metrics.items():
-        if not isinstance(name, str) or not name.isidentifier() or name == "latency":
-            return f"a metric cannot be called {name!r}; its name is an identifier, and not latency"
+        if not isinstance(name, str) or not name.isidentifier() or name in BUILT_IN:
+            return f"a metric cannot be called {name!r}; its name is an identifier, and not {', '.join(BUILT_IN)}"
         if not callable(function):
             return f"the metric {name} is of type {type(function).__name__}, not a function (p, t) -> number"
     return ""
@@ -110,6 +122,18 @@ def _bucket_fault(bucket: Any) -> str:
         if fault := rule_fault(name, rule):
             return fault
     return ""
+
+
+def _objective_fault(objective: Any, metrics: Mapping[str, Any]) -> str:
+    if not isinstance(objective, str):
+        return f"objective is of type {type(objective).__name__}, not a name such as 'energy', or maximize('a metric')"
+    try:
+        wanted = read_objective(objective)
+    except UsageError as error:
+        return f"{error.message}: give 'latency', 'energy', 'edp', maximize('a metric') or minimize('a metric')"
+    if wanted in BUILT_IN or metric_of(wanted) in metrics:
+        return ""
+    return f"objective names the metric {metric_of(wanted)!r}, which metrics= lacks {listed(metrics)}"
 
 
 def _default_fault(default: Any, space: Space) -> str:

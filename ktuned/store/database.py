@@ -16,11 +16,13 @@ import anyio
 import anyio.to_thread
 
 from ktuned.model import (
+    LATENCY,
     Config,
     Context,
     Job,
     JobState,
     KernelInfo,
+    Objective,
     Outcome,
     Plan,
     Problem,
@@ -226,7 +228,10 @@ class Store:
     async def create_job(
         self, key: WinnerKey, problem: Problem, *, priority: int, reason: str, plan: Plan, now: float
     ) -> Job:
-        """Enter a queued job, which measures the whole ``problem`` for the winner of a key, and return it."""
+        """Enter a queued job, which measures the whole ``problem`` for the winner of a key, and return it.
+
+        The key's objective is the plan's from then on.
+        """
         job = Job(
             0,
             key.kernel,
@@ -235,7 +240,7 @@ class Store:
             JobState.QUEUED,
             priority,
             reason,
-            plan,
+            replace(plan, objective=key.objective),
             created=now,
             key_problem=key.problem,
         )
@@ -291,14 +296,17 @@ class Store:
         now = time.time()
         return await self._write(lambda connection: trial_writes.begin(connection, context, job, configs, now))
 
-    async def finish_trial(self, number: int, result: TrialResult, *, is_opening: bool = False) -> Winner | None:
-        """Store a trial's result; return the winner if that made or changed it.
+    async def finish_trial(
+        self, number: int, result: TrialResult, *, objective: Objective = LATENCY, is_opening: bool = False
+    ) -> Winner | None:
+        """Store a trial's result; return the winner by an objective if that made or changed it.
 
-        A measured trial wins when it is faster than the present winner of its (kernel, problem, device), or that one
+        A measured trial wins when it is better than the present winner of its (kernel, problem, device), or that one
         was measured in another context. An incumbent that is measured again stays the winner, with its new figure; one
         with any other outcome is replaced by the best measured trial of its context, which is returned. With none left
         there is no winner any more, and ``None`` is returned: :meth:`winner` distinguishes it from "unchanged". While
-        its job ``is_opening`` no trial replaces a winner or becomes the first one.
+        its job ``is_opening`` no trial replaces a winner or becomes the first one. Winners by other objectives stay,
+        unless this trial was one and is not measured any more.
 
         Raises:
             NotFound: there is no such trial.
@@ -306,10 +314,14 @@ class Store:
         """
         now = time.time()
         return await self._write(
-            lambda connection: trial_writes.finish(connection, number, result, now, is_opening=is_opening)
+            lambda connection: trial_writes.finish(
+                connection, number, result, now, objective=objective, is_opening=is_opening
+            )
         )
 
-    async def settle(self, results: Sequence[tuple[int, TrialResult]], best: int | None) -> Winner | None:
+    async def settle(
+        self, results: Sequence[tuple[int, TrialResult]], best: int | None, *, objective: Objective = LATENCY
+    ) -> Winner | None:
         """Store what a final round found of each finalist, and make the ``best`` the winner, in one transaction.
 
         Without a best none is left that may win: the winner is what :meth:`finish_trial` leaves.
@@ -319,17 +331,21 @@ class Store:
             UsageError: the best is not ``measured``.
         """
         now = time.time()
-        return await self._write(lambda connection: trial_writes.settle(connection, results, best, now))
+        return await self._write(
+            lambda connection: trial_writes.settle(connection, results, best, now, objective=objective)
+        )
 
-    async def decide_winner(self, number: int, *, is_final: bool = True) -> Winner:
-        """Make a measured trial the winner, whatever the figures of others: the finalists' decision if ``is_final``.
+    async def decide_winner(self, number: int, *, objective: Objective = LATENCY, is_final: bool = True) -> Winner:
+        """Make a measured trial the winner by an objective, whatever others have: finally if ``is_final``.
 
         Raises:
             NotFound: there is no such trial.
             UsageError: it is not ``measured``.
         """
         now = time.time()
-        return await self._write(lambda connection: trial_writes.decide(connection, number, now, is_final=is_final))
+        return await self._write(
+            lambda connection: trial_writes.decide(connection, number, now, objective=objective, is_final=is_final)
+        )
 
     async def forget(self, kernel: str, outcome: Outcome | None = None) -> int:
         """Delete a kernel's ended trials, of one outcome or all with its ended jobs; return how many trials.
@@ -352,9 +368,20 @@ class Store:
         """Return what is known of a config on this very context."""
         return trial_queries.of_config(self._reader, context, config)
 
-    def best_trials(self, context: Context, limit: int, *, rounds: int = 0) -> list[Trial]:
-        """Return the measured trials of a context, the fastest first; with ``rounds`` only finalists of so many."""
-        return trial_queries.best(self._reader, context, limit, rounds)
+    def best_trials(
+        self,
+        context: Context,
+        limit: int,
+        *,
+        objective: Objective = LATENCY,
+        rounds: int = 0,
+        rounds_name: str = "rounds",
+    ) -> list[Trial]:
+        """Return the measured trials of a context that have an objective's figure, the best first.
+
+        With ``rounds`` only finalists of so many; ``rounds_name`` is the detail that counts them.
+        """
+        return trial_queries.best(self._reader, context, limit, objective, rounds, rounds_name)
 
     def twin(self, content: str) -> Trial | None:
         """Return the newest measured trial of this content (the detail ``content``), in any context."""
@@ -412,19 +439,14 @@ class Store:
         return [problem for (problem,) in found]
 
     def winner(self, key: WinnerKey) -> Winner | None:
-        """Return the winner of a key. The store has no column for the objective as long as there is one alone."""
-        return self._reader.value(
-            rows.winner,
-            f"{rows.SELECT_WINNERS} WHERE winners.kernel = ? AND winners.problem = ? AND winners.device = ?",
-            key.kernel,
-            key.problem,
-            key.device,
-        )
+        """Return the winner of a key."""
+        columns = "winners.kernel, winners.problem, winners.device, winners.objective"
+        return self._reader.value(rows.winner, f"{rows.SELECT_WINNERS} WHERE ({columns}) = (?, ?, ?, ?)", *key)
 
     def winners(self, kernel: str | None = None) -> list[Winner]:
-        """Return all winners, of one kernel or of all, by kernel, problem and device."""
+        """Return all winners, of one kernel or of all, by kernel, problem, device and objective."""
         where, values = trial_queries.where({"winners.kernel = ?": kernel})
-        tail = "ORDER BY winners.kernel, winners.problem, winners.device"
+        tail = "ORDER BY winners.kernel, winners.problem, winners.device, winners.objective"
         return self._reader.values(rows.winner, f"{rows.SELECT_WINNERS} {where} {tail}", *values)
 
     def _recover(self, connection: sqlite3.Connection) -> None:

@@ -6,24 +6,29 @@ The merge rule is plain code without IO; beside it are one read by a connection 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ktuned.model import (
+    LATENCY,
     Config,
     Context,
     DeviceModel,
     Job,
     JobState,
     KernelName,
+    Objective,
     Outcome,
     Plan,
     Priority,
     Problem,
     TrialResult,
     Winner,
+    WinnerKey,
+    cost_of,
+    figure_of,
 )
 from ktuned.store import job_writes, rows, trial_writes
 from ktuned.store.faults import database_fault
@@ -32,7 +37,7 @@ from ktuned.store.reader import Reader
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A winner from elsewhere: its context, its figure, and when it was decided (Unix seconds)."""
+    """A winner from elsewhere: its context, its figures, and when it was decided (Unix seconds)."""
 
     context: Context
     problem: Problem
@@ -40,6 +45,18 @@ class Offer:
     latency_us: float
     spread_us: float | None
     decided: float
+    objective: Objective = LATENCY
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def key(self) -> WinnerKey:
+        """The key that it would be the winner of."""
+        return self.context.key_for(self.objective)
+
+    @property
+    def figure(self) -> float | None:
+        """The figure by which it won."""
+        return figure_of(self.objective, self.latency_us, self.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +70,7 @@ class Verdict:
 def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Verdict:
     """Decide about one offer; ``ours`` is the incumbent, ``today`` the context of a measurement made here now.
 
-    A winner of today's context beats one of another. In one context the faster figure wins, and ours where they are
+    A winner of today's context beats one of another. In one context the better figure wins, and ours where they are
     equal. Where neither is of today's context, figures cannot be compared, and the later decision wins.
     """
     if ours is None:
@@ -61,9 +78,13 @@ def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Verdict:
     if offer.context == ours.context:
         if offer.config == ours.config:
             return Verdict(False, "it is the same")
-        if offer.latency_us < ours.latency_us:
-            return Verdict(True, f"faster than ours, {ours.latency_us:g} µs")
-        return Verdict(False, f"ours is as fast or faster, {ours.latency_us:g} µs")
+        theirs, figure = cost_of(offer.objective, offer.figure), cost_of(ours.objective, ours.figure)
+        unit = " µs" if ours.objective == LATENCY else ""
+        better = "faster" if ours.objective == LATENCY else "better"
+        if figure is None or (theirs is not None and theirs < figure):
+            return Verdict(True, f"{better} than ours, {ours.figure or 0:g}{unit}")
+        good = "fast" if ours.objective == LATENCY else "good"
+        return Verdict(False, f"ours is as {good} or {better}, {ours.figure:g}{unit}")
     if today is not None and ours.context == today:
         return Verdict(False, "ours was measured with the sources, toolchain and driver of today")
     if today is not None and offer.context == today:
@@ -82,8 +103,9 @@ def list_shared(path: Path) -> list[tuple[str, str, int]]:
 
 
 def read_shared(path: Path, kernel: str, device: str) -> list[Winner]:
-    """Return a kernel's winners on a device model, by problem; to be called in a thread."""
-    select = f"{rows.SELECT_WINNERS} WHERE winners.kernel = ? AND winners.device = ? ORDER BY winners.problem"
+    """Return a kernel's winners on a device model, by problem and objective; to be called in a thread."""
+    order = "ORDER BY winners.problem, winners.objective"
+    select = f"{rows.SELECT_WINNERS} WHERE winners.kernel = ? AND winners.device = ? {order}"
     with _reader(path) as reader:
         return reader.values(rows.winner, select, kernel, device)
 
@@ -124,8 +146,8 @@ def adopt(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequ
             offer.latency_us,
             offer.spread_us,
             message="imported",
-            detail={"phase": "import"},
+            detail={"phase": "import", **({"metrics": dict(offer.metrics)} if offer.metrics else {})},
         )
-        trial_writes.finish(connection, trial, result, offer.decided)
-        trial_writes.decide(connection, trial, offer.decided, is_final=True)
+        trial_writes.finish(connection, trial, result, offer.decided, objective=offer.objective)
+        trial_writes.decide(connection, trial, offer.decided, objective=offer.objective, is_final=True)
     return number

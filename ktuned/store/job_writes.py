@@ -39,7 +39,8 @@ def update(connection: sqlite3.Connection, job: Job) -> None:
     changed = connection.execute(
         """UPDATE jobs SET state = ?, priority = ?, reason = ?, plan = ?, started = ?, finished = ?, done = ?,
         total = ?, best_us = ?, best_spread_us = ?, default_us = ?, default_spread_us = ?, reference_us = ?,
-        reference_spread_us = ?, outcomes = ?, message = ?, cost = ? WHERE id = ?""",
+        reference_spread_us = ?, best_figure = ?, default_figure = ?, outcomes = ?, message = ?, cost = ?
+        WHERE id = ?""",
         (
             job.state,
             job.priority,
@@ -55,6 +56,8 @@ def update(connection: sqlite3.Connection, job: Job) -> None:
             job.default_spread_us,
             job.reference_us,
             job.reference_spread_us,
+            job.best_figure,
+            job.default_figure,
             json.dumps(dict(job.outcomes)),
             job.message,
             json.dumps(dict(job.cost)),

@@ -7,7 +7,22 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from ktuned.model import Asked, Context, Job, JobState, KernelInfo, Outcome, Plan, Root, Trial, Winner
+from ktuned.model import (
+    LATENCY,
+    Asked,
+    Context,
+    Job,
+    JobState,
+    KernelInfo,
+    Objective,
+    Outcome,
+    Plan,
+    Root,
+    Trial,
+    Winner,
+    is_maximized,
+    metric_of,
+)
 from ktuned.store.reader import Row
 
 CONTEXT_COLUMNS = (
@@ -29,8 +44,18 @@ SELECT_JOBS = f"SELECT {', '.join(entry.name for entry in fields(Job))} FROM job
 
 SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.latency_us, trials.spread_us,
     trials.artifact, winners.decided, winners.final, winners.note,
-    iif(json_valid(trials.detail), json_extract(trials.detail, '$.metrics'), NULL)
+    iif(json_valid(trials.detail), json_extract(trials.detail, '$.metrics'), NULL), winners.objective
     FROM winners JOIN trials ON trials.id = winners.trial_id JOIN contexts ON contexts.id = trials.context_id"""
+
+
+def cost(objective: Objective, trials: str = "trials") -> str:
+    """Return the SQL of what a trial's figure costs by an objective, less being better; NULL if it has no figure."""
+    if objective == LATENCY:
+        return f"{trials}.latency_us"
+    # A metric's name is an identifier. SQLite refuses the whole SELECT for one text that is no JSON.
+    sign = "-" if is_maximized(objective) else ""
+    path = f'$.metrics."{metric_of(objective)}"'
+    return f"{sign}iif(json_valid({trials}.detail), json_extract({trials}.detail, '{path}'), NULL)"
 
 
 def context_values(context: Context) -> Row:
@@ -65,7 +90,9 @@ def job(row: Row) -> Job:
 
 def winner(row: Row) -> Winner:
     """Read a row of :data:`SELECT_WINNERS`."""
-    *context_values, trial_id, config, latency_us, spread_us, artifact, decided, is_final, note, metrics = row
+    *context_values, trial_id, config, latency_us, spread_us, artifact, decided, is_final, note, metrics, objective = (
+        row
+    )
     context = Context(*context_values)
     return Winner(
         context,
@@ -79,6 +106,7 @@ def winner(row: Row) -> Winner:
         bool(is_final),
         note,
         json.loads(metrics or "{}"),
+        Objective(objective),
     )
 
 

@@ -4,7 +4,7 @@
 
     jobs ◀── trials ──▶ contexts        (trials: one row per config tried in a context)
                 ▲
-             winners                    (derived: which trial is served for a kernel, problem, device)
+             winners                    (derived: which trial is served for a kernel, problem, device, objective)
 
     pauses                              (devices on which nothing runs until they are resumed)
 
@@ -132,6 +132,23 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
                 OR iif(json_valid(detail), json_extract(detail, '$.rounds'), NULL) IS NOT NULL))""",
     ),
     ("ALTER TABLE roots ADD COLUMN gone_since REAL",),
+    (
+        # One trial may win by several objectives; SQLite changes no primary key in place.
+        "ALTER TABLE winners RENAME TO fastest",
+        """CREATE TABLE winners (
+            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,
+            objective TEXT NOT NULL DEFAULT 'latency',
+            trial_id INTEGER NOT NULL REFERENCES trials (id),
+            decided REAL NOT NULL, final INTEGER NOT NULL DEFAULT 0, note TEXT NOT NULL DEFAULT '',
+            PRIMARY KEY (kernel, problem, device, objective)
+        ) WITHOUT ROWID""",
+        """INSERT INTO winners (kernel, problem, device, objective, trial_id, decided, final, note)
+            SELECT kernel, problem, device, 'latency', trial_id, decided, final, note FROM fastest""",
+        "DROP TABLE fastest",
+        "CREATE INDEX winners_by_trial ON winners (trial_id)",
+        "ALTER TABLE jobs ADD COLUMN best_figure REAL",
+        "ALTER TABLE jobs ADD COLUMN default_figure REAL",
+    ),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Context, Outcome, Trial, canonical
+from ktuned.model import LATENCY, RETRIED_BY_NEXT_JOB, Config, Context, Objective, Outcome, Trial, canonical
 from ktuned.store import rows
 from ktuned.store.reader import Reader
 
@@ -14,7 +14,7 @@ Order = Literal["newest", "fastest"]
 
 _IN_CONTEXT = f"{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)"
 # SQLite refuses the whole SELECT for one text that is no JSON.
-_ROUNDS = "iif(json_valid(trials.detail), json_extract(trials.detail, '$.rounds'), NULL)"
+_ROUNDS = "iif(json_valid(trials.detail), json_extract(trials.detail, '$.{}'), NULL)"
 
 
 def by_id(reader: Reader, number: int) -> Trial | None:
@@ -28,12 +28,20 @@ def of_config(reader: Reader, context: Context, config: Config) -> Trial | None:
     return reader.value(rows.trial, select, *rows.context_values(context), canonical(config))
 
 
-def best(reader: Reader, context: Context, limit: int, rounds: int) -> list[Trial]:
-    """Return the measured trials of a context, the fastest first; with ``rounds`` only finalists of so many."""
-    as_finalist = f"AND {_ROUNDS} >= {rounds:d}" if rounds else ""
+def best(
+    reader: Reader, context: Context, limit: int, objective: Objective, rounds: int, rounds_name: str
+) -> list[Trial]:
+    """Return the measured trials of a context that have an objective's figure, the best first.
+
+    With ``rounds`` only finalists of so many; the detail ``rounds_name`` counts those.
+    """
+    wanted = f"AND {_ROUNDS.format(rounds_name)} >= {rounds:d}" if rounds else ""
+    cost = rows.cost(objective)
+    if objective != LATENCY:
+        wanted += f" AND {cost} IS NOT NULL"
     return reader.values(
         rows.trial,
-        f"{_IN_CONTEXT} AND trials.outcome = ? {as_finalist} ORDER BY trials.latency_us, trials.id LIMIT ?",
+        f"{_IN_CONTEXT} AND trials.outcome = ? {wanted} ORDER BY {cost}, trials.id LIMIT ?",
         *rows.context_values(context),
         Outcome.MEASURED,
         limit,

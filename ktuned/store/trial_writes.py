@@ -5,15 +5,27 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from ktuned.model import Config, Context, JobState, NotFound, Outcome, TrialResult, UsageError, Winner, canonical
+from ktuned.model import (
+    LATENCY,
+    Config,
+    Context,
+    JobState,
+    NotFound,
+    Objective,
+    Outcome,
+    TrialResult,
+    UsageError,
+    Winner,
+    canonical,
+)
 from ktuned.store import rows
 from ktuned.store.verdict import Standing, Verdict, judge
 
 NOISE = 1.05
-"""Ratio of two latencies up to which they may be the same."""
+"""Ratio of two figures up to which they may be the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +80,38 @@ def begin(
 
 
 def finish(
-    connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float, *, is_opening: bool = False
+    connection: sqlite3.Connection,
+    trial_id: int,
+    result: TrialResult,
+    now: float,
+    *,
+    objective: Objective = LATENCY,
+    is_opening: bool = False,
 ) -> Winner | None:
-    """Store a result and return the winner if that changed it (see :func:`~ktuned.store.verdict.judge`).
+    """Store a result; return the winner by an objective if that changed it (:func:`~ktuned.store.verdict.judge`).
+
+    By other objectives a winner only goes: where its own trial is not measured any more.
 
     Raises:
         NotFound: there is no such trial.
         UsageError: it is ``measured`` without a latency.
     """
     _record(connection, trial_id, result, now)
-    context, incumbent = _context_and_incumbent_of(connection, trial_id)
-    measured = Standing(trial_id, context, result.latency_us if result.outcome is Outcome.MEASURED else None)
-    match judge(measured, incumbent, is_opening=is_opening):
-        case Verdict.KEEP:
-            return None
-        case Verdict.TAKE:
-            return _make_winner(connection, trial_id, now)
-        case Verdict.VACATE:
-            connection.execute("DELETE FROM winners WHERE trial_id = ?", (trial_id,))
-            lost = f"the config that was served before ended as {result.outcome} when it was measured again"
-            return _elect(connection, context, now, lost)
+    measured, incumbent = _standings(connection, trial_id, objective)
+    verdict = judge(measured, incumbent, is_opening=is_opening)
+    if verdict is Verdict.TAKE:
+        return _make_winner(connection, trial_id, objective, now)
+    vacated = {objective} if verdict is Verdict.VACATE else set()
+    return _vacate(connection, measured.context, trial_id, result, vacated, now).get(objective)
 
 
 def settle(
-    connection: sqlite3.Connection, results: Sequence[tuple[int, TrialResult]], best: int | None, now: float
+    connection: sqlite3.Connection,
+    results: Sequence[tuple[int, TrialResult]],
+    best: int | None,
+    now: float,
+    *,
+    objective: Objective = LATENCY,
 ) -> Winner | None:
     """Store the results of one final round and make ``best`` the winner, all at once; without one, as :func:`finish`.
 
@@ -100,14 +120,27 @@ def settle(
     winner = None
     for trial_id, result in results:
         if best is None:
-            winner = finish(connection, trial_id, result, now)
+            winner = finish(connection, trial_id, result, now, objective=objective)
         else:
             _record(connection, trial_id, result, now)
-    return winner if best is None else decide(connection, best, now, is_final=True)
+    if best is None:
+        return winner
+    winner = decide(connection, best, now, objective=objective, is_final=True)
+    for trial_id, result in results:
+        measured, _ = _standings(connection, trial_id, objective)
+        _vacate(connection, measured.context, trial_id, result, set(), now)
+    return winner
 
 
-def decide(connection: sqlite3.Connection, trial_id: int, now: float, *, is_final: bool = False) -> Winner:
-    """Make a measured trial the winner; ``is_final`` after a final round.
+def decide(
+    connection: sqlite3.Connection,
+    trial_id: int,
+    now: float,
+    *,
+    objective: Objective = LATENCY,
+    is_final: bool = False,
+) -> Winner:
+    """Make a measured trial the winner by an objective; ``is_final`` after a final round.
 
     Raises:
         NotFound: there is no such trial.
@@ -119,7 +152,7 @@ def decide(connection: sqlite3.Connection, trial_id: int, now: float, *, is_fina
     (outcome,) = row
     if outcome != Outcome.MEASURED:
         raise UsageError(f"trial {trial_id} cannot be the winner: it is {outcome or 'under way'}, not measured")
-    return _make_winner(connection, trial_id, now, is_final=is_final)
+    return _make_winner(connection, trial_id, objective, now, is_final=is_final)
 
 
 def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> int:
@@ -133,12 +166,12 @@ def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None,
         doomed += " AND outcome = ?"
         values += (outcome,)
     bereft = connection.execute(
-        f"SELECT context_id FROM winners JOIN trials ON trials.id = trial_id WHERE {doomed}", values
+        f"SELECT context_id, objective FROM winners JOIN trials ON trials.id = trial_id WHERE {doomed}", values
     ).fetchall()
     connection.execute(f"DELETE FROM winners WHERE trial_id IN (SELECT id FROM trials WHERE {doomed})", values)
     deleted = connection.execute(f"DELETE FROM trials WHERE {doomed}", values).rowcount
-    for (context,) in bereft:
-        _elect(connection, context, now)
+    for context, objective in bereft:
+        _elect(connection, context, Objective(objective), now)
     connection.execute(
         """DELETE FROM contexts WHERE kernel = ?
         AND NOT EXISTS (SELECT 1 FROM trials WHERE context_id = contexts.id)""",
@@ -181,66 +214,100 @@ def _record(connection: sqlite3.Connection, trial_id: int, result: TrialResult, 
     )
 
 
-def _context_and_incumbent_of(connection: sqlite3.Connection, trial_id: int) -> tuple[int, Standing | None]:
-    """Return a trial's context (its row), and the incumbent of its key.
+def _vacate(
+    connection: sqlite3.Connection,
+    context: int,
+    trial_id: int,
+    result: TrialResult,
+    objectives: Set[Objective],
+    now: float,
+) -> dict[Objective, Winner | None]:
+    """Let a trial win no more by these objectives, and by none if it is not measured; return what follows it."""
+    if result.outcome is not Outcome.MEASURED:
+        won = connection.execute("SELECT objective FROM winners WHERE trial_id = ?", (trial_id,))
+        objectives = {Objective(other) for (other,) in won}
+    lost = f"the config that was served before ended as {result.outcome} when it was measured again"
+    followed = {}
+    for one in objectives:
+        connection.execute("DELETE FROM winners WHERE trial_id = ? AND objective = ?", (trial_id, one))
+        followed[one] = _elect(connection, context, one, now, lost)
+    return followed
+
+
+def _standings(connection: sqlite3.Connection, trial_id: int, objective: Objective) -> tuple[Standing, Standing | None]:
+    """Return a trial as an objective sees it, and the incumbent of its key.
 
     Raises:
         NotFound: there is no such trial.
     """
     row = connection.execute(
-        """SELECT trials.context_id, incumbent.id, incumbent.context_id, incumbent.latency_us
+        f"""SELECT trials.id, trials.context_id, trials.outcome, {rows.cost(objective)},
+            incumbent.id, incumbent.context_id, {rows.cost(objective, "incumbent")}
         FROM trials JOIN contexts ON contexts.id = trials.context_id
-        LEFT JOIN winners ON (winners.kernel, winners.problem, winners.device)
-            = (contexts.kernel, contexts.problem, contexts.device)
+        LEFT JOIN winners ON (winners.kernel, winners.problem, winners.device, winners.objective)
+            = (contexts.kernel, contexts.problem, contexts.device, ?)
         LEFT JOIN trials AS incumbent ON incumbent.id = winners.trial_id
         WHERE trials.id = ?""",
-        (trial_id,),
+        (objective, trial_id),
     ).fetchone()
     if row is None:
         raise NotFound(f"there is no trial {trial_id}")
-    context, *incumbent = row
-    return context, None if incumbent[0] is None else Standing(*incumbent)
+    number, context, outcome, cost, *incumbent = row
+    measured = Standing(number, context, cost if outcome == Outcome.MEASURED else None)
+    return measured, None if incumbent[0] is None else Standing(*incumbent)
 
 
-def _elect(connection: sqlite3.Connection, context: int, now: float, note: str = "") -> Winner | None:
-    """Make the fastest measured trial of a context whose config can be read the winner, if there is one."""
+def _elect(
+    connection: sqlite3.Connection, context: int, objective: Objective, now: float, note: str = ""
+) -> Winner | None:
+    """Make the best measured trial of a context whose config can be read the winner, if there is one."""
     row = connection.execute(
-        """SELECT id FROM trials WHERE context_id = ? AND outcome = ? AND json_valid(config)
-        ORDER BY latency_us, id LIMIT 1""",
+        f"""SELECT id FROM trials WHERE context_id = ? AND outcome = ? AND json_valid(config)
+            AND {rows.cost(objective)} IS NOT NULL
+        ORDER BY {rows.cost(objective)}, id LIMIT 1""",
         (context, Outcome.MEASURED),
     ).fetchone()
-    return _make_winner(connection, row[0], now, note=note) if row else None
+    return _make_winner(connection, row[0], objective, now, note=note) if row else None
 
 
-def _note(connection: sqlite3.Connection, trial_id: int) -> str:
+def _note(connection: sqlite3.Connection, trial_id: int, objective: Objective) -> str:
     """Return why a new winner is worse than the one that it replaces, if it is: something else has changed."""
     row = connection.execute(
-        """SELECT trials.context_id, trials.latency_us, before.context_id, before.latency_us, winners.note
+        f"""SELECT trials.context_id, {rows.cost(objective)}, before.context_id, {rows.cost(objective, "before")},
+            winners.note
         FROM trials JOIN contexts ON contexts.id = trials.context_id
-        JOIN winners ON (winners.kernel, winners.problem, winners.device)
-            = (contexts.kernel, contexts.problem, contexts.device)
+        JOIN winners ON (winners.kernel, winners.problem, winners.device, winners.objective)
+            = (contexts.kernel, contexts.problem, contexts.device, ?)
         JOIN trials AS before ON before.id = winners.trial_id WHERE trials.id = ?""",
-        (trial_id,),
+        (objective, trial_id),
     ).fetchone()
     if row is None:
         return ""
-    context, latency_us, context_before, before_us, note = row
+    context, cost, context_before, before, note = row
     if context == context_before:
         return str(note)
-    if before_us is None or latency_us <= before_us * NOISE:
+    if before is None or cost is None or cost <= before + (NOISE - 1) * abs(before):
         return ""
-    return f"{latency_us:.4g} µs, after {before_us:.4g} µs before its sources, toolchain or device changed"
+    unit = " µs" if objective == LATENCY else ""
+    return f"{abs(cost):.4g}{unit}, after {abs(before):.4g}{unit} before its sources, toolchain or device changed"
 
 
 def _make_winner(
-    connection: sqlite3.Connection, trial_id: int, now: float, *, is_final: bool = False, note: str = ""
+    connection: sqlite3.Connection,
+    trial_id: int,
+    objective: Objective,
+    now: float,
+    *,
+    is_final: bool = False,
+    note: str = "",
 ) -> Winner:
     connection.execute(
-        """INSERT INTO winners (kernel, problem, device, trial_id, decided, final, note)
-        SELECT kernel, problem, device, trials.id, ?, ?, ?
+        """INSERT INTO winners (kernel, problem, device, objective, trial_id, decided, final, note)
+        SELECT kernel, problem, device, ?, trials.id, ?, ?, ?
         FROM trials JOIN contexts ON contexts.id = trials.context_id WHERE trials.id = ?
-        ON CONFLICT (kernel, problem, device) DO UPDATE SET
+        ON CONFLICT (kernel, problem, device, objective) DO UPDATE SET
             trial_id = excluded.trial_id, decided = excluded.decided, final = excluded.final, note = excluded.note""",
-        (now, is_final, note or _note(connection, trial_id), trial_id),
+        (objective, now, is_final, note or _note(connection, trial_id, objective), trial_id),
     )
-    return rows.winner(connection.execute(f"{rows.SELECT_WINNERS} WHERE trials.id = ?", (trial_id,)).fetchone())
+    select = f"{rows.SELECT_WINNERS} WHERE trials.id = ? AND winners.objective = ?"
+    return rows.winner(connection.execute(select, (trial_id, objective)).fetchone())

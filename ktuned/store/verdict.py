@@ -11,11 +11,11 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A trial as the rule sees it: its row, its context's row, and its figure, ``None`` if not measured."""
+    """A trial as the rule sees it: its row, its context's row, and what its figure costs, ``None`` if it has none."""
 
     trial: int
     context: int
-    latency_us: float | None
+    cost: float | None
 
 
 class Verdict(Enum):
@@ -27,21 +27,21 @@ class Verdict(Enum):
 
 
 def judge(result: Standing, incumbent: Standing | None, *, is_opening: bool = False) -> Verdict:
-    """Decide about the winner of one key after a trial's result.
+    """Decide about the winner of one key, by its objective, after a trial's result.
 
     Figures of two contexts are never compared: a measurement in today's context replaces yesterday's winner. An
     incumbent that is measured again stays the winner with its new figure, because trials that look faster now were
     measured in a noisier hour; a trial that beats the new figure from then on becomes the winner. While its job
     ``is_opening`` no other trial becomes the winner: it is not known yet to be better than what is served.
     """
-    if result.latency_us is None:
+    if result.cost is None:
         return Verdict.VACATE if incumbent and incumbent.trial == result.trial else Verdict.KEEP
     if incumbent is not None and incumbent.trial == result.trial:
         return Verdict.TAKE
     if is_opening:
         return Verdict.KEEP
-    if incumbent is None or incumbent.latency_us is None:
+    if incumbent is None or incumbent.cost is None:
         return Verdict.TAKE
     if incumbent.context != result.context:
         return Verdict.TAKE
-    return Verdict.TAKE if result.latency_us < incumbent.latency_us else Verdict.KEEP
+    return Verdict.TAKE if result.cost < incumbent.cost else Verdict.KEEP

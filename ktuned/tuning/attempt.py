@@ -17,6 +17,8 @@ from ktuned.catalog import Admission, Traces
 from ktuned.fleet import KILLS_EXCUSED, DeadlineExpired, Environment, Output, RequestFailed, WorkerDied, is_outside_kill
 from ktuned.ipc import replies, requests
 from ktuned.model import (
+    ENERGY,
+    LATENCY,
     Config,
     Context,
     Device,
@@ -26,6 +28,7 @@ from ktuned.model import (
     Job,
     KernelInfo,
     Life,
+    Objective,
     Observation,
     Outcome,
     Phase,
@@ -35,11 +38,13 @@ from ktuned.model import (
     Target,
     Trial,
     TrialResult,
+    WinnerKey,
     added,
     canonical,
+    cost_of,
     with_captured,
 )
-from ktuned.tuning.trial_detail import NO_DETAIL, TrialDetail
+from ktuned.tuning.trial_detail import NO_DETAIL, TrialDetail, rounds_name
 
 _COMPILED_IN = frozenset({"defines", "flags"})
 """Fields of Builds that decide an artifact's bytes, and nothing about its call."""
@@ -103,6 +108,34 @@ class Work:
         """The part of the problem that enters the key."""
         return self.kernel.specialized(self.problem)
 
+    @property
+    def objective(self) -> Objective:
+        """The figure by which configs are judged."""
+        return self.job.objective
+
+    @property
+    def key(self) -> WinnerKey:
+        """The key of the winner that the job looks for."""
+        return self.context.key_for(self.objective)
+
+    @property
+    def needs_energy(self) -> bool:
+        """True if a config is judged by what its launches take."""
+        return self.kernel.needs_energy(self.objective)
+
+    @property
+    def rounds_name(self) -> str:
+        """The detail that counts a finalist's rounds."""
+        return rounds_name(self.kernel, self.objective)
+
+    def lacks_figure(self, trial: Trial) -> bool:
+        """Return whether a trial was measured, but not what its launches take, which decides here."""
+        return trial.outcome is Outcome.MEASURED and self.needs_energy and ENERGY not in trial.metrics
+
+    def cost(self, trial: Trial | TrialResult) -> float | None:
+        """Return what the figure of a measured trial costs; ``None`` if it has none."""
+        return cost_of(self.objective, trial.figure(self.objective))
+
     async def admitted(self, configs: Sequence[Config]) -> list[bool]:
         """Return whether the kernel's space holds each config for the job's problem; see :meth:`Admission.ask`."""
         return await self.admission.ask(self.kernel, self.problem, configs)
@@ -150,8 +183,9 @@ class Attempt:
 
     ``unit`` has no key where the kernel function gave no Build. ``disturbed`` and ``killed`` count what is excused,
     ``given_back`` is whether its device failed once, ``doubted`` whether it failed once in a worker that the config
-    before may have damaged. ``cores`` is how many the config uses on a CPU, once that is known: its kernel file
-    ``declares_cores``, or its first launch has shown it. ``spans`` say where it was last, and since when.
+    before may have damaged. ``known`` is its trial as it stands, where that lacks a figure alone. ``cores`` is how many
+    the config uses on a CPU, once that is known: its kernel file ``declares_cores``, or its first launch has shown it.
+    ``spans`` say where it was last, and since when.
     """
 
     trial: int
@@ -168,6 +202,12 @@ class Attempt:
     cores: int | None = None
     declares_cores: bool = False
     spans: dict[str, tuple[str, float]] = field(default_factory=dict)
+    known: Trial | None = None
+
+    @property
+    def known_us(self) -> float | None:
+        """The latency of a config that was measured already, and lacks another figure alone."""
+        return None if self.known is None else self.known.latency_us
 
     def worked(self, kind: Literal["compile", "lane"], place: str, seconds: float) -> None:
         """Note that the attempt was in a slot (``compile``) or a ``lane`` for so long, until now."""
@@ -300,18 +340,22 @@ def time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: flo
 class Progress:
     """A job's figures so far; ``stamp`` puts them into the job's public value.
 
-    ``compiled`` counts the configs of a job that only compiles which have their artifact: an end, but no outcome.
-    ``lost`` is why the first config was lost that had been measured. ``budget_s`` is the plan's time limit, ``began``
-    when the job started, by ``monotonic``.
+    The best config is that by ``objective``: ``best_us`` is its latency, ``best_figure`` the figure that it is best by
+    (``None`` where that is the latency), and likewise for the default. ``compiled`` counts the configs of a job that
+    only compiles which have their artifact: an end, but no outcome. ``lost`` is why the first config was lost that had
+    been measured. ``budget_s`` is the plan's time limit, ``began`` when the job started, by ``monotonic``.
     """
 
+    objective: Objective = LATENCY
     total: int | None = None
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     compiled: int = 0
     best_us: float | None = None
     best_spread_us: float | None = None
+    best_figure: float | None = None
     default_us: float | None = None
     default_spread_us: float | None = None
+    default_figure: float | None = None
     reference_us: float | None = None
     reference_spread_us: float | None = None
     reused: int = 0
@@ -340,28 +384,53 @@ class Progress:
         """True if this job has used a lane: configs that were known, or carried over, need none."""
         return self.cost.get("lane_s", 0.0) > 0
 
-    def count(
-        self, outcome: Outcome, latency_us: float | None, spread_us: float | None = None, *, is_default: bool
-    ) -> None:
-        """Take one config's outcome into account."""
-        self.outcomes[outcome] += 1
-        if outcome is Outcome.MEASURED and latency_us is not None:
-            if self.best_us is None or latency_us < self.best_us:
-                self.best_us, self.best_spread_us = latency_us, spread_us
-            if is_default:
-                self.default_us, self.default_spread_us = latency_us, spread_us
+    @property
+    def best(self) -> float | None:
+        """The best config's figure."""
+        return self.best_us if self.objective == LATENCY else self.best_figure
 
-    def lose(self, result: TrialResult, best_us: float | None) -> None:
-        """Take into account that a measured config is wrong; ``best_us`` is the best latency that is left."""
+    @property
+    def best_cost(self) -> float | None:
+        """The cost of the best config's figure."""
+        return cost_of(self.objective, self.best)
+
+    def count(self, trial: Trial | TrialResult, *, is_default: bool) -> None:
+        """Take one config's outcome into account."""
+        assert trial.outcome is not None
+        self.outcomes[trial.outcome] += 1
+        cost = cost_of(self.objective, trial.figure(self.objective))
+        if trial.outcome is not Outcome.MEASURED or cost is None:
+            return
+        if self.best_cost is None or cost < self.best_cost:
+            self.lead(trial)
+        if is_default:
+            self.compare_with(trial)
+
+    def lead(self, trial: Trial | TrialResult | None) -> None:
+        """Take a measured config for the best one; ``None`` if there is none any more."""
+        self.best_us, self.best_spread_us, self.best_figure = self._figures(trial)
+
+    def compare_with(self, default: Trial | TrialResult) -> None:
+        """Take the figures of the declared default."""
+        self.default_us, self.default_spread_us, self.default_figure = self._figures(default)
+
+    def _figures(self, trial: Trial | TrialResult | None) -> tuple[float | None, float | None, float | None]:
+        if trial is None:
+            return None, None, None
+        figure = None if self.objective == LATENCY else trial.figure(self.objective)
+        return trial.latency_us, trial.spread_us, figure
+
+    def lose(self, result: TrialResult, best: Trial | None) -> None:
+        """Take into account that a measured config is wrong; ``best`` is the best trial that is left."""
         self.outcomes[Outcome.MEASURED] -= 1
         self.outcomes[result.outcome] += 1
-        self.best_us = best_us
+        self.lead(best)
         self.lost = self.lost or f"{result.outcome}: {result.message}"
 
     def acquit(self, result: TrialResult) -> None:
         """Take into account that a mismatch is none."""
         self.outcomes[Outcome.MISMATCH] -= 1
-        self.count(result.outcome, result.latency_us, result.spread_us, is_default=False)
+        self.count(result, is_default=False)
 
     def spend(self, what: str, seconds: float) -> None:
         """Add to the job's cost: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``wall_s``."""
@@ -378,6 +447,8 @@ class Progress:
             "best_spread_us": self.best_spread_us,
             "default_us": self.default_us,
             "default_spread_us": self.default_spread_us,
+            "best_figure": self.best_figure,
+            "default_figure": self.default_figure,
             "reference_us": self.reference_us,
             "reference_spread_us": self.reference_spread_us,
         }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ktuned.fleet import DeadlineExpired, Worker, WorkerDied
 from ktuned.ipc import replies, requests
-from ktuned.model import WorkerError
+from ktuned.model import LATENCY, Objective, WorkerError, unit_of
 
 SHOWN_AFTER = (10, 25, 50, 100, 250, 500, 1000)
 """Trials after which the summary says what the best was."""
@@ -18,8 +18,9 @@ SHOWN_AFTER = (10, 25, 50, 100, 250, 500, 1000)
 
 @dataclass
 class SearchSummary:
-    """A job's search in short: its strategy, its share of the space, and how the best came down."""
+    """A job's search in short: its strategy, its share of the space, and how the best figure came about."""
 
+    objective: Objective = LATENCY
     strategy: str = ""
     notice: str = ""
     size: int | None = None
@@ -27,12 +28,12 @@ class SearchSummary:
     converged: bool = False
     best_after: list[tuple[int, float]] = field(default_factory=list)
 
-    def note(self, done: int, best_us: float | None) -> None:
-        """Take note of the best after some trials."""
-        if best_us is not None and done in SHOWN_AFTER:
-            self.best_after.append((done, best_us))
+    def note(self, done: int, best: float | None) -> None:
+        """Take note of the best figure after some trials."""
+        if best is not None and done in SHOWN_AFTER:
+            self.best_after.append((done, best))
 
-    def words(self, tried: int, best_us: float | None) -> str:
+    def words(self, tried: int, best: float | None) -> str:
         """Return the summary in one line; nothing where the whole space was simply tried."""
         if not self.strategy or (self.strategy == "exhaustive" and tried == self.size):
             return ""
@@ -43,9 +44,10 @@ class SearchSummary:
         words = f"{self.strategy} tried {tried:,}{share or ' configs'}"
         if self.converged:
             words += ", until an improvement of more than 1 % was unlikely"
-        steps = [f"{value:.4g} µs after {done}" for done, value in self.best_after if done < tried]
-        if steps and best_us is not None:
-            words += f"; best {', '.join(steps)}, {best_us:.4g} µs at the end"
+        unit = unit_of(self.objective)
+        steps = [f"{value:.4g} {unit} after {done}" for done, value in self.best_after if done < tried]
+        if steps and best is not None:
+            words += f"; best {', '.join(steps)}, {best:.4g} {unit} at the end"
         return f"{words}; {self.notice}" if self.notice else words
 
 

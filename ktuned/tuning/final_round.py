@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from ktuned.fleet import ALL_CORES, DeadlineExpired, Fleet, Lane, LaneSick, WorkerDied, is_outside_kill
-from ktuned.ipc import requests
-from ktuned.model import Config, Event, Outcome, Trial, TrialResult, Winner, WorkerError
+from ktuned.ipc import replies, requests
+from ktuned.model import ENERGY, LATENCY, Config, Event, Outcome, Trial, TrialResult, Winner, WorkerError
 from ktuned.store import Store
 from ktuned.tuning.attempt import Attempt, Progress, Work
 from ktuned.tuning.deadlines import for_trial
@@ -18,17 +19,21 @@ from ktuned.tuning.job_events import Publish, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import admitted_trials
 from ktuned.tuning.seed_check import SeedCheck
-from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.trial_detail import TrialDetail, interval
 
 
 @dataclass(slots=True)
 class _Finalist:
-    """A measured trial that competes, with the spreads of its rounds (µs), or the result that ended its part."""
+    """A measured trial that competes, with what its rounds found, or the result that ended its part.
+
+    ``spreads`` and ``latencies`` are in µs; ``metrics`` stand beside the cost that they gave.
+    """
 
     trial: Trial
     unit: requests.UnitRef
     detail: TrialDetail
     spreads: list[float] = field(default_factory=list)
+    latencies: list[float] = field(default_factory=list)
     metrics: list[tuple[float, Mapping[str, float]]] = field(default_factory=list)
     failed: TrialResult | None = None
 
@@ -41,10 +46,51 @@ class _Finalist:
         """Return the trial as one that is measured again."""
         return Attempt.again(self.trial, self.unit)
 
-    def result(self, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
+    def take(self, measured: replies.Measurement, cost: float) -> None:
+        """Take what one round found."""
+        if measured.latency_us is not None and measured.spread_us is not None:
+            self.latencies.append(measured.latency_us)
+            self.spreads.append(measured.spread_us)
+        if measured.metrics is not None:
+            self.metrics.append((cost, measured.metrics))
+
+    def result(self, work: Work, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
         """Return the figure of all rounds; the old one if all were disturbed."""
         if self.failed is not None:
             return self.failed
+        if work.objective == LATENCY:
+            return self._timed_result(contest, found)
+        return self._judged_result(work, contest, found.get(self.trial.id))
+
+    def _judged_result(self, work: Work, contest: Rounds, figure: Figure | None) -> TrialResult:
+        """Return the result of rounds that were not decided by the latency: of energies, that is as it was."""
+        trial = self.trial
+        costs = tuple(one[trial.id] for one in contest if trial.id in one)
+        decided = replace(self.detail, round_costs=costs)
+        if work.needs_energy:
+            decided = replace(decided, energy_rounds=len(contest))
+        else:
+            decided = replace(decided, rounds=len(contest))
+        if figure is not None:
+            decided = replace(decided, metrics=self._metrics_at(figure.latency_us), beaten=None)
+        energies = [metrics[ENERGY] for _, metrics in self.metrics if ENERGY in metrics]
+        if energies:
+            decided = replace(decided, energy_low=min(energies), energy_high=max(energies))
+        spread_us = statistics.median(self.spreads) if self.spreads else trial.spread_us
+        if self.latencies:
+            decided = replace(decided, low_us=min(self.latencies), high_us=max(self.latencies))
+        return TrialResult(
+            Outcome.MEASURED,
+            statistics.median(self.latencies) if self.latencies else trial.latency_us,
+            spread_us,
+            trial.compile_s,
+            trial.lane_s,
+            trial.message,
+            artifact=trial.artifact,
+            detail={**trial.detail, **decided.to_json()},
+        )
+
+    def _timed_result(self, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
         trial, figure, reference = self.trial, found.get(self.trial.id), found.get(None)
         medians = [one[trial.id] for one in contest if trial.id in one]
         decided = replace(
@@ -69,9 +115,9 @@ class _Finalist:
             detail={**trial.detail, **decided.to_json()},
         )
 
-    def _metrics_at(self, latency_us: float) -> Mapping[str, float] | None:
-        """Return the metrics of the round whose latency is the nearest."""
-        nearest = min(self.metrics, key=lambda one: abs(one[0] - latency_us), default=None)
+    def _metrics_at(self, cost: float) -> Mapping[str, float] | None:
+        """Return the metrics of the round whose cost is the nearest."""
+        nearest = min(self.metrics, key=lambda one: abs(one[0] - cost), default=None)
         return self.detail.metrics if nearest is None else nearest[1]
 
 
@@ -102,8 +148,8 @@ class FinalRound:
         rounds = self._work.preset.finalist_rounds
         if not finalists:
             return
-        if all((finalist.detail.rounds or 0) >= rounds for finalist in finalists):
-            decided: Trial | None = min((finalist.trial for finalist in finalists), key=_latency_us)
+        if all(self._rounds(finalist.trial) >= rounds for finalist in finalists):
+            decided: Trial | None = min((finalist.trial for finalist in finalists), key=self._cost)
         else:
             decided = await self._decided(rounds)
         if decided is not None:
@@ -150,12 +196,28 @@ class FinalRound:
         context = self._work.context
         seated = self._incumbent()
         if seated is None:
-            best = self._store.best_trials(context, 1, rounds=rounds)
+            best = self._store.best_trials(
+                context,
+                1,
+                objective=self._work.objective,
+                rounds=rounds,
+                rounds_name=self._work.rounds_name,
+            )
+            if self._work.objective != LATENCY:
+                # Rounds by one figure have had other finalists than those that are the best by another.
+                top = self._store.best_trials(context, 1, objective=self._work.objective)
+                best = best if best == top else []
             return best[0] if best and await self._is_admitted(best[0].config) else None
         won = self._store.trial(seated.trial) if await self._is_admitted(seated.config) else None
-        if won is None or (TrialDetail.from_json(won.detail).rounds or 0) < rounds:
-            return None
-        return won
+        return None if won is None or self._rounds(won) < rounds else won
+
+    def _rounds(self, trial: Trial) -> int:
+        """Return in how many rounds a trial was a finalist, by what decides here."""
+        return int(trial.detail.get(self._work.rounds_name) or 0)
+
+    def _cost(self, measured: Trial | TrialResult) -> float:
+        cost = self._work.cost(measured)
+        return math.inf if cost is None else cost
 
     async def _reinstate(self, best: Trial) -> None:
         """Make the decided trial the winner again, if another has won since: an edit was undone."""
@@ -166,7 +228,7 @@ class FinalRound:
     async def _decide(self, best: Trial) -> Winner:
         work = self._work
         await work.admission.keep(work.kernel, work.problem, best.config)
-        return await self._store.decide_winner(best.id)
+        return await self._store.decide_winner(best.id, objective=work.objective)
 
     def _incumbent(self) -> Winner | None:
         """Return the winner of this very context."""
@@ -181,9 +243,17 @@ class FinalRound:
         """Return the fastest trials whose configs the space still holds, with the incumbent and the default."""
         work = self._work
         best = await admitted_trials(
-            self._store, work.admission, work.kernel, work.problem, work.context, work.preset.finalists * MOST_TIMES
+            self._store,
+            work.admission,
+            work.kernel,
+            work.problem,
+            work.context,
+            work.objective,
+            work.preset.finalists * MOST_TIMES,
         )
-        best = [best[place] for place in chosen([_range(trial) for trial in best], work.preset.finalists)]
+        best = [trial for trial in best if work.cost(trial) is not None]
+        ranges = [_range(trial, self._cost(trial), by_energy=work.needs_energy) for trial in best]
+        best = [best[place] for place in chosen(ranges, work.preset.finalists)]
         incumbent, default = self._incumbent(), work.kernel.default
         # The incumbent's figure may be that of a slower hour, and it gives way only where it is measured as well. With
         # the default, the speed-up over it is of the same quiet window.
@@ -191,7 +261,7 @@ class FinalRound:
             if config is None or any(trial.config == config for trial in best) or not await self._is_admitted(config):
                 continue
             known = self._store.known_trial(work.context, config)
-            if known is not None and known.outcome is Outcome.MEASURED:
+            if known is not None and known.outcome is Outcome.MEASURED and work.cost(known) is not None:
                 best.append(known)
         return best
 
@@ -210,35 +280,34 @@ class FinalRound:
         if None in found:
             self._progress.reference_us = found[None].latency_us
             self._progress.reference_spread_us = found[None].spread_us
-        results = {one.trial.id: one.result(contest.rounds, found) for one in contest.finalists}
+        results = {one.trial.id: one.result(self._work, contest.rounds, found) for one in contest.finalists}
         still = {trial: result for trial, result in results.items() if result.outcome is Outcome.MEASURED}
-        latencies_us = {trial: _latency_us(result) for trial, result in still.items()}
+        costs = {trial: self._cost(result) for trial, result in still.items()}
         incumbent = self._incumbent()
-        best = elected(latencies_us, found, None if incumbent is None else incumbent.trial)
+        best = elected(costs, found, None if incumbent is None else incumbent.trial)
         if best is not None:
             config = next(one.trial.config for one in contest.finalists if one.trial.id == best)
             await self._work.admission.keep(self._work.kernel, self._work.problem, config)
-        winner = await self._store.settle(list(results.items()), best)
+        winner = await self._store.settle(list(results.items()), best, objective=self._work.objective)
         for trial, result in results.items():
             if trial not in still:
                 self._lost(result)
         if winner is None or best is None:
             return
-        self._progress.best_us, self._progress.best_spread_us = winner.latency_us, still[best].spread_us
+        self._progress.lead(still[best])
         for one in contest.finalists:
-            result = results[one.trial.id]
             if one.trial.id in still and one.trial.config == self._work.kernel.default:
-                self._progress.default_us, self._progress.default_spread_us = result.latency_us, result.spread_us
+                self._progress.compare_with(results[one.trial.id])
         publish_winner(self._publish, self._work.kernel, winner, self._work.job.id)
 
     async def _lose(self, trial: Trial, result: TrialResult) -> None:
         """Record that a measured trial is none; the best that is left is the best."""
-        await self._store.finish_trial(trial.id, result)
+        await self._store.finish_trial(trial.id, result, objective=self._work.objective)
         self._lost(result)
 
     def _lost(self, result: TrialResult) -> None:
-        best = self._store.best_trials(self._work.context, 1)
-        self._progress.lose(result, best[0].latency_us if best else None)
+        best = self._store.best_trials(self._work.context, 1, objective=self._work.objective)
+        self._progress.lose(result, best[0] if best else None)
 
 
 class _Contest:
@@ -266,6 +335,9 @@ class _Contest:
         for finalist in self.finalists[first:] + self.finalists[:first]:
             if finalist.failed is None:
                 await self._time(finalist)
+        if self._work.objective != LATENCY:
+            # A reference has no other figure to compare.
+            return
         async with self._lane.hold(self._work.job.id):
             try:
                 await self._measuring.open(self._lane)
@@ -280,7 +352,8 @@ class _Contest:
 
     async def _time(self, finalist: _Finalist) -> None:
         attempt = finalist.attempt()
-        request = requests.Time(finalist.unit, self._work.preset, self._judges_contention)
+        known_us = finalist.trial.latency_us if self._work.needs_energy else None
+        request = requests.Time(finalist.unit, self._work.preset, self._judges_contention, known_us)
         async with self._lane.hold(self._work.job.id):
             await self._measuring.open(self._lane)
             await self._lane.use_cores(finalist.detail.cores or 1)
@@ -296,17 +369,15 @@ class _Contest:
             self._lane.drop()
             event = Event.WRONG if measured.outcome is Outcome.MISMATCH else Event.RAISED
             finalist.failed = attempt.result(event, measured.message, output=output)
-        elif measured.latency_us is not None and measured.spread_us is not None:
-            self.rounds[-1][finalist.trial.id] = measured.latency_us
-            finalist.spreads.append(measured.spread_us)
-            if measured.metrics is not None:
-                finalist.metrics.append((measured.latency_us, measured.metrics))
+            return
+        cost = measured.latency_us if self._work.objective == LATENCY else measured.cost
+        if measured.outcome is Outcome.MEASURED and cost is not None:
+            self.rounds[-1][finalist.trial.id] = cost
+            finalist.take(measured, cost)
 
 
-def _latency_us(measured: Trial | TrialResult) -> float:
-    return measured.latency_us or 0.0
-
-
-def _range(trial: Trial) -> Range:
-    detail = TrialDetail.from_json(trial.detail)
-    return Range.of(trial.latency_us or 0.0, trial.spread_us or 0.0, (detail.low_us, detail.high_us))
+def _range(trial: Trial, cost: float, *, by_energy: bool) -> Range:
+    """Return the costs that a measured config may have, by the interval and the spread of what it was measured by."""
+    low, high = interval(trial.detail, trial.latency_us, by_energy=by_energy) or (1.0, 1.0)
+    spread = 0.0 if by_energy or not trial.latency_us else (trial.spread_us or 0.0) / trial.latency_us
+    return Range.of(cost, cost * spread, (cost * low, cost * high))

@@ -16,8 +16,8 @@ class Publish(Protocol):
 
 
 def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial) -> None:
-    """Publish a trial's outcome, and where its job stands; the trial's detail stays in the store."""
-    public = trial.to_wire()
+    """Publish a trial's outcome, and where its job stands; of the trial's detail only its metrics."""
+    public = trial.to_wire() | {"metrics": dict(trial.metrics)}
     del public["detail"]
     public["config"] = work.kernel.config_in_order(trial.config)
     public["problem"] = work.kernel.problem_in_order(trial.problem)
@@ -37,6 +37,7 @@ def publish_winner(publish: Publish, kernel: KernelInfo, winner: Winner, job: in
         latency_us=winner.latency_us,
         trial=winner.trial,
         metrics=dict(winner.metrics),
+        objective=winner.objective,
     )
 
 

@@ -25,7 +25,7 @@ from ktuned.fleet import (
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import Event, Outcome, Phase, TrialResult, canonical
+from ktuned.model import LATENCY, Event, Outcome, Phase, TrialResult, canonical
 from ktuned.store import Artifacts
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Work
 from ktuned.tuning.compile_stage import CompileStage
@@ -201,11 +201,13 @@ class MeasureStage:
             tuple(compiled.attempt.unit for compiled in islice(left, count)),
             work.preset,
             work.judge_contention and not is_last_try,
-            None if best_us is None else best_us * work.job.plan.early_stop,
+            # By other objectives a slow config may be a good one.
+            best_us * work.job.plan.early_stop if best_us is not None and work.objective == LATENCY else None,
             None if best_us is None else self._incumbent,
             # Of one that has what it declares, or all that there is, nothing more can be learned.
             None if lane.device.kind != "cpu" or first.declares_cores or granted < wanted else granted,
             applications,
+            tuple(compiled.attempt.known_us for compiled in islice(left, count)) if work.needs_energy else (),
         )
         deadlines = for_trial(work.deadlines, work.preset, best_us)
         error: WorkerDied | DeadlineExpired | RequestFailed | None = None
@@ -391,7 +393,9 @@ class MeasureStage:
             captured=work.captured,
             expected=expected,
             seed=seed,
+            objective=work.objective,
+            needs_energy=work.needs_energy,
         )
-        identity = canonical({**data, "stamps": dict(work.kernel.stamps)})
+        identity = canonical({**data, "stamps": dict(work.kernel.stamps), "objective": work.objective})
         code = KernelCode(work.kernel.file, work.kernel.code_digest)
         return Bench(work.environment, work.kernel.backend, code, identity, request, work.learn)

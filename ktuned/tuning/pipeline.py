@@ -19,6 +19,7 @@ from ktuned.catalog import completed
 from ktuned.fleet import Fleet, Lane
 from ktuned.ipc import replies, requests
 from ktuned.model import (
+    LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
     Event,
@@ -32,7 +33,7 @@ from ktuned.model import (
     WorkerError,
     as_notice,
     canonical,
-    nearest_winners,
+    stand_ins,
 )
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
@@ -45,7 +46,7 @@ from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.opening import Opening, served_configs
 from ktuned.tuning.prior_results import PriorResults, restore
-from ktuned.tuning.trial_detail import TrialDetail, doubt
+from ktuned.tuning.trial_detail import TrialDetail, completed_result, doubt
 
 _log = structlog.get_logger()
 
@@ -67,8 +68,8 @@ class Pipeline:
     ) -> None:
         self.work = work
         work.traces.follow(work)
-        self.progress = Progress(budget_s=work.job.plan.seconds)
-        self.summary = SearchSummary()
+        self.progress = Progress(budget_s=work.job.plan.seconds, objective=work.objective)
+        self.summary = SearchSummary(work.objective)
         self._findings = Findings()
         self._dissent = Dissent(work.kernel.default)
         self._fleet = fleet
@@ -99,10 +100,10 @@ class Pipeline:
     @property
     def verdict(self) -> tuple[JobState, str]:
         """The final state of a job that ran to its end, and its message."""
-        if self.progress.best_us is None:
+        if self.progress.best_cost is None:
             lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
             return JobState.FAILED, f"no config could be measured{lost}"
-        words = self.summary.words(self.progress.done, self.progress.best_us)
+        words = self.summary.words(self.progress.done, self.progress.best)
         lines = filter(None, (self._dissent.line(), *self._findings.lines()))
         return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, lines))))
 
@@ -197,13 +198,8 @@ class Pipeline:
         """Return the configs that lookups are answered with now, unless a winner of this context is."""
         work = self.work
         kernel, winners = work.kernel, self._store.winners(work.kernel.name)
-        incumbent = next((winner for winner in winners if winner.context.key == work.context.key), None)
-        others = [
-            winner
-            for winner in winners
-            if winner.context.device == work.context.device and winner.context.problem != work.context.problem
-        ]
-        near = [completed(kernel, winner.config) for winner in nearest_winners(work.specialized, others)]
+        incumbent = next((winner for winner in winners if winner.key == work.key), None)
+        near = [completed(kernel, winner.config) for winner in stand_ins(work.key, work.specialized, winners)]
         before = None if incumbent is None else completed(kernel, incumbent.config)
         asked = [config for config in (before, *near, kernel.default) if config is not None]
         verdicts = dict(zip(map(canonical, asked), await work.admitted(asked), strict=True))
@@ -226,6 +222,7 @@ class Pipeline:
             work.kernel,
             work.problem,
             work.context,
+            work.objective,
             work.preset.finalists,
             decided_only=decided_only,
         )
@@ -251,10 +248,13 @@ class Pipeline:
         """Start the new configs; those that the store knows already need neither compiler nor lane."""
         self.work.admission.note(self.work.kernel, self.work.problem, [proposal.config for proposal in proposals])
         fresh = []
+        lacking: dict[str, Trial] = {}
         for proposal in proposals:
             known = self._store.known_trial(self.work.context, proposal.config)
             if known is None or known.outcome is None or self._is_tried_again(known):
                 fresh.append(proposal)
+                if known is not None and self.work.lacks_figure(known) and not self.work.job.plan.again:
+                    lacking[canonical(known.config)] = known
             else:
                 self.progress.reused += 1
                 self._findings.note(known.config, known.detail)
@@ -270,7 +270,10 @@ class Pipeline:
         # Shielded: a row that was entered has an attempt that gives it its outcome.
         with anyio.CancelScope(shield=True):
             ids = await self._store.begin_trials(self.work.context, self.work.specialized, self.work.job.id, configs)
-        attempts = [self._attempt(trial, proposal) for trial, proposal in zip(ids, fresh, strict=True)]
+        attempts = [
+            self._attempt(trial, proposal, lacking.get(canonical(proposal.config)))
+            for trial, proposal in zip(ids, fresh, strict=True)
+        ]
         self._under_way |= {attempt.trial: attempt for attempt in attempts}
         for attempt, proposal in zip(attempts, fresh, strict=True):
             if proposal.build is None:
@@ -281,16 +284,23 @@ class Pipeline:
 
     def _is_tried_again(self, known: Trial) -> bool:
         """Return whether an old outcome says too little about the config, or is to be found out again."""
-        if self.work.job.plan.again:
+        if self.work.job.plan.again or self.work.lacks_figure(known):
             return True
         if known.outcome is Outcome.COMPILE_TIMEOUT:
             after_s = TrialDetail.from_json(known.detail).after_s
             return self.work.deadlines["compile"] > (after_s or 0.0)
         return known.outcome in RETRIED_BY_NEXT_JOB
 
-    def _attempt(self, trial: int, proposal: replies.Proposal) -> Attempt:
+    def _attempt(self, trial: int, proposal: replies.Proposal, known: Trial | None) -> Attempt:
         unit = requests.UnitRef("", {}) if proposal.build is None else self.work.unit(proposal.build)
-        return Attempt(trial, proposal.config, unit, cores=proposal.cores, declares_cores=proposal.cores is not None)
+        return Attempt(
+            trial,
+            proposal.config,
+            unit,
+            cores=proposal.cores,
+            declares_cores=proposal.cores is not None,
+            known=known,
+        )
 
     async def _compile(
         self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Compiled]
@@ -362,8 +372,11 @@ class Pipeline:
     async def _record(self, attempt: Attempt, result: TrialResult) -> None:
         """Commit one outcome, then publish it."""
         is_opening = not self._opening.is_over
+        kept = result if attempt.known is None else completed_result(attempt.known, result)
         with anyio.CancelScope(shield=True):
-            winner = await self._store.finish_trial(attempt.trial, result, is_opening=is_opening)
+            winner = await self._store.finish_trial(
+                attempt.trial, kept, objective=self.work.objective, is_opening=is_opening
+            )
         del self._under_way[attempt.trial]
         self.progress.spend("compile_s", result.compile_s)
         self.progress.spend("open_s", attempt.open_s)
@@ -373,16 +386,16 @@ class Pipeline:
         is_over_now = self._opening.end(attempt.config)
         if winner is not None:
             await self._announce(winner)
-        elif is_over_now or (not is_opening and not self._has_winner and result.outcome is Outcome.MEASURED):
+        elif is_over_now or (not is_opening and not self._has_winner and kept.outcome is Outcome.MEASURED):
             await self._elect()
-        self._findings.note(attempt.config, result.detail)
-        self._report(self._trial(attempt, result))
+        self._findings.note(attempt.config, kept.detail)
+        self._report(self._trial(attempt, kept))
 
     async def _acquit(self) -> None:
         """Take mismatches back where the default's outputs prove nothing, and let the fastest config win."""
         acquitted = self._dissent.acquitted()
         for trial, result in acquitted:
-            await self._store.finish_trial(trial.id, result)
+            await self._store.finish_trial(trial.id, result, objective=self.work.objective)
             self.progress.acquit(result)
             published = replace(trial, outcome=result.outcome, detail=result.detail)
             publish_trial(self._publish, self.work, self.progress, published)
@@ -417,11 +430,13 @@ class Pipeline:
         if outcome is not Outcome.MEASURED and trial.message and not self._first_failure:
             self._first_failure = f"; {outcome}: {trial.message.splitlines()[0]}"
         is_default = config == self.work.kernel.default
-        self.progress.count(outcome, trial.latency_us, trial.spread_us, is_default=is_default)
+        self.progress.count(trial, is_default=is_default)
         self._dissent.note(trial)
-        self.summary.note(self.progress.done, self.progress.best_us)
-        known = doubt(trial.detail, trial.latency_us)
-        self._tried.append(requests.Tried(config, outcome, trial.latency_us, known))
+        self.summary.note(self.progress.done, self.progress.best)
+        known = doubt(trial.detail, trial.latency_us, by_energy=self.work.needs_energy)
+        # One that was given up has a latency, and no figure by another objective.
+        cost = trial.latency_us if self.work.objective == LATENCY else self.work.cost(trial)
+        self._tried.append(requests.Tried(config, outcome, cost, known))
         self._news.set()
         publish_trial(self._publish, self.work, self.progress, trial)
 
@@ -436,6 +451,7 @@ class Pipeline:
             try:
                 for attempt in stopped:
                     result = attempt.result(Event.CANCELLED, "stopped before it had an outcome")
-                    await self._store.finish_trial(attempt.trial, result)
+                    if attempt.known is None:
+                        await self._store.finish_trial(attempt.trial, result)
             except StoreError as error:
                 _log.warning("trials_not_recorded", job=self.work.job.id, reason=error.message)

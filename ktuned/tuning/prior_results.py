@@ -8,10 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ktuned.catalog import Admission
-from ktuned.model import Config, Context, Event, KernelInfo, Outcome, Problem, Trial, TrialResult, Winner, canonical
+from ktuned.model import (
+    ENERGY,
+    LATENCY,
+    Config,
+    Context,
+    Event,
+    KernelInfo,
+    Objective,
+    Outcome,
+    Problem,
+    Trial,
+    TrialResult,
+    Winner,
+    WinnerKey,
+    canonical,
+    cost_of,
+)
 from ktuned.store import Store
 from ktuned.tuning.attempt import Compiled, Work
-from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.trial_detail import TrialDetail, rounds_name
 
 RECENT_CONTEXTS = 4
 """Earlier states of a kernel that predict the next one: after quick saves the newest has tried but few configs."""
@@ -73,17 +89,23 @@ def order(
     return Order(tuple(first.values()), tuple(entry.config for _, entry in failed))
 
 
-def nearest(context: Context, winners: Sequence[Winner]) -> list[Config]:
-    """Return the winners' configs for other problems and devices, those of the most similar ones first. No IO.
+def nearest(key: WinnerKey, winners: Sequence[Winner]) -> list[Config]:
+    """Return the winners' configs for other problems, devices and objectives, those of the most similar ones first.
 
     The distance of two sizes is the logarithm of their ratio. Any other difference counts as a factor of 16, another
-    device as one of 2: how sizes change a kernel's best config is mostly alike on all of them.
+    device as one of 2: how sizes change a kernel's best config is mostly alike on all of them. So are another
+    objective's. No IO.
     """
-    wanted = json.loads(context.problem)
+    wanted = json.loads(key.problem)
     found = [
-        (_distance(wanted, winner.problem) + (0.0 if winner.context.device == context.device else 1.0), winner.config)
+        (
+            _distance(wanted, winner.problem)
+            + (0.0 if winner.context.device == key.device else 1.0)
+            + (0.0 if winner.objective == key.objective else 1.0),
+            winner.config,
+        )
         for winner in winners
-        if winner.context.key != context.key
+        if winner.key != key
     ]
     found.sort(key=lambda pair: pair[0])
     distinct = {canonical(config): config for _, config in found}
@@ -107,28 +129,42 @@ def _is_size(value: object) -> bool:
     return type(value) in (int, float) and float(value) > 0  # type: ignore[arg-type]
 
 
-def chosen(measured: Sequence[Trial]) -> Trial | None:
+def chosen(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial | None:
     """Return what won last among a context's measured trials: a final round's choice, or what has beaten it since.
 
-    An earlier first figure below the choice's final one has beaten nothing: it was not measured beside it.
+    An earlier first figure below the choice's final one has beaten nothing: it was not measured beside it. Rounds by
+    other figures than the latency may have been for another objective, with other finalists.
     """
+    if objective != LATENCY:
+        return min(measured, key=lambda trial: _cost(trial, objective), default=None)
     finalists = [trial for trial in measured if TrialDetail.from_json(trial.detail).rounds]
     decided_at = max((trial.updated for trial in finalists), default=0.0)
     last = finalists + [trial for trial in measured if trial.updated > decided_at]
     return min(last, key=lambda trial: trial.latency_us or 0.0, default=None)
 
 
+def _cost(trial: Trial, objective: Objective) -> float:
+    cost = cost_of(objective, trial.figure(objective))
+    return math.inf if cost is None else cost
+
+
 async def admitted_trials(
-    store: Store, admission: Admission, kernel: KernelInfo, problem: Problem, context: Context, limit: int
+    store: Store,
+    admission: Admission,
+    kernel: KernelInfo,
+    problem: Problem,
+    context: Context,
+    objective: Objective,
+    limit: int,
 ) -> list[Trial]:
-    """Return the fastest measured trials of a context whose configs the kernel's present space still holds.
+    """Return the best measured trials of a context whose configs the kernel's present space still holds.
 
     Raises:
         WorkerError: the space could not be asked.
     """
     many = max(MANY_TRIALS, limit)
     while True:
-        measured = store.best_trials(context, many)
+        measured = store.best_trials(context, many, objective=objective)
         verdicts = await admission.ask(kernel, problem, [trial.config for trial in measured])
         found = [trial for trial, is_admitted in zip(measured, verdicts, strict=True) if is_admitted]
         if len(found) >= limit or len(measured) < many:
@@ -142,11 +178,12 @@ async def restore(
     kernel: KernelInfo,
     problem: Problem,
     context: Context,
+    objective: Objective,
     finalists: int,
     *,
     decided_only: bool = False,
 ) -> Winner | None:
-    """Make the best known trial of a context its winner, if that is not so; return the winner that this made.
+    """Make the best known trial of a context its winner by an objective, if that is not so; return the winner made.
 
     An undone edit restores an old context with its winner. An edit of the space may have removed the winner's config:
     the best of those that are left follows it; with ``decided_only`` that must have been in a final round.
@@ -154,16 +191,19 @@ async def restore(
     Raises:
         WorkerError: the space could not be asked.
     """
-    seated = store.winner(context.key)
+    seated = store.winner(context.key_for(objective))
     if seated is not None and seated.context == context:
         (is_admitted,) = await admission.ask(kernel, problem, [seated.config])
         if is_admitted:
             return None
-    best = chosen(await admitted_trials(store, admission, kernel, problem, context, finalists))
+    name = rounds_name(kernel, objective)
+    best = chosen(await admitted_trials(store, admission, kernel, problem, context, objective, finalists), objective)
     if best is None:
         return None
-    is_final = TrialDetail.from_json(best.detail).rounds is not None
-    return await store.decide_winner(best.id, is_final=is_final) if is_final or not decided_only else None
+    is_final = bool(best.detail.get(name))
+    if decided_only and not is_final:
+        return None
+    return await store.decide_winner(best.id, objective=objective, is_final=is_final)
 
 
 class PriorResults:
@@ -176,17 +216,23 @@ class PriorResults:
     def order(self, served: Sequence[Config]) -> Order:
         """Return the order in which to try configs; ``served`` are those that lookups were answered with."""
         context = self._work.context
-        seated = self._store.winner(context.key)
-        past = self._store.past(context, RECENT_CONTEXTS, MAX_PREDICTED)
+        seated = self._store.winner(self._work.key)
+        newest: dict[str, Trial] = {}
+        for trial in self._store.past(context, RECENT_CONTEXTS, MAX_PREDICTED):
+            newest.setdefault(canonical(trial.config), trial)
+        past = list(newest.values())
+        if self._work.objective != LATENCY:
+            # Of those whose figure is unknown the fastest are as good a guess as any.
+            past.sort(key=lambda trial: _cost(trial, self._work.objective))
         found = [Past(trial.config, trial.outcome, trial.latency_us) for trial in past if trial.outcome is not None]
-        near = nearest(context, self._store.winners(context.kernel))
+        near = nearest(self._work.key, self._store.winners(context.kernel))
         settled = [trial.config for trial in self._store.failed_trials(context, MAX_PREDICTED)]
         return order(None if seated is None else seated.config, self._work.kernel.default, found, near, settled, served)
 
     def carried(self, compiled: Compiled) -> TrialResult | None:
         """Return the result of a compiled attempt whose twin was measured: equal bytes, called alike, on equal data."""
         twin = self._store.twin(compiled.content) if compiled.content else None
-        if twin is None:
+        if twin is None or (self._work.needs_energy and ENERGY not in twin.metrics):
             return None
         theirs = TrialDetail.from_json(twin.detail)
         return compiled.attempt.result(

@@ -6,11 +6,11 @@ Absent fields are not stored. No IO.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ktuned.ipc import InvalidMessage, from_plain, replies, to_plain
-from ktuned.model import Outcome
+from ktuned.model import ENERGY, RETRIED_BY_NEXT_JOB, KernelInfo, Objective, Outcome, Trial, TrialResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,13 @@ class TrialDetail:
     events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, ``low_us`` and
     ``high_us`` (the median's 95 % interval), ``beaten`` (sampling ended early: it could not win), the check's errors,
     the inputs that the kernel has ``overwritten`` undeclared, the ``cores`` that it used, the kernel file's own
-    ``metrics``, why contention could not be judged, and the outcome that a config which differs from the default's
-    outputs would have ``undisputed``. From compiling: the Build, the backend's ``facts``, ``content``
+    ``metrics`` (with its ``energy`` where that was measured, and ``energy_low`` and ``energy_high``, the ends of its
+    95 % interval, in J), why contention could not be judged, and the outcome that a config which differs from the
+    default's outputs would have ``undisputed``. From compiling: the Build, the backend's ``facts``, ``content``
     (a digest that equal measurements share). ``spans`` are its times: ``compile`` or ``lane``, the name of the slot or
     the device, and when it began there last (Unix s). ``carried_from`` is the trial that measured equal content;
-    ``rounds`` and the figures after it are the finalists' round's.
+    ``rounds`` and the figures after it are the finalists' rounds', ``energy_rounds`` and ``round_costs`` those
+    of rounds that were decided by another figure than the latency.
     """
 
     phase: str | None = None
@@ -46,6 +48,10 @@ class TrialDetail:
     cores: int | None = None
     metrics: Mapping[str, float] | None = None
     undisputed: Outcome | None = None
+    energy_low: float | None = None
+    energy_high: float | None = None
+    energy_rounds: int | None = None
+    round_costs: tuple[float, ...] | None = None
     build: Mapping[str, Any] | None = None
     facts: Mapping[str, Any] | None = None
     content: str | None = None
@@ -87,18 +93,63 @@ class TrialDetail:
             cores=measured.cores,
             metrics=measured.metrics,
             undisputed=measured.undisputed,
+            energy_low=measured.energy_low,
+            energy_high=measured.energy_high,
         )
 
 
 NO_DETAIL = TrialDetail()
 
 
-def doubt(detail: Mapping[str, Any], latency_us: float | None) -> float | None:
-    """Return half of a median's interval as a share of it, if it is known.
+def rounds_name(kernel: KernelInfo, objective: Objective) -> str:
+    """Return the detail that counts a finalist's rounds: those in which its energy was measured count apart."""
+    return "energy_rounds" if kernel.needs_energy(objective) else "rounds"
+
+
+def interval(detail: Mapping[str, Any], latency_us: float | None, *, by_energy: bool) -> tuple[float, float] | None:
+    """Return the ends of the 95 % interval of a trial's latency, or of its energy, as shares of it, if they are known.
 
     Reads the stored map itself: a job that knows 10,000 trials asks for all of them.
     """
-    low_us, high_us = detail.get("low_us"), detail.get("high_us")
-    if not latency_us or not isinstance(low_us, float) or not isinstance(high_us, float):
+    low, high, figure = detail.get("low_us"), detail.get("high_us"), latency_us
+    if by_energy:
+        figure = (detail.get("metrics") or {}).get(ENERGY)
+        low, high = detail.get("energy_low"), detail.get("energy_high")
+    if not figure or not isinstance(low, float) or not isinstance(high, float):
         return None
-    return (high_us - low_us) / 2 / latency_us
+    return low / figure, high / figure
+
+
+def doubt(detail: Mapping[str, Any], latency_us: float | None, *, by_energy: bool = False) -> float | None:
+    """Return half of the interval of a trial's figure as a share of it, if it is known."""
+    found = interval(detail, latency_us, by_energy=by_energy)
+    return None if found is None else (found[1] - found[0]) / 2
+
+
+def completed_result(known: Trial, result: TrialResult) -> TrialResult:
+    """Return the result of a measured trial that lacked a figure, once that was measured: all else stays as it was.
+
+    What says nothing of the config changes nothing. Where it failed now, that is its result.
+    """
+    if result.outcome in RETRIED_BY_NEXT_JOB:
+        return _as_result(known, known.detail)
+    if result.outcome is not Outcome.MEASURED:
+        return result
+    added = {name: result.detail[name] for name in _ADDED if name in result.detail}
+    return replace(_as_result(known, {**known.detail, **added}), lane_s=known.lane_s + result.lane_s)
+
+
+_ADDED = ("metrics", "energy_low", "energy_high")
+
+
+def _as_result(known: Trial, detail: Mapping[str, Any]) -> TrialResult:
+    return TrialResult(
+        Outcome.MEASURED,
+        known.latency_us,
+        known.spread_us,
+        known.compile_s,
+        known.lane_s,
+        known.message,
+        known.artifact,
+        detail,
+    )

@@ -7,12 +7,26 @@ import signal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from ktuned.backends import Backend, Kernel, Launch, Registry
+from ktuned.backends import Backend, Kernel, Launch, Registry, energy_counter
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests
-from ktuned.model import Device, KernelFileError, Outcome, Phase, Preset, Unsupported, UsageError
+from ktuned.model import (
+    BUILT_IN,
+    LATENCY,
+    Device,
+    KernelFileError,
+    Objective,
+    Outcome,
+    Phase,
+    Preset,
+    Unsupported,
+    UsageError,
+    cost_of,
+    energy_figures,
+    figure_of,
+)
 from ktuned.worker import bytecode
 from ktuned.worker.check import Verdict
 from ktuned.worker.code_trace import CodeTrace
@@ -22,6 +36,8 @@ from ktuned.worker.core_count import CountedLaunch
 from ktuned.worker.cuda_timer import EVENTS, CudaTimer
 from ktuned.worker.damage import Damage
 from ktuned.worker.default_run import DefaultRun
+from ktuned.worker.energy import EnergyMeter
+from ktuned.worker.energy_trace import CounterStopped, Energy
 from ktuned.worker.failures import words
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.guards import Guards
@@ -40,7 +56,10 @@ _KEPT_SAMPLES = 200
 
 @dataclass(frozen=True)
 class _Opened:
-    """The problem that is measured: its kernel, its data, the device and what times it."""
+    """The problem that is measured: its kernel, its data, the device, what times it, and what it is judged by.
+
+    ``metrics`` are a config's, by its latency in µs and its energy in J; without a ``meter`` that is not measured.
+    """
 
     kernel: requests.KernelRef
     target: str
@@ -49,7 +68,24 @@ class _Opened:
     data: ProblemData
     timer: HostTimer | CudaTimer
     faults: FaultReporter
-    metrics: Callable[[float], Mapping[str, float]]
+    metrics: Callable[[float, float | None], Mapping[str, float]]
+    objective: Objective = LATENCY
+    meter: EnergyMeter | None = None
+
+    def cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
+        """Return what a config costs by the objective; ``None`` where its figure cannot be made."""
+        known: dict[str, float] = {} if energy_j is None else energy_figures(energy_j, latency_us)
+        if self.objective not in BUILT_IN:
+            try:
+                known |= self.metrics(latency_us, energy_j)
+            except KernelFileError:
+                return None
+        return cost_of(self.objective, figure_of(self.objective, latency_us, known))
+
+    @property
+    def races_by_latency(self) -> bool:
+        """True if a latency alone shows what a config costs."""
+        return self.meter is None
 
 
 class Bench:
@@ -98,6 +134,8 @@ class Bench:
             timer,
             FaultReporter(reply.descriptor),
             partial(kernel.measured_metrics, request.problem),
+            Objective(request.objective),
+            self._meter(backend, request, timer) if request.needs_energy else None,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         return replies.Opened(self._trace.fresh(is_data=True))
@@ -115,6 +153,19 @@ class Bench:
             require_room(request.device.name, kernel.input_specs(request.problem))
         elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.set_per_process_memory_fraction(1.0, request.device.name)
+
+    def _meter(self, backend: Backend, request: requests.Open, timer: HostTimer | CudaTimer) -> EnergyMeter:
+        """Return what measures the energy of launches.
+
+        Raises:
+            Unsupported: the device's energy cannot be measured.
+        """
+        device = request.device
+        try:
+            counter = energy_counter(backend, device)
+        except Unsupported as error:
+            raise Unsupported(f"the energy of {device.name} ({device.model}): {error.message}") from error
+        return EnergyMeter(counter, device.name if isinstance(timer, CudaTimer) else "")
 
     def close(self, request: requests.Close, reply: Reply) -> replies.Empty:
         """Give up the open problem, and what torch keeps of its memory: another worker needs it on this device."""
@@ -134,15 +185,17 @@ class Bench:
         """
         if not request.units:
             raise UsageError("a trial needs at least one unit")
-        for unit, following in pairwise(request.units):
-            measured = self._observed(self._measure(unit, request, reply, following))
+        *others, (last, last_us) = zip_longest(request.units, request.known_us[: len(request.units)])
+        following = [*request.units[1:]]
+        for (unit, known_us), after in zip(others, following, strict=True):
+            measured = self._observed(self._measure(unit, known_us, request, reply, after))
             if _ends_batch(measured, request):
                 return measured
             request = replace(request, incumbent=requests.Incumbent.after(request.incumbent, measured))
             reply.item(measured)
             # The next config begins where this request began.
             reply.phase(request.first_phase)
-        return self._observed(self._measure(request.units[-1], request, reply))
+        return self._observed(self._measure(last, last_us, request, reply))
 
     def _observed(self, measured: replies.Measurement) -> replies.Measurement:
         """Add what the kernel file's code has reached since it was opened: its check, for one."""
@@ -152,6 +205,7 @@ class Bench:
     def _measure(
         self,
         unit: requests.UnitRef,
+        known_us: float | None,
         request: requests.Trial,
         reply: Reply,
         following: requests.UnitRef | None = None,
@@ -183,6 +237,7 @@ class Bench:
             following=following,
             is_checked_after=opened.data.is_judged,
             tolerated=request.tolerated,
+            known_us=known_us,
         )
         if first.undisputed is not None:
             return _disputed(timed, first)
@@ -261,7 +316,7 @@ class Bench:
         if isinstance(launch, replies.Measurement):
             return launch
         opened.data.begin_trial()
-        return self._time(opened, launch, request.preset, request.judge_contention, reply)
+        return self._time(opened, launch, request.preset, request.judge_contention, reply, known_us=request.known_us)
 
     def canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
         """Run something tiny on a device, to see that it still works after a worker on it was killed."""
@@ -343,40 +398,85 @@ class Bench:
         following: requests.UnitRef | None = None,
         is_checked_after: bool = False,
         tolerated: Collection[int] = (),
+        known_us: float | None = None,
     ) -> replies.Measurement:
+        """Time a launch, unless its latency is known, and measure its energy where that is wanted."""
         reply.phase(Phase.TIMING)
         if isinstance(opened.timer, CudaTimer):
             opened.timer.meanwhile = None if following is None else partial(self._prepare, opened, following, reply)
         watch = _watch(opened.device, judge_contention, tolerated)
         try:
-            timing = opened.timer.time(
-                launch,
-                preset,
-                restore=opened.data.restore if opened.data.restores else None,
-                stop_above_us=stop_above_us,
-                incumbent=incumbent,
-            )
-            is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)
-            ends_here = timing.stopped_early or is_contended or not is_checked_after
+            restore = opened.data.restore if opened.data.restores else None
+            measured, is_contended = replies.Measurement(Outcome.MEASURED, latency_us=known_us), False
+            if known_us is None:
+                timing = opened.timer.time(
+                    launch,
+                    preset,
+                    restore=restore,
+                    stop_above_us=stop_above_us,
+                    incumbent=incumbent if opened.races_by_latency else None,
+                    cost=None if opened.objective == LATENCY else opened.cost,
+                )
+                measured = _timed(timing)
+                is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)
+            energy: Energy | None = None
+            if opened.meter is not None and not is_contended and measured.latency_us is not None:
+                latency_us = measured.latency_us
+                reply.phase(Phase.TIMING)
+                energy, trace = opened.meter.measure(
+                    launch,
+                    preset,
+                    latency_us,
+                    restore=restore,
+                    incumbent=incumbent,
+                    cost=partial(opened.cost, latency_us),
+                )
+                is_contended = watch is not None and watch.is_shared()
+                if trace.ending is Ending.BEATEN:
+                    message = f"cannot win: {energy.low:.4g} to {energy.high:.4g} J"
+                    measured = replace(measured, message=message, beaten=True)
+            ends_here = measured.outcome is not Outcome.MEASURED or is_contended or not is_checked_after
             if ends_here and (damage := opened.data.damage()):
                 return _guilty(damage, Phase.TIMING)
+        except CounterStopped as error:
+            # It says nothing of the config, which is tried again.
+            return replies.Measurement(
+                Outcome.CONTENDED, f"the energy counter of {opened.device.name}: {error}", Phase.TIMING
+            )
         except Exception as error:
             return _raised(error, Phase.TIMING)
         if is_contended:
             return _contended(opened.device, Phase.TIMING)
         absence = watch.absence if isinstance(watch, GpuWatch) else ""
-        measured = replace(_timed(timing), contention=f"not judged: {absence}" if absence else None)
-        return _with_metrics(measured, opened)
+        measured = replace(measured, contention=f"not judged: {absence}" if absence else None)
+        return _with_metrics(measured, opened, energy)
 
 
-def _with_metrics(measured: replies.Measurement, opened: _Opened) -> replies.Measurement:
-    """Add the kernel file's own metrics; where one fails, they are left out, and the message says why."""
-    if measured.outcome is not Outcome.MEASURED or measured.latency_us is None:
+def _with_metrics(measured: replies.Measurement, opened: _Opened, energy: Energy | None) -> replies.Measurement:
+    """Add the energy, the kernel file's own metrics, and what all that costs by the objective.
+
+    Where a metric fails, the file's are left out, and the message says why.
+    """
+    latency_us = measured.latency_us
+    if measured.outcome is not Outcome.MEASURED or latency_us is None:
         return measured
+    joules = None if energy is None else energy.joules
+    metrics = {} if joules is None else energy_figures(joules, latency_us)
     try:
-        return replace(measured, metrics=opened.metrics(measured.latency_us) or None)
+        metrics |= opened.metrics(latency_us, joules)
     except KernelFileError as error:
-        return replace(measured, message=error.message)
+        measured = replace(measured, message=error.message)
+    measured = replace(measured, metrics=metrics or None)
+    if energy is not None:
+        measured = replace(measured, energy_low=energy.low, energy_high=energy.high)
+        ends = [opened.cost(latency_us, joules) for joules in (energy.low, energy.high)]
+    else:
+        ends = [opened.cost(end) for end in (measured.low_us or latency_us, measured.high_us or latency_us)]
+    cost = opened.cost(latency_us, joules)
+    known = sorted(end for end in ends if end is not None)
+    if opened.objective == LATENCY or cost is None or not known:
+        return measured
+    return replace(measured, cost=cost, cost_low=known[0], cost_high=known[-1])
 
 
 def _watch(device: Device, judge_contention: bool, tolerated: Collection[int] = ()) -> CpuWatch | GpuWatch | None:

@@ -95,6 +95,14 @@ def gpu_is_contended(
     return samples.quantile(UNDISTURBED) < samples.median_us * (1 - SHIFTED)
 
 
+def gpu_is_shared(foreign: Sequence[nvml.Sample]) -> bool:
+    """Return whether other processes used a GPU so much that its energy is not that of one process."""
+    most: dict[int, int] = {}
+    for use in foreign:
+        most[use.pid] = max(use.percent, most.get(use.pid, 0))
+    return sum(most.values()) / 100 >= STRETCHING_SHARE
+
+
 class CpuWatch:
     """Watches the CPUs from its construction on."""
 
@@ -103,6 +111,10 @@ class CpuWatch:
 
     def is_contended(self, samples: Samples) -> bool:
         """Return whether other programs took the CPUs while these samples were taken."""
+        return is_contended(self._before, CpuTimes.now())
+
+    def is_shared(self) -> bool:
+        """Return whether the energy of the CPUs was taken by other programs, too."""
         return is_contended(self._before, CpuTimes.now())
 
 
@@ -139,9 +151,15 @@ class GpuWatch:
 
     def is_contended(self, samples: Samples) -> bool:
         """Return whether other processes changed the median of these samples, which were taken since."""
+        return gpu_is_contended(self._foreign(), samples, self._tolerated)
+
+    def is_shared(self) -> bool:
+        """Return whether the energy since was taken by other processes, too."""
+        return gpu_is_shared(self._foreign())
+
+    def _foreign(self) -> list[nvml.Sample]:
         unknown_or_own = (0, os.getpid())
-        foreign = [use for use in self._samples(self._since_us) if use.pid not in unknown_or_own]
-        return gpu_is_contended(foreign, samples, self._tolerated)
+        return [use for use in self._samples(self._since_us) if use.pid not in unknown_or_own]
 
 
 def gpu_users(ours: Iterable[int]) -> replies.GpuUsers:

@@ -19,7 +19,7 @@ from typing import Any
 from ktuned.backends import Launch
 from ktuned.ipc import requests
 from ktuned.model import Preset
-from ktuned.worker.race import Race
+from ktuned.worker.race import Cost, Race
 from ktuned.worker.samples import Samples
 from ktuned.worker.timing import Timing
 
@@ -73,6 +73,7 @@ class CudaTimer:
         restore: Callable[[], None] | None = None,
         stop_above_us: float | None = None,
         incumbent: requests.Incumbent | None = None,
+        cost: Cost | None = None,
     ) -> Timing:
         """Sample a launch for as long as the :class:`~ktuned.worker.race.Race` wants samples.
 
@@ -85,6 +86,7 @@ class CudaTimer:
             preset,
             stop_above_us=stop_above_us,
             incumbent=incumbent,
+            cost=cost,
             resolution_us=KNOWN_TO_US / (GRAPH_LAUNCHES if in_graph else 1),
             warm_counts=not in_graph,
         )

@@ -103,7 +103,7 @@ class Exploration:
         for one in tried:
             if one.doubt is not None:
                 self._strategy.doubt(one.config, one.doubt)
-            self._strategy.tell(one.config, one.outcome, one.latency_us)
+            self._strategy.tell(one.config, one.outcome, one.cost)
 
     def ask(self, n: int) -> replies.Proposals:
         """Return up to ``n`` proposals, each with its Build or with why it has none."""

@@ -8,7 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from ktuned.backends import Absent, Registry, cpu, cuda_devices, nvml
+from ktuned.backends import Absent, Registry, absence_of_energy, cpu, cuda_devices, nvml
 from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
 from ktuned.worker import bytecode
@@ -61,7 +61,11 @@ def _probe(registry: Registry, name: str, observation: Observation) -> replies.B
         else:
             variables = observation.variables(backend.measuring_variables)
             devices = tuple(
-                replace(device, fingerprint={**device.fingerprint, **observation.on(device), **variables})
+                replace(
+                    device,
+                    fingerprint={**device.fingerprint, **observation.on(device), **variables},
+                    no_energy=absence_of_energy(backend, device),
+                )
                 for device in found
             )
         variables = observation.variables(backend.compiling_variables)

@@ -9,6 +9,7 @@ object is replayed on recorded samples by ``benchmarks/racing.py`` and by its te
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import Enum, auto
 
 from ktuned.ipc import requests
@@ -39,6 +40,10 @@ LOOK_AFTER_S = 0.001
 BATCH = 10
 
 
+Cost = Callable[[float], float | None]
+"""Returns what a latency in µs, or an energy in J, costs by an objective; ``None`` if it has no cost."""
+
+
 class Ending(Enum):
     """The reason why the sampling of a config ended."""
 
@@ -52,7 +57,8 @@ class Race:
     """One config's part in the race: its samples so far, and how many to take next.
 
     ``stop_above_us`` is the latency that is hopeless; ``resolution_us`` the clock's, which a median needs not be known
-    better than. ``warm_counts`` is whether the warm-up is timed as the samples are, so that it may be compared.
+    better than. ``cost`` is what a latency costs by another objective, as the ``incumbent`` does then. ``warm_counts``
+    is whether the warm-up is timed as the samples are, so that it may be compared.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class Race:
         incumbent: requests.Incumbent | None = None,
         resolution_us: float = 0.0,
         warm_counts: bool = True,
+        cost: Cost | None = None,
     ) -> None:
         self.samples = Samples()
         self.warm = Samples()
@@ -70,6 +77,7 @@ class Race:
         self._preset = preset
         self._stop_above_us = math.inf if stop_above_us is None else stop_above_us
         self._incumbent = incumbent
+        self._cost = cost
         self._resolution_us = resolution_us
         self._warm_counts = warm_counts
         self._least = max(FEWEST_FOR_CI, preset.repetitions // 2)
@@ -131,5 +139,10 @@ class Race:
         if self._incumbent is None or len(self.samples) < self._least // 2:
             return False
         margin = FEW_MARGIN if len(self.samples) < self._least else MARGIN
-        low, _ = self.samples.interval_us
-        return low - self._resolution_us > self._incumbent.high_us * (1 + margin)
+        low, high = self.samples.interval_us
+        least: float | None = low - self._resolution_us
+        if self._cost is not None:
+            # By some metrics a longer launch is the better one.
+            costs = [self._cost(end) for end in (low - self._resolution_us, high + self._resolution_us)]
+            least = min((cost for cost in costs if cost is not None), default=None)
+        return least is not None and least > self._incumbent.high * (1 + margin)

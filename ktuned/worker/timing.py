@@ -9,7 +9,7 @@ from time import perf_counter_ns
 from ktuned.backends import Launch
 from ktuned.ipc import requests
 from ktuned.model import Preset, Record, record
-from ktuned.worker.race import Ending, Race
+from ktuned.worker.race import Cost, Ending, Race
 from ktuned.worker.samples import Samples
 
 SAMPLE_FLOOR_NS = 50_000
@@ -54,6 +54,7 @@ def time_on_host(
     restore: Callable[[], None] | None = None,
     stop_above_us: float | None = None,
     incumbent: requests.Incumbent | None = None,
+    cost: Cost | None = None,
 ) -> Timing:
     """Time a launch that returns when its work is done (a CPU kernel), by the host's monotonic clock.
 
@@ -61,7 +62,7 @@ def time_on_host(
     untimed, before each launch. A launch that times itself is believed. The :class:`~ktuned.worker.race.Race` decides
     how many there are.
     """
-    race = Race(preset, stop_above_us=stop_above_us, incumbent=incumbent)
+    race = Race(preset, stop_above_us=stop_above_us, incumbent=incumbent, cost=cost)
     reported_us: float | None = None
     start = perf_counter_ns()
     while race.wants_warm_up((perf_counter_ns() - start) / 1e9):
@@ -102,6 +103,9 @@ class HostTimer:
         restore: Callable[[], None] | None = None,
         stop_above_us: float | None = None,
         incumbent: requests.Incumbent | None = None,
+        cost: Cost | None = None,
     ) -> Timing:
         """Sample a launch; see :func:`time_on_host`."""
-        return time_on_host(launch, preset, restore=restore, stop_above_us=stop_above_us, incumbent=incumbent)
+        return time_on_host(
+            launch, preset, restore=restore, stop_above_us=stop_above_us, incumbent=incumbent, cost=cost
+        )

@@ -9,10 +9,11 @@ from rich.console import Console
 
 from ktuned.cli.watch.board import Board, Row, catch_up, estimate, fold, keep, know, shown
 from ktuned.cli.watch.screen import render
+from ktuned.model.objective import LATENCY
 from ktuned.model.values import canonical
 from tests.cli.samples import DEVICE, KERNEL, PROBLEM, answer_map, job_map, state_event, trial_event, trial_map
 
-CASE = (KERNEL, canonical(PROBLEM), DEVICE)
+CASE = (KERNEL, canonical(PROBLEM), DEVICE, LATENCY)
 STALE = {"type": "stale", "kernel": KERNEL, "digest": "e"}
 
 
@@ -45,7 +46,7 @@ def drawn(board: Board, *, now: float = 200.0, width: int = 140, height: int = 2
 def test_a_save_and_its_retuning() -> None:
     """The old winner is what the new one is held against, from the save to the end of the job."""
     saved = after(STALE)
-    assert (row(saved).state, row(saved).saved_at, row(saved).before_us, row(saved).now_us) == (
+    assert (row(saved).state, row(saved).saved_at, row(saved).before, row(saved).current) == (
         "stale",
         100.0,
         12.5,
@@ -62,15 +63,15 @@ def test_a_save_and_its_retuning() -> None:
     job = row(running).job
     assert job is not None
     assert (row(running).state, job.done, job.total) == ("running", 2, 4)
-    assert (row(running).before_us, row(running).now_us, row(running).gain) == (12.5, 10.0, 1.25)
+    assert (row(running).before, row(running).current, row(running).gain) == (12.5, 10.0, 1.25)
     assert row(running).failure == "compile_error: why it is compile_error"
     done = after(state_event("job_done", job_map(state="done", best_us=5.0, done=4)), board=running)
-    assert (row(done).state, row(done).now_us, row(done).gain) == ("tuned", 5.0, 2.5)
+    assert (row(done).state, row(done).current, row(done).gain) == ("tuned", 5.0, 2.5)
 
 
 def test_a_second_save_compares_with_the_winner_before_the_first() -> None:
     """While nothing new is known, another save does not forget what was."""
-    assert row(after(STALE, STALE)).before_us == 12.5
+    assert row(after(STALE, STALE)).before == 12.5
     assert row(after(STALE, STALE)).saved_at == 101.0
 
 
@@ -82,14 +83,14 @@ def test_edit_that_fails_keeps_the_old_winner_and_tells_the_compiler_s_line() ->
         state_event("job_done", job_map(state="failed", message="gemm.cc:3:5: error: no\nmore")),
     )
     assert (row(board).state, row(board).failure) == ("failed", "gemm.cc:3:5: error: no")
-    assert (row(board).before_us, row(board).now_us) == (12.5, None)
+    assert (row(board).before, row(board).current) == (12.5, None)
     assert row(fold(board, STALE, 1.0)).failure == ""
 
 
 def test_undone_edit_has_its_old_winner_at_once() -> None:
     """A winner without a job, for a problem that is specialised, is the row's."""
     board = after(STALE, winner(12.5, None, problem={"M": 64}))
-    assert (row(board).state, row(board).now_us, row(board).gain) == ("fresh", 12.5, 1.0)
+    assert (row(board).state, row(board).current, row(board).gain) == ("fresh", 12.5, 1.0)
 
 
 def test_superseded_job_leaves_the_row_stale_and_older_ones_say_nothing() -> None:
@@ -102,7 +103,7 @@ def test_superseded_job_leaves_the_row_stale_and_older_ones_say_nothing() -> Non
 def test_tuning_anew_without_a_save_compares_with_the_winner_before() -> None:
     """What a key set off is held against what was there."""
     board = after(state_event("job_started", job_map()), winner(10.0))
-    assert (row(board).before_us, row(board).now_us) == (12.5, 10.0)
+    assert (row(board).before, row(board).current) == (12.5, 10.0)
 
 
 def test_catching_up_makes_no_news() -> None:
@@ -111,7 +112,7 @@ def test_catching_up_makes_no_news() -> None:
     board = catch_up(know(Board(), [answer_map()]), jobs)
     job = row(board).job
     assert job is not None
-    assert (row(board).state, job.id, row(board).before_us) == ("paused", 3, None)
+    assert (row(board).state, job.id, row(board).before) == ("paused", 3, None)
     known = keep(board, [], [{"path": "/src/tune_x.py", "line": 3, "message": "NameError: x"}])
     assert list(known.rows) == [CASE]
     assert known.errors == {"/src/tune_x.py": "/src/tune_x.py:3: NameError: x"}

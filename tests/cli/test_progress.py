@@ -73,7 +73,7 @@ def test_only_a_better_trial_is_a_new_best() -> None:
     bests = [50.0, 50.0, 50.0, 40.0]
     events = [trial_event(trial, n, best_us=best) for n, (trial, best) in enumerate(zip(trials, bests, strict=True), 1)]
     view, news = told(view, *events)
-    assert [(piece.latency_us, piece.config) for piece in news if isinstance(piece, NewBest)] == [
+    assert [(piece.figure, piece.config) for piece in news if isinstance(piece, NewBest)] == [
         (50.0, {"BM": 1}),
         (40.0, {"BM": 4}),
     ]
@@ -85,7 +85,7 @@ def test_a_winner_that_comes_before_its_trial_hides_no_best() -> None:
     winner = {"type": "winner", "kernel": KERNEL, "job": 1, "problem": PROBLEM, "device": DEVICE, "config": {"BM": 1}}
     view = begin([job_map()])
     view, news = told(view, {**winner, "latency_us": 50.0}, trial_event(trial_map(1, latency_us=50.0), 1))
-    assert [piece.latency_us for piece in news if isinstance(piece, NewBest)] == [50.0]
+    assert [piece.figure for piece in news if isinstance(piece, NewBest)] == [50.0]
     assert view.jobs[1].best_config == {"BM": 1}
 
 
@@ -191,15 +191,15 @@ def test_a_second_tuning_knows_what_stood_before() -> None:
     ]
     view = remember(View(), earlier)
     view, _ = told(view, state_event("job_started", job_map(9)))
-    assert view.jobs[9].before_us == 80.0
+    assert view.jobs[9].before == 80.0
     ended = state_event("job_done", job_map(9, state="done", best_us=40.0))
     winner = {"type": "winner", "kernel": KERNEL, "job": 9, "problem": PROBLEM, "device": DEVICE, "config": {}}
     view, news = told(view, {**winner, "latency_us": 40.0}, ended)
     assert isinstance(news[-1], JobEnded)
-    assert news[-1].job.before_us == 80.0
+    assert news[-1].job.before == 80.0
     view, _ = told(view.without_ended(), state_event("job_started", job_map(10)))
     assert list(view.jobs) == [10]
-    assert view.jobs[10].before_us == 40.0
+    assert view.jobs[10].before == 40.0
 
 
 def test_remembering_never_overwrites_what_was_seen() -> None:

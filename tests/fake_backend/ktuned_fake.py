@@ -3,6 +3,8 @@
 It is found through its own ``dist-info`` when this directory is on ``PYTHONPATH``. With ``FAKE_GATE`` set to a
 directory, a compile or a launch whose ``gate`` is named waits until a file of that name exists there, after it
 left ``<name>.reached``: so a test knows where a config is, and decides when it goes on.
+
+Its device counts the energy that its Builds say they take, in steps, unless ``FAKE_ENERGY`` is ``0``.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ktuned.backends.contract import Absence, Absent, Backend, Compiled, Kernel, Launch, Unit
+from ktuned.backends.contract import Absence, Absent, Backend, Compiled, EnergyCounter, Kernel, Launch, Unit
 from ktuned.backends.contract import Build as AnyBuild
 from ktuned.backends.programs import on_path
 from ktuned.model.device import Device
@@ -34,10 +36,13 @@ from ktuned.model.values import Outcome
 
 _MUCH = bytes(1_000_000)
 
+STEP_J = 0.01
+"""The resolution of the energy counter."""
+
 
 @dataclass(frozen=True)
 class Build(AnyBuild):
-    """``does`` at ``compile`` or at ``launch``; otherwise ``y = 2 x`` in about ``us`` µs.
+    """``does`` at ``compile`` or at ``launch``; otherwise ``y = 2 x`` in about ``us`` µs, for so many ``joules``.
 
     ``reads`` is a file beside the kernel file that the compiler reads; its text is a part of the artifact.
     """
@@ -48,11 +53,26 @@ class Build(AnyBuild):
     gate: str = ""
     tag: str = ""
     reads: str = ""
+    joules: float = 0.001
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Those of every fake kernel."""
         return "x", "y"
+
+
+class EnergyMeter:
+    """The energy that launches have taken in this process."""
+
+    def __init__(self) -> None:
+        self.taken_j = 0.0
+
+    def read(self) -> float:
+        """Return it as the device's counter does, in steps."""
+        return self.taken_j // STEP_J * STEP_J
+
+
+METER = EnergyMeter()
 
 
 def _compiler_version() -> str:
@@ -118,6 +138,7 @@ class FakeKernel(Kernel):
         is_first = build.does != "first_seed" or is_known(x)
 
         def launch() -> None:
+            METER.taken_j += build.joules
             wait_at(build.gate if build.does not in ("gate_compile", "changes") else "")
             match build.does:
                 case "hang":
@@ -192,6 +213,10 @@ class Fake(Backend):
         if not names:
             return Absent(Absence.NO_HARDWARE, "there is no fake device", "set FAKE_DEVICES=1")
         return [Device(DeviceName(name), DeviceModel("Fake CPU"), Target("fake"), {"driver": "1"}) for name in names]
+
+    def energy_counter(self, device: Device) -> EnergyCounter | None:
+        """Return the meter of this process."""
+        return None if os.environ.get("FAKE_ENERGY") == "0" else METER.read
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Write each Build down; count the compiles in ``FAKE_LOG``."""

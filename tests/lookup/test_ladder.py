@@ -9,6 +9,7 @@ from ktuned.lookup.ladder import decide
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.near import NEAR_CANDIDATES
+from ktuned.model.objective import ENERGY, LATENCY
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, Winner
 from ktuned.model.values import Config, Problem, Status, canonical
@@ -43,7 +44,10 @@ def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: 
     """Climb down the ladder on the usual device."""
     given_ground = options.pop("on", ground(problem))
     is_certain = options.pop("is_certain", True)
-    return decide(info(**options), problem, DEVICE, given_ground, winners, admits, is_certain=is_certain)
+    objective = options.pop("objective", LATENCY)
+    return decide(
+        info(**options), problem, DEVICE, given_ground, winners, admits, is_certain=is_certain, objective=objective
+    )
 
 
 def test_same_ground_is_fresh_and_wants_nothing() -> None:
@@ -185,3 +189,15 @@ def test_default_is_last(default: Config | None) -> None:
     """With nothing tuned the declared default is served, and a tuning is wanted."""
     found = ask(default=default)
     assert (found.status, found.config, found.wants_tuning) == (Status.DEFAULT, default, True)
+
+
+def test_until_an_objective_has_a_winner_the_fastest_config_stands_in() -> None:
+    """Before the winners of other problems, and only for the others: no energy makes a config fast."""
+    fastest, frugal = winner(config={"B": 1}), replace(winner(config={"B": 4}), objective=ENERGY)
+    elsewhere = replace(winner({**HERE, "M": 128}), objective=ENERGY)
+    found = ask(fastest, elsewhere, objective=ENERGY)
+    assert (found.status, found.config, found.wants_tuning) == (Status.NEAR, {"B": 1}, True)
+    assert ask(fastest, frugal, elsewhere, objective=ENERGY).config == {"B": 4}
+    assert ask(fastest, frugal).config == {"B": 1}
+    assert ask(elsewhere, objective=ENERGY).config == {"B": 2}
+    assert ask(frugal).status is Status.DEFAULT

@@ -62,6 +62,7 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
         "metrics": {},
         "file": str(parts.catalog.resolve("it").file),
         "measured": None,
+        "objective": "latency",
     }
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from ktuned.model.keys import (
     DeviceModel,
     KernelName,
-    Objective,
     Phase,
     Role,
     WinnerKey,
@@ -18,6 +17,7 @@ from ktuned.model.keys import (
     key_values,
     project_of,
 )
+from ktuned.model.objective import LATENCY
 
 SCALARS = st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 PROBLEMS = st.dictionaries(st.text(min_size=1, max_size=6), SCALARS | st.text(), max_size=6)
@@ -42,7 +42,7 @@ def test_numbers_of_other_types_are_other_keys() -> None:
 def test_winner_keys_of_the_same_work_are_equal() -> None:
     """The objective is part of the key, and latency when none is named."""
     key = WinnerKey(KernelName("p:k"), key_problem({"n": 1}), DeviceModel("x"))
-    assert key == WinnerKey(KernelName("p:k"), key_problem({"n": 1}), DeviceModel("x"), Objective.LATENCY)
+    assert key == WinnerKey(KernelName("p:k"), key_problem({"n": 1}), DeviceModel("x"), LATENCY)
     assert len({key, key._replace(problem=key_problem({"n": 2})), key._replace(device=DeviceModel("y"))}) == 3
 
 
@@ -54,5 +54,5 @@ def test_a_full_name_keeps_its_project() -> None:
 
 def test_phases_and_roles_travel_as_plain_text() -> None:
     """Workers without these enums read the same words."""
-    for word in (*Phase, *Role, *Objective):
+    for word in (*Phase, *Role):
         assert msgpack.unpackb(msgpack.packb(word)) == json.loads(json.dumps(word)) == word.value

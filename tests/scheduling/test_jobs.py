@@ -9,6 +9,7 @@ from anyio.lowlevel import checkpoint
 
 from ktuned.model.errors import NotFound, StoreError, UsageError
 from ktuned.model.job import Job, JobState, Priority
+from ktuned.model.objective import LATENCY, Objective
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialResult, Winner
 from ktuned.model.values import Problem
@@ -258,11 +259,13 @@ class FullDisk(Store):
             raise StoreError("the disk is full")
         await super().check_writable()
 
-    async def finish_trial(self, number: int, result: TrialResult, *, is_opening: bool = False) -> Winner | None:
+    async def finish_trial(
+        self, number: int, result: TrialResult, *, objective: Objective = LATENCY, is_opening: bool = False
+    ) -> Winner | None:
         """Refuse, or do as any store."""
         if self.is_full:
             raise StoreError("the disk is full")
-        return await super().finish_trial(number, result, is_opening=is_opening)
+        return await super().finish_trial(number, result, objective=objective, is_opening=is_opening)
 
 
 async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path) -> None:

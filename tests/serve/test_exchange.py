@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 
 from ktuned.ipc.places import relative
 from ktuned.model.kernel import KernelInfo
+from ktuned.model.objective import ENERGY, LATENCY
 from ktuned.model.trace import Observation
 from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.params import ExportParams, ImportParams
+from ktuned_client.winners import check_document, render
 from tests.assembled import ALL_ROUNDS, Parts, assembled, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -163,3 +166,29 @@ async def test_a_document_without_names_is_fresh_only_for_the_same_digest(parts:
     await parts.inspect(kernel_text())
     del other["names"]
     assert (await imported(parts, other))["status"] == "stale"
+
+
+async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
+    """An older reader takes every winner of the first list for the fastest; each is taken by its own figure."""
+    kernel = await parts.inspect(kernel_text())
+    await parts.measured(kernel, {50.0: 5.0}, metrics={"energy": 2.0})
+    (known,) = parts.store.trials(kernel=kernel.name)
+    await parts.store.decide_winner(known.id, objective=ENERGY)
+    given = await sharing(parts).give(ExportParams(kernel="it", device="Fake CPU"), None)  # type: ignore[arg-type]
+    shared = given["document"]
+    assert [won["latency_us"] for won in shared["winners"]] == [5.0]
+    assert "metrics" not in shared["winners"][0]
+    (frugal,) = shared["objectives"]["energy"]
+    assert frugal["metrics"] == {"energy": 2.0}
+    check_document(json.loads(render(shared)))
+    better = {**frugal, "config": {"us": 90.0}, "latency_us": 9.0, "metrics": {"energy": 1.0}}
+    unknown = {**better, "config": {"us": 90.0}, "metrics": {}}
+    offered = {**shared, "winners": [], "objectives": {"energy": [better, unknown], "max:speed": [better]}}
+    answer = await sharing(parts).take(ImportParams(document=offered), None)  # type: ignore[arg-type]
+    assert [(won["objective"], won["taken"]) for won in answer["winners"]] == [
+        ("energy", True), ("energy", False), ("max:speed", False)
+    ]  # fmt: skip
+    assert [won["reason"] for won in answer["winners"]][:2] == ["better than ours, 2", "refused: it has no energy"]
+    winners = {won.objective: won for won in parts.store.winners()}
+    assert (winners[LATENCY].config, winners[ENERGY].config) == ({"us": 50.0}, {"us": 90.0})
+    assert winners[ENERGY].metrics == {"energy": 1.0}

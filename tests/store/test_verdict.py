@@ -18,15 +18,10 @@ def rule(told: Standing, seated: Standing | None) -> Verdict:
         (True, True): Verdict.TAKE,
     }
     is_seated = seated is not None and seated.trial == told.trial
-    if verdict := cases.get((told.latency_us is not None, is_seated)):
+    if verdict := cases.get((told.cost is not None, is_seated)):
         return verdict
-    assert told.latency_us is not None
-    is_beaten = (
-        seated is None
-        or seated.context != told.context
-        or seated.latency_us is None
-        or told.latency_us < seated.latency_us
-    )
+    assert told.cost is not None
+    is_beaten = seated is None or seated.context != told.context or seated.cost is None or told.cost < seated.cost
     return Verdict.TAKE if is_beaten else Verdict.KEEP
 
 

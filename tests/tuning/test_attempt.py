@@ -16,7 +16,7 @@ from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, KeyProblem, ProjectName, Target
 from ktuned.model.lifecycle import Event
 from ktuned.model.plan import PRESETS, Plan
-from ktuned.model.trial import Context
+from ktuned.model.trial import Context, TrialResult
 from ktuned.model.values import Outcome
 from ktuned.tuning.attempt import Attempt, Progress, Work
 from ktuned.tuning.trial_detail import TrialDetail
@@ -111,10 +111,10 @@ def test_measured_result_has_its_figures_and_no_output() -> None:
 def test_progress_counts_and_keeps_the_best() -> None:
     """Only measured figures compete; the default's own is kept beside."""
     progress = Progress(total=5)
-    progress.count(Outcome.MEASURED, 9.0, is_default=True)
-    progress.count(Outcome.MEASURED, 5.0, is_default=False)
-    progress.count(Outcome.SLOWER, 1.0, is_default=False)
-    progress.count(Outcome.CRASHED, None, is_default=False)
+    progress.count(TrialResult(Outcome.MEASURED, 9.0), is_default=True)
+    progress.count(TrialResult(Outcome.MEASURED, 5.0), is_default=False)
+    progress.count(TrialResult(Outcome.SLOWER, 1.0), is_default=False)
+    progress.count(TrialResult(Outcome.CRASHED), is_default=False)
     progress.spend("lane_s", 1.0)
     progress.spend("lane_s", 0.5004)
     job = progress.stamp(JOB, state=JobState.DONE)

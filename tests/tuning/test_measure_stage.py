@@ -374,4 +374,4 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
         attempt.life.tell(Event.ARTIFACT_FOUND)
         await measuring.measure(cast("Lane", lane), [Compiled(attempt, {}, "")], partial(lambda us: us, best_us), done)
     rivals = [request.incumbent for request in lane.requests]
-    assert [None if rival is None else rival.latency_us for rival in rivals] == [None, 5.0, 5.0, 4.0, None]
+    assert [None if rival is None else rival.cost for rival in rivals] == [None, 5.0, 5.0, 4.0, None]

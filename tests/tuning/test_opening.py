@@ -104,7 +104,7 @@ def test_no_answer_is_slower_than_the_one_before(
 def _other_row(incumbent: Standing | None) -> Standing | None:
     if incumbent is None or incumbent.context == 2:
         return incumbent
-    return Standing(incumbent.trial + 100, incumbent.context, incumbent.latency_us)
+    return Standing(incumbent.trial + 100, incumbent.context, incumbent.cost)
 
 
 def test_near_gives_way_once_its_config_has_ended() -> None:

@@ -78,7 +78,7 @@ class Loading(Bench):
         kernel = requests.KernelRef("p", "f", "k", "fake", (), {})
         nothing = cast("Any", None)
         data, timer = cast("Any", PlayedData()), PlayedTimer(diary)
-        self._open = _Opened(kernel, "sm_90", nothing, GPU, data, timer, nothing, metrics=lambda us: {})
+        self._open = _Opened(kernel, "sm_90", nothing, GPU, data, timer, nothing, metrics=lambda us, joules: {})
 
     def _load(self, opened: _Opened, unit: requests.UnitRef) -> Launch:
         self._diary.append(f"load {unit.key}")

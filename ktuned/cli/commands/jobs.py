@@ -12,7 +12,7 @@ from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import given, json_option
-from ktuned.model import JobState
+from ktuned.model import LATENCY, JobState, Objective
 from ktuned_client import Client
 
 
@@ -78,17 +78,28 @@ def _row(job: Mapping[str, Any], now: float) -> list[str]:
     return [
         str(job["id"]),
         job["kernel"],
-        text.flat(job["problem"]),
+        text.flat(job["problem"]) + _objective(job),
         job["device"],
         job["state"],
         _why(job),
         done,
         text.duration(job.get("left_s")),
-        text.latency(job["best_us"]),
-        text.latency(job.get("default_us")),
+        *_figures(job),
         text.duration(max(0.0, now - job["created"])) if job.get("created") else text.ABSENT,
         job.get("waits_for") or text.first_line(job.get("message")) or text.counts(job["outcomes"]),
     ]
+
+
+def _objective(job: Mapping[str, Any]) -> str:
+    return "" if job.get("objective") in (None, LATENCY) else f" by {job['objective']}"
+
+
+def _figures(job: Mapping[str, Any]) -> list[str]:
+    """Return the best figure and the default's, by the job's objective."""
+    objective = Objective(job.get("objective") or LATENCY)
+    if objective == LATENCY:
+        return [text.latency(job["best_us"]), text.latency(job.get("default_us"))]
+    return [text.by_objective(objective, job.get(name)) for name in ("best_figure", "default_figure")]
 
 
 def _why(job: Mapping[str, Any]) -> str:

@@ -11,8 +11,8 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import device_option, given, json_option, problem_option
-from ktuned.model import Status, sentence
+from ktuned.cli.options import device_option, given, json_option, objective_option, problem_option
+from ktuned.model import LATENCY, Status, sentence
 from ktuned_client import Client
 
 _DOUBTS: Final = ("not looked at since the start", "the toolchain is to be probed", "not fully observed")
@@ -23,14 +23,23 @@ _DOUBTS: Final = ("not looked at since the start", "the toolchain is to be probe
 @click.argument("kernel", shell_complete=complete_kernel)
 @problem_option
 @device_option
+@objective_option
 @click.option("--pin", help="Look up under this pin: all who use it keep the same winner.")
 @click.option("--why", is_flag=True, help="Show the changes that made the answer stale.")
 @json_option
-def lookup(kernel: str, problem: dict[str, Any], device: str | None, pin: str | None, why: bool, as_json: bool) -> int:
+def lookup(
+    kernel: str,
+    problem: dict[str, Any],
+    device: str | None,
+    objective: str | None,
+    pin: str | None,
+    why: bool,
+    as_json: bool,
+) -> int:
     """Print the best config known for KERNEL."""
     directory = None if ":" in kernel else os.getcwd()
     with Client() as client:
-        place = given(device=device, pin=pin, directory=directory)
+        place = given(device=device, pin=pin, directory=directory, objective=objective)
         answer = client.call("lookup", kernel=kernel, problem=problem, **place)
         if why and answer["status"] != Status.UNKNOWN:
             answer["changes"] = _changes(client, answer)
@@ -38,7 +47,9 @@ def lookup(kernel: str, problem: dict[str, Any], device: str | None, pin: str | 
         output.emit_json(answer)
     elif answer["status"] != Status.UNKNOWN:
         output.emit(text.flat(answer["config"]))
-        facts = [answer["status"], answer["device"], text.latency(answer["latency_us"])]
+        objective = answer.get("objective") or LATENCY
+        by = "" if objective == LATENCY else f"by {objective}"
+        facts = [answer["status"], by, answer["device"], text.latency(answer["latency_us"])]
         facts.append(text.metrics(answer.get("metrics") or {}))
         if answer["age_s"] is not None:
             facts.append(f"{text.duration(answer['age_s'])} old")
@@ -61,5 +72,9 @@ def _changes(client: Client, answer: Mapping[str, Any]) -> list[Mapping[str, Any
     """Return the changes since the winner of an answer's problem and device was measured."""
     (kernel,) = client.call("kernels", kernel=answer["kernel"], why=True)["kernels"]
     asked = answer["problem"].items()
-    entries = (entry for entry in kernel["why"] if entry["device"] == answer["device"])
+    entries = (
+        entry
+        for entry in kernel["why"]
+        if entry["device"] == answer["device"] and entry.get("objective") == answer.get("objective")
+    )
     return [change for entry in entries if entry["problem"].items() <= asked for change in entry["changes"]]

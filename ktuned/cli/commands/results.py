@@ -14,7 +14,7 @@ from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import device_option, given, json_option, problem_option
 from ktuned.cli.trial_pages import all_trials
-from ktuned.model import TRIED_AGAIN, Outcome, canonical
+from ktuned.model import LATENCY, TRIED_AGAIN, Outcome, canonical
 from ktuned.report import FORMATS, best_so_far, figure_of, front, rendered
 from ktuned_client import Client
 
@@ -48,7 +48,9 @@ _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
     help=f"At most this many. Default: {DEFAULT_LIMIT} in a table, else all.",
 )
 @click.option(
-    "--pareto", metavar="A,B", help="Only the front: trials that no other beats in all of these metrics or latency."
+    "--pareto",
+    metavar="A,B",
+    help="Only the front: trials that no other beats in all of these figures.",
 )
 @click.option("--format", "form", type=click.Choice([TABLE, *FORMATS]), help="Default: table.")
 @click.option("--plot", is_flag=True, help="Draw the best so far against the trials, for each problem and device.")
@@ -145,7 +147,7 @@ def _show(trials: Iterable[Mapping[str, Any]], *, with_age: bool) -> None:
     metrics = list(dict.fromkeys(name for trial in trials for name in trial.get("metrics") or ()))
     rows = (
         [
-            f"{'* ' if trial.get('winner') else ''}{trial['id']}",
+            f"{_star(trial)}{trial['id']}",
             text.flat(trial["problem"]),
             trial["device"],
             text.flat(trial["config"]),
@@ -163,6 +165,14 @@ def _show(trials: Iterable[Mapping[str, Any]], *, with_age: bool) -> None:
     columns = [column for column in _COLUMNS if with_age or column != "age"]
     columns[columns.index("compile") : columns.index("compile")] = metrics
     output.table(columns, rows, right=[*_FIGURES, *metrics])
+
+
+def _star(trial: Mapping[str, Any]) -> str:
+    """Return the mark of a winner, with the objectives that it is one by, unless that is the latency alone."""
+    objectives = trial.get("objectives") or []
+    if not trial.get("winner"):
+        return ""
+    return "* " if objectives in ([], [LATENCY]) else f"* {', '.join(objectives)} "
 
 
 def _tell(trial: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import given, json_option
-from ktuned.model import KtunedError
+from ktuned.model import LATENCY, KtunedError
 from ktuned.report import c_file, vllm_files
 from ktuned_client import Client, DaemonError, winners
 
@@ -94,7 +94,7 @@ def export(
                 for name, content in _files(document, form, by).items():
                     path = directory / name
                     changed = _write(path, content)
-                    count = len(document["winners"])
+                    count = sum(map(len, document.get("objectives", {}).values())) + len(document["winners"])
                     written.append({**entry, "winners": count, "path": str(path), "changed": changed})
                     if not as_json:
                         output.emit(f"{path}  {text.number(count, 'winner')}{'' if changed else ', unchanged'}")
@@ -199,7 +199,8 @@ def _take(client: Client, document: Mapping[str, Any], dry_run: bool) -> list[di
         if error.code not in ("not_found", "ambiguous"):
             raise
         verdict = {"taken": False, "status": _UNKNOWN, "reason": f"refused: {error.message}; {error.hint}"}
-        return [{"problem": found["problem"], "config": found["config"], **verdict} for found in document["winners"]]
+        offered = [*document["winners"], *(won for part in document.get("objectives", {}).values() for won in part)]
+        return [{"problem": found["problem"], "config": found["config"], **verdict} for found in offered]
     judged: list[dict[str, Any]] = answer["winners"]
     return judged
 
@@ -207,13 +208,19 @@ def _take(client: Client, document: Mapping[str, Any], dry_run: bool) -> list[di
 def _row(winner: Mapping[str, Any], dry_run: bool) -> list[str]:
     verb = ("would be taken" if dry_run else "taken") if winner["taken"] else "left"
     status = f", {winner['status']}" if winner["taken"] else ""
-    return [winner["kernel"], text.flat(winner["problem"]), winner["device"], f"{verb}{status}", winner["reason"]]
+    objective = winner.get("objective", LATENCY)
+    problem = text.flat(winner["problem"]) + ("" if objective == LATENCY else f" by {objective}")
+    return [winner["kernel"], problem, winner["device"], f"{verb}{status}", winner["reason"]]
 
 
 def _parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     found = document["winners"]
+    rest = {name: value for name, value in document.items() if name != "objectives"}
     for start in range(0, len(found), _PART):
-        yield {**document, "winners": found[start : start + _PART]}
+        yield {**rest, "winners": found[start : start + _PART]}
+    for objective, won in document.get("objectives", {}).items():
+        for start in range(0, len(won), _PART):
+            yield {**rest, "winners": [], "objectives": {objective: won[start : start + _PART]}}
 
 
 def _write(path: Path, content: str) -> bool:

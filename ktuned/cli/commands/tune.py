@@ -20,13 +20,14 @@ from ktuned.cli.options import (
     is_path,
     json_option,
     no_spawn_option,
+    objective_option,
     priority_option,
     problem_option,
 )
 from ktuned.cli.present import choose
 from ktuned.cli.progress import ENDED, FAILURES, JobView, View, begin, fold
 from ktuned.cli.t1_file import is_t1, kernel_file_of
-from ktuned.model import PRESETS, UNTIL
+from ktuned.model import LATENCY, PRESETS, UNTIL
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, help="The strategy's seed.")
 @config_option
 @click.option("--again", is_flag=True, help="Measure known configs again; their results stay until then.")
+@objective_option
 @device_option
 @priority_option
 @click.option("--detach", is_flag=True, help="Queue the jobs and return at once.")
@@ -61,6 +63,7 @@ def tune(
     seed: int | None,
     configs: list[dict[str, Any]] | None,
     again: bool,
+    objective: str | None,
     device: str | None,
     priority: int | None,
     detach: bool,
@@ -79,7 +82,8 @@ def tune(
         if is_new:
             output.say(f"wrote {path}, which declares the kernel of {target}")
     plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
-    plan |= given(strategy=strategy, until=until, seed=seed, priority=priority, configs=configs, again=again or None)
+    plan |= given(strategy=strategy, until=until, seed=seed, priority=priority, objective=objective)
+    plan |= given(configs=configs, again=again or None)
     if not no_spawn:
         announce(spawn.ensure())
     with Client() as client, client.tune(kernel, path=path, **plan) as tuning:
@@ -155,7 +159,9 @@ def _print_jobs(tuning: Tuning, as_json: bool) -> None:
 
 def _print_outcome(client: Client, view: View) -> None:
     columns = ["kernel", "problem", "device", "state", "best", "default", "speed-up", "reference", "winner"]
-    figures = ["best", "default", "speed-up", "reference"]
+    if any(job.objective != LATENCY for job in view.jobs.values()):
+        columns[columns.index("speed-up")] = "gain"
+    figures = ["best", "default", "speed-up", "gain", "reference"]
     output.emit()
     output.table(columns, (_row(client, job) for job in view.jobs.values()), right=figures)
     for job in view.jobs.values():
@@ -175,8 +181,7 @@ def _row(client: Client, job: JobView) -> list[str]:
         text.flat(job.problem),
         job.device,
         job.state,
-        text.latency_within(job.best_us, job.best_spread_us),
-        text.latency_within(job.default_us, job.default_spread_us),
+        *_figures(job),
         text.times(job.speedup),
         text.latency_within(job.reference_us, job.reference_spread_us),
         # Last, because it may be long; without a winner, the reason.
@@ -184,10 +189,19 @@ def _row(client: Client, job: JobView) -> list[str]:
     ]
 
 
+def _figures(job: JobView) -> list[str]:
+    """Return the best figure and the default's, by the job's objective."""
+    if job.objective == LATENCY:
+        best, default = (job.best_us, job.best_spread_us), (job.default_us, job.default_spread_us)
+        return [text.latency_within(*best), text.latency_within(*default)]
+    return [text.by_objective(job.objective, figure) for figure in (job.best, job.default)]
+
+
 def _winner(client: Client, job: JobView) -> Mapping[str, Any] | None:
     """Return the winning config from the store, because the final round decides, not the trials seen here."""
     try:
-        answer = client.call("lookup", kernel=job.kernel, problem=job.problem, device=job.device, tune=False)
+        asked = given(kernel=job.kernel, problem=job.problem, device=job.device, objective=job.objective)
+        answer = client.call("lookup", **asked, tune=False)
     except (DaemonError, DaemonUnavailable):
         return job.best_config
     config: Mapping[str, Any] | None = answer.get("config")

@@ -18,9 +18,8 @@ from ktuned.cli.progress import (
     PauseChanged,
     View,
     WinnerChanged,
-    ratio,
 )
-from ktuned.model import JobState, Problem, canonical
+from ktuned.model import LATENCY, JobState, Objective, Problem, canonical, figure_of, gain
 
 OPEN = (JobState.QUEUED, JobState.RUNNING, JobState.PAUSED)
 """States of a row whose job has not ended."""
@@ -31,10 +30,10 @@ SETTLED = ("default", "fresh", "stale")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kernel on one problem and device; latencies in µs, times in Unix seconds.
+    """One kernel on one problem and device, by one objective; figures in its unit, times in Unix seconds.
 
-    ``before_us`` is the winner's latency when the kernel was last saved, or when its job began; ``now_us`` the best
-    latency known now, ``None`` while that is stale. ``failure`` is the first line of the first failure.
+    ``before`` is the winner's figure when the kernel was last saved, or when its job began; ``current`` the best one
+    known now, ``None`` while that is stale. ``failure`` is the first line of the first failure.
     """
 
     kernel: str
@@ -42,20 +41,21 @@ class Row:
     device: str
     state: str = "default"
     saved_at: float | None = None
-    before_us: float | None = None
-    now_us: float | None = None
+    before: float | None = None
+    current: float | None = None
     job: JobView | None = None
     failure: str = ""
+    objective: Objective = LATENCY
 
     @property
     def case(self) -> Case:
         """This row's key."""
-        return self.kernel, canonical(self.problem), self.device
+        return self.kernel, canonical(self.problem), self.device, self.objective
 
     @property
     def gain(self) -> float | None:
-        """Speed-up of the kernel over before."""
-        return ratio(self.before_us, self.now_us)
+        """Times that the kernel is better than before."""
+        return gain(self.objective, self.before, self.current)
 
     @property
     def is_open(self) -> bool:
@@ -122,11 +122,15 @@ def know(board: Board, answers: Iterable[Mapping[str, Any]]) -> Board:
         if not answer["device"] and _places(board, answer["kernel"], answer["problem"]):
             # Nothing is measured here, and the row of the compile job has more information.
             continue
-        board, row = _adopt(board, Row(answer["kernel"], answer["problem"], answer["device"] or ""))
+        # An earlier daemon knows of no other objective.
+        objective = Objective(answer.get("objective") or LATENCY)
+        new = Row(answer["kernel"], answer["problem"], answer["device"] or "", objective=objective)
+        board, row = _adopt(board, new)
+        figure = figure_of(objective, answer["latency_us"], answer.get("metrics") or {})
         if answer["status"] == "fresh":
-            row = replace(row, now_us=answer["latency_us"])
+            row = replace(row, current=figure)
         elif answer["status"] == "stale":
-            row = replace(row, before_us=row.before_us or answer["latency_us"], now_us=None)
+            row = replace(row, before=row.before or figure, current=None)
         if row.job is None:
             row = replace(row, state=answer["status"])
         board = _with(board, row)
@@ -192,8 +196,8 @@ def _follow(board: Board, view: View, *, is_news: bool) -> Board:
 def _take_save(board: Board, kernel: str, now: float) -> Board:
     for row in board.rows.values():
         if row.kernel == kernel:
-            known = row.before_us if row.now_us is None else row.now_us
-            saved = replace(row, saved_at=now, before_us=known, now_us=None, failure="")
+            known = row.before if row.current is None else row.current
+            saved = replace(row, saved_at=now, before=known, current=None, failure="")
             board = _with(board, replace(saved, state="default" if known is None else "stale"))
     return board
 
@@ -202,13 +206,13 @@ def _take_job(board: Board, job: JobView, *, is_news: bool) -> Board:
     if job.is_compile_only:
         # It measures nothing: no figure of its own could be faster or stale.
         return board
-    board, row = _adopt(board, Row(job.kernel, job.problem, job.device))
+    board, row = _adopt(board, Row(job.kernel, job.problem, job.device, objective=job.objective))
     if row.job is not None and job.id < row.job.id:
         # The row shows a newer job.
         return board
     begins = row.job is None or row.job.id != job.id
-    if begins and is_news and row.now_us is not None:
-        row = replace(row, before_us=row.now_us)
+    if begins and is_news and row.current is not None:
+        row = replace(row, before=row.current)
     if begins:
         row = replace(row, failure="")
     if row.job is not None and row.job.id == job.id and row.job.state == job.state:
@@ -216,10 +220,10 @@ def _take_job(board: Board, job: JobView, *, is_news: bool) -> Board:
         return _with(board, replace(row, job=job))
     row = replace(row, job=job, state=job.state)
     if job.has_winner:
-        row = replace(row, state="tuned", now_us=job.best_us)
+        row = replace(row, state="tuned", current=job.best)
     elif job.state == JobState.FAILED:
         row = replace(row, failure=row.failure or text.first_line(job.message))
-    elif job.state == JobState.CANCELLED and row.now_us is None and row.before_us is not None:
+    elif job.state == JobState.CANCELLED and row.current is None and row.before is not None:
         row = replace(row, state="stale")
     return _with(board, row)
 
@@ -227,7 +231,7 @@ def _take_job(board: Board, job: JobView, *, is_news: bool) -> Board:
 def _places(board: Board, kernel: str, problem: Problem) -> int:
     """Return the number of devices on which a problem has a row."""
     alike = (kernel, canonical(problem))
-    return sum(bool(row.device) and row.case[:2] == alike for row in board.rows.values())
+    return len({row.device for row in board.rows.values() if row.device and row.case[:2] == alike})
 
 
 def on_many(board: Board, row: Row) -> bool:
@@ -257,10 +261,10 @@ def _take_winner(board: Board, won: WinnerChanged) -> Board:
     """A job's winner, or one that an undone edit restored: every row whose problem it covers gets it."""
     for row in board.rows.values():
         of_job = won.job is not None and row.job is not None and row.job.id == won.job
-        is_same = row.kernel == won.kernel and row.device == won.device
+        is_same = (row.kernel, row.device, row.objective) == (won.kernel, won.device, won.objective)
         if of_job or (is_same and won.problem.items() <= row.problem.items()):
             state = "fresh" if row.state == "stale" else row.state
-            board = _with(board, replace(row, now_us=won.latency_us, state=state))
+            board = _with(board, replace(row, current=won.figure, state=state))
     return board
 
 

@@ -194,7 +194,7 @@ class LiveWatch:
         task.add_done_callback(self._requests.discard)
 
     async def _tune(self, row: Row) -> str:
-        wanted: dict[str, Any] = {"kernel": row.kernel, "problem": dict(row.problem)}
+        wanted: dict[str, Any] = {"kernel": row.kernel, "problem": dict(row.problem), "objective": row.objective}
         if row.device:
             wanted["device"] = row.device
         # Above all jobs that other clients wait for, because the user is watching the screen.

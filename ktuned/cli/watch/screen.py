@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ktuned.cli import lines, text
 from ktuned.cli.progress import JobView
 from ktuned.cli.watch.board import Board, Row, on_many, shown
+from ktuned.model import LATENCY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,8 +72,8 @@ def _tables(rows: Sequence[Row], board: Board, now: float) -> list[RenderableTyp
 
     figures = {
         "saved": [Text(_ago(row.saved_at, now)) for row in rows],
-        "before": [Text(text.latency(row.before_us)) for row in rows],
-        "now": [Text(text.latency(row.now_us)) for row in rows],
+        "before": [Text(text.by_objective(row.objective, row.before)) for row in rows],
+        "now": [Text(text.by_objective(row.objective, row.current)) for row in rows],
         "change": [_change(row) for row in rows],
     }
     widths = {name: max([len(name), *(cell.cell_len for cell in cells)]) for name, cells in figures.items()}
@@ -111,9 +112,10 @@ def _notices(board: Board) -> list[str]:
 
 
 def _name(row: Row, board: Board) -> str:
-    """Return a row's name, with its device only if rows differ in nothing else."""
+    """Return a row's name, with its objective, and with its device only if rows differ in nothing else."""
     kernel = row.kernel.partition(":")[2] or row.kernel
     named = f"{kernel} {text.flat(row.problem)}" if row.problem else kernel
+    named = named if row.objective == LATENCY else f"{named} by {row.objective}"
     return f"{named} on {row.device}" if on_many(board, row) else named
 
 

@@ -1,0 +1,88 @@
+"""Objectives: the figure by which a tuning judges configs, and what it costs in one. No IO.
+
+An objective is a text: ``latency``, ``energy`` (of a launch), ``edp`` (energy times latency), or one of the kernel
+file's metrics with its direction, ``max:tflops`` or ``min:bytes``. Energy (J) and their product (J·s) stand among a
+config's metrics, so that each figure but the latency is found there by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NewType
+
+from ktuned.model.errors import UsageError
+
+Objective = NewType("Objective", str)
+"""The figure by which configs are judged; see :func:`read_objective` for its form."""
+
+LATENCY: Final = Objective("latency")
+ENERGY: Final = Objective("energy")
+EDP: Final = Objective("edp")
+
+BUILT_IN: Final = (LATENCY, ENERGY, EDP)
+"""Objectives of every kernel, of which less is better. No metric of a kernel file has such a name."""
+
+_MOST, _LEAST = "max:", "min:"
+
+
+def maximize(metric: str) -> Objective:
+    """Return the objective that wants as much as possible of a metric of the kernel file."""
+    return Objective(f"{_MOST}{metric}")
+
+
+def minimize(metric: str) -> Objective:
+    """Return the objective that wants as little as possible of a metric of the kernel file."""
+    return Objective(metric if metric in BUILT_IN else f"{_LEAST}{metric}")
+
+
+def read_objective(text: str) -> Objective:
+    """Return the objective that a text names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    if text in BUILT_IN or (text.startswith((_MOST, _LEAST)) and metric_of(Objective(text)).isidentifier()):
+        return Objective(text)
+    hint = "give latency, energy, edp, or a metric of the kernel file with its direction, max:NAME or min:NAME"
+    raise UsageError(f"there is no objective {text!r}", hint=hint)
+
+
+def is_maximized(objective: Objective) -> bool:
+    """Return whether more of the figure is better."""
+    return objective.startswith(_MOST)
+
+
+def metric_of(objective: Objective) -> str:
+    """Return the name of an objective's figure: ``latency``, or that of a metric."""
+    return objective.partition(":")[2] or objective
+
+
+def unit_of(objective: Objective) -> str:
+    """Return the unit of an objective's figures; the name of a kernel file's metric stands for its own."""
+    return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(objective, metric_of(objective))
+
+
+def figure_of(objective: Objective, latency_us: float | None, metrics: Mapping[str, float]) -> float | None:
+    """Return a config's figure: µs for ``latency``, J for ``energy``, J·s for ``edp``; ``None`` if it has none."""
+    return latency_us if objective == LATENCY else metrics.get(metric_of(objective))
+
+
+def energy_figures(energy_j: float, latency_us: float) -> dict[str, float]:
+    """Return the figures that the energy of a launch gives, by their names."""
+    return {ENERGY: energy_j, EDP: energy_j * latency_us / 1e6}
+
+
+def cost_of(objective: Objective, figure: float | None) -> float | None:
+    """Return what a figure costs: less is better, and ratios of costs are ratios of figures.
+
+    ``None`` for no figure, and for one that is not positive: configs are compared by ratios.
+    """
+    if figure is None or figure <= 0:
+        return None
+    return 1 / figure if is_maximized(objective) else figure
+
+
+def gain(objective: Objective, before: float | None, now: float | None) -> float | None:
+    """Return how many times better one figure is than another; ``None`` if either is unknown."""
+    old, new = cost_of(objective, before), cost_of(objective, now)
+    return old / new if old and new else None

@@ -1,0 +1,122 @@
+"""Energy of a launch, by the counter of its device: the kernel runs over and over while the counter is read.
+
+Launches follow each other, so that caches are warm and the device's power is the kernel's; what the host leaves of
+gaps between very short ones is in the figure. Where tensors are restored before each launch, the energy of restoring
+them alone is taken off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from ktuned.backends import EnergyCounter, Launch
+from ktuned.ipc import requests
+from ktuned.model import Preset
+from ktuned.worker.energy_trace import SETTLED_S, Energy, EnergyTrace
+from ktuned.worker.race import Cost
+from ktuned.worker.timing import launches_per_sample
+
+LEAST_S = 0.5
+"""Time for one config's energy: five steps of a counter that moves ten times a second."""
+
+CHUNK_S = 0.002
+"""Work in one chunk of a GPU's queue; how much of it is done is known to much less."""
+
+MAX_CHUNK = 10_000
+
+IN_FLIGHT = 2
+"""Chunks in a GPU's queue: it has work while the host waits for the older one."""
+
+
+@dataclass(frozen=True)
+class EnergyMeter:
+    """Measures launches on one device; ``device`` is a CUDA device's name where launches return before their end."""
+
+    counter: EnergyCounter
+    device: str = ""
+
+    def measure(
+        self,
+        launch: Launch,
+        preset: Preset,
+        latency_us: float,
+        *,
+        restore: Callable[[], None] | None = None,
+        incumbent: requests.Incumbent | None = None,
+        cost: Cost = lambda joules: joules,
+    ) -> tuple[Energy, EnergyTrace]:
+        """Return the energy of a launch, and the trace that shows why there are no more readings.
+
+        Raises:
+            CounterStopped: the counter does not move.
+        """
+        limit_s = SETTLED_S + max(LEAST_S, preset.timing_s)
+        apart_j = 0.0
+        if restore is not None:
+            alone = EnergyTrace(limit_s)
+            self._run(restore, latency_us, alone)
+            apart_j = _known(alone).joules
+        trace = EnergyTrace(limit_s, incumbent=incumbent, cost=cost, apart_j=apart_j)
+        self._run(launch if restore is None else _both(restore, launch), latency_us, trace)
+        return _known(trace), trace
+
+    def _run(self, work: Callable[[], object], latency_us: float, trace: EnergyTrace) -> None:
+        if self.device:
+            chunk = max(1, min(MAX_CHUNK, math.floor(CHUNK_S * 1e6 / max(latency_us, 0.1))))
+            self._run_on_gpu(work, chunk, trace)
+            return
+        chunk = launches_per_sample(int(latency_us * 1000), restores=False)
+        launches, began = 0, perf_counter()
+        while trace.wants_more():
+            for _ in range(chunk):
+                work()
+            launches += chunk
+            trace.take(launches, self.counter(), perf_counter() - began)
+
+    def _run_on_gpu(self, work: Callable[[], object], chunk: int, trace: EnergyTrace) -> None:
+        """Keep the device busy with chunks of launches, and look at the counter until the oldest is done."""
+        import torch
+
+        waiting: list[Any] = []
+        done, each_s = 0, 0.0
+        began = chunk_began = perf_counter()
+        while trace.wants_more():
+            while len(waiting) < IN_FLIGHT:
+                for _ in range(chunk):
+                    work()
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record(torch.cuda.current_stream(self.device))
+                waiting.append(event)
+            while not waiting[0].query():
+                now = perf_counter()
+                # Within a chunk launches are as long as those of the one before.
+                share = min(1.0, (now - chunk_began) / each_s) if each_s else 0.0
+                trace.take(done + share * chunk, self.counter(), now - began)
+                if not trace.wants_more():
+                    break
+            if not trace.wants_more():
+                break
+            waiting.pop(0)
+            done += chunk
+            now = perf_counter()
+            each_s, chunk_began = now - chunk_began, now
+            trace.take(done, self.counter(), now - began)
+        torch.cuda.synchronize(self.device)
+
+
+def _known(trace: EnergyTrace) -> Energy:
+    found = trace.energy
+    assert found is not None
+    return found
+
+
+def _both(restore: Callable[[], None], launch: Launch) -> Callable[[], None]:
+    def work() -> None:
+        restore()
+        launch()
+
+    return work

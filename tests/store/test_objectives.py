@@ -1,0 +1,103 @@
+"""Winners by several objectives: each has a row of its own, and one trial may win by all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ktuned.model.objective import EDP, ENERGY, LATENCY, Objective
+from ktuned.model.trial import TrialResult
+from ktuned.model.values import Outcome
+from ktuned.store.database import Store
+from tests.store.samples import CONTEXT, NEW_GROUND, PROBLEM, failed, new_job
+
+pytestmark = pytest.mark.anyio
+
+
+def result(latency_us: float, **metrics: float) -> TrialResult:
+    """Return a measured result with metrics."""
+    return TrialResult(Outcome.MEASURED, latency_us, 0.1, detail={"metrics": metrics})
+
+
+async def finish(store: Store, objective: Objective, *results: TrialResult) -> list[int]:
+    """Enter trials of one job, each with its result."""
+    job = await new_job(store)
+    configs = [{"BM": number} for number in range(len(results))]
+    ids = await store.begin_trials(CONTEXT, PROBLEM, job.id, configs)
+    for number, one in zip(ids, results, strict=True):
+        await store.finish_trial(number, one, objective=objective)
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("objective", "won"),
+    [(LATENCY, 0), (ENERGY, 1), (EDP, 2), (Objective("max:speed"), 0), (Objective("min:speed"), 1)],
+)
+async def test_the_best_by_the_objective_wins(tmp_path: Path, objective: Objective, won: int) -> None:
+    """As results come and where the winner must be chosen again; the winner by latency is not touched."""
+    results = (
+        result(1.0, energy=9.0, edp=9.0, speed=9.0),
+        result(9.0, energy=1.0, edp=9.0, speed=1.0),
+        result(2.0, energy=2.0, edp=4.0, speed=5.0),
+    )
+    async with Store.open(tmp_path / "k.db") as store:
+        ids = await finish(store, objective, *results)
+        found = store.winner(CONTEXT.key_for(objective))
+        assert found is not None
+        assert (found.trial, found.objective, found.key) == (ids[won], objective, CONTEXT.key_for(objective))
+        assert [trial.id for trial in store.best_trials(CONTEXT, 1, objective=objective)] == [ids[won]]
+        assert (store.winner(CONTEXT.key) is None) == (objective != LATENCY)
+        await store.finish_trial(ids[won], failed(Outcome.MISMATCH), objective=objective)
+        follower = store.winner(CONTEXT.key_for(objective))
+        assert follower is not None
+        assert follower.trial != ids[won]
+
+
+async def test_a_trial_that_fails_leaves_by_every_objective(tmp_path: Path) -> None:
+    """Each is followed by the best that is left by that objective."""
+    async with Store.open(tmp_path / "k.db") as store:
+        ids = await finish(store, ENERGY, result(1.0, energy=1.0), result(2.0, energy=3.0), result(3.0, energy=2.0))
+        await store.decide_winner(ids[0])
+        assert {winner.objective: winner.trial for winner in store.winners()} == {LATENCY: ids[0], ENERGY: ids[0]}
+        assert await store.finish_trial(ids[0], failed(Outcome.CRASHED), objective=ENERGY)
+        assert {winner.objective: winner.trial for winner in store.winners()} == {LATENCY: ids[1], ENERGY: ids[2]}
+
+
+async def test_a_trial_without_the_figure_wins_by_others_alone(tmp_path: Path) -> None:
+    """What has not been measured is not compared; what is forgotten goes for all."""
+    async with Store.open(tmp_path / "k.db") as store:
+        ids = await finish(store, ENERGY, result(1.0), result(2.0, energy=3.0))
+        assert [winner.trial for winner in store.winners()] == [ids[1]]
+        await store.decide_winner(ids[0])
+        assert await store.forget(CONTEXT.kernel) == 2
+        assert store.winners() == []
+
+
+async def test_the_note_is_of_the_objectives_figure(tmp_path: Path) -> None:
+    """A winner of a new context that takes more energy says so, though it is faster."""
+    async with Store.open(tmp_path / "k.db") as store:
+        await finish(store, ENERGY, result(5.0, energy=1.0))
+        job = await new_job(store)
+        (number,) = await store.begin_trials(NEW_GROUND, PROBLEM, job.id, [{"BM": 1}])
+        winner = await store.finish_trial(number, result(1.0, energy=2.0), objective=ENERGY)
+        assert winner is not None
+        assert winner.note == "2, after 1 before its sources, toolchain or device changed"
+
+
+async def test_a_job_keeps_its_objective_and_its_figures(tmp_path: Path) -> None:
+    """In its plan, and so in its key; jobs of older stores are for the latency."""
+    async with Store.open(tmp_path / "k.db") as store:
+        plain = await new_job(store)
+        job = await store.create_job(
+            CONTEXT.key_for(ENERGY), PROBLEM, priority=100, reason="asked", plan=plain.plan, now=1.0
+        )
+        await store.update_job(replace(job, best_figure=0.5, default_figure=1.5))
+        found = store.job(job.id)
+        assert found is not None
+        assert (found.key, found.best_figure, found.default_figure) == (CONTEXT.key_for(ENERGY), 0.5, 1.5)
+        assert found.to_wire()["objective"] == "energy"
+        assert store.job(plain.id) == plain
+        assert (plain.objective, plain.to_wire()["objective"]) == (LATENCY, "latency")
+        assert "objective" not in plain.plan.to_wire()

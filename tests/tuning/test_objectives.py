@@ -1,0 +1,197 @@
+"""Objectives: a winner for each that was asked for, and no measurement made twice for another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.lookup.answer import Answer
+from ktuned.model.errors import UsageError
+from ktuned.model.kernel import KernelInfo
+from ktuned.model.objective import EDP, ENERGY, LATENCY, Objective, maximize, minimize
+from ktuned.model.values import Outcome, Status
+from ktuned.scheduling.intake import Wish
+from tests.assembled import Parts, assembled, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+CONFIGS = "[dict(us=50.0, joules=0.004), dict(us=90.0, joules=0.001), dict(us=70.0, joules=0.002)]"
+"""The fastest, the most frugal, and the one with the least product: 200, 90 and 140."""
+
+FAST, FRUGAL = {"us": 50.0, "joules": 0.004}, {"us": 90.0, "joules": 0.001}
+
+
+async def _tune(parts: Parts, kernel: KernelInfo, objective: Objective | None = None) -> dict[str, Any]:
+    """Tune by an objective; return the job as it was published at its end."""
+    ended = len(parts.told.of("job_done"))
+    await parts.intake.tune_kernel(kernel, Wish(objective=objective))
+    return (await parts.told.ended(ended + 1))[-1]
+
+
+def _look_up(parts: Parts, objective: str | None = None) -> Answer:
+    return parts.lookups.lookup("it", {"n": 64}, None, tune=False, objective=objective)
+
+
+async def test_a_winner_is_kept_for_each_objective(parts: Parts) -> None:
+    """Another objective measures again only what is missing, and leaves the other's winner as it was."""
+    kernel = await parts.inspect(kernel_text(configs=CONFIGS))
+    async with parts.working():
+        await _tune(parts, kernel)
+        (before,) = parts.store.winners()
+        known = {trial.id: trial for trial in parts.store.trials(kernel=kernel.name)}
+        assert _look_up(parts).config == FAST
+        assert _look_up(parts, "energy").status is Status.NEAR
+        assert _look_up(parts, "energy").config == FAST
+        job = await _tune(parts, kernel, ENERGY)
+        assert (job["state"], job["objective"], job["outcomes"]) == ("done", "energy", {"measured": 3})
+        assert job["best_figure"] == pytest.approx(0.001, rel=0.01)
+        assert job["cost"].get("compile_s", 0.0) == 0.0
+    winners = {winner.objective: winner for winner in parts.store.winners()}
+    assert replace(winners[LATENCY], metrics={}) == before
+    for trial in parts.store.trials(kernel=kernel.name):
+        assert (trial.latency_us, trial.detail["count"]) == (
+            known[trial.id].latency_us,
+            known[trial.id].detail["count"],
+        )
+        assert trial.metrics["energy"] == pytest.approx(trial.config["joules"], rel=0.01)
+        assert trial.metrics["edp"] == pytest.approx(trial.metrics["energy"] * (trial.latency_us or 0) / 1e6)
+    answer = _look_up(parts, "energy")
+    assert (answer.config, answer.status, answer.is_final) == (FRUGAL, Status.FRESH, True)
+    assert answer.to_wire()["objective"] == "energy"
+    assert answer.metrics["energy"] == pytest.approx(0.001, rel=0.01)
+    assert _look_up(parts).config == FAST
+    won = parts.told.of("winner")[-1]
+    assert (won["objective"], won["config"]) == ("energy", FRUGAL)
+
+
+async def test_what_was_measured_serves_the_next_objective(parts: Parts) -> None:
+    """The energy gives the product, and metrics of both; a job that finds all known tries nothing again."""
+    metrics = "dict(per_joule=lambda p, t, e: p.n / e, speed=lambda p, t: p.n / t)"
+    kernel = await parts.inspect(kernel_text(configs=CONFIGS, metrics=metrics, objective="'energy'"))
+    async with parts.working():
+        first = await _tune(parts, kernel)
+        assert _look_up(parts).objective == ENERGY
+        for objective, config in (
+            (EDP, FRUGAL),
+            (maximize("per_joule"), FRUGAL),
+            (minimize("per_joule"), FAST),
+            (maximize("speed"), FAST),
+        ):
+            job = await _tune(parts, kernel, objective)
+            assert _look_up(parts, objective).config == config, objective
+            assert job["cost"].get("lane_s", 0.0) == 0.0
+    assert first["best_figure"] == pytest.approx(0.001, rel=0.01)
+    assert {winner.objective for winner in parts.store.winners()} == {
+        "energy", "edp", "max:per_joule", "min:per_joule", "max:speed"
+    }  # fmt: skip
+
+
+async def test_a_device_without_a_counter_is_unsupported(tmp_path: Path) -> None:
+    """The job says so in its first words and measures nothing; a lookup says so and queues nothing."""
+    async with assembled(tmp_path, env={"FAKE_ENERGY": "0"}) as parts, parts.working():
+        kernel = await parts.inspect(kernel_text(objective="'edp'"))
+        answer = parts.lookups.lookup("it", {"n": 64}, None, tune=True)
+        assert answer.message.startswith("unsupported: the objective 'edp' on cpu:0 (Fake CPU)")
+        assert not parts.jobs.live()
+        job = await _tune(parts, kernel)
+        assert job["state"] == "failed"
+        assert job["message"] == "unsupported: the objective 'edp' on cpu:0 (Fake CPU): it has no energy counter"
+        assert not parts.store.trials(kernel=kernel.name)
+        assert (await _tune(parts, kernel, LATENCY))["state"] == "done"
+
+
+async def test_a_config_that_fails_wins_by_no_objective(parts: Parts) -> None:
+    """One that is found wrong when its energy is measured is not served as the fastest any more."""
+    configs = "[dict(us=50.0, does='changes', gate='now'), dict(us=90.0, does='work', gate='')]"
+    kernel = await parts.inspect(kernel_text(configs=configs))
+    async with parts.working():
+        await _tune(parts, kernel)
+        answer = _look_up(parts).config
+        assert answer is not None
+        assert answer["us"] == 50.0
+        parts.open_gate("now")
+        await _tune(parts, kernel, ENERGY)
+    for objective in (LATENCY, ENERGY):
+        answer = _look_up(parts, objective).config
+        assert answer is not None
+        assert answer["us"] == 90.0
+    assert [trial.outcome for trial in parts.store.trials(kernel=kernel.name, outcome=Outcome.MISMATCH)]
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        ("speed", "there is no objective 'speed'"),
+        ("max:speed", "has no metric 'speed'"),
+        ("max:", "there is no objective 'max:'"),
+        ("min:max:x", "there is no objective 'min:max:x'"),
+    ],
+)
+async def test_an_unknown_objective_is_refused_before_any_job(parts: Parts, objective: str, message: str) -> None:
+    """A request that names none changes nothing, and says what there is."""
+    kernel = await parts.inspect(kernel_text(metrics="dict(tflops=lambda p, t: 1.0)"))
+    with pytest.raises(UsageError, match=message):
+        await parts.intake.tune_kernel(kernel, Wish(objective=Objective(objective)))
+    with pytest.raises(UsageError, match=message):
+        _look_up(parts, objective)
+    assert not parts.jobs.live()
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"objective": "'speed'"}, "there is no objective 'speed'"),
+        ({"objective": "3"}, "objective is of type int"),
+        ({"objective": "'max:speed'"}, "objective names the metric 'speed', which metrics= lacks"),
+        ({"metrics": "dict(energy=lambda p, t: t)"}, "a metric cannot be called 'energy'"),
+    ],
+)
+async def test_a_wrong_objective_is_an_error_of_the_file(parts: Parts, options: dict[str, str], fault: str) -> None:
+    """The declaration is refused at its line."""
+    path = parts.write(kernel_text(**options))
+    found: Any = await parts.inspector.inspect_files(parts.root, [str(path)])
+    (error,) = found.changes.errors
+    assert fault in error.message
+    assert error.line > 0
+
+
+async def test_pins_hold_an_answer_for_each_objective(parts: Parts) -> None:
+    """One pin keeps the fastest and the most frugal config apart, under every name of the question."""
+    kernel = await parts.inspect(kernel_text(configs=CONFIGS))
+    async with parts.working():
+        await _tune(parts, kernel)
+        await _tune(parts, kernel, ENERGY)
+    held: Sequence[Any] = [
+        await found() if callable(found := _pinned(parts, objective)) else found for objective in (None, "energy")
+    ]
+    assert [answer.config for answer in held] == [FAST, FRUGAL]
+    await parts.store.forget(kernel.name)
+    parts.lookups.results_changed(kernel.name)
+    for objective, config in ((None, FAST), ("latency", FAST), ("energy", FRUGAL)):
+        answer = _pinned(parts, objective)
+        assert isinstance(answer, Answer)
+        assert answer.config == config
+
+
+def _pinned(parts: Parts, objective: str | None) -> Any:
+    return parts.lookups.lookup_pinned("run", "it", {"n": 64}, None, tune=False, objective=objective)
+
+
+async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:
+    """An edit makes all winners stale, and each objective that was asked for gets a job."""
+    kernel = await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
+    async with parts.working():
+        await _tune(parts, kernel)
+        await _tune(parts, kernel, ENERGY)
+        changed = kernel_text(configs="[dict(us=50.0)]", reference="lambda x: dict(y=x + x)")
+        path = parts.write(changed)
+        found = await parts.inspector.inspect_files(parts.root, [str(path)])
+        assert _look_up(parts, "energy").status is Status.STALE
+        await parts.intake.react(found.changes, saved=True)
+        jobs = (await parts.told.ended(4))[2:]
+    assert [job["objective"] for job in jobs] == ["latency", "energy"]
+    assert _look_up(parts, "energy").status is Status.FRESH
