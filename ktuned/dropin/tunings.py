@@ -221,6 +221,8 @@ class Tunings:
 
 
 _shared: dict[str | None, Tunings] = {}
+# A forked child has no thread that asks, and reports only what it asked for itself.
+os.register_at_fork(after_in_child=_shared.clear)
 
 
 def shared(pin: str | None) -> Tunings:

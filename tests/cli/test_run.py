@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.cli.commands.run import HOOK, summarise
+from ktuned.cli.commands.run import HOOK, hooked, summarise
 
 REPORT: dict[str, Any] = {"taken_over": ["p.f"], "left_alone": {}, "keys": {"p.f {}": "queued"}}
 
@@ -70,6 +70,61 @@ class TestHook:
         (report,) = (json.loads(path.read_text()) for path in summary.iterdir())
         reason = "it has a do_bench of its own, which only its own process can call"
         assert report["left_alone"] == {"tests.plugins.triton_app.kernels.benched": reason}, done.stderr
+
+
+PROGRAM = """\
+import sys
+
+def work():
+    import triton
+    from tests.plugins.triton_app import kernels
+    configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
+    print(type(triton.autotune(configs, key=["size"])(kernels.plain)).__name__, flush=True)
+
+def main():
+    if "spawn" not in sys.argv:
+        return work()
+    import multiprocessing
+    child = multiprocessing.get_context("spawn").Process(target=work)
+    child.start()
+    child.join()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["{python}", "program.py"],
+        ["{python}", "-m", "package"],
+        ["{script}"],
+        ["{python}", "program.py", "spawn"],
+        ["{python}", "-m", "torch.distributed.run", "--nproc-per-node", "1", "--standalone", "program.py"],
+    ],
+    ids=["script", "module", "console-script", "spawned-child", "torchrun"],
+)
+def test_every_way_to_start_a_program_gets_the_drop_in(words: list[str], tmp_path: Path) -> None:
+    """Also the interpreters that it starts itself."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/__init__.py").touch()
+    script = tmp_path / "console"
+    script.write_text(f"#!{sys.executable}\n{PROGRAM}")
+    script.chmod(0o755)
+    for name in ("program.py", "package/__main__.py"):
+        (tmp_path / name).write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    command = [word.format(python=sys.executable, script=script) for word in words]
+    done = subprocess.run(
+        command,
+        env={**environment, **hooked("wait", str(tmp_path / "summary"), environment)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.stdout.splitlines()[-1:] == ["KtunedAutotuner"], done.stderr
 
 
 class TestSummary:

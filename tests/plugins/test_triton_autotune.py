@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -244,6 +245,32 @@ class TestACall:
             thread.join()
         assert len(launched) == 8
         assert len(tunings.asked) == 1
+
+    def test_while_a_graph_is_captured_nothing_is_asked(
+        self, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first config is launched, and the key's next call asks."""
+        function = scale()
+        with monkeypatch.context() as capturing:
+            capturing.setattr(autotuner, "is_capturing", lambda: True)
+            call(function)
+        assert (len(launched), tunings.asked) == (1, [])
+        call(function)
+        assert (len(launched), len(tunings.asked)) == (2, 1)
+
+    def test_a_forked_child_asks_for_itself(
+        self, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever its parent was about to do: its threads are gone, and so is who held a lock."""
+        function = scale()
+        call(function)
+        function._lock.acquire()
+        child = os.fork()
+        if child == 0:
+            call(function)
+            os._exit(len(tunings.asked))
+        function._lock.release()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
     def test_without_a_daemon_triton_tunes_or_the_first_config_is_launched(
         self, tunings: FakeTunings, launched: list[dict[str, Any]], left_to_triton: list[Any]

@@ -36,7 +36,7 @@ def run(waits: bool, command: tuple[str, ...]) -> int:
     if started is not None:
         output.say(f"started a daemon (pid {started}); `ktuned stop` ends it")
     with tempfile.TemporaryDirectory(prefix="ktuned-run-") as summary:
-        status = _run(command, {**os.environ, **_hooked("wait" if waits else "background", summary)})
+        status = _run(command, {**os.environ, **hooked("wait" if waits else "background", summary, os.environ)})
         for line in summarise(list(_reports(Path(summary)))):
             output.say(line)
     return status
@@ -61,9 +61,9 @@ def summarise(reports: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _hooked(mode: str, summary: str) -> dict[str, str]:
-    """Return the variables by which every interpreter that the program starts gets the drop-ins."""
-    paths = [str(HOOK), os.environ.get("PYTHONPATH", "")]
+def hooked(mode: str, summary: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which every interpreter that a program starts in an environment gets the drop-ins."""
+    paths = [str(HOOK), environment.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "KTUNED_RUN_MODE": mode,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -47,13 +49,14 @@ class Key:
     """One tuning key of a function on one device: the config that its calls launch, and those that may follow.
 
     ``is_proven`` says that the config has been launched; until then one that needs more than the device has gives way
-    to the next of ``rest``.
+    to the next of ``rest``. It ``is_settled`` when no other config is waited for.
     """
 
     config: Any
     rest: list[Any] = field(default_factory=list)
     is_proven: bool = False
     is_tritons: bool = False
+    is_settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,13 @@ def autotuner_class() -> type[Any]:
             self._options = options
             self._known: dict[Any, Key] = {}
             self._lock = threading.Lock()
+            _tuners.add(self)
             self._reason: str | None = None
+
+        def forked(self) -> None:
+            """Begin again in a forked child: another thread may have held the lock, and nothing comes of requests."""
+            self._lock = threading.Lock()
+            self._known = {place: known for place, known in self._known.items() if known.is_settled}
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
             """Launch the best config known now."""
@@ -186,14 +195,16 @@ def autotuner_class() -> type[Any]:
                     return self._known[place]
                 self._check()
                 pruned = self._pruned(args, kwargs)
+                if is_capturing():
+                    # Nothing may be asked, copied or loaded now; a later call of the key asks.
+                    return Key(pruned[0], pruned[1:])
                 captured: dict[str, Any] = {}
                 call = evaluate(self, pruned, args, kwargs, captured)
                 by_text = {canonical(knobs(config)): config for config in pruned}
                 known = Key(pruned[0], pruned[1:])
                 taken_over.add(f"{self.base_fn.__module__}.{self.base_fn.__qualname__}")
-                if not is_capturing():
-                    request = Request(self._adopted(call, tuple(problem)), problem, call)
-                    self._ask(known, request, captured, by_text, place[0])
+                request = Request(self._adopted(call, tuple(problem)), problem, call)
+                self._ask(known, request, captured, by_text, place[0])
                 self._known[place] = known
                 return known
 
@@ -218,6 +229,7 @@ def autotuner_class() -> type[Any]:
                     tunings.ask(with_contents(request, captured), None)
                 return
             if is_fresh and self._options.upgrade == "once":
+                known.is_settled = True
                 return
 
             def upgrade(text: str, artifact: str | None) -> bool:
@@ -227,6 +239,7 @@ def autotuner_class() -> type[Any]:
                 if config is not known.config:
                     _prepare(self, request, text, artifact, device)
                     known.config, known.is_proven = config, True
+                known.is_settled = self._options.upgrade == "once"
                 return self._options.upgrade == "once"
 
             tunings.ask(with_contents(request, captured), upgrade)
@@ -306,6 +319,17 @@ def autotuner_class() -> type[Any]:
     return KtunedAutotuner
 
 
+_tuners: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for tuner in list(_tuners):
+        tuner.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def with_contents(request: Request, captured: Mapping[str, Any]) -> Request:
     """Return a request with copies of the tensors whose content is the call's own.
 
@@ -338,6 +362,15 @@ def _install(artifact: str) -> None:
         _log.info("%s cannot be put into Triton's cache: %s", artifact, error)
 
 
+def _allow_captures() -> None:
+    """Let this thread load a kernel while another one captures a CUDA graph, which its loading would end otherwise."""
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return
+    driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+
+
 def _prepare(tuner: Any, request: Request, text: str, artifact: str | None, device: int) -> None:
     """Load a winner before a call launches it: from its artifact by way of Triton's cache, else compiled here."""
     import torch
@@ -346,6 +379,7 @@ def _prepare(tuner: Any, request: Request, text: str, artifact: str | None, devi
 
     if artifact is not None:
         _install(artifact)
+    _allow_captures()
     build = request.call.build(text, FUNCTION_NAME)
     function = jitted(tuner)
     arguments = call_arguments(function, build, Path())
