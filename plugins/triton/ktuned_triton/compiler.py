@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,9 @@ from ktuned_triton.signature import Misfit, call_arguments, launch_parameters
 MAX_MESSAGE_CHARS = 4000
 """Limit of a kept message; its first lines name the error and its place."""
 
+MAJOR_VERSION = "3"
+"""The major version of Triton whose compiler this calls."""
+
 _ASSEMBLER_ERROR = re.compile(r"^ptxas\S*\s.*(?:fatal|error).*$", re.MULTILINE)
 _TARGET = re.compile(r"sm_(\d+)(\d)([af]?)")
 _DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -40,12 +44,21 @@ class Refused(Exception):
     """The function cannot be compiled; the message is Triton's own, or says what does not fit."""
 
 
-def prepare() -> None:
+def prepare(installed: str = "") -> None:
     """Do what each process must do once before it compiles: a second or two, which are no unit's.
+
+    ``installed`` is Triton's version, by default that of its distribution.
 
     Raises:
         ImportError: Triton is not installed, or is broken.
+        BackendError: it is of another major version.
     """
+    installed = installed or version("triton")
+    if installed.partition(".")[0] != MAJOR_VERSION:
+        raise BackendError(
+            f"Triton {installed} is installed, and this plugin is for Triton {MAJOR_VERSION}",
+            hint="pip install --upgrade ktuned-triton, or 'triton<4'",
+        )
     import_module("triton.compiler")
     # The digest of Triton itself, which it keeps for the process.
     getattr(import_module("triton.runtime.cache"), "triton_key", lambda: None)()

@@ -1,0 +1,141 @@
+"""Bad kernels, arguments and installations: each ends in its own outcome, or in one clear line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copy
+from typing import Any
+
+import pytest
+
+from ktuned.backends import Unit
+from ktuned.model import BackendError
+from ktuned.spec.loader import load_file
+from ktuned_triton import Build, Triton
+from ktuned_triton.adoption import Adopted
+from ktuned_triton.compiler import prepare
+from tests.e2e.harness import Daemon
+from tests.plugins.triton_bad import bad_kernel
+
+KERNEL = """\
+from ktuned import kernel, space, tensor
+from ktuned_triton import Build
+from triton_bad import bad_kernel
+
+N = 1 << 20
+
+@kernel(
+    backend="triton",
+    space=space(MODE=["right", "endless", "illegal", "wrong", "shared", "syntax"], BLOCK=[256, 512]),
+    problems=[dict(n=N)],
+    inputs=lambda p: dict(x=tensor(p.n), y=tensor(p.n, output=True)),
+    reference="default",
+    default=dict(MODE="right", BLOCK=256),
+    deadlines=dict(first_launch=3.0),
+    strategy="exhaustive",
+    preset="fast",
+)
+def bad(p, c):
+    return Build(bad_kernel, ("x", "y", p.n), dict(MODE=c.MODE, BLOCK=c.BLOCK), (p.n // c.BLOCK,))
+"""
+
+
+def compiled(mode: str, tmp_path: Path) -> Any:
+    """Return the result of compiling one of the bad kernels for an sm_90a."""
+    build = Build(bad_kernel, ("x", "y", 1 << 20), {"MODE": mode, "BLOCK": 256}, (4096,)).given(
+        lambda: dict.fromkeys(("x", "y"), ("float32", (1 << 20,), (1,)))
+    )
+    (tmp_path / "key").mkdir()
+    (result,) = Triton().compile([Unit("key", build, (), Path(__file__), "bad", "sm_90a")], tmp_path)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome", "words"),
+    [
+        ("right", None, ""),
+        ("endless", None, ""),
+        ("illegal", None, ""),
+        ("wrong", None, ""),
+        ("shared", "unsupported", "bytes of shared memory; sm_90a has 232448"),
+        ("syntax", "compile_error", "no_such_function"),
+    ],
+)
+def test_what_a_compiler_can_see(mode: str, outcome: str | None, words: str, tmp_path: Path) -> None:
+    """The first line says what is wrong; all else compiles, with no GPU."""
+    result = compiled(mode, tmp_path)
+    assert result.outcome == outcome, result.message
+    assert words in (result.message.splitlines() or [""])[0]
+
+
+def adopted(module: str, paths: tuple[str, ...], **fields: Any) -> Adopted:
+    """Return a function of an application's module."""
+    given: dict[str, Any] = {
+        "qualname": "f",
+        "cache_key": "0",
+        "specialize": (),
+        "configs": ({"BLOCK": 1},),
+        "tensors": (),
+        "timing": "events",
+        **fields,
+    }
+    return Adopted(module=module, paths=paths, **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import no_such_library\n", "No module named 'no_such_library'"),
+        ("def f(:\n", "SyntaxError"),
+        ("g = 1\n", "has no attribute 'f'"),
+        ("f = 1\n", "its function is a int, not a @triton.jit function"),
+    ],
+    ids=["missing-library", "syntax-error", "gone", "no-kernel"],
+)
+def test_a_module_that_workers_cannot_use_is_one_line(text: str, words: str, tmp_path: Path) -> None:
+    """The application's environment is not the workers', or its file was edited."""
+    name = f"bad_application_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text)
+    file = adopted(name, (str(tmp_path),)).write(tmp_path / "home")
+    loaded = load_file(file, file.parent)
+    assert loaded.kernels == ()
+    (error,) = loaded.errors
+    assert words in error.message
+    assert "\n" not in error.message
+
+
+def test_another_major_version_of_triton_is_refused() -> None:
+    """Its compiler's interface is unknown: one line says which versions there are."""
+    with pytest.raises(BackendError, match=r"Triton 4\.0\.1 is installed, and this plugin is for Triton 3"):
+        prepare("4.0.1")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """Run a daemon with spares for what is killed."""
+    with Daemon(tmp_path, spares=True) as daemon:
+        yield daemon
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_can_see(daemon: Daemon, tmp_path: Path) -> None:
+    """A kernel that never ends, an illegal address, a wrong output: each has its outcome, and the rest is measured."""
+    project = tmp_path / "project"
+    project.mkdir()
+    copy(Path(__file__).with_name("triton_bad.py"), project)
+    (project / "tune_bad.py").write_text(KERNEL)
+    with daemon.client.tune(path=project / "tune_bad.py") as tuning:
+        for _ in tuning:
+            pass
+    trials = daemon.client.call("results", kernel="bad")["trials"]
+    found = {(trial["config"]["MODE"], trial["config"]["BLOCK"]): trial["outcome"] for trial in trials}
+    wanted = {
+        "right": "measured",
+        "endless": "hung",
+        "illegal": "launch_error",
+        "wrong": "mismatch",
+        "shared": "unsupported",
+        "syntax": "compile_error",
+    }
+    assert found == {(mode, block): outcome for mode, outcome in wanted.items() for block in (256, 512)}, trials
