@@ -30,6 +30,7 @@ from ktuned.scheduling.preparation import Preparation
 from ktuned.serve.events import Events
 from ktuned.store.database import Store
 from ktuned.tuning.deadlines import merged
+from tests.fake_tensors import with_inputs
 
 FAKE_BACKEND = Path(__file__).parent / "fake_backend"
 ALL_ROUNDS = 1_000
@@ -43,8 +44,11 @@ PATIENCE_S = 60.0
 
 
 def kernel_text(name: str = "it", configs: str = "[dict(us=50.0), dict(us=90.0)]", **options: str) -> str:
-    """Return a kernel file over the fake backend, with options as source text."""
-    given = {"problems": "[dict(n=64)]", "reference": "lambda x: dict(y=2 * x)", "preset": "'fast'", **options}
+    """Return a kernel file over the fake backend, with options as source text.
+
+    It has tensors if a ``reference``, a ``check`` or ``inputs`` are among them.
+    """
+    given = {"problems": "[dict(n=64)]", "preset": "'fast'", **with_inputs(options)}
     arguments = "\n".join(f"    {key}={value}," for key, value in given.items() if value)
     return f"""\
 from ktuned import kernel, space, tensor
@@ -53,7 +57,6 @@ from ktuned_fake import Build
 @kernel(
     backend="fake",
     space=space({configs}),
-    inputs=lambda p: dict(x=tensor((p.n,)), y=tensor((p.n,), output=True)),
 {arguments}
 )
 def {name}(p, c):

@@ -16,7 +16,15 @@ Scalar = bool | int | float | str
 """Value of a problem or a config."""
 
 Problem = Mapping[str, Scalar]
+"""All values that a caller asked for, by name.
+
+An alias, because people write problems as plain dicts: in kernel files, in calls and on the wire. A type of its own
+would be put around each of them without a check. Keys are where a mistake costs, and there it is the type
+:data:`~ktuned.model.keys.KeyProblem` that cannot be confused with another text.
+"""
+
 Config = Mapping[str, Scalar]
+"""A value for each knob, by name; an alias for the same reason."""
 
 
 def canonical(values: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ktuned_client import Client, DaemonUnavailable
+from tests.fake_tensors import with_inputs
 
 FAKE_BACKEND = Path(__file__).parent.parent / "fake_backend"
 PATIENCE_S = 60.0
@@ -182,15 +183,12 @@ def running(directory: Path, **options: Any) -> Iterator[Daemon]:
         yield daemon
 
 
-def kernel_text(configs: str, **options: str) -> str:
-    """Return a kernel file over the fake backend; ``configs`` is the space's expression."""
-    given = {
-        "problems": "[dict(n=64)]",
-        "reference": "lambda x: dict(y=2 * x)",
-        "deadlines": UNHURRIED,
-        "preset": "'fast'",
-        **options,
-    }
+def kernel_text(configs: str, *, body: str = "Build(**c)", **options: str) -> str:
+    """Return a kernel file over the fake backend; ``configs`` is the space's expression.
+
+    It has tensors if a ``reference``, a ``check`` or ``inputs`` are among the options.
+    """
+    given = {"problems": "[dict(n=64)]", "deadlines": UNHURRIED, "preset": "'fast'", **with_inputs(options)}
     arguments = "\n".join(f"    {name}={value}," for name, value in given.items())
     return f"""\
 from ktuned import kernel, space, tensor
@@ -199,9 +197,8 @@ from ktuned_fake import Build
 @kernel(
     backend="fake",
     space={configs},
-    inputs=lambda p: dict(x=tensor((p.n,)), y=tensor((p.n,), output=True)),
 {arguments}
 )
 def it(p, c):
-    return Build(**c)
+    return {body}
 """

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
+from tests.fake_tensors import REFERENCE
 
 SOURCE = """
 #include <tvm/ffi/container/tensor.h>
@@ -49,7 +50,9 @@ def _check(daemon: Daemon, *words: str) -> tuple[int, dict[str, object], str]:
 
 def test_a_winner_is_checked_again(daemon: Daemon) -> None:
     """With all checks; one that became wrong, as by a library that changed, is called wrong, and why."""
-    path = daemon.kernel_file(kernel_text("space([dict(us=50.0, does='changes', gate='spoilt', tag='it')])"))
+    path = daemon.kernel_file(
+        kernel_text("space([dict(us=50.0, does='changes', gate='spoilt', tag='it')])", reference=REFERENCE)
+    )
     assert daemon.ktuned("check", "it").returncode == 1
     daemon.tune(path=str(path))
     code, winner, _ = _check(daemon)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.harness import Daemon, kernel_text
+from tests.fake_tensors import REFERENCE
 
 DEFAULT = "dict(us=1_500.0, does='work', tag='default')"
 HEALTHY = f"dict(us=300.0, does='work', tag='best'), {DEFAULT}"
@@ -43,7 +44,7 @@ def _space(*names: str) -> str:
 
 def test_every_failure_has_its_outcome_and_the_healthy_best_wins(daemon: Daemon) -> None:
     """One job over all kinds of bad configs: each ends as what it is, none hides another, the winner is right."""
-    text = kernel_text(_space(*FAILURES), default=DEFAULT, deadlines=DEADLINES, early_stop="30.0")
+    text = kernel_text(_space(*FAILURES), default=DEFAULT, deadlines=DEADLINES, early_stop="30.0", reference=REFERENCE)
     path = daemon.kernel_file(text)
     events, (job,) = daemon.tune(path=str(path))
 
@@ -77,7 +78,9 @@ def test_each_wrong_config_is_caught_and_no_other_is_blamed(daemon: Daemon) -> N
     good = [(f"work {number}", "work") for number in range(3)]
     mixed = [*bad[:1], good[0], *bad[1:2], good[1], *bad[2:], *good[2:]]
     configs = ", ".join(f"dict(us={200 if does in WRONG else 300}, does={does!r}, tag={tag!r})" for tag, does in mixed)
-    path = daemon.kernel_file(kernel_text(f"space([{configs}])", early_stop="30.0", strategy="'exhaustive'"))
+    path = daemon.kernel_file(
+        kernel_text(f"space([{configs}])", early_stop="30.0", strategy="'exhaustive'", reference=REFERENCE)
+    )
     _, (job,) = daemon.tune(path=str(path))
 
     trials = daemon.trials()
@@ -92,7 +95,7 @@ def test_each_wrong_config_is_caught_and_no_other_is_blamed(daemon: Daemon) -> N
 
 def test_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None:
     """Where the best was right only for its first inputs, nothing is served, and the job's message says why."""
-    path = daemon.kernel_file(kernel_text("space([dict(us=200, does='first_seed', tag='it')])"))
+    path = daemon.kernel_file(kernel_text("space([dict(us=200, does='first_seed', tag='it')])", reference=REFERENCE))
     _, (job,) = daemon.tune(path=str(path))
     assert job["state"] == "failed"
     assert "no config could be measured; mismatch: right for its first inputs" in job["message"]
@@ -127,7 +130,9 @@ def test_second_tuning_compiles_and_measures_nothing(daemon: Daemon) -> None:
     """What is known for this digest, toolchain and driver is not made again, not even in a new daemon."""
     failing, rest = (f"{FAILURES[name][0]}" for name in ("wrong", "compile_error"))
     # The failing one comes early, and one stays untried: a second search with the same budget does not go further.
-    path = daemon.kernel_file(kernel_text(f"space([{failing}, {HEALTHY}, {rest}])", default=DEFAULT))
+    path = daemon.kernel_file(
+        kernel_text(f"space([{failing}, {HEALTHY}, {rest}])", default=DEFAULT, reference=REFERENCE)
+    )
     budget = dict(strategy="exhaustive", trials=3)
     _, (first,) = daemon.tune(path=str(path), **budget)
     compiled = daemon.compiles.read_text()
@@ -145,14 +150,14 @@ def test_second_tuning_compiles_and_measures_nothing(daemon: Daemon) -> None:
 
 def test_damaged_artifact_is_made_again(daemon: Daemon) -> None:
     """A damaged artifact is a miss: removed, rebuilt, measured."""
-    path = daemon.kernel_file(kernel_text(_space(), default=DEFAULT))
+    path = daemon.kernel_file(kernel_text(_space(), default=DEFAULT, reference=REFERENCE))
     daemon.tune(path=str(path))
     for file in (daemon.home / "cache" / "artifacts").rglob("kernel.json"):
         file.chmod(0o600)
         file.write_text("{}")
     before = len(daemon.compiles.read_text().splitlines())
     # Another tolerance is another digest, with the same artifacts.
-    path = daemon.kernel_file(kernel_text(_space(), default=DEFAULT, rtol="0.01"))
+    path = daemon.kernel_file(kernel_text(_space(), default=DEFAULT, reference=REFERENCE, rtol="0.01"))
     _, (job,) = daemon.tune(path=str(path))
 
     assert job["state"] == "done"

@@ -14,6 +14,9 @@ SPACE = (
     "space([dict(us={us}, does='work', tag='a', gate={gate!r}), dict(us=900.0, does='work', tag='b', gate={gate!r})])"
 )
 
+OTHER_BODY = "Build(**{**c, 'us': c.us + 1.0})"
+"""The same configs, compiled to something else: what was measured before does not hold."""
+
 
 def _text(us: float = 300.0, gate: str = "", **options: str) -> str:
     return kernel_text(SPACE.format(us=us, gate=gate), deadlines=UNHURRIED, **options)
@@ -30,7 +33,7 @@ def _settled(daemon: Daemon, count: int) -> bool:
 
 
 def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon) -> None:
-    """Another reference is another digest: ``stale`` until it is measured again; a comment is no change."""
+    """Another function is another digest: ``stale`` until it is measured again; a comment is no change."""
     # Another gate would be another space, without the winner.
     text = _text(gate="door")
     door = daemon.gate("door")
@@ -48,7 +51,7 @@ def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon)
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
     door.close()
-    daemon.kernel_file(_text(gate="door", reference="lambda x: dict(y=x + x)"))
+    daemon.kernel_file(_text(gate="door", body=OTHER_BODY))
     door.wait_reached()
     hit = daemon.client.lookup("it", dict(n=64))
     assert hit.status == "stale"
@@ -143,7 +146,7 @@ def test_lost_save_of_a_kernel_in_use_is_found(daemon: Daemon) -> None:
     twin.hardlink_to(path)
     began = monotonic()
     # The same file by another name: inotify names only the directory by which it was opened, which is not watched.
-    twin.write_text(_text(reference="lambda x: dict(y=x + x)"))
+    twin.write_text(_text(body=OTHER_BODY))
     daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "stale", "the save to be found")
     assert monotonic() - began < 20
     assert any("lost file events 1 time" in notice for notice in daemon.client.call("status")["notices"])
@@ -171,7 +174,7 @@ def test_newer_save_supersedes_the_running_job(daemon: Daemon) -> None:
     path = daemon.kernel_file(_text(gate="first"))
     daemon.client.call("tune", path=str(path))
     daemon.gate("first").wait_reached()
-    daemon.kernel_file(_text(us=400.0, reference="lambda x: dict(y=x + x)"))
+    daemon.kernel_file(_text(us=400.0, body=OTHER_BODY))
     daemon.until(lambda: _settled(daemon, 2), "the newer job")
 
     old, new = _jobs(daemon)
@@ -192,7 +195,7 @@ def test_old_winner_is_fresh_again_while_the_rest_is_tried(daemon: Daemon) -> No
     daemon.tune(path=str(path))
     before = daemon.client.lookup("it", dict(n=64))
     door.close()
-    path.write_text(text.replace("y=2 * x", "y=x + x"))
+    path.write_text(text.replace("Build(**c)", OTHER_BODY))
     door.wait_reached()
     daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the old winner to be measured")
     hit = daemon.client.lookup("it", dict(n=64))
@@ -235,7 +238,7 @@ def test_change_while_no_daemon_runs_is_seen_at_the_next_start(daemon: Daemon) -
     path = daemon.kernel_file(_text())
     daemon.tune(path=str(path))
     daemon.stop()
-    path.write_text(_text(reference="lambda x: dict(y=x + x)"))
+    path.write_text(_text(body=OTHER_BODY))
     daemon.start()
     daemon.until(lambda: _settled(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
@@ -302,7 +305,7 @@ def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
     thread = threading.Thread(target=application)
     thread.start()
     try:
-        more = _text(gate="door", reference="lambda x: dict(y=x + x)")
+        more = _text(gate="door", body=OTHER_BODY)
         daemon.kernel_file(more.replace("])", ", dict(us=50.0, does='work', tag='c', gate='door')])", 1))
         door.wait_reached()
         daemon.until(lambda: bool(hits) and hits[-1][1].status == "stale", "the loop to see that it is stale")

@@ -116,7 +116,7 @@ def test_author_saves_sees_and_steers(daemon: Daemon, sit: Callable[..., Sitting
     daemon.tune(path=str(path))
     screen = sit(str(path))
     screen.sees(rf"it n=64 +– +– +{FIGURE}")
-    path.write_text(text_of(300.0, gate="door", reference="lambda x: dict(y=x + x)"))
+    path.write_text(text_of(300.0, gate="door", body="Build(**{**c, 'us': c.us + 1.0})"))
     screen.sees(rf"it n=64 +\d.* ago +{FIGURE} +– +– +(tuning|queued|stale)")
     daemon.gate("door").wait_reached()
     screen.press("p")
@@ -196,7 +196,7 @@ def test_once_is_a_regression_check(tmp_path: Path) -> None:
         assert (again.returncode, compared["verdict"], compared["ratio"]) == (0, "same", 1.0)
         assert len(daemon.client.call("jobs")["jobs"]) == 1
 
-        path.write_text(text_of(3000.0, reference="lambda x: dict(y=x + x)"))
+        path.write_text(text_of(3000.0, body="Build(**{**c, 'us': c.us + 1.0})"))
         daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status != "fresh", "the save to be seen")
         daemon.until(lambda: bool(daemon.client.call("jobs", state="queued")["jobs"]), "its job")
         status = daemon.ktuned("status").stdout
@@ -205,7 +205,7 @@ def test_once_is_a_regression_check(tmp_path: Path) -> None:
         assert slower.returncode == 1
         assert re.search(rf"{FIGURE} +{FIGURE} +0\.\d\d× +slower", slower.stdout)
 
-        path.write_text(text_of(6000.0, reference="lambda x: dict(y=x * 2)"))
+        path.write_text(text_of(6000.0, body="Build(**{**c, 'us': c.us + 2.0})"))
         tolerated = daemon.ktuned("watch", "--once", "--tolerance", "10000%", str(path))
         assert tolerated.returncode == 0, tolerated.stdout
 

@@ -29,6 +29,7 @@ from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned.tuning.measure_stage import CONTENDED_TRIES, MeasureStage
 from ktuned.tuning.seed_check import SEEDS
 from tests.assembled import Parts, kernel_text
+from tests.fake_tensors import REFERENCE
 from tests.tuning.test_attempt import WORK
 
 pytestmark = pytest.mark.anyio
@@ -81,7 +82,7 @@ class PlayedLane:
         request: requests.Trial,
         deadlines: Mapping[str, float],
         *,
-        on_item: Callable[[replies.Measurement], None],
+        on_item: Callable[[replies.Measurement], None] | None = None,
     ) -> tuple[Any, Output]:
         """Answer for each unit, or die, as listed."""
         self.requests.append(request)
@@ -93,6 +94,7 @@ class PlayedLane:
             ends = answer.outcome is Outcome.LAUNCH_ERROR or answer.is_guilty or answer.is_unsound
             if ends or place == len(request.units) - 1:
                 break
+            assert on_item is not None
             on_item(answer)
         return answer, Output()
 
@@ -307,7 +309,7 @@ async def test_worker_whose_data_was_damaged_is_replaced(tmp_path: Path) -> None
 async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
     """While one measures, so does the other; each config is measured once, the reference computed once for a seed."""
     gated = "[dict(us=50.0, gate='door'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
-    await parts.inspect(kernel_text(configs=gated, strategy="'exhaustive'"))
+    await parts.inspect(kernel_text(configs=gated, strategy="'exhaustive'", reference=REFERENCE))
     parts.root = replace(parts.root, env={"FAKE_DEVICES": "2"})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))

@@ -9,6 +9,7 @@ from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
 from ktuned.serve.explain import Explainer
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
+from tests.fake_tensors import REFERENCE
 from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
@@ -63,7 +64,7 @@ async def test_undone_edit_seats_the_old_winner_again(parts: Parts) -> None:
 async def test_first_winner_is_decided_by_a_second_look(parts: Parts) -> None:
     """A job measures what it does not know, checks it, and lets its finalists run again before it is done."""
     default = "dict(us=2000.0, does='work')"
-    kernel = await parts.inspect(kernel_text(configs=WITH_A_WRONG_ONE, default=default))
+    kernel = await parts.inspect(kernel_text(configs=WITH_A_WRONG_ONE, reference=REFERENCE, default=default))
     ended = await tune(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
     outcomes = {trial.config["us"]: trial.outcome for trial in parts.store.trials()}
