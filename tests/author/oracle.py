@@ -2,7 +2,8 @@
 
 Run as ``python oracle.py PROJECT``: prints, as JSON, for each kernel a map from its configs (canonical text) to a hash
 over all that decides a measurement: the compiled bytes of its sources, its arguments, its inputs, what its reference
-computes, its tolerance, the variables of the root. A kernel that does not compile has no configs.
+computes, its tolerance, the variables of the root; behind a colon, the hash of the compiled bytes alone. A kernel that
+does not compile has no configs.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def truths(kernel: Any, env: dict[str, str], home: Path) -> dict[str, str]:
                 return {}
             said = [env, kernel.rtol, inputs, computed, build.to_plain(), library]
             text = json.dumps(dict(config), sort_keys=True, separators=(",", ":"))
-            found[text] = hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+            found[text] = f"{hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()}:{library}"
     return found
 
 

@@ -17,7 +17,8 @@ The mix of edits is fixed. Each kind is drawn as often as its weight says:
 | broken | 1 | a source that does not compile, which the next edit mends |
 | all at once | 1 | every file, by a new line at its end |
 
-One edit in :data:`DOWN_EVERY`, on average, is made while no daemon runs; it is stopped before, or killed.
+One edit in :data:`DOWN_EVERY`, on average, is made while no daemon runs; it is stopped before, or killed. One in
+:data:`HASTY_EVERY` is several in quick succession, before the daemon has taken in the first.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def {name}(p, c):
 
 DOWN_EVERY = 40
 """Edits for each that is made while the daemon is down: its start costs the time of some others."""
+
+HASTY_EVERY = 20
 
 FILES = {
     "tune_a.py": [("a1", "a.c"), ("a2", "b.c")],
