@@ -1,13 +1,23 @@
-"""Results for people and for other programs: the HTML report; trials as JSON, CSV and T4; winners for vLLM and C."""
+"""Results for people and for other programs: the HTML report; trials as JSON, CSV and T4; winners for vLLM and C.
 
-from ktuned.report.document import Document, Standing
-from ktuned.report.live import Latest, LiveServer
-from ktuned.report.page import fragment, page
+Names that need the store or a server are imported when they are first used: tables and formats need neither.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ktuned.report.pareto import figure_of, front
-from ktuned.report.survey import keyed, survey
 from ktuned.report.terminal_plot import best_so_far
 from ktuned.report.trial_formats import FORMATS, rendered
 from ktuned.report.winner_formats import c_file, vllm_files
+
+if TYPE_CHECKING:
+    from ktuned.report.document import Document, Standing
+    from ktuned.report.html_page import fragment, page
+    from ktuned.report.live import Latest, LiveServer
+    from ktuned.report.store_survey import keyed, survey
 
 __all__ = [
     "FORMATS",
@@ -26,3 +36,22 @@ __all__ = [
     "survey",
     "vllm_files",
 ]
+
+_LATER = {
+    "Document": "document",
+    "Latest": "live",
+    "LiveServer": "live",
+    "Standing": "document",
+    "fragment": "html_page",
+    "keyed": "store_survey",
+    "page": "html_page",
+    "survey": "store_survey",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    globals()[name] = found
+    return found

@@ -16,7 +16,7 @@ from time import monotonic
 from urllib.parse import parse_qs, urlsplit
 
 from ktuned.report.document import Document
-from ktuned.report.page import as_json, page
+from ktuned.report.html_page import as_json, page
 
 HOST = "127.0.0.1"
 

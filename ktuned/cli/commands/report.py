@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,9 +18,10 @@ from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path
 from ktuned.cli.versions import version
 from ktuned.model import KtunedError, UsageError, WinnerKey, sentence
-from ktuned.report import Document, Latest, LiveServer, Standing, keyed, page, survey
-from ktuned.store import STORE_NAME, Overview
 from ktuned_client import Client, DaemonError, DaemonUnavailable
+
+if TYPE_CHECKING:
+    from ktuned.report import Document, Standing
 
 DEFAULT_OUTPUT = Path("report.html")
 
@@ -46,6 +47,10 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
     It needs no network: kernels, problems and devices with their gains and what is stale, and for each the charts.
     Without KERNEL or PATH it has the whole store.
     """
+    # Not at the top: `--help` imports every command, and needs no database.
+    from ktuned.report import page, survey
+    from ktuned.store import STORE_NAME, Overview
+
     if live and place != DEFAULT_OUTPUT:
         raise click.UsageError("--live writes no file, so --output does not go with it", click.get_current_context())
     with Client() as client:
@@ -74,6 +79,8 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
 
 def _follow(client: Client, store: Path, kernels: set[str] | None, *, opens: bool) -> int:
     """Serve the report until Ctrl-C."""
+    from ktuned.report import Latest, LiveServer, survey
+    from ktuned.store import Overview
 
     def read() -> Document:
         try:
@@ -126,6 +133,8 @@ class NoKernels(KtunedError):
 
 def _standings(client: Client) -> dict[WinnerKey, Standing]:
     """Return the daemon's word on each winner."""
+    from ktuned.report import Standing, keyed
+
     kernels = client.call("kernels", why=True, deadline_s=_DEADLINE_S)["kernels"]
     return {
         keyed(kernel["name"], entry["problem"], entry["device"]): Standing(entry["status"], _reasons(entry))
