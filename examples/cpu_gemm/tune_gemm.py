@@ -46,6 +46,8 @@ def is_wrong_once(p, c):
     rtol=1e-4,
     atol=1e-4,
     default=DEFAULT,
+    flops=lambda p: 2 * p.M * p.N * p.K,
+    bytes=lambda p: 4 * (p.M * p.K + p.K * p.N + p.M * p.N),
     preset="fast",
     deadlines=dict(first_launch=3.0),
 )

@@ -132,6 +132,8 @@ def _ended(job: JobView) -> str:
         facts.append(text.latency(job.best_us))
     if job.speedup:
         facts.append(f"{text.times(job.speedup)} the default")
+    if job.share:
+        facts.append(job.share)
     change = gain(job.objective, job.before, job.best)
     if change:
         thing = "that speed" if job.objective == LATENCY else "as good"

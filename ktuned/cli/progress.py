@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ktuned.cli.limits import Limits, share_of
 from ktuned.model import LATENCY, Config, JobState, Objective, Outcome, Problem, canonical, cost_of, figure_of, gain
 
 Event = Mapping[str, Any]
@@ -41,7 +42,8 @@ class JobView:
     By another objective than latency, ``best_figure``, ``default_figure`` and ``before`` are in its unit; ``best`` and
     ``default`` are whichever counts. ``failures`` holds the first trial map of each failing outcome. ``announced`` is
     what the best figure that was news costs: a ``winner`` comes before the trial that made it. ``before`` is the figure
-    of the winner when the job began. ``left_s`` and ``waits_for`` are the daemon's latest estimate and reason.
+    of the winner when the job began. ``share`` is that of the device's limit, in words.
+    ``left_s`` and ``waits_for`` are the daemon's latest estimate and reason.
     """
 
     id: int
@@ -61,6 +63,7 @@ class JobView:
     reference_us: float | None = None
     reference_spread_us: float | None = None
     before: float | None = None
+    share: str = ""
     outcomes: Mapping[str, int] = field(default_factory=dict)
     failures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     round: tuple[int, int] | None = None
@@ -225,10 +228,14 @@ News = (
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All jobs seen so far, in the order they appeared, and the figure of the last winner of each case."""
+    """All jobs seen so far, in the order they appeared, and the figure of the last winner of each case.
+
+    ``limits`` are the measured limits of devices, by their models.
+    """
 
     jobs: Mapping[int, JobView] = field(default_factory=dict)
     winners: Mapping[Case, float] = field(default_factory=dict)
+    limits: Limits = field(default_factory=dict)
 
     @property
     def is_ended(self) -> bool:
@@ -259,9 +266,9 @@ def span(latency_us: float | None, spread_us: float | None) -> tuple[float, floa
     return latency_us - half_us, latency_us + half_us
 
 
-def begin(jobs: Iterable[Mapping[str, Any]]) -> View:
+def begin(jobs: Iterable[Mapping[str, Any]], limits: Limits | None = None) -> View:
     """Return the view of these job maps."""
-    view, _ = resync(View(), jobs)
+    view, _ = resync(View(limits=limits or {}), jobs)
     return view
 
 
@@ -435,6 +442,7 @@ def _take_winner(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
     job = None if found.job is None else view.jobs.get(found.job)
     if job is not None:
         figure = None if found.objective == LATENCY else found.figure
-        best = replace(job, best_config=found.config, best_us=found.latency_us, best_figure=figure)
+        share = share_of(event.get("metrics") or {}, view.limits, found.device)
+        best = replace(job, best_config=found.config, best_us=found.latency_us, best_figure=figure, share=share)
         view = _with_job(view, best)
     return view, (found,)

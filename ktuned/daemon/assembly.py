@@ -44,6 +44,7 @@ from ktuned.serve import (
     Captures,
     Checks,
     Control,
+    DevicePeaks,
     Events,
     Explainer,
     Method,
@@ -380,6 +381,9 @@ def assemble(
             prepare=preparation.prepare,
             lane=dispatcher.lane,
             scratch=executor.scratch / "sanitizers",
+        ).table(),
+        **DevicePeaks(
+            machine=machine, store=store, fleet=fleet, environments=probes.asked, lane=dispatcher.lane
         ).table(),
         **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),
         **RootMethods(catalog=catalog, intake=intake, store=store, configured=configured_roots).table(),

@@ -25,10 +25,13 @@ class Probes:
         """Return the environments of all roots, each once."""
         return list(dict.fromkeys(environment_of(root) for root in self._catalog.roots))
 
+    def asked(self) -> list[Environment]:
+        """Return the environments of all roots; without a root, the daemon's interpreter."""
+        return self.environments() or [Environment(sys.executable, self._directory)]
+
     async def reports(self) -> list[dict[str, Any]]:
         """Return what every environment's backends are; without a root, those of the daemon's interpreter."""
-        asked = self.environments() or [Environment(sys.executable, self._directory)]
-        found = [await self._machine.probe(one) for one in asked]
+        found = [await self._machine.probe(one) for one in self.asked()]
         # Roots that share an interpreter share its report.
         return [report.to_wire() for report in {id(one): one for one in found}.values()]
 

@@ -89,6 +89,15 @@ class ProbeReport(Record):
 
 
 @record
+class MeasuredPeaks(Record):
+    """Limits of a device: GB/s, TFLOP/s by precision, and for each that could not be measured the reason."""
+
+    gbps: float | None = None
+    tflops: Mapping[str, float] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
+@record
 class GpuUsers(Record):
     """Counts of foreign processes that had work on each GPU lately; ``absence`` says why they are unknown."""
 

@@ -267,6 +267,16 @@ class Canary(Request[replies.Empty, Never]):
 
 
 @record
+class MeasurePeaks(Request[replies.MeasuredPeaks, Never]):
+    """Measure the limits of a device."""
+
+    operation: ClassVar = "measure_peaks"
+    first_phase: ClassVar = Phase.LOAD
+
+    device: Device
+
+
+@record
 class Incumbent(Record):
     """The cost of the config to beat by the job's objective (its latency in µs, where that is the objective), with the
     95 % interval, as measured in this job.
@@ -363,6 +373,7 @@ REQUESTS: Mapping[str, type[Request[Any, Any]]] = {
         Open,
         Close,
         Canary,
+        MeasurePeaks,
         Trial,
         Time,
         Check,

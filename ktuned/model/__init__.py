@@ -57,6 +57,7 @@ from ktuned.model.objective import (
     read_objective,
     unit_of,
 )
+from ktuned.model.peaks import BANDWIDTH_METRIC, FLOAT32, MEMORY, PRECISIONS, Peaks, Share, arithmetic_metric, shares
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
 from ktuned.model.record import Record, record
 from ktuned.model.staleness import CAPTURED, SPACE, Change, sentence, since
@@ -83,6 +84,7 @@ from ktuned.model.values import (
 )
 
 __all__ = [
+    "BANDWIDTH_METRIC",
     "BUCKET_FUNCTION",
     "BUILT_IN",
     "CAPTURED",
@@ -91,9 +93,12 @@ __all__ = [
     "EDP",
     "ENERGY",
     "ENVIRONMENT",
+    "FLOAT32",
     "LATENCY",
     "MAX_PRIORITY",
+    "MEMORY",
     "NO_COUNTER",
+    "PRECISIONS",
     "PRESETS",
     "RETRIED_BY_NEXT_JOB",
     "SPACE",
@@ -123,6 +128,7 @@ __all__ = [
     "Objective",
     "Observation",
     "Outcome",
+    "Peaks",
     "Phase",
     "Plan",
     "PlanDefaults",
@@ -135,6 +141,7 @@ __all__ = [
     "Root",
     "Scalar",
     "SettingsError",
+    "Share",
     "Status",
     "StoreDamaged",
     "StoreError",
@@ -147,6 +154,7 @@ __all__ = [
     "WinnerKey",
     "WorkerError",
     "added",
+    "arithmetic_metric",
     "as_notice",
     "bucketed",
     "canonical",
@@ -171,6 +179,7 @@ __all__ = [
     "record",
     "rule_fault",
     "sentence",
+    "shares",
     "since",
     "stand_ins",
     "unit_of",

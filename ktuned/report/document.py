@@ -29,6 +29,21 @@ class Bar(Struct, frozen=True):
     spread_us: float | None = None
 
 
+class Reached(Struct, frozen=True):
+    """The share of a device's limit that a winner reaches; ``figure`` is the metric's value with its unit."""
+
+    what: str
+    share: float
+    figure: str
+
+
+class Roof(Struct, frozen=True):
+    """The measured limits of a device: GB/s, and TFLOP/s by the metric that they limit."""
+
+    gbps: float | None
+    tflops: Mapping[str, float]
+
+
 class Won(Struct, frozen=True):
     """The winner of a section; ``row`` is its place among the section's trials, or -1."""
 
@@ -41,6 +56,7 @@ class Won(Struct, frozen=True):
     is_final: bool
     note: str
     metrics: Mapping[str, float]
+    share: Reached | None = None
 
 
 class Failure(Struct, frozen=True):
@@ -85,8 +101,7 @@ class JobFigures(Struct, frozen=True):
 class Section(Struct, frozen=True):
     """One kernel, problem and device model: its winner, the trials of one context, and the contexts before.
 
-    ``left_out`` is how many trials the page has no room for. ``flops`` and ``bytes`` are the kernel file's own figures
-    of one launch.
+    ``left_out`` is how many trials the page has no room for.
     """
 
     kernel: str
@@ -104,8 +119,7 @@ class Section(Struct, frozen=True):
     failures: Sequence[Failure]
     history: Sequence[Save]
     jobs: Sequence[JobFigures]
-    flops: float | None = None
-    bytes: float | None = None
+    roof: Roof | None = None
 
 
 class Document(Struct, frozen=True):

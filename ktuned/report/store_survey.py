@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from time import time
 from typing import Any
@@ -12,16 +13,21 @@ from typing import Any
 import msgspec
 
 from ktuned.model import (
+    BANDWIDTH_METRIC,
+    LATENCY,
     Config,
     Context,
     Job,
     KernelInfo,
     Outcome,
+    Peaks,
     Winner,
     WinnerKey,
+    arithmetic_metric,
     canonical,
     key_values,
     sentence,
+    shares,
     since,
 )
 from ktuned.report.columns import COARSE, Packed, Packer
@@ -30,6 +36,8 @@ from ktuned.report.document import (
     Document,
     Failure,
     JobFigures,
+    Reached,
+    Roof,
     Save,
     Section,
     Standing,
@@ -73,7 +81,9 @@ def survey(
 
     ``standings`` is the daemon's word on the winners.
     """
-    winners = {winner.context.key: winner for winner in overview.winners()}
+    # A winner by another objective is shown by its metrics among the trials; the page's charts are of latency.
+    winners = {winner.context.key: winner for winner in overview.winners() if winner.objective == LATENCY}
+    limits = overview.peaks()
     known = {kernel.name: kernel for kernel in overview.kernels()}
     groups: dict[WinnerKey, list[ContextSums]] = {}
     for sums in overview.contexts():
@@ -100,6 +110,7 @@ def survey(
                 [job for job in jobs[key.kernel] if job.key == key][:MAX_JOBS],
                 standing,
                 room,
+                limits.get(key.device),
             )
         )
     return Document(time(), version, sections, is_live)
@@ -124,6 +135,7 @@ def _section(
     jobs: Sequence[Job],
     standing: Standing,
     room: int,
+    peaks: Peaks | None,
 ) -> Section:
     rows = overview.trials(shown.id)
     kept = _thinned(rows, room, -1 if winner is None else winner.trial)
@@ -140,7 +152,7 @@ def _section(
         problem=problem if kernel is None else kernel.problem_in_order(problem),
         device=key.device,
         standing=standing,
-        winner=None if winner is None else _won(winner, kept, knobs),
+        winner=None if winner is None else _won(winner, kept, knobs, peaks),
         default=None if kernel is None or kernel.default is None else kernel.config_in_order(kernel.default),
         bars=_bars(winner, jobs),
         knobs=knobs,
@@ -151,6 +163,7 @@ def _section(
         failures=_failures(kept, configs, knobs),
         history=_history(overview, group, shown, kernel),
         jobs=[_figures(job) for job in jobs],
+        roof=None if peaks is None else _roof(peaks),
     )
 
 
@@ -258,7 +271,7 @@ def _spans(row: TrialRow) -> dict[str, tuple[str, float]]:
     return found
 
 
-def _won(winner: Winner, rows: Sequence[TrialRow], knobs: Sequence[str]) -> Won:
+def _won(winner: Winner, rows: Sequence[TrialRow], knobs: Sequence[str], peaks: Peaks | None) -> Won:
     place = next((place for place, row in enumerate(rows) if row.id == winner.trial), -1)
     return Won(
         winner.trial,
@@ -270,7 +283,20 @@ def _won(winner: Winner, rows: Sequence[TrialRow], knobs: Sequence[str]) -> Won:
         winner.is_final,
         winner.note,
         winner.metrics,
+        None if peaks is None else _reached(winner.metrics, peaks),
     )
+
+
+def _roof(peaks: Peaks) -> Roof:
+    return Roof(peaks.gbps, {arithmetic_metric(kind): figure for kind, figure in peaks.tflops.items()})
+
+
+def _reached(metrics: Mapping[str, float], peaks: Peaks) -> Reached | None:
+    found = shares(metrics, asdict(peaks))
+    if not found:
+        return None
+    figure = f"{metrics[found[0].metric]:.4g} {'GB/s' if found[0].metric == BANDWIDTH_METRIC else 'TFLOP/s'}"
+    return Reached(found[0].of, found[0].share, figure)
 
 
 def _bars(winner: Winner | None, jobs: Sequence[Job]) -> list[Bar]:

@@ -37,7 +37,7 @@ _INVALIDITY: Mapping[str, str] = {
 """T4's words for outcomes; a trial whose outcome says nothing of its config is no result."""
 
 _CSV_FIELDS = ("trial", "kernel", "device", "outcome", "winner", "latency_us", "spread_us", "compile_s", "lane_s")
-"""Columns before those of the problem's keys, ``p.KEY``, the knobs, ``c.KNOB``, and the metrics, ``m.NAME``."""
+"""Columns before ``p.KEY`` of the problem, ``c.KNOB`` of the config, ``m.NAME`` of metrics and ``f.NAME`` of facts."""
 
 
 def rendered(trials: Trials, kind: str) -> str:
@@ -55,7 +55,9 @@ def _csv(trials: Trials) -> str:
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     metrics = list(dict.fromkeys(name for trial in trials for name in trial.get("metrics") or ()))
-    named = [f"{mark}.{name}" for mark, names in (("p", keys), ("c", knobs), ("m", metrics)) for name in names]
+    facts = list(dict.fromkeys(name for trial in trials for name in trial.get("facts") or ()))
+    kinds = {"p": keys, "c": knobs, "m": metrics, "f": facts}
+    named = [f"{mark}.{name}" for mark, names in kinds.items() for name in names]
     columns = [*_CSV_FIELDS, *named, "updated", "message"]
     writer.writerow(columns)
     for trial in trials:
@@ -66,6 +68,7 @@ def _csv(trials: Trials) -> str:
                 *(trial["problem"].get(key) for key in keys),
                 *(trial["config"].get(knob) for knob in knobs),
                 *((trial.get("metrics") or {}).get(name) for name in metrics),
+                *((trial.get("facts") or {}).get(name) for name in facts),
                 _timestamp(trial),
                 trial["message"],
             ]

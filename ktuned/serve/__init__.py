@@ -12,6 +12,7 @@ from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.method import Later, Method
 from ktuned.serve.methods import Methods
 from ktuned.serve.params import CollectParams, NoParams, UnpinParams
+from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.roots import RootMethods
 from ktuned.serve.server import Server
 from ktuned.serve.status import StatusReport
@@ -24,6 +25,7 @@ __all__ = [
     "CollectParams",
     "Connection",
     "Control",
+    "DevicePeaks",
     "Events",
     "Explainer",
     "Later",

@@ -349,6 +349,7 @@ class Methods:
         for entry in public:
             entry["config"] = kernel.config_in_order(entry["config"])
             entry["problem"] = kernel.problem_in_order(entry["problem"])
+            entry["facts"] = _figures(entry["detail"].get("facts"))
             if not wanted.details:
                 del entry["detail"]
         if not wanted.count:
@@ -424,6 +425,12 @@ def _configs(wanted: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
     if not 0 < len(wanted) <= MAX_CONFIGS:
         raise UsageError(f"configs has {len(wanted)} configs", hint=f"give 1 to {MAX_CONFIGS}")
     return tuple({canonical(config): config for config in wanted}.values())
+
+
+def _figures(facts: object) -> dict[str, float]:
+    """Return those of a backend's facts that are numbers: registers, spills, shared memory."""
+    found = facts if isinstance(facts, dict) else {}
+    return {name: value for name, value in found.items() if type(value) in (int, float)}
 
 
 def _rows(limit: int) -> int:

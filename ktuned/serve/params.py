@@ -82,6 +82,13 @@ class CheckParams(msgspec.Struct, frozen=True):
     compute: str = ""
 
 
+class PeaksParams(msgspec.Struct, frozen=True):
+    """``peaks``: what is kept; with ``measure`` also what is not yet, with ``again`` all once more."""
+
+    measure: bool = False
+    again: bool = False
+
+
 class CancelParams(msgspec.Struct, frozen=True):
     """``cancel``: one job, or all of a kernel."""
 

@@ -33,6 +33,7 @@ from ktuned.spec.faults import MAX_PROBLEMS, UNSET, check_fault, fault_of, probl
 from ktuned.spec.spaces import BoundSpace, Space
 from ktuned.spec.tensors import TensorSpec, layout
 from ktuned.spec.values import Site, Values, mapping_fault
+from ktuned.spec.work import Declared, throughput
 
 if TYPE_CHECKING:
     from ktuned.backends import Build, Layout
@@ -62,12 +63,12 @@ class Kernel:
 
     ``file`` is the kernel file that declares it, ``sources`` stand as written (see :attr:`source_paths`).
     ``reference`` is called with the input tensors by name and returns the outputs by name, or is ``"default"``: the
-    outputs of the default config, or of the space's first one, are expected; ``check`` is called as
-    ``check(inputs, outputs)`` and raises or returns a bool; where both are given both must pass, and where
-    neither is, nothing is checked. ``setup`` names the tensors to restore before each run, or is
-    called with the inputs. ``cores`` is how many a config uses on a CPU. ``metrics`` are further figures by their
-    names. ``given`` names the budgets that the file sets itself. ``depends`` are patterns of files that are read where
-    it cannot be observed.
+    outputs of the default config, or of the space's first one, are expected; ``check`` is called as ``check(inputs,
+    outputs)`` and raises or returns a bool; where both are given both must pass, and where neither is, nothing is
+    checked. ``setup`` names the tensors to restore before each run, or is called with the inputs. ``cores`` is how
+    many a config uses on a CPU. ``metrics`` are further figures by their names, ``flops`` and ``bytes`` the work of a
+    launch. ``given`` names the budgets that the file sets itself. ``depends`` are patterns of files that are read
+    where it cannot be observed.
     """
 
     name: str
@@ -92,6 +93,8 @@ class Kernel:
     prior: Callable[..., Any] | None = None
     cores: int | Callable[[Any, Any], int] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    flops: Declared = None
+    bytes: Declared = None
     given: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
@@ -288,7 +291,7 @@ class Kernel:
             KernelFileError: a metric raised, or returned something else than a number.
         """
         latency_s = latency_us / 1e6
-        found: dict[str, float] = {}
+        found = self._throughput(problem, latency_us)
         for name, metric in self.metrics.items():
             is_of_energy = name in self.energy_metrics
             if is_of_energy and energy_j is None:
@@ -301,6 +304,14 @@ class Kernel:
             if math.isfinite(value):
                 found[name] = value
         return found
+
+    def _throughput(self, problem: Problem, latency_us: float) -> dict[str, float]:
+        values = Values(problem, "problem key")
+        try:
+            flops, moved = (work(values) if callable(work) else work for work in (self.flops, self.bytes))
+            return throughput(flops, moved, latency_us)
+        except Exception as error:
+            raise self.site.failure("flops(p) or bytes(p)", error) from error
 
     def _layouts(self, problem: Problem) -> dict[str, Layout]:
         text = canonical(problem)
@@ -387,6 +398,8 @@ def kernel(
     cores: int | Callable[[Any, Any], int] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     objective: Objective | str = LATENCY,
+    flops: Declared = None,
+    bytes: Declared = None,  # noqa: A002 - the field's own word
     depends: str | Sequence[str] = (),
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
     **unknown: object,
@@ -409,6 +422,8 @@ def kernel(
     one of ``(p, t, e)`` also takes the energy of a launch in joules.
     ``objective`` is what a tuning improves: ``"latency"``, ``"energy"``, ``"edp"`` (their product), or a metric, as
     ``maximize("tflops")`` or ``minimize(…)``.
+    ``flops`` and ``bytes`` are the work of a launch, numbers or ``p -> number``; operations of another precision than
+    float32 as ``dict(float16=…)``. They give the metrics ``tflops`` and ``gbps``, and the share of the device's limit.
 
     Raises:
         KernelFileError: the declaration has an error. While a kernel file is loaded the error is kept
@@ -454,6 +469,8 @@ def kernel(
             prior=prior,
             cores=cores,
             metrics={} if metrics is None else metrics,
+            flops=flops,
+            bytes=bytes,
             given=tuple(budgets),
             depends=_as_tuple(depends),
             bucket=bucket,

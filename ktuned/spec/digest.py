@@ -113,6 +113,9 @@ def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach) -> Non
     for name, rule in kernel.bucket_rules.items():
         # Part of the context: another bucket is another problem that is measured.
         measured.add(f"bucket {name}", rule)
+    for name in ("flops", "bytes"):
+        if getattr(kernel, name) is not None:
+            measured.add(name, getattr(kernel, name))
     for name in ("space", "default", "specialize"):
         plan.add(name, getattr(kernel, name))
     plan.add("plan", kernel.plan.to_wire())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ktuned.model import (
@@ -21,6 +21,7 @@ from ktuned.model import (
 )
 from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
 from ktuned.spec.values import mapping_fault
+from ktuned.spec.work import given_metrics, work_fault
 
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
 """Phases that a deadline may be declared for."""
@@ -84,7 +85,9 @@ def fault_of(declared: Any) -> str:
         return f"prior is of type {type(declared.prior).__name__}, not a callable (p, c) -> score or p -> configs"
     if not (callable(declared.cores) or declared.cores is None or _is_count(declared.cores)):
         return f"cores={declared.cores!r} is neither an int >= 1 nor a callable (p, c) -> int"
-    fault = _metrics_fault(declared.metrics) or _objective_fault(declared.plan.objective, declared.metrics)
+    fault = _metrics_fault(declared.metrics) or work_fault(declared.flops, declared.bytes, declared.metrics)
+    named = {*declared.metrics, *given_metrics(declared.flops, declared.bytes)} if not fault else ()
+    fault = fault or _objective_fault(declared.plan.objective, named)
     if fault := fault or _bucket_fault(declared.bucket):
         return fault
     if isinstance(declared.setup, tuple) and any(not isinstance(item, str) for item in declared.setup):
@@ -124,7 +127,7 @@ def _bucket_fault(bucket: Any) -> str:
     return ""
 
 
-def _objective_fault(objective: Any, metrics: Mapping[str, Any]) -> str:
+def _objective_fault(objective: Any, metrics: Collection[str]) -> str:
     if not isinstance(objective, str):
         return f"objective is of type {type(objective).__name__}, not a name such as 'energy', or maximize('a metric')"
     try:

@@ -19,11 +19,13 @@ from ktuned.model import (
     LATENCY,
     Config,
     Context,
+    DeviceModel,
     Job,
     JobState,
     KernelInfo,
     Objective,
     Outcome,
+    Peaks,
     Plan,
     Problem,
     Root,
@@ -40,6 +42,7 @@ from ktuned.store import (
     digest_parts,
     exchange,
     job_writes,
+    peaks,
     rows,
     trial_queries,
     trial_writes,
@@ -192,6 +195,14 @@ class Store:
     async def save_versions(self, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
         """Remember what fingerprints stand for, by their digests."""
         await self._write(lambda connection: digest_parts.keep_versions(connection, fingerprints))
+
+    def peaks(self) -> dict[DeviceModel, Peaks]:
+        """Return the measured limits of each device model."""
+        return peaks.all_of(self._reader)
+
+    async def save_peaks(self, found: Peaks) -> None:
+        """Keep the limits of a device model."""
+        await self._write(lambda connection: peaks.keep(connection, found))
 
     def kernels(self) -> list[KernelInfo]:
         """Return all kernels as they were last inspected, by name."""

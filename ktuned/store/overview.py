@@ -11,8 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ktuned.model import Context, Job, KernelInfo, StoreError, Winner
-from ktuned.store import database_file, digest_parts, rows
+from ktuned.model import Context, DeviceModel, Job, KernelInfo, Peaks, StoreError, Winner
+from ktuned.store import database_file, digest_parts, peaks, rows
 from ktuned.store.faults import database_fault
 from ktuned.store.reader import Reader, Row
 from ktuned.store.schema import SCHEMA_VERSION, check_ours
@@ -127,6 +127,10 @@ class Overview:
     def trials(self, context: int) -> Sequence[TrialRow]:
         """Return the trials of a context that have ended, in the order in which they began."""
         return self._reader.values(_trial, _TRIALS, context)
+
+    def peaks(self) -> Mapping[DeviceModel, Peaks]:
+        """Return the measured limits of devices."""
+        return peaks.all_of(self._reader)
 
     def winners(self) -> list[Winner]:
         """Return all winners."""

@@ -18,6 +18,8 @@
 
     learned                             (names that only compiling or measuring a kernel has shown)
 
+    peaks                               (measured limits of device models)
+
     meanings   fingerprints             (contents of the digests in contexts, to find what has changed since)
 """
 
@@ -149,6 +151,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE jobs ADD COLUMN best_figure REAL",
         "ALTER TABLE jobs ADD COLUMN default_figure REAL",
     ),
+    ("CREATE TABLE peaks (device TEXT PRIMARY KEY, figures TEXT NOT NULL) WITHOUT ROWID",),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

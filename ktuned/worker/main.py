@@ -134,6 +134,12 @@ def _load_compilation(registry: Registry, places: Places) -> _Loaded:
     return {requests.Compile: lambda request, reply: compile_units(registry, places, request, reply)}
 
 
+def _load_peaks(registry: Registry, places: Places) -> _Loaded:
+    from ktuned.worker.peaks import measure
+
+    return {requests.MeasurePeaks: measure}
+
+
 def _load_bench(registry: Registry, places: Places) -> _Loaded:
     from ktuned.worker.bench import Bench
 
@@ -154,6 +160,7 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
     **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection),
     **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration),
     requests.Compile: _load_compilation,
+    requests.MeasurePeaks: _load_peaks,
     **dict.fromkeys(
         (
             requests.Open,

@@ -254,7 +254,7 @@ def test_watch_without_a_path_shows_all(run: Run, serve: Serve) -> None:
     daemon.hangs_up = True
     ran = run("watch", "--json", "--no-spawn")
     assert [event["type"] for event in ran.values] == [event["type"] for event in watching()]
-    assert [method for method, _ in daemon.calls] == ["hello", "kernels", "subscribe", "jobs"]
+    assert [method for method, _ in daemon.calls] == ["hello", "kernels", "subscribe", "jobs", "peaks"]
     assert ran.err.startswith("watching /src; Ctrl-C")
 
 

@@ -20,7 +20,7 @@ from ktuned.model.values import Outcome
 
 OPERATIONS = (
     *("prepare", "probe", "gpu_users", "inspect", "explore", "ask", "admits", "represent", "compile"),
-    *("open", "close", "canary", "trial", "time", "check", "time_reference"),
+    *("open", "close", "canary", "measure_peaks", "trial", "time", "check", "time_reference"),
 )
 TEXT = st.text(max_size=8)
 NUMBERS = st.floats(allow_nan=False)

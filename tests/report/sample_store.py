@@ -87,6 +87,12 @@ class SampleStore:
                 "INSERT OR REPLACE INTO kernels VALUES (?, ?, ?)", (kernel, json.dumps(info.to_wire()), NOW)
             )
 
+    def add_peaks(self) -> None:
+        """Add the limits of the device."""
+        figures = {"device": MODEL, "gbps": 3010.0, "tflops": {"float16": 790.0, "float32": 51.0}, "measured": NOW}
+        with closing(sqlite3.connect(self._path)) as connection, connection:
+            connection.execute("INSERT INTO peaks VALUES (?, ?)", (MODEL, json.dumps(figures)))
+
     def multiply(self, times: int) -> None:
         """Add each trial of the newest context so many times, with other values of a further knob and other figures."""
         with closing(sqlite3.connect(self._path)) as connection, connection:
@@ -150,6 +156,11 @@ class SampleStore:
             if lane_s:
                 spans.append(("lane", "cuda:0", lane_at))
             detail["spans"] = spans
+            if latency_us is not None and {"M", "N", "K"} <= problem.keys():
+                flops = 2.0 * problem["M"] * problem["N"] * problem["K"]
+                moved = 2.0 * (problem["M"] * (problem["K"] + problem["N"]) + problem["K"] * problem["N"])
+                metrics = {"tflops_float16": flops / latency_us / 1e6, "gbps": moved / latency_us / 1e3}
+                detail["metrics"] = metrics
             spread_us = None if latency_us is None else latency_us * self._random.uniform(0.002, 0.02)
             if latency_us is not None and (best is None or latency_us < best[0]):
                 best = latency_us, self._trial, spread_us or 0.0

@@ -27,6 +27,7 @@ TITLES = {
     "Best so far",
     "Winner, default, reference",
     "Which knobs matter",
+    "Roofline",
     "Distribution of latencies",
     "Latency against each knob",
     "Pairs of knobs",
@@ -53,6 +54,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = SampleStore(home / "ktuned.sqlite")
     store.add("kernels:gemm", PROBLEM, 300, saves=3)
     store.add("kernels:softmax", {"N": 1024}, 60)
+    store.add_peaks()
     standings = {
         keyed("kernels:gemm", PROBLEM, "NVIDIA H100 80GB HBM3"): Standing("fresh"),
         keyed("kernels:softmax", {"N": 1024}, "NVIDIA H100 80GB HBM3"): Standing("stale", ["softmax.cu changed"]),

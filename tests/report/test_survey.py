@@ -83,6 +83,23 @@ def test_standings_are_the_daemons_word(path: Path) -> None:
     assert surveyed(path).sections[1].standing.status == "unknown"
 
 
+def test_the_winner_has_its_share_of_the_limit(tmp_path: Path) -> None:
+    """Where the kernel file declares its work and the device's limits are known; the roof is for the chart."""
+    store = SampleStore(tmp_path / "ktuned.sqlite")
+    store.add("p:gemm", {"M": 4096, "N": 4096, "K": 4096}, 30)
+    (section,) = surveyed(tmp_path / "ktuned.sqlite").sections
+    assert section.winner is not None
+    assert (section.winner.share, section.roof) == (None, None)
+    store.add_peaks()
+    (section,) = surveyed(tmp_path / "ktuned.sqlite").sections
+    assert section.winner is not None
+    assert section.winner.share is not None
+    assert section.winner.share.what == "float16 tensor cores"
+    assert section.winner.share.share == pytest.approx(section.winner.metrics["tflops_float16"] / 790.0)
+    assert section.roof is not None
+    assert section.roof.tflops == {"tflops_float16": 790.0, "tflops": 51.0}
+
+
 def test_a_large_store_keeps_the_fastest(path: Path) -> None:
     """Where the page has no room for all, each section has its share: the winner, the fastest, a sample of the rest."""
     dot, gemm = surveyed(path, max_trials=80).sections

@@ -17,23 +17,53 @@ from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
 from ktuned.cli.spawn import state_directory
 from ktuned.cli.versions import version
+from ktuned.model import MEMORY, PRECISIONS
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
 
+PEAKS_DEADLINE_S = 600.0
+"""For all devices of a large machine, one after the other, behind what their lanes measure now."""
+
 
 @click.command()
+@click.option("--peaks", is_flag=True, help="Measure the limits of each device, once, and show them instead.")
+@click.option("--again", is_flag=True, help="With --peaks: measure those that are known, too.")
 @json_option
-def doctor(as_json: bool) -> int:
+def doctor(peaks: bool, again: bool, as_json: bool) -> int:
     """Check this installation.
 
     Works without a daemon, and reports more with one. Exits with 1 if a check fails.
     """
+    if again and not peaks:
+        raise click.UsageError("--again goes with --peaks", click.get_current_context())
+    if peaks:
+        return _show_peaks(again=again, as_json=as_json)
     findings = _examine()
     if as_json:
         output.emit_json([finding.to_wire() for finding in findings])
     else:
         output.table(["", "what", "how it is", "remedy"], ([*map(str, _row(finding))] for finding in findings))
     return Exit.NOT_REACHED if any(finding.level is Level.FAIL for finding in findings) else Exit.DONE
+
+
+def _show_peaks(*, again: bool, as_json: bool) -> int:
+    with Client() as client:
+        answer = client.call("peaks", measure=True, again=again, deadline_s=PEAKS_DEADLINE_S)
+    if as_json:
+        output.emit_json(answer)
+        return Exit.DONE
+    rows = []
+    for peaks in answer["peaks"]:
+        figures = {MEMORY: peaks["gbps"], **{PRECISIONS[kind]: peaks["tflops"].get(kind) for kind in PRECISIONS}}
+        names = {"memory": MEMORY, **PRECISIONS}
+        absent = {names.get(kind, kind): why for kind, why in peaks["absent"].items()}
+        for limit, figure in figures.items():
+            unit = "GB/s" if limit == MEMORY else "TFLOP/s"
+            if figure is not None or limit in absent:
+                rows.append((peaks["device"], limit, absent[limit] if figure is None else f"{figure:.4g} {unit}"))
+        rows += [(peaks["device"], "all", why) for kind, why in peaks["absent"].items() if kind == "all"]
+    output.table(["device", "limit", "measured"], rows)
+    return Exit.DONE if any(peaks["gbps"] for peaks in answer["peaks"]) else Exit.NOT_REACHED
 
 
 def _row(finding: Finding) -> tuple[str, str, str, str]:

@@ -11,6 +11,7 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
+from ktuned.cli.limits import limits, share_of
 from ktuned.cli.options import device_option, given, json_option, objective_option, problem_option
 from ktuned.model import LATENCY, Status, sentence
 from ktuned_client import Client
@@ -43,6 +44,9 @@ def lookup(
         answer = client.call("lookup", kernel=kernel, problem=problem, **place)
         if why and answer["status"] != Status.UNKNOWN:
             answer["changes"] = _changes(client, answer)
+        metrics = answer.get("metrics") or {}
+        # Few kernels have metrics: the others' lookups ask for nothing more.
+        share = share_of(metrics, limits(client), answer["device"]) if metrics else ""
     if as_json:
         output.emit_json(answer)
     elif answer["status"] != Status.UNKNOWN:
@@ -51,6 +55,7 @@ def lookup(
         by = "" if objective == LATENCY else f"by {objective}"
         facts = [answer["status"], by, answer["device"], text.latency(answer["latency_us"])]
         facts.append(text.metrics(answer.get("metrics") or {}))
+        facts.append(share)
         if answer["age_s"] is not None:
             facts.append(f"{text.duration(answer['age_s'])} old")
         output.emit("  ".join(fact for fact in facts if fact))

@@ -17,7 +17,7 @@ from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path
 from ktuned.cli.versions import version
-from ktuned.model import KtunedError, UsageError, WinnerKey, sentence
+from ktuned.model import LATENCY, KtunedError, UsageError, WinnerKey, sentence
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ _DEADLINE_S = 60.0
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser.")
 @click.option("--live", is_flag=True, help="Serve a page that follows running tunings instead, until Ctrl-C.")
 def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> int:
-    """Write a report of the winners and of all trials as one HTML file.
+    """Write winners and trials as an HTML file with charts.
 
-    It needs no network: kernels, problems and devices with their gains and what is stale, and for each the charts.
-    Without KERNEL or PATH it has the whole store.
+    It is one file that needs no network: kernels, problems and devices with their gains and what is stale, and for
+    each the charts. Without KERNEL or PATH it has the whole store.
     """
     # Not at the top: `--help` imports every command, and needs no database.
     from ktuned.report import page, survey
@@ -140,6 +140,7 @@ def _standings(client: Client) -> dict[WinnerKey, Standing]:
         keyed(kernel["name"], entry["problem"], entry["device"]): Standing(entry["status"], _reasons(entry))
         for kernel in kernels
         for entry in kernel["why"]
+        if entry.get("objective", LATENCY) == LATENCY
     }
 
 

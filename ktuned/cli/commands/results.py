@@ -12,6 +12,7 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
+from ktuned.cli.limits import Limits, limits, share_of
 from ktuned.cli.options import device_option, given, json_option, problem_option
 from ktuned.cli.trial_pages import all_trials
 from ktuned.model import LATENCY, TRIED_AGAIN, Outcome, canonical
@@ -83,6 +84,7 @@ def results(
     chosen = given(kernel=kernel, problem=problem, device=device, outcome=outcome, trial=trial)
     if trial is None and not everything:
         chosen["current"] = True
+    known: Limits = {}
     with Client() as client:
         if trial is not None:
             trials = client.call("results", **chosen)["trials"]
@@ -95,6 +97,8 @@ def results(
             trials = answer["trials"]
             # A daemon that was started before an upgrade does not count.
             total = answer.get("total", len(trials))
+        if form == TABLE and any(one.get("metrics") for one in trials):
+            known = limits(client)
     if pareto is not None:
         trials = _front(trials, pareto.split(","))
         total = len(trials)
@@ -106,7 +110,7 @@ def results(
         for found in trials:
             _tell(found)
     elif trials:
-        _show(trials, with_age=everything)
+        _show(trials, known, with_age=everything)
     if len(trials) < total:
         output.say(f"{len(trials)} of {total} trials; --limit {total} shows all")
     if not trials:
@@ -141,10 +145,13 @@ def _draw(trials: Sequence[Mapping[str, Any]]) -> None:
             output.emit(line)
 
 
-def _show(trials: Iterable[Mapping[str, Any]], *, with_age: bool) -> None:
+def _show(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age: bool) -> None:
     now = time.time()
     trials = list(trials)
-    metrics = list(dict.fromkeys(name for trial in trials for name in trial.get("metrics") or ()))
+    named = [{**(trial.get("metrics") or {}), **(trial.get("facts") or {})} for trial in trials]
+    figures = list(dict.fromkeys(name for found in named for name in found))
+    shares = [share_of(trial.get("metrics") or {}, known, trial["device"]) for trial in trials]
+    limit = ["of the limit"] if any(shares) else []
     rows = (
         [
             f"{_star(trial)}{trial['id']}",
@@ -154,17 +161,18 @@ def _show(trials: Iterable[Mapping[str, Any]], *, with_age: bool) -> None:
             trial["outcome"] or "under way",
             text.latency(trial["latency_us"]),
             text.spread(trial["spread_us"]),
-            *(text.figure((trial.get("metrics") or {}).get(name)) for name in metrics),
+            *([share or text.ABSENT] if limit else []),
+            *(text.figure(found.get(name)) for name in figures),
             text.duration(trial["compile_s"]),
             text.duration(trial["lane_s"]),
             *([text.duration(max(0.0, now - trial["updated"]))] if with_age else []),
             text.first_line(trial["message"], limit=80),
         ]
-        for trial in trials
+        for trial, found, share in zip(trials, named, shares, strict=True)
     )
     columns = [column for column in _COLUMNS if with_age or column != "age"]
-    columns[columns.index("compile") : columns.index("compile")] = metrics
-    output.table(columns, rows, right=[*_FIGURES, *metrics])
+    columns[columns.index("compile") : columns.index("compile")] = [*limit, *figures]
+    output.table(columns, rows, right=[*_FIGURES, *figures])
 
 
 def _star(trial: Mapping[str, Any]) -> str:

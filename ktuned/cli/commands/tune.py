@@ -12,6 +12,7 @@ from ktuned.cli import lines, output, spawn, text
 from ktuned.cli.commands import jobs as job_tables
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
+from ktuned.cli.limits import Limits, limits
 from ktuned.cli.options import (
     as_path,
     config_option,
@@ -94,7 +95,7 @@ def tune(
             _print_jobs(tuning, as_json)
             return Exit.NOT_REACHED if tuning.errors or not tuning.jobs else Exit.DONE
         try:
-            view = follow(tuning, as_json)
+            view = follow(tuning, as_json, limits(client))
         except KeyboardInterrupt:
             return _interrupted(client, tuning, cancels)
         if as_json:
@@ -122,9 +123,9 @@ def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
             output.say(line)
 
 
-def follow(tuning: Tuning, as_json: bool) -> View:
-    """Show a tuning until its jobs have ended; return their final view."""
-    view = begin(tuning.jobs)
+def follow(tuning: Tuning, as_json: bool, known: Limits | None = None) -> View:
+    """Show a tuning until its jobs have ended; return their final view. ``known`` are limits of devices."""
+    view = begin(tuning.jobs, known)
     with choose(as_json) as presenter:
         presenter.show(None, view, ())
         for event in tuning:

@@ -12,6 +12,7 @@ import click
 from ktuned.cli import output, regression, spawn, text
 from ktuned.cli.commands.tune import announce, complain_of, follow
 from ktuned.cli.exit_status import Exit
+from ktuned.cli.limits import limits
 from ktuned.cli.options import as_path, given, json_option, no_spawn_option
 from ktuned.cli.present import Presenter, choose
 from ktuned.cli.progress import ENDED, Event, View, begin, fold, ratio, remember, resync
@@ -181,7 +182,7 @@ def _take(client: Client, view: View, event: Event, project: str | None, present
 
 def _catch_up(client: Client, project: str | None) -> View:
     known = _jobs_of(client, project)
-    view = begin(job for job in known if job["state"] not in ENDED)
+    view = begin((job for job in known if job["state"] not in ENDED), limits(client))
     return remember(view, (job for job in known if job["state"] in ENDED))
 
 

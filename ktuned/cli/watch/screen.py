@@ -143,5 +143,7 @@ def _state(row: Row) -> str:
             return f"tuning {lines.progress(job)}{left}{failed}"
         case "queued", JobView() as job:
             return f"queued{f': {job.waits_for}' if job.waits_for else ''}"
+        case "tuned", JobView() as job if job.share:
+            return f"tuned, {job.share}{failed}"
         case state, _:
             return f"{state}{failed}"

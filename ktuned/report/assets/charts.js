@@ -388,6 +388,56 @@ function explore(section, filters, c, x, y, by) {
   };
 }
 
+const BANDWIDTH = "gbps";
+
+/** Return the metrics of a section's roofline, or null if its kernel file declares too little. */
+function roofOf(section) {
+  const bytes = section.metrics.find((one) => one.name === BANDWIDTH);
+  const flops = section.metrics.filter((one) => /^tflops(_[a-z0-9]+)?$/.test(one.name));
+  if (!bytes || !flops.length) return null;
+  // Of several precisions the one with most operations.
+  const total = (one) => one.values.reduce((sum, value) => sum + (value > 0 ? value : 0), 0);
+  flops.sort((a, b) => total(b) - total(a));
+  return { bytes, flops: flops[0] };
+}
+
+function roofline(section, filters, c, roofs, sections) {
+  const { bytes, flops } = roofs;
+  const point = (gbps, tflops) => [(tflops * 1e3) / gbps, tflops];
+  const rows = Array.from(filters.measured).filter((row) => bytes.values[row] > 0 && flops.values[row] > 0);
+  const points = rows.map((row) => [...point(bytes.values[row], flops.values[row]), row]);
+  const { plain } = section;
+  const others = sections.filter((other) => other !== section && other.plain.kernel === plain.kernel && other.plain.device === plain.device && other.plain.winner && other.plain.winner.metrics[BANDWIDTH] > 0 && other.plain.winner.metrics[flops.name] > 0)
+    .map((other) => [...point(other.plain.winner.metrics[BANDWIDTH], other.plain.winner.metrics[flops.name]), flat(other.plain.problem)]);
+  const bandwidth = (plain.roof && plain.roof.gbps) || NaN;
+  const peak = (plain.roof && plain.roof.tflops[flops.name]) || NaN;
+  const ridge = (peak * 1e3) / bandwidth;
+  const xs = [...points, ...others].map((one) => one[0]).concat(Number.isFinite(ridge) ? [ridge] : []);
+  const ys = [...points, ...others].map((one) => one[1]).concat(Number.isFinite(peak) ? [peak] : []);
+  const bounds = (values) => [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
+  const [[left, right], [low, high]] = [bounds(xs), bounds(ys)];
+  const [from, to] = [left / 4, right * 4];
+  const roof = [];
+  if (Number.isFinite(bandwidth)) {
+    const start = Math.max(from, (low / 2) * 1e3 / bandwidth);
+    roof.push([start, (start * bandwidth) / 1e3]);
+    if (Number.isFinite(peak)) roof.push([ridge, peak], [to, peak]);
+    else roof.push([to, (to * bandwidth) / 1e3]);
+  } else if (Number.isFinite(peak)) roof.push([from, peak], [to, peak]);
+  const ticks = (a, b) => { const values = roundValues(a, b, 6); return { axisTick: { show: false, customValues: values }, axisLabel: { customValues: values, formatter: (value) => figure(value, 3) } }; };
+  return {
+    ...frame(c, { grid: { left: 66, bottom: 46 }, tooltip: { trigger: "item", formatter: (one) => (one.seriesIndex === 0 ? tip("limits", [["memory", Number.isFinite(bandwidth) ? `${figure(bandwidth)} GB/s` : "–"], ["arithmetic", Number.isFinite(peak) ? `${figure(peak)} TFLOP/s` : "–"], ["ridge", Number.isFinite(ridge) ? `${figure(ridge, 3)} FLOP/byte` : "–"]]) : typeof one.data[2] === "string" ? tip(one.data[2], [["TFLOP/s", figure(one.data[1])], ["FLOP/byte", figure(one.data[0], 3)]]) : trialTip(section, one.data[2])) } }),
+    xAxis: axis(c, { type: "log", min: from, max: to, name: "FLOP / byte", ...ticks(from, to) }),
+    yAxis: axis(c, { type: "log", min: low / 2, max: high * 1.6, name: flops.name === "tflops" ? "TFLOP/s" : `TFLOP/s, ${flops.name.slice(7)}`, nameGap: 46, ...ticks(low / 2, high * 1.6) }),
+    series: [
+      { type: "line", data: roof, symbol: "none", lineStyle: { color: c.second, width: 2.2 }, areaStyle: { color: c.second, opacity: 0.06 }, z: 2 },
+      { type: "scatter", large: true, largeThreshold: 4000, data: points, symbolSize: 6, itemStyle: { color: c.accent, opacity: rows.length > 1000 ? 0.25 : 0.5 } },
+      { type: "scatter", data: others, symbolSize: 10, itemStyle: { color: "transparent", borderColor: c.soft, borderWidth: 1.6 } },
+      { type: "scatter", data: points.filter((one) => one[2] === section.winnerRow), symbolSize: 13, symbol: "diamond", itemStyle: { color: c.gold, borderColor: c.card, borderWidth: 1.5 }, z: 9 },
+    ],
+  };
+}
+
 function history(section, c) {
   const saves = section.plain.history.map((save, i) => ({ ...save, i })).filter((save) => save.latency_us !== null);
   const values = saves.map((save) => save.latency_us);

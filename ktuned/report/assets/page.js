@@ -140,7 +140,7 @@ function storePage() {
       cells: [
         make("a", { href: `#${encodeURIComponent(section.id)}` }, plain.kernel), flat(plain.problem), plain.device, plain.winner ? latency(plain.winner.latency_us) : "–",
         faster === null ? "–" : make("span", {}, make("i", { class: "gain", style: `width: ${Math.max(2, (Math.min(faster, widest) / widest) * 70)}px` }), `${faster.toFixed(2)}×`),
-        reference === null ? "–" : `${reference.toFixed(2)}×`, share ? share.text : "–", badge(plain.standing), (plain.trials.count + plain.left_out).toLocaleString("en"), failed.toLocaleString("en"), plain.winner ? day(plain.winner.decided) : "–",
+        reference === null ? "–" : `${reference.toFixed(2)}×`, share ? `${percent(share.share)} of ${share.what}` : "–", badge(plain.standing), (plain.trials.count + plain.left_out).toLocaleString("en"), failed.toLocaleString("en"), plain.winner ? day(plain.winner.decided) : "–",
       ],
     };
   });
@@ -335,7 +335,12 @@ function cardsOf(section, filters) {
     }), { height: Math.max(190, 54 + Math.min(14, varied.length) * 26), note: "Learning from the trials…" });
     cards.push(matters);
   }
-  cards.push(new Card("Distribution of latencies", some(() => distribution(section, filters, colours())), { size: hasModel ? "" : "wide" }));
+  const roofs = roofOf(section);
+  if (roofs) {
+    const card = new Card("Roofline", some(() => roofline(section, filters, colours(), roofs, state.sections)), { height: 330, note: plain.roof && plain.roof.gbps ? `Each point is a config, by the operations and bytes that its kernel file declares. Rings: winners of the kernel's other problems.` : "`ktuned doctor --peaks` measures the device's limits, which are not known yet." });
+    cards.push(card);
+  }
+  cards.push(new Card("Distribution of latencies", some(() => distribution(section, filters, colours())), { size: hasModel === Boolean(roofs) ? "wide" : "" }));
   if (varied.length) {
     const minis = make("div", { class: "minis" });
     const parts = varied.map(({ knob }) => {

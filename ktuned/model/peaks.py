@@ -1,0 +1,80 @@
+"""Limits of a device, and the share of them that a kernel reaches. No IO.
+
+A kernel file's ``flops`` and ``bytes`` become metrics: ``gbps``, and ``tflops`` or, for arithmetic of another precision
+than float32, ``tflops_PRECISION``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ktuned.model.keys import DeviceModel
+from ktuned.model.record import Record, record
+
+FLOAT32 = "float32"
+
+PRECISIONS: Mapping[str, str] = {
+    FLOAT32: "float32 arithmetic",
+    "float64": "float64 arithmetic",
+    "tf32": "tf32 tensor cores",
+    "float16": "float16 tensor cores",
+    "bfloat16": "bfloat16 tensor cores",
+    "float8": "float8 tensor cores",
+    "int8": "int8 tensor cores",
+}
+"""Precisions of arithmetic, and the units that limit them; of a CPU only the first two are measured."""
+
+MEMORY = "memory bandwidth"
+BANDWIDTH_METRIC = "gbps"
+_ARITHMETIC_METRIC = "tflops"
+
+
+@record
+class Peaks(Record):
+    """Measured limits of a device model: GB/s of its memory, TFLOP/s by precision; ``measured`` is Unix time in s.
+
+    ``absent`` says for each figure that could not be measured why.
+    """
+
+    device: DeviceModel
+    gbps: float | None = None
+    tflops: Mapping[str, float] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    measured: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The share of a device's limit that a kernel reaches by a metric; ``of`` names the limit."""
+
+    of: str
+    share: float
+    metric: str
+
+    def __str__(self) -> str:
+        return f"{self.share:.0%} of {self.of}".replace("%", " %")
+
+
+def arithmetic_metric(precision: str) -> str:
+    """Return the name of the metric for a precision's TFLOP/s."""
+    return _ARITHMETIC_METRIC if precision == FLOAT32 else f"{_ARITHMETIC_METRIC}_{precision}"
+
+
+def shares(metrics: Mapping[str, float], peaks: Mapping[str, Any]) -> list[Share]:
+    """Return the shares of all limits that metrics have a figure for, the greatest first.
+
+    ``peaks`` is the protocol's map of :class:`Peaks`. The greatest is the limit that holds the kernel back, if one
+    does; more than all of it means that the data stayed in a cache, or that the limit was measured on a slower day.
+    """
+    limits = {BANDWIDTH_METRIC: (MEMORY, peaks.get("gbps"))}
+    tflops: Mapping[str, float] = peaks.get("tflops") or {}
+    for precision, unit in PRECISIONS.items():
+        limits[arithmetic_metric(precision)] = (unit, tflops.get(precision))
+    found = [
+        Share(name, metrics[metric] / limit, metric)
+        for metric, (name, limit) in limits.items()
+        if metric in metrics and limit
+    ]
+    return sorted(found, key=lambda one: -one.share)

@@ -1,0 +1,82 @@
+"""The method ``peaks``: the limits of devices, measured once for each model, in its lane, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from time import time
+from typing import Any
+
+from ktuned.devices import Machine
+from ktuned.fleet import Environment, Fleet, Lane
+from ktuned.ipc import replies, requests
+from ktuned.model import Device, DeviceModel, Peaks, Phase, Role, WorkerError
+from ktuned.serve.connection import Connection
+from ktuned.serve.method import Method
+from ktuned.serve.params import PeaksParams
+from ktuned.store import Store
+
+_DEADLINES: Mapping[str, float] = {Phase.LOAD: 120.0, Phase.TIMING: 120.0}
+"""Importing torch from a cold disk, and 12 runs of eight kinds: a large GPU takes 3 s for all, two cores 15 s."""
+
+_NO_JOB = 0
+
+
+class DevicePeaks:
+    """Measures limits; ``environments`` are interpreters that may have torch, ``lane`` returns a device's lane."""
+
+    def __init__(
+        self,
+        *,
+        machine: Machine,
+        store: Store,
+        fleet: Fleet,
+        environments: Callable[[], Sequence[Environment]],
+        lane: Callable[[Device], Lane],
+    ) -> None:
+        self._machine = machine
+        self._store = store
+        self._fleet = fleet
+        self._environments = environments
+        self._lane = lane
+
+    def table(self) -> dict[str, Method[Any]]:
+        """Return the methods by their names on the wire."""
+        return {"peaks": Method(PeaksParams, self.peaks)}
+
+    async def peaks(self, wanted: PeaksParams, connection: Connection) -> dict[str, Any]:
+        """Return the limits that are kept; with ``measure`` those of other devices too, with ``again`` those of all."""
+        if wanted.measure or wanted.again:
+            known = {} if wanted.again else self._store.peaks()
+            done: set[str] = set()
+            for environment, device in await self._devices():
+                if device.model not in known and device.model not in done and await self._measure(environment, device):
+                    done.add(device.model)
+        return {"peaks": [asdict(peaks) for peaks in self._store.peaks().values()]}
+
+    async def _devices(self) -> list[tuple[Environment, Device]]:
+        """Return the devices of all interpreters; one that lacks torch is followed by another that may have it."""
+        found = []
+        for environment in self._environments():
+            report = await self._machine.probe(environment)
+            found += [(environment, device) for device in report.devices]
+        return found
+
+    async def _measure(self, environment: Environment, device: Device) -> bool:
+        """Measure a device in a worker of its own, while its lane measures nothing else; return whether it worked."""
+        # In the order of a final round.
+        async with self._fleet.gate.quiet(), self._lane(device).hold(_NO_JOB):
+            worker = await self._fleet.acquire(Role.BENCH, environment)
+            try:
+                found, _ = await worker.exchange(requests.MeasurePeaks(device), _DEADLINES)
+            except WorkerError as error:
+                reason = error.message.splitlines()[0]
+                found = replies.MeasuredPeaks(absent={"all": reason})
+            finally:
+                # It holds gigabytes of the device.
+                worker.kill()
+        peaks = Peaks(DeviceModel(device.model), found.gbps, found.tflops, found.absent, time())
+        if peaks.gbps is None and not peaks.tflops and device.model in self._store.peaks():
+            return False
+        await self._store.save_peaks(peaks)
+        return peaks.gbps is not None
