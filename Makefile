@@ -70,7 +70,7 @@ test: lint  ## lint, then run the whole suite
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder || \
 		{ [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 	@$(MAKE) --no-print-directory tilelang || { echo "skipped: TileLang's tests; to run them: make tilelang"; exit 0; }; \
-	$(TILELANG)/bin/python -m pytest -q tests/tilelang
+	$(TILELANG)/bin/python -m pytest -q -n 2 --dist loadfile tests/tilelang
 
 chaos: install  ## inject every kind of failure at once, seeded (SEED=3), then make 500 random edits
 	$(BIN)/python -m pytest tests/chaos -m 'not gpu' -o faulthandler_timeout=0 --chaos=full --chaos-seed=$(or $(SEED),3)

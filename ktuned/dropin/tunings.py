@@ -44,6 +44,7 @@ class Best(NamedTuple):
     text: str
     is_fresh: bool
     artifact: str | None
+    latency_us: float | None = None
 
 
 class Request(Protocol):
@@ -115,7 +116,9 @@ class Tunings:
             self._note(request, "tuned")
         if answer["config"] is None or answer["status"] not in ("fresh", "stale", "near"):
             return None
-        return Best(canonical(answer["config"]), answer["status"] == "fresh", answer.get("artifact"))
+        return Best(
+            canonical(answer["config"]), answer["status"] == "fresh", answer.get("artifact"), answer.get("latency_us")
+        )
 
     def is_open(self, request: Request) -> bool:
         """Return whether a job for a key goes on, whose best so far is no more than that."""

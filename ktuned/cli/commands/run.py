@@ -25,10 +25,10 @@ HOOK = Path(run_hook.__file__).parent
 @click.option("--wait", "waits", is_flag=True, help="Have the first call of each tuning key wait for its winner.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(waits: bool, command: tuple[str, ...]) -> int:
-    """Run a program; the daemon tunes its @triton.autotune functions.
+    """Run a program; the daemon tunes its @triton.autotune and @tilelang.autotune functions.
 
     COMMAND is run as it is: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that it
-    starts need ktuned-triton. Starts a daemon if none runs. Exits with the program's status.
+    starts need ktuned-triton or ktuned-tilelang. Starts a daemon if none runs. Exits with the program's status.
     """
     if shutil.which(command[0]) is None:
         raise UsageError(f"there is no program {command[0]!r}", hint="give a command, as in `ktuned run python app.py`")
@@ -51,7 +51,7 @@ def summarise(reports: Sequence[Mapping[str, Any]]) -> list[str]:
         # A key that one process saw tuned is tuned, whatever another saw before.
         keys |= {key: state for key, state in report["keys"].items() if keys.get(key) != "tuned"}
     if not taken and not left:
-        return ["no autotuned function was called, or the program's interpreter has no ktuned-triton"]
+        return ["no autotuned function was called, or the program's interpreter has no plugin with a drop-in"]
     lines = [f"taken over: {', '.join(taken)}"] if taken else []
     lines += [f"left alone: {name}: {reason}" for name, reason in sorted(left.items())]
     if keys:

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-PLUGINS = ("ktuned_triton",)
+PLUGINS = ("ktuned_triton", "ktuned_tilelang")
 """The plugins with a drop-in for another autotuner."""
 
 

@@ -172,14 +172,24 @@ def _empty(layout: Layout) -> Any:
 
 def _out_idx(build: Build, jit: Mapping[str, Any], attributes: Mapping[str, Any], count: int) -> tuple[int, ...]:
     own = attributes.get(_OUT_IDX)
-    chosen = build.out_idx if build.out_idx is not None else jit.get("out_idx")
-    if own is not None:
-        if chosen is not None:
-            raise Misfit("the program returns T.empty tensors, and out_idx is given besides")
-        chosen = tuple(own)
-    if chosen is None:
+    chosen = _normalised(build.out_idx if build.out_idx is not None else jit.get("out_idx"), count)
+    if own is None:
+        return chosen
+    returned = _normalised(tuple(own), count)
+    if chosen not in ((), returned):
+        raise Misfit(f"the program returns T.empty tensors, its parameters {returned}, and out_idx is {chosen}")
+    return returned
+
+
+def _normalised(out_idx: Any, count: int) -> tuple[int, ...]:
+    """Return indices from 0 on.
+
+    Raises:
+        Misfit: one is not of a parameter.
+    """
+    if out_idx is None:
         return ()
-    indices = (chosen,) if isinstance(chosen, int) else tuple(int(index) for index in chosen)
+    indices = (out_idx,) if isinstance(out_idx, int) else tuple(int(index) for index in out_idx)
     for index in indices:
         if not -count <= index < count:
             raise Misfit(f"out_idx is {index}, and the kernel has {count} parameters")

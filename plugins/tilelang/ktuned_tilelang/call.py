@@ -1,0 +1,315 @@
+"""One call of an autotuned function, evaluated where it is made: its programs and its tensors, as plain data.
+
+The application makes the program of each config, because only it has the function, its closure and its arguments. A
+program is TVM's JSON: the daemon compiles it and imports nothing of the application's. A result is kept for the program
+itself, so that no edit of the source can be missed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from ktuned.model import canonical
+from ktuned_tilelang.build import Build
+
+PASS_CONFIGS = "pass_configs"
+"""The key of a config that is not a parameter of the function."""
+
+MAX_CAPTURED_BYTES = 1 << 30
+"""Limit of the tensors whose content is kept for a call: a copy is written to the disk."""
+
+CAPTURED = "captured"
+"""The fill of a tensor whose content is the call's own: it may hold indices."""
+
+_DIGEST_CHARS = 16
+_FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+_DRAWN_BY_AUTO = frozenset({"float32", "float16", "bfloat16"})
+
+
+class LeftAlone(Exception):
+    """A call that ktuned does not tune; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A parameter that is a tensor: its layout, and what it is filled with."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    fill: str
+    low: int | None = None
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """TileLang's options of compiling, as a Build has them."""
+
+    out_idx: tuple[int, ...]
+    target: str
+    execution_backend: str
+    compile_flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call: its parameters in order, and the program of each config by its knobs' text.
+
+    Attributes:
+        tensors: the parameters that are tensors, by name.
+        args: all parameters in order: the names of tensors, and numbers.
+        programs: files of programs.
+        pass_configs: those of configs that have some.
+        options: how they are compiled.
+        content: the file of captured tensors, or ``""``.
+    """
+
+    tensors: Mapping[str, Tensor]
+    args: tuple[Any, ...]
+    programs: Mapping[str, str]
+    pass_configs: Mapping[str, Mapping[str, Any]]
+    options: Options
+    content: str = ""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The tensors that a kernel writes: those of ``out_idx``; without it all, because it is not known which."""
+        names = [self.args[index] for index in self.options.out_idx]
+        return tuple(names or self.tensors)
+
+    def build(self, config: str, directory: str) -> Build:
+        """Return the Build of a config, given as text, with its program in a directory beside the kernel file."""
+        return Build(
+            program=f"{directory}/{self.programs[config]}",
+            args=self.args,
+            out_idx=self.options.out_idx or None,
+            target=self.options.target,
+            execution_backend=self.options.execution_backend,
+            pass_configs=self.pass_configs.get(config, {}),
+            compile_flags=self.options.compile_flags,
+        )
+
+    def to_json(self) -> str:
+        """Return the text of a record."""
+        return json.dumps(asdict(self), sort_keys=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read :meth:`to_json`'s text."""
+        fields = json.loads(text)
+        options = fields["options"]
+        sequences = {name: tuple(options[name]) for name in ("out_idx", "compile_flags")}
+        return cls(
+            {name: Tensor(**{**tensor, "shape": tuple(tensor["shape"])}) for name, tensor in fields["tensors"].items()},
+            tuple(fields["args"]),
+            fields["programs"],
+            fields["pass_configs"],
+            Options(**{**options, **sequences}),
+            fields["content"],
+        )
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A call with what is not plain data: programs by their files, configs by their text, captured tensors by name."""
+
+    call: Call
+    programs: Mapping[str, str]
+    configs: Mapping[str, Mapping[str, Any]]
+    prim_funcs: Mapping[str, Any]
+    captured: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """The digest of all that a result depends on."""
+        return _digest(self.call.to_json())
+
+
+def listed(configs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the configs of an autotuned function: a list, a dict of axes, or what a function returns for a call.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found = configs(*args, **kwargs) if callable(configs) else configs
+    if isinstance(found, Mapping):
+        axes = {name: values if isinstance(values, list | tuple) else [values] for name, values in found.items()}
+        made = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    else:
+        made = [dict(config) for config in found]
+    if not made:
+        raise ValueError("No configurations to tune, please check your `@autotune` decorator")
+    return made
+
+
+def knobs(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, bool | int | float | str]:
+    """Return a config as ktuned's: each knob that any config has, values that are no scalars as text."""
+    return {name: _scalar(config[name]) if name in config else "~" for name in names}
+
+
+def evaluate(
+    configs: Sequence[Mapping[str, Any]],
+    elaborate: Callable[..., Any],
+    options: Options,
+    base: Mapping[str, Any],
+    inputs: Sequence[Any] | None,
+    supply: str,
+) -> Evaluated:
+    """Return a call of an autotuned function with the programs of its configs; those that make none are left out.
+
+    ``base`` are the pass configs of all of them. ``inputs`` are the tensors that the application gives, if it does, and
+    ``supply`` is the name of TileLang's way to make them otherwise.
+
+    Raises:
+        LeftAlone: its tensors cannot be made in another process.
+        Exception: what ``elaborate`` raised, if no config makes a program.
+    """
+    save: Any = importlib.import_module("tilelang").tvm.ir.save_json
+    names = list(dict.fromkeys(name for config in configs for name in config))
+    programs, texts, prim_funcs, chosen = {}, {}, {}, {}
+    pass_configs: dict[str, Mapping[str, Any]] = {}
+    fault: Exception | None = None
+    for config in configs:
+        try:
+            prim_func = elaborate(**{name: value for name, value in config.items() if name != PASS_CONFIGS})
+        except Exception as error:
+            fault = fault or error
+            continue
+        text = canonical(knobs(config, names))
+        # Without the places in the source that the JSON has: a comment above the function changes nothing.
+        name = f"{_digest(prim_func.script(show_meta=True))}.program.json"
+        programs[text], texts[name], prim_funcs[text], chosen[text] = name, save(prim_func), prim_func, config
+        if own := {**base, **(config.get(PASS_CONFIGS) or {})}:
+            pass_configs[text] = {str(getattr(key, "value", key)): value for key, value in own.items()}
+    if not programs:
+        raise fault or ValueError("No configurations to tune")
+    first = next(iter(prim_funcs.values()))
+    tensors, args, captured = _parameters(first, _indices(first, options.out_idx), inputs, supply)
+    wanted = Options(_indices(first, options.out_idx), options.target, options.execution_backend, options.compile_flags)
+    call = Call(tensors, args, programs, pass_configs, wanted)
+    try:
+        call.to_json()
+    except TypeError as error:
+        raise LeftAlone(f"its pass configs are no plain values: {error}") from error
+    return Evaluated(call, texts, chosen, prim_funcs, captured)
+
+
+def _indices(prim_func: Any, out_idx: Sequence[int]) -> tuple[int, ...]:
+    own = dict(prim_func.attrs or {}).get("tilelang_out_idx")
+    count = len(prim_func.params)
+    return tuple(int(index) % count for index in (out_idx if own is None else own))
+
+
+def _parameters(
+    prim_func: Any, outputs: Sequence[int], inputs: Sequence[Any] | None, supply: str
+) -> tuple[dict[str, Tensor], tuple[Any, ...], dict[str, Any]]:
+    """Return the tensors, the arguments, and the tensors whose content is the call's own."""
+    buffers = dict(prim_func.buffer_map)
+    given = _given(len(prim_func.params), outputs, inputs)
+    sizes = _sizes(prim_func, given)
+    tensors: dict[str, Tensor] = {}
+    args: list[Any] = []
+    captured: dict[str, Any] = {}
+    for index, parameter in enumerate(prim_func.params):
+        buffer = buffers.get(parameter)
+        value = given.get(index)
+        if buffer is None:
+            if type(value) not in (bool, int, float):
+                raise LeftAlone(f"its parameter {parameter.name} is a number, and the call gives none")
+            args.append(value)
+            continue
+        name = str(buffer.name)
+        shape = tuple(_size(extent, sizes, name) for extent in buffer.shape)
+        dtype = _torch_dtype(buffer)
+        if value is not None and not value.is_contiguous():
+            raise LeftAlone(f"its tensor {name} is not contiguous")
+        if value is not None and index not in outputs and dtype not in _FLOATS:
+            captured[name] = value.detach().cpu()
+            tensors[name] = Tensor(dtype, shape, CAPTURED)
+        elif index in outputs:
+            tensors[name] = Tensor(dtype, shape, "empty")
+        else:
+            tensors[name] = _drawn(dtype, shape, "Randn" if value is not None else supply)
+        args.append(name)
+    if sum(tensor.numel() * tensor.element_size() for tensor in captured.values()) > MAX_CAPTURED_BYTES:
+        raise LeftAlone("its tensors of integers are larger than 1 GiB")
+    return tensors, tuple(args), captured
+
+
+def _given(count: int, outputs: Sequence[int], inputs: Sequence[Any] | None) -> dict[int, Any]:
+    if inputs is None:
+        return {}
+    wanted = range(count) if len(inputs) == count else [index for index in range(count) if index not in outputs]
+    if len(wanted) != len(inputs):
+        raise LeftAlone(f"it is given {len(inputs)} inputs, and its kernel has {count} parameters")
+    return dict(zip(wanted, inputs, strict=True))
+
+
+def _sizes(prim_func: Any, given: Mapping[int, Any]) -> dict[str, int]:
+    """Return the values of symbolic sizes, by name, from the tensors that are given."""
+    buffers = dict(prim_func.buffer_map)
+    sizes: dict[str, int] = {}
+    for index, parameter in enumerate(prim_func.params):
+        value: Any = given.get(index)
+        if parameter in buffers and hasattr(value, "shape"):
+            for extent, size in zip(buffers[parameter].shape, value.shape, strict=True):
+                if hasattr(extent, "name"):
+                    sizes.setdefault(str(extent.name), int(size))
+        elif value is not None:
+            sizes[str(parameter.name)] = value
+    return sizes
+
+
+def _size(extent: Any, sizes: Mapping[str, int], name: str) -> int:
+    if hasattr(extent, "name"):
+        if str(extent.name) not in sizes:
+            raise LeftAlone(
+                f"its tensor {name} has the symbolic size {extent.name}: give inputs by set_autotune_inputs"
+            )
+        return sizes[str(extent.name)]
+    try:
+        return int(extent)
+    except TypeError as error:
+        raise LeftAlone(f"the size {extent} of its tensor {name} is an expression") from error
+
+
+def _torch_dtype(buffer: Any) -> str:
+    parameters: Any = importlib.import_module("tilelang.engine.param")
+    try:
+        return str(parameters.KernelParam.from_buffer(buffer).torch_dtype()).removeprefix("torch.")
+    except Exception as error:
+        raise LeftAlone(f"its tensor {buffer.name} is of {buffer.dtype}, which torch does not have") from error
+
+
+def _drawn(dtype: str, shape: tuple[int, ...], supply: str) -> Tensor:
+    """Return a tensor as TileLang's supply of this name fills it."""
+    if supply in ("Zero", "One"):
+        return Tensor(dtype, shape, "zeros" if supply == "Zero" else "ones")
+    is_float = dtype in _FLOATS
+    if supply in ("Uniform", "Normal", "Randn") and is_float:
+        return Tensor(dtype, shape, "uniform" if supply == "Uniform" else "normal")
+    if supply == "Auto" and dtype in _DRAWN_BY_AUTO:
+        return Tensor(dtype, shape, "uniform")
+    if dtype == "bool":
+        return Tensor(dtype, shape, "integer")
+    if dtype.startswith("uint"):
+        return Tensor(dtype, shape, "integer", 0, 3)
+    if dtype.startswith("float8"):
+        return Tensor(dtype, shape, "integer", -128, 128)
+    return Tensor(dtype, shape, "integer", -2, 3)
+
+
+def _scalar(value: Any) -> bool | int | float | str:
+    if type(value) in (bool, int, float) or (type(value) is str and not value.startswith("~")):
+        return value  # type: ignore[no-any-return]
+    return f"~{value!r}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
