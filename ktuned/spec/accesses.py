@@ -21,7 +21,7 @@ from typing import Any
 
 from ktuned.ipc import ABSENT, Untrusted, lexical, stamp
 from ktuned.spec.observer import OBSERVER
-from ktuned.spec.origin import caches, installed_in, is_foreign, is_ours
+from ktuned.spec.origin import caches, installed_in, is_foreign, is_our_file, is_ours
 
 _SYSTEM = (
     *("/usr/", "/lib/", "/lib32/", "/lib64/", "/etc/", "/proc/", "/sys/", "/dev/", "/run/", "/var/", "/bin/"),
@@ -210,6 +210,9 @@ class Accesses:
     def _is_excluded(self, path: str) -> bool:
         """Return whether a file is of the system, of an environment or of a cache, and no kernel's data."""
         if path.startswith(self._caches) or "/__pycache__/" in path:
+            return True
+        if is_our_file(path):
+            # Read for a message that shows a line of it, and from then on from a cache.
             return True
         if OBSERVER.is_below_root(path):
             return is_foreign(path) and not OBSERVER.counts(path)

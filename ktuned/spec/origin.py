@@ -103,6 +103,13 @@ def is_ours(module_name: str) -> bool:
 
 
 @cache
+def is_our_file(path: str) -> bool:
+    """Return whether a file is of ktuned or an installed plugin, wherever that is imported from."""
+    ours = (f"{site}/{package}" for package in _our_packages() for site in sys.path if site)
+    return any(path.startswith((f"{place}/", f"{place}.py")) for place in ours)
+
+
+@cache
 def _our_packages() -> frozenset[str]:
     points = [*entry_points(group=BACKENDS_GROUP), *entry_points(group="ktuned.strategies")]
     return _PACKAGES | {point.module.partition(".")[0] for point in points}

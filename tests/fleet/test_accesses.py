@@ -113,6 +113,16 @@ async def test_what_is_not_read_does_not_count(project: Project) -> None:
     assert kernel.unobserved == ""
 
 
+async def test_a_plugins_source_is_no_data(project: Project) -> None:
+    """A library that shows a line of a plugin reads it once in a worker's life: the digest would not stay."""
+    digests = set()
+    for _ in range(2):
+        kernel = await project.inspect("import linecache, ktuned_fake; linecache.getlines(ktuned_fake.__file__)")
+        assert kernel.learned == {}
+        digests.add(kernel.digest)
+    assert len(digests) == 1
+
+
 async def test_a_missing_file_that_was_looked_for_counts_as_absent(project: Project) -> None:
     """Where code falls back because a file is not there, its appearance is a change."""
     trying = "try:\n    open(HERE / 'data/two.bin')\nexcept OSError:\n    pass"
