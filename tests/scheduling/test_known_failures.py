@@ -21,7 +21,9 @@ DECLARED = Plan(trials=10)
 def work(ground: Context = GROUND, plan: Plan = DECLARED, plan_digest: str = "plan", *, devices: bool = True) -> Any:
     """Return what a job of such a plan works on."""
     kernel = SimpleNamespace(plan=DECLARED, plan_digest=plan_digest)
-    return SimpleNamespace(context=ground, kernel=kernel, job=SimpleNamespace(plan=plan), devices=[1] * devices)
+    return SimpleNamespace(
+        context=ground, kernel=kernel, job=SimpleNamespace(plan=plan, objective=plan.objective), devices=[1] * devices
+    )
 
 
 def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -364,11 +365,11 @@ def _install(artifact: str) -> None:
 
 def _allow_captures() -> None:
     """Let this thread load a kernel while another one captures a CUDA graph, which its loading would end otherwise."""
-    try:
+    # Without the driver's library there is nothing to capture, and nothing can be loaded.
+    with contextlib.suppress(ImportError, RuntimeError):
         from cuda.bindings import driver
-    except ImportError:
-        return
-    driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+
+        driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
 
 
 def _prepare(tuner: Any, request: Request, text: str, artifact: str | None, device: int) -> None:
