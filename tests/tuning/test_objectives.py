@@ -16,6 +16,7 @@ from ktuned.model.objective import EDP, ENERGY, LATENCY, Objective, maximize, mi
 from ktuned.model.values import Outcome, Status
 from ktuned.scheduling.intake import Wish
 from tests.assembled import Parts, assembled, kernel_text
+from tests.fake_tensors import REFERENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -107,7 +108,7 @@ async def test_a_device_without_a_counter_is_unsupported(tmp_path: Path) -> None
 async def test_a_config_that_fails_wins_by_no_objective(parts: Parts) -> None:
     """One that is found wrong when its energy is measured is not served as the fastest any more."""
     configs = "[dict(us=50.0, does='changes', gate='now'), dict(us=90.0, does='work', gate='')]"
-    kernel = await parts.inspect(kernel_text(configs=configs))
+    kernel = await parts.inspect(kernel_text(configs=configs, reference=REFERENCE))
     async with parts.working():
         await _tune(parts, kernel)
         answer = _look_up(parts).config
