@@ -176,7 +176,7 @@ class Parts:
     async def reached(self, gate: str) -> None:
         """Wait until a config stands at a gate."""
         with anyio.fail_after(PATIENCE_S):
-            while not (self._gates / f"{gate}.reached").exists():  # noqa: ASYNC110 - a file tells of it, no event
+            while not (self._gates / f"{gate}.reached").exists():  # noqa: ASYNC110 - a file reports it, no event
                 await anyio.sleep(0.005)
 
     def open_gate(self, gate: str) -> None:
@@ -227,7 +227,7 @@ async def assembled(
             if env is None:
                 _reports.update(store.probes())
             async with parts.fleet.lend(Role.INSPECT, parts.environment):
-                # One worker is up, and is nobody's leak.
+                # One worker is up, and is no one's leak.
                 pass
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(parts.lookups.run)

@@ -79,7 +79,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _private_directories(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
-    """Keep tests away from the daemon, the store and the settings of whoever runs them."""
+    """Keep tests away from the daemon, the store and the settings of anyone who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("KTUNED_") and name != "KTUNED_TEST_RUN"]:
             patch.delenv(name)

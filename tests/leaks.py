@@ -1,7 +1,7 @@
 """What a test left behind: processes, threads, file descriptors, tasks.
 
 Processes are found by a mark in their environment too, not by parentage alone: a daemon that detaches, or a
-worker whose daemon was killed, is nobody's child any more.
+worker whose daemon was killed, is no one's child any more.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _MARK = f"KTUNED_TEST_RUN={uuid.uuid4().hex}"
 
 
 def mark_environment() -> None:
-    """Put into the environment what tells this run's processes from all others."""
+    """Put into the environment what reports this run's processes from all others."""
     name, _, value = _MARK.partition("=")
     os.environ[name] = value
 

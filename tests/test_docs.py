@@ -117,7 +117,7 @@ def test_sizes_of_the_development_environment(document: str) -> None:
 
 
 def test_fills_and_deadlines() -> None:
-    """Every fill is explained, and every phase has the deadline that is told."""
+    """Every fill is explained, and every phase has the deadline that is reported."""
     assert set(_names("docs/kernel-files.md", "## Tensors")) == set(FILLS)
     told = {row[0].strip("`"): float(row[1]) for row in _table("docs/kernel-files.md", "## Deadlines")}
     assert told == dict(DEFAULT_DEADLINES)
@@ -231,7 +231,7 @@ def test_values(name: str, value: Job | Trial) -> None:
 
 
 def test_limits() -> None:
-    """Every limit of the protocol has the value that it is told to have, at the place that is named."""
+    """Every limit of the protocol has the value that it is said to have, at the place that is named."""
     from ktuned.catalog import catalog
 
     modules = {"wire": wire, "limits": limits, "catalog": catalog}

@@ -48,7 +48,7 @@ ORDER = (
 
 LEVEL = {package: level for level, package in enumerate(ORDER)}
 TEST_KIT = "testing"
-"""Imported by nobody's code but tests."""
+"""Imported by no one's code but tests."""
 
 MAX_ROOMS = 25
 
@@ -182,7 +182,7 @@ def test_modules_import_in_no_circle() -> None:
 
 
 def _is_inner(module: str, found: Import) -> bool:
-    """Tell whether an import stays in its package; packages are in no circle, because their imports point down."""
+    """Return whether an import stays in its package; packages are in no circle, because their imports point down."""
     return _room(module) == _room(found.target)
 
 

@@ -1,4 +1,4 @@
-"""The leak checks find what they are for, and blame nobody else."""
+"""The leak checks find what they are for, and blame no one else."""
 
 import asyncio
 import os

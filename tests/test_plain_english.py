@@ -6,7 +6,8 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,40 +20,19 @@ DOCUMENTS = sorted(
     for path in ROOT.glob(pattern)
 )
 
-CLEAN = (
-    "benchmarks",
-    "client",
-    "docs/images",
-    "examples",
-    "ktuned/backends",
-    "ktuned/catalog",
-    "ktuned/cli",
-    "ktuned/daemon",
-    "ktuned/devices",
-    "ktuned/fleet",
-    "ktuned/ipc",
-    "ktuned/lookup",
-    "ktuned/model",
-    "ktuned/report",
-    "ktuned/scheduling",
-    "ktuned/search",
-    "ktuned/serve",
-    "ktuned/spec",
-    "ktuned/store",
-    "ktuned/testing",
-    "ktuned/tuning",
-    "ktuned/watch",
-    "ktuned/worker",
-    "plugins/cutedsl",
-    "plugins/nvrtc",
-    "plugins/command",
-    "plugins/torch",
-    "plugins/triton",
-    "plugins/tvm_ffi",
+CODE = sorted(
+    path
+    for pattern in ("ktuned/*", "plugins/*", "benchmarks", "client", "docs/images", "examples")
+    for path in ROOT.glob(pattern)
+    if path.name != "__pycache__" and (path.is_dir() or path.suffix == ".py")
 )
-"""Directories of code that keep to the rules; to be extended until every package is here."""
+"""Directories of code, and modules beside them."""
 
-MODULES = sorted(path for place in CLEAN for path in (ROOT / place).rglob("*.py"))
+TESTS = sorted(
+    path
+    for path in (ROOT / "tests").iterdir()
+    if path.name not in ("__pycache__", "fixtures", "test_plain_english.py") and (path.is_dir() or path.suffix == ".py")
+)
 
 WORDS = re.compile(
     r"\b(tells?|told|telling|somebody|nobody|anybody|everybody|whoever|whomever|anew|lest|all the same"
@@ -69,7 +49,9 @@ SENTENCE = re.compile(r"(?:^|[.!]\s+|^[-*#|>\s]+)((?:What|Who|Whose|Whether|Why)
 CLAUSE = re.compile(r"(Wh\w+|How)\b")
 """A docstring's first word that names a thing by a clause."""
 
-GERUNDS = frozenset({"annealing", "opening", "racing", "testing", "scheduling", "tuning", "timing", "string"})
+GERUNDS = frozenset(
+    {"annealing", "lowering", "opening", "racing", "testing", "scheduling", "tuning", "timing", "string"}
+)
 """Names in -ing that are nouns, or packages of the public layout."""
 
 
@@ -77,22 +59,34 @@ def _faults(text: str) -> list[str]:
     return [match[0] for match in WORDS.finditer(TERMS.sub("", text))]
 
 
-def _prose(module: Path) -> Iterator[tuple[int, str]]:
-    """Yield the comments and the string literals of a module with their lines."""
-    source = module.read_text()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+@cache
+def _tree(module: Path) -> ast.Module:
+    return ast.parse(module.read_text())
+
+
+def _comments(module: Path) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(module.read_text()).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
-    for node in ast.walk(ast.parse(source)):
+
+
+def _prose(module: Path) -> Iterator[tuple[int, str]]:
+    """Yield the comments and the string literals of a module with their lines."""
+    yield from _comments(module)
+    for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
 
 def _docstrings(module: Path) -> Iterator[tuple[int, str]]:
     """Yield every string that stands as a statement: docstrings of modules, classes, functions and attributes."""
-    for node in ast.walk(ast.parse(module.read_text())):
+    for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
+
+
+def _modules(place: Path) -> list[Path]:
+    return sorted(place.rglob("*.py")) if place.is_dir() else [place]
 
 
 def _name(path: Path) -> str:
@@ -113,20 +107,41 @@ def test_documents_name_things_by_nouns(document: Path) -> None:
     assert [match[1] for match in SENTENCE.finditer(prose)] == []
 
 
-@pytest.mark.parametrize("module", MODULES, ids=_name)
-def test_modules_avoid_the_words(module: Path) -> None:
-    """No comment, docstring or message of a clean package has a word of the list."""
-    assert {(line, word) for line, text in _prose(module) for word in _faults(text)} == set()
+@pytest.mark.parametrize("place", CODE, ids=_name)
+def test_code_avoids_the_words(place: Path) -> None:
+    """No comment, docstring or message has a word of the list."""
+    assert _found(place, _prose) == []
 
 
-@pytest.mark.parametrize("module", MODULES, ids=_name)
-def test_docstrings_name_things_by_nouns(module: Path) -> None:
+@pytest.mark.parametrize("place", TESTS, ids=_name)
+def test_tests_avoid_the_words(place: Path) -> None:
+    """No comment or docstring of a test has a word of the list; other texts are data."""
+    assert _found(place, _comments) + _found(place, _docstrings) == []
+
+
+def _found(place: Path, texts: Callable[[Path], Iterable[tuple[int, str]]]) -> list[str]:
+    return [
+        f"{_name(module)}:{line}: {word}"
+        for module in _modules(place)
+        for line, text in texts(module)
+        for word in _faults(text)
+    ]
+
+
+@pytest.mark.parametrize("place", CODE, ids=_name)
+def test_docstrings_name_things_by_nouns(place: Path) -> None:
     """No docstring begins with a clause: it says what the thing is."""
-    assert [(line, text.splitlines()[0]) for line, text in _docstrings(module) if CLAUSE.match(text)] == []
+    found = [
+        f"{_name(module)}:{line}: {text.splitlines()[0]}"
+        for module in _modules(place)
+        for line, text in _docstrings(module)
+        if CLAUSE.match(text)
+    ]
+    assert found == []
 
 
-@pytest.mark.parametrize("module", MODULES, ids=_name)
-def test_modules_are_named_by_nouns(module: Path) -> None:
+def test_modules_are_named_by_nouns() -> None:
     """No module is named by a gerund: it is a thing, not an activity."""
-    name = module.parent.name if module.stem == "__init__" else module.stem
-    assert not name.endswith("ing") or name in GERUNDS
+    modules = [module for place in CODE for module in _modules(place)]
+    names = {module.parent.name if module.stem == "__init__" else module.stem for module in modules}
+    assert {name for name in names if name.endswith("ing")} - GERUNDS == set()

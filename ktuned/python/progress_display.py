@@ -60,7 +60,7 @@ class NotebookDisplay(Silent):
 
 
 class _Standing:
-    """How far the open jobs are, as a notebook draws it."""
+    """Progress of the open jobs, as a notebook draws it."""
 
     def __init__(self, bars: Sequence[tuple[int, int | None]], lines: Sequence[str] = ()) -> None:
         self._bars = bars

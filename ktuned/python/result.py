@@ -124,7 +124,7 @@ class Result:
 
     @property
     def speedup(self) -> float | None:
-        """How many times the winner is faster than the declared default, where that was measured."""
+        """Factor by which the winner is faster than the declared default, where that was measured."""
         return None if self.default_us is None else self.default_us / self.latency_us
 
     @cached_property

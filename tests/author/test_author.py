@@ -138,7 +138,7 @@ class Author:
 
     def _marker(self) -> str:
         kernels = self.daemon.client.call("kernels")["kernels"]
-        # Of the marker, what it declares itself, lest an edit of its source count for it.
+        # Of the marker, what it declares itself: an edit of its source does not count for it.
         return next((kernel["extra"]["data_digest"] for kernel in kernels if kernel["kernel"] == "marker"), "")
 
     def _open_jobs(self) -> set[int]:

@@ -1,4 +1,4 @@
-"""Which GPUs there are, told by a driver that a C compiler makes here, and what runs on what."""
+"""Which GPUs there are, reported by a driver that a C compiler makes here, and what runs on what."""
 
 import ast
 import os
@@ -75,7 +75,7 @@ def _compile(source: str, library: Path, *flags: str) -> None:
 
 
 def test_each_gpu_has_its_seat_model_target_and_driver(ask: Driver) -> None:
-    """The driver's own order and names; the fingerprint is the driver's version alone, lest equal devices differ."""
+    """The driver's own order and names; the fingerprint is the driver's version alone: equal devices do not differ."""
     assert ast.literal_eval(ask(0)) == [
         {"name": "cuda:0", "model": "NVIDIA H200", "target": "sm_90a", "fingerprint": {"driver": "580.159.04"}},
         {"name": "cuda:1", "model": "NVIDIA A100", "target": "sm_80", "fingerprint": {"driver": "580.159.04"}},

@@ -56,7 +56,7 @@ def test_racing(tmp_path: Path) -> None:
 
 
 def test_daemon_cost() -> None:
-    """A daemon's own CPU and memory are told per trial, for as many trials as are asked for."""
+    """A daemon's own CPU and memory are reported per trial, for as many trials as are asked for."""
     row = _run("daemon_cost.py", "--trials", "20")
     assert row["trials"] == 20
     assert 0 < row["cpu_ms_per_trial"] <= row["wall_ms_per_trial"] * 2

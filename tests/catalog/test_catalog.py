@@ -96,7 +96,7 @@ def test_apply_removes_what_is_no_longer_declared(catalog: Catalog, files: list[
 
 
 def test_broken_file_keeps_its_kernels(catalog: Catalog, files: list[Path]) -> None:
-    """An error hides no winner: the kernels stay, the error is told until the file is mended."""
+    """An error hides no winner: the kernels stay, the error is reported until the file is mended."""
     catalog.apply([seen(files[0], kernel(files[0]))])
     changes = catalog.apply([seen(files[0], errors=("tune_a.py:1: no",))])
     assert (changes.removed, len(changes.errors)) == ((), 1)
@@ -136,7 +136,7 @@ def test_freed_name_concerns_the_file_that_wanted_it(catalog: Catalog, files: li
 
 
 def test_renamed_file_loses_nothing(catalog: Catalog, files: list[Path]) -> None:
-    """A file under a new name holds the same kernels: jobs on the old path are planned anew, nothing is removed."""
+    """A file under a new name holds the same kernels: jobs on the old path are planned again, nothing is removed."""
     catalog.apply([seen(files[0], kernel(files[0]))])
     files[0].unlink()
     changes = catalog.apply([seen(files[1], kernel(files[1]))], [str(files[0])])
@@ -164,7 +164,7 @@ def test_dependents_by_file_and_directory(catalog: Catalog, tmp_path: Path, file
 
 
 def test_directories(catalog: Catalog, files: list[Path]) -> None:
-    """Every directory that holds what is depended on is told, until nothing in it is."""
+    """Every directory that holds what is depended on is reported, until nothing in it is."""
     catalog.apply([seen(files[0], kernel(files[0], stamps={"/elsewhere/inc/x.h": "1", str(files[0]): "00"}))])
     assert catalog.directories() == {"/elsewhere/inc", str(files[0].parent)}
     catalog.apply([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
@@ -251,7 +251,7 @@ def test_check_problem(problem: Problem, options: dict[str, Any], words: str) ->
 
 
 def test_file_that_cannot_be_read_is_the_fault_of_the_kernels_it_lost(catalog: Catalog, files: list[Path]) -> None:
-    """They stay known, with what is wrong; those that it still declares have no fault, and mending it is told."""
+    """They stay known, with what is wrong; those that it still declares have no fault, and mending it is reported."""
     gemm, add = kernel(files[0]), kernel(files[0], "add")
     catalog.apply([seen(files[0], gemm, add)])
     assert catalog.apply([seen(files[0], gemm, errors=("add is wrong",))]).mended == ()

@@ -91,7 +91,7 @@ class _FullDisk(Store):
 
 @pytest.mark.anyio
 async def test_full_disk_hides_no_change(tmp_path: Path) -> None:
-    """What cannot be recorded is known all the same, and what it changed is passed on."""
+    """What cannot be recorded is known nevertheless, and what it changed is passed on."""
     async with assembled(tmp_path, store_type=_FullDisk) as parts:
         path = parts.write(kernel_text())
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
@@ -101,7 +101,7 @@ async def test_full_disk_hides_no_change(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_what_cannot_be_a_kernel_file_is_an_error_of_its_own(parts: Parts) -> None:
-    """A name that is no text, and a pipe that nobody writes to: told, again after each survey, and no other is lost."""
+    """A name that is no text, and a pipe without a writer: reported, again after each survey, and no other is lost."""
     parts.write(kernel_text("a"), "tune_a.py")
     project = os.fsencode(parts.root.path)
     (Path(os.fsdecode(project)) / os.fsdecode(b"tune_\xff.py")).write_text("x = 1")

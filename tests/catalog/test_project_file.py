@@ -69,7 +69,7 @@ def test_bytes_that_are_not_text_are_refused() -> None:
 
 
 def test_a_file_is_read_only_where_others_cannot_write_it(tmp_path: Path) -> None:
-    """It names an interpreter, so whoever can write it could run anything."""
+    """It names an interpreter, so anyone who can write it could run anything."""
     assert read_project(str(tmp_path)) == Project()
     path = tmp_path / "ktuned.toml"
     path.write_text("name = 'x'")

@@ -74,7 +74,7 @@ def root(path: str, name: str, *, is_asked: bool = False) -> Root:
 
 
 def test_names_differ() -> None:
-    """Two checkouts of one project are told apart by their directories; a name that was asked for stays."""
+    """Two checkouts of one project are distinguished by their directories; a name that was asked for stays."""
     found = named([root("/a/wt", "gemms"), root("/b/wt", "gemms"), root("/c/x", "x"), root("/d/x", "x")], {})
     assert [one.name for one in found] == ["gemms", "gemms-wt", "x", "d-x"]
     found = named([root("/a/x", "x"), root("/b/y", "x", is_asked=True)], {}, taken=["a-x"])
@@ -92,7 +92,7 @@ def test_a_root_keeps_the_name_that_it_had() -> None:
 
 
 def test_a_project_begins_at_its_file(tmp_path: Path) -> None:
-    """A kernel file below it belongs to it; a file above that anybody could have written does not count."""
+    """A kernel file below it belongs to it; a file above that anyone could have written does not count."""
     top = directory(tmp_path / "open" / "p", "")
     below = directory(tmp_path / "open" / "p" / "a" / "b")
     assert project_top(below, Trust()) == top

@@ -1,4 +1,4 @@
-"""``kill -9`` of the daemon, of a worker, of all workers, at random moments: nothing told is lost, nothing is left."""
+"""``kill -9`` of the daemon, of a worker, of all workers, at random moments: no report is lost, nothing is left."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OUTCOMES = {
 
 
 class Onslaught:
-    """One daemon after another on one home, each killed or robbed of its workers, and all that they ever told."""
+    """One daemon after another on one home, each killed or robbed of its workers, and all that they ever reported."""
 
     def __init__(self, daemon: ChaosDaemon, scale: Scale) -> None:
         self.daemon = daemon
@@ -111,7 +111,7 @@ class Onslaught:
         self._listener = self._listen()
 
     def check_told(self) -> None:
-        """Nothing that was told is gone, and no figure is another one now, but that of a finalist."""
+        """Nothing that was reported is gone, and no figure is another one now, but that of a finalist."""
         known = {
             trial["id"]: trial
             for kernel in self.kernels
@@ -138,7 +138,7 @@ class Onslaught:
 
 @pytest.mark.timeout(900)
 def test_kills(tmp_path: Path, scale: Scale, row: Row) -> None:
-    """After each kill all that was told is there and nothing is left over; every job ends, every outcome is right."""
+    """After each kill all that was reported is there, nothing is left over; every job ends, every outcome is right."""
     kills = KILLS if scale.is_full else 5
     with ChaosDaemon(tmp_path) as daemon:
         daemon.tuned_once()

@@ -125,7 +125,7 @@ def test_two_hundred(tmp_path: Path, scale: Scale, row: Row) -> None:
 
 
 def _check_stories(daemon: ChaosDaemon, trials: dict[str, dict[str, Any]]) -> None:
-    """The crashes are told apart."""
+    """The crashes are distinguished."""
     segfault, overflow, abort = (daemon.trial(trials[f"{does}0"]["id"]) for does in ("segfault", "overflow", "abort"))
     assert segfault["detail"]["signal"] == overflow["detail"]["signal"] == "SIGSEGV"
     assert abort["detail"]["signal"] == "SIGABRT"

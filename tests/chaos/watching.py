@@ -81,7 +81,7 @@ class ChaosDaemon(Daemon):
         return float(job["cost"]["open_s"])
 
     def is_working(self) -> bool:
-        """Tell whether a job waits or runs."""
+        """Return whether a job waits or runs."""
         return any(job["state"] in ("queued", "running") for job in self.client.call("jobs")["jobs"])
 
 
@@ -101,7 +101,7 @@ class Baseline:
     def leaks(self, daemon: ChaosDaemon) -> dict[str, Any]:
         """Return how many processes and files, and which descriptors, are left of what happened since; falsy if none.
 
-        Whoever asks must have no more connections than at the time of the baseline: each is a descriptor.
+        Anyone who asks must have no more connections than at the time of the baseline: each is a descriptor.
         """
         daemon.settle()
 
@@ -112,7 +112,7 @@ class Baseline:
                 "leaked descriptors": dict(daemon.descriptors() - self._descriptors),
             }
 
-        # What is told as gone is swept up a moment later.
+        # What is reported as gone is swept up a moment later.
         with suppress(AssertionError):
             daemon.until(lambda: not any(found().values()), "everything to be swept up")
         return found()
@@ -144,14 +144,14 @@ class Victim:
             os.kill(self.pid, signal.SIGKILL)
 
     def is_gone(self) -> bool:
-        """Tell whether neither it, nor what it started, nor its files are left."""
+        """Return whether neither it, nor what it started, nor its files are left."""
         return not warden.marked(self._mark) and not self._scratch.exists()
 
 
 class Listener(threading.Thread):
-    """Writes down in ``told`` every trial that the daemon tells of, until the daemon dies.
+    """Writes down in ``reported`` every trial that the daemon reports, until the daemon dies.
 
-    ``measured`` is released for each that was not told before and was on a lane.
+    ``measured`` is released for each that was not reported before and was on a lane.
     """
 
     def __init__(self, daemon: Daemon, told: dict[int, Mapping[str, Any]]) -> None:

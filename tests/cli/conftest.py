@@ -35,7 +35,7 @@ Serve = Callable[..., FakeDaemon]
 
 @pytest.fixture(autouse=True)
 def _no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Point the command line at a socket that nobody serves, and at an empty home."""
+    """Point the command line at a socket that no one serves, and at an empty home."""
     monkeypatch.setenv("KTUNED_SOCKET", str(tmp_path / "nobody.sock"))
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "home"))
 

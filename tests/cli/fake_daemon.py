@@ -1,4 +1,4 @@
-"""A daemon that says what a test tells it to: a real Unix socket, the real wire, no tuning."""
+"""A daemon that says what a test reports it to: a real Unix socket, the real wire, no tuning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FakeDaemon:
     """Answers each method with its handler's result, or with a fixed one; ``events`` follow a subscription.
 
     ``calls`` lists every (method, params) in order. After the events, the connection closes if ``hangs_up``, else it
-    stays open and silent; ``told`` is set when the last event has been written.
+    stays open and silent; ``reported`` is set when the last event has been written.
     """
 
     def __init__(self, directory: Path, answers: Mapping[str, Any], events: list[Params] | None = None) -> None:

@@ -60,7 +60,7 @@ def trial_map(number: int = 1, outcome: str = "measured", **changes: Any) -> dic
 
 
 def trial_event(trial: dict[str, Any], done: int, **changes: Any) -> dict[str, Any]:
-    """Return the event that tells a trial."""
+    """Return the event that reports a trial."""
     event: dict[str, Any] = {
         "type": "trial_done",
         "kernel": trial["kernel"],

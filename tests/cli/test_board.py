@@ -127,7 +127,7 @@ def test_row_of_an_unknown_device_becomes_its_job_s() -> None:
 
 
 def test_estimates_reach_open_jobs_alone() -> None:
-    """How long and what for is told of jobs that wait or run."""
+    """How long and what for is reported jobs that wait or run."""
     board = after(state_event("job_queued", job_map(state="queued")))
     waiting = estimate(board, [job_map(state="queued", waits_for="all tuning is paused", left_s=None)])
     job = row(waiting).job
@@ -206,7 +206,7 @@ def test_a_kernel_that_is_gone_goes_from_the_board() -> None:
 
 
 def test_rows_that_differ_in_the_device_alone_name_it() -> None:
-    """On one device nobody needs its name."""
+    """On one device no one needs its name."""
     lines = drawn(after(state_event("job_started", job_map())))
     assert not any(DEVICE in line for line in lines)
     lines = drawn(after(state_event("job_started", job_map(2, device="H200"))))
@@ -251,7 +251,7 @@ def test_picture_of_a_running_job() -> None:
     ],
 )
 def test_pictures_say_what_keeps_tuning(events: list[dict[str, Any]], words: str) -> None:
-    """Pauses, waiting and the finalists' rounds are told in words."""
+    """Pauses, waiting and the finalists' rounds are reported in words."""
     assert any(words in line for line in drawn(after(*events)))
 
 

@@ -165,7 +165,7 @@ def test_roots_are_added_and_unwatched(run: Run, serve: Serve, tmp_path: Path) -
 
 
 def test_no_command_is_wrong_usage(run: Run) -> None:
-    """Without a command the help goes to stderr, because nobody asked for it."""
+    """Without a command the help goes to stderr, because no one asked for it."""
     ran = run()
     assert (ran.code, ran.out) == (2, "")
     assert "Commands:" in ran.err
@@ -235,7 +235,7 @@ def test_lookup_says_why_an_answer_is_stale(run: Run, serve: Serve) -> None:
 
 
 def test_lookup_of_an_unknown_kernel_exits_1(run: Run, serve: Serve) -> None:
-    """``unknown`` is a wanted result that was not reached; with ``--json`` the answer is printed all the same."""
+    """``unknown`` is a wanted result that was not reached; with ``--json`` the answer is printed nevertheless."""
     unknown = answer_map(status="unknown", config=None, device=None, latency_us=None, age_s=None)
     serve(lookup=unknown)
     ran = run("lookup", "gemm", "--json")
@@ -427,7 +427,7 @@ def test_backends_say_why_one_is_absent(run: Run, serve: Serve) -> None:
 
 
 def test_stop_waits_until_the_process_has_ended(run: Run, serve: Serve) -> None:
-    """``stop`` returns when the daemon is gone, not when it was told."""
+    """``stop`` returns when the daemon is gone, not when it was reported."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with process:
 
@@ -479,7 +479,7 @@ def test_pins_are_a_table(run: Run, serve: Serve) -> None:
 
 
 def test_no_pins_is_said_and_not_printed(run: Run, serve: Serve) -> None:
-    """Whoever reads stdout finds no pin there."""
+    """Anyone who reads stdout finds no pin there."""
     serve(pins={"pins": []})
     ran = run("forget", "--pins")
     assert (ran.code, ran.out, ran.err) == (0, "", "there are no pins\n")

@@ -1,4 +1,4 @@
-"""``compile`` against a daemon that tells a known story."""
+"""``compile`` against a daemon that reports a known story."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OVER = job_map(
 
 
 def event(number: int, **changes: Any) -> dict[str, Any]:
-    """Return what is told of one config."""
+    """Return what is reported one config."""
     told: dict[str, Any] = {
         "type": "config_compiled",
         "kernel": KERNEL,
@@ -51,7 +51,7 @@ STORY = [
 
 
 def test_every_config_has_its_line(run: Run, serve: Serve) -> None:
-    """What compiled tells its seconds and figures, what did not the compiler's first line; the sum is on stderr."""
+    """What compiled reports its seconds and figures, what did not the compiler's first line; the sum is on stderr."""
     daemon = serve(compile=ACCEPTED, events=STORY)
     ran = run("compile", "gemm", "-p", "M=64", "--arch", "sm_90a", "--trials", "3", "--no-spawn")
     assert ran.code == 0

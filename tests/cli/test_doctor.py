@@ -125,7 +125,7 @@ def test_notices() -> None:
 
 
 def test_the_doctor_works_without_a_daemon(run: Run) -> None:
-    """Every check has its line, the missing daemon among them; this interpreter's backends are asked all the same."""
+    """Every check has its line, the missing daemon among them; this interpreter's backends are asked nevertheless."""
     ran = run("doctor", "--json")
     (findings,) = ran.values
     levels = {finding["what"]: finding["level"] for finding in findings}

@@ -78,7 +78,7 @@ def test_missing_compilers_say_what_mends_them(tmp_path: Path) -> None:
 
 
 def test_driver(tmp_path: Path) -> None:
-    """None is no fault; one that a container may not use is; the environment's choice of GPUs is told."""
+    """None is no fault; one that a container may not use is; the environment's choice of GPUs is reported."""
     proc, control = tmp_path / "version", tmp_path / "nvidiactl"
     assert equipment.check_gpu({}, proc, control).level is Level.OK
     proc.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Nov 1 2025\nGCC version: 12.2.0\n")
@@ -118,7 +118,7 @@ def test_each_backend_and_each_device_has_its_line() -> None:
     ids=["no-gpu", "no-compiler", "nothing-to-compile-for", "broken", "silent"],
 )
 def test_what_is_missing_says_what_mends_it(backend: dict[str, Any], row: tuple[str, str, str]) -> None:
-    """The reason, what works all the same, and the command."""
+    """The reason, what works nevertheless, and the command."""
     _, found = judged(environment(backends={"x": backend}))
     level, message, mend = row
     assert found == (level, "backend x", message, mend)
@@ -184,7 +184,7 @@ def sealed(artifacts: Artifacts, key: str, backend: str) -> None:
 
 @pytest.mark.anyio
 async def test_artifacts_of_a_backend_that_is_no_more_are_listed(tmp_path: Path, run: Run, serve: Serve) -> None:
-    """They are kept; so is one whose manifest cannot be read, until somebody asks for it."""
+    """They are kept; so is one whose manifest cannot be read, until someone asks for it."""
     artifacts = Artifacts(tmp_path / "artifacts", 2**20)
     for key, backend in (("a1", "tvm_ffi"), ("a2", "tvm_ffi"), ("b1", "gone"), ("c1", "gone")):
         sealed(artifacts, key, backend)

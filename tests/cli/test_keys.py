@@ -60,7 +60,7 @@ def test_terminal_is_left_as_it_was() -> None:
 
 
 def test_terminal_that_is_gone_quits() -> None:
-    """When the other end is closed there is nothing to restore, and nobody to read from."""
+    """When the other end is closed there is nothing to restore, and no one to read from."""
     master, slave = pty.openpty()
     with Keyboard(slave) as keyboard:
         os.close(master)

@@ -55,7 +55,7 @@ def parse(text: str) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
 
 
 def test_a_daemons_metrics(tmp_path: Path) -> None:
-    """`ktuned metrics` tells what a tuning did: trials, lookups, lanes, queues, the store."""
+    """`ktuned metrics` reports what a tuning did: trials, lookups, lanes, queues, the store."""
     with Daemon(tmp_path) as daemon:
         daemon.kernel_file(kernel_text("space(us=[50.0, 60.0], tag=['a'])"))
         daemon.tune(path=str(tmp_path / "project"))

@@ -50,7 +50,7 @@ def test_unknown_types_change_nothing(kind: str | None) -> None:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_each_outcome_is_counted_and_only_failures_are_news(outcome: Outcome) -> None:
-    """Whatever a trial's outcome, the counts follow the daemon's; a failure is told once per outcome."""
+    """Whatever a trial's outcome, the counts follow the daemon's; a failure is reported once per outcome."""
     view = begin([job_map(best_us=1.0)])
     first = trial_event(trial_map(1, outcome), 1, best_us=1.0)
     second = trial_event(trial_map(2, outcome), 2, best_us=1.0)
@@ -67,7 +67,7 @@ def test_each_outcome_is_counted_and_only_failures_are_news(outcome: Outcome) ->
 
 
 def test_only_a_better_trial_is_a_new_best() -> None:
-    """A best is told when the latency falls, with its config, and no other time."""
+    """A best is reported when the latency falls, with its config, and no other time."""
     view = begin([job_map()])
     trials = [trial_map(n, latency_us=us) for n, us in enumerate((50.0, 60.0, 50.0, 40.0), 1)]
     bests = [50.0, 50.0, 50.0, 40.0]
@@ -81,7 +81,7 @@ def test_only_a_better_trial_is_a_new_best() -> None:
 
 
 def test_a_winner_that_comes_before_its_trial_hides_no_best() -> None:
-    """The daemon tells a winner as soon as it is served, and the trial that made it after; both are known."""
+    """The daemon reports a winner as soon as it is served, and the trial that made it after; both are known."""
     winner = {"type": "winner", "kernel": KERNEL, "job": 1, "problem": PROBLEM, "device": DEVICE, "config": {"BM": 1}}
     view = begin([job_map()])
     view, news = told(view, {**winner, "latency_us": 50.0}, trial_event(trial_map(1, latency_us=50.0), 1))
@@ -90,7 +90,7 @@ def test_a_winner_that_comes_before_its_trial_hides_no_best() -> None:
 
 
 def test_a_resumed_jobs_old_best_is_no_news() -> None:
-    """Only what beats the best that a job came with is told."""
+    """Only what beats the best that a job came with is reported."""
     view = begin([job_map(best_us=50.0)])
     _, news = told(view, trial_event(trial_map(1, latency_us=60.0), 1, best_us=50.0))
     assert news == []
@@ -106,7 +106,7 @@ def test_a_trial_that_the_store_no_longer_has_still_counts(known: bool) -> None:
 
 
 def test_a_trial_of_an_unknown_job_makes_the_job_known() -> None:
-    """Whoever attaches in the middle sees the job from its next trial on."""
+    """Anyone who attaches in the middle sees the job from its next trial on."""
     view, news = told(View(), trial_event(trial_map(3), 3))
     job = view.jobs[1]
     assert (job.kernel, job.problem, job.device, job.done, job.state) == (KERNEL, PROBLEM, DEVICE, 3, "running")
@@ -203,7 +203,7 @@ def test_a_second_tuning_knows_what_stood_before() -> None:
 
 
 def test_remembering_never_overwrites_what_was_seen() -> None:
-    """A winner that an event told is newer than any job that was asked for."""
+    """A winner that an event reported is newer than any job that was asked for."""
     seen = begin([])
     winner = {"type": "winner", "kernel": KERNEL, "job": 9, "problem": PROBLEM, "device": DEVICE, "config": {}}
     seen, _ = told(seen, {**winner, "latency_us": 10.0})
@@ -212,7 +212,7 @@ def test_remembering_never_overwrites_what_was_seen() -> None:
 
 
 def test_catching_up_tells_what_was_missed() -> None:
-    """After lost events, the jobs' maps tell the ends and beginnings that nobody heard."""
+    """After lost events, the jobs' maps report the ends and beginnings that no one heard."""
     view = begin([job_map(1), job_map(2, state="queued")])
     view, news = resync(view, [job_map(1, state="done", best_us=1.0), job_map(2), job_map(3, state="queued")])
     assert [type(piece) for piece in news] == [JobEnded, JobBegan]
@@ -249,13 +249,13 @@ def test_time_left_is_the_daemon_s() -> None:
     ],
 )
 def test_what_concerns_no_job_is_news_and_changes_no_job(event: dict[str, Any], expected: News) -> None:
-    """Saves, lanes and workers are told as they come."""
+    """Saves, lanes and workers are reported as they come."""
     view = begin([job_map()])
     assert fold(view, event) == (view, (expected,))
 
 
 def test_a_winner_that_needed_no_job_is_news() -> None:
-    """An undone edit leads back to one; a job's own winner is told by its trials."""
+    """An undone edit leads back to one; a job's own winner is reported by its trials."""
     event: dict[str, Any] = {"type": "winner", "kernel": KERNEL, "job": None, "problem": PROBLEM, "device": DEVICE}
     config: dict[str, Any] = {"BM": 1}
     event |= {"config": config, "latency_us": 7.0, "trial": 3}

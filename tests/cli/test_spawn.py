@@ -85,7 +85,7 @@ def test_the_loser_of_two_starts_takes_the_winners_daemon(tmp_path: Path, interp
 
 
 def test_a_daemon_that_runs_is_not_started_again(serve: Serve, interpreter: Path) -> None:
-    """Nothing is started while somebody serves."""
+    """Nothing is started while someone serves."""
     serve()
     assert spawn.ensure() is None
 

@@ -26,7 +26,7 @@ def test_latency(value: float | None, expected: str) -> None:
     [(None, "–"), (0.006476, "0.0065 µs"), (1.2999, "1.3 µs"), (11.75, "12 µs"), (400.0, "400 µs")],
 )
 def test_spread(value: float | None, expected: str) -> None:
-    """Two digits tell how far samples lie apart."""
+    """Two digits report how far samples lie apart."""
     assert text.spread(value) == expected
 
 

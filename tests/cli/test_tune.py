@@ -1,4 +1,4 @@
-"""``tune`` and ``watch`` against a daemon that tells a known story."""
+"""``tune`` and ``watch`` against a daemon that reports a known story."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_tune_json_is_the_events_and_last_the_jobs(run: Run, serve: Serve) -> No
 
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
 def test_a_job_that_does_not_succeed_exits_1(run: Run, serve: Serve, state: str) -> None:
-    """A failed or cancelled job is a result not reached, and its message is told."""
+    """A failed or cancelled job is a result not reached, and its message is reported."""
     ended = job_map(state=state, best_us=40.0, message="no lane is open")
     tuning(serve, events=[state_event("job_done", ended)])
     ran = run("tune", "gemm", "--no-spawn")
@@ -259,7 +259,7 @@ def test_watch_without_a_path_shows_all(run: Run, serve: Serve) -> None:
 
 
 def test_watch_catches_up_after_a_gap(run: Run, serve: Serve) -> None:
-    """When events were lost, the jobs are asked for again and their ends are told."""
+    """When events were lost, the jobs are asked for again and their ends are reported."""
     states = iter([[job_map()], [DONE]])
     daemon = serve(kernels=WATCHED, jobs=lambda params: {"jobs": next(states)}, events=[{"fresh": True}])
     daemon.hangs_up = True

@@ -58,7 +58,7 @@ def test_status_shows_who_it_is(run: Run, serve: Serve) -> None:
 def test_stop_ends_it_all_the_same(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tells_its_pid: bool
 ) -> None:
-    """One without ``shutdown``, and one that does not even tell its pid, gets the signal; its end is waited for."""
+    """One without ``shutdown``, and one that does not even report its pid, gets the signal; its end is waited for."""
     hello = {**THEIRS, "pid": "$PID"} if tells_its_pid else THEIRS
     with subprocess.Popen(
         [sys.executable, "-c", DAEMON, str(tmp_path), json.dumps(hello)],

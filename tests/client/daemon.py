@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Daemon:
-    """Answers lookups, holds requests until they are released, and runs jobs that end when told."""
+    """Answers lookups, holds requests until they are released, and runs jobs that end when reported."""
 
     def __init__(self, path: str, protocol: int) -> None:
         self.path = path

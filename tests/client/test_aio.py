@@ -54,7 +54,7 @@ async def test_a_refused_lookup_gives_the_default_and_says_why(path: str) -> Non
 
 
 async def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
-    """Nobody listens: the default, and a call raises."""
+    """No one listens: the default, and a call raises."""
     async with AsyncClient(path) as client:
         hit = await client.lookup("gemm", {}, DEFAULT)
         assert (hit.status, hit.config) == ("unavailable", DEFAULT)
@@ -112,7 +112,7 @@ async def test_cancelling_one_request_leaves_the_others(path: str, flavour: str)
 
 @pytest.mark.usefixtures("served")
 async def test_a_call_past_its_deadline_leaves_the_others(path: str) -> None:
-    """A deadline ends one call; its late answer is nobody else's."""
+    """A deadline ends one call; its late answer is no one else's."""
     async with AsyncClient(path, deadline_s=PATIENT_S) as client:
         with pytest.raises(DaemonUnavailable, match=r"within 0\.05 s"):
             await client.call("hold", deadline_s=0.05)
@@ -161,7 +161,7 @@ async def test_a_tuning_is_the_stream_of_its_jobs_events(path: str) -> None:
 
 @pytest.mark.usefixtures("served")
 async def test_a_tuning_survives_a_gap_in_the_events(path: str) -> None:
-    """When the ring has dropped a job's end, the iterator asks for the jobs and ends all the same."""
+    """When the ring has dropped a job's end, the iterator asks for the jobs and ends nevertheless."""
     async with AsyncClient(path, deadline_s=PATIENT_S) as client:
         tuning = await client.tune("p:k")
         await client.call("end", job=1)

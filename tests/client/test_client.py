@@ -174,7 +174,7 @@ def test_a_client_pickles(path: str) -> None:
 
 @pytest.mark.usefixtures("served")
 def test_answers_that_fit_no_questions_are_none(path: str) -> None:
-    """A daemon that answers fewer lookups than it was asked makes nobody raise, nor take another's answer."""
+    """A daemon that answers fewer lookups than it was asked makes no one raise, nor take another's answer."""
     with Client(path, deadline_s=PATIENT_S) as client:
         hits = client.lookup_many([("omitted", {}, DEFAULT), ("gemm", {"M": 1}, DEFAULT)])
         assert [(hit.kernel, hit.status, hit.config) for hit in hits] == [
@@ -184,7 +184,7 @@ def test_answers_that_fit_no_questions_are_none(path: str) -> None:
 
 
 def test_without_a_daemon_a_lookup_gives_the_default(path: str) -> None:
-    """Nobody listens: the default, and the command that starts a daemon."""
+    """No one listens: the default, and the command that starts a daemon."""
     hit = Client(path).lookup("gemm", {"M": 1}, DEFAULT)
     assert (hit.status, hit.config, hit.problem) == ("unavailable", DEFAULT, {"M": 1})
     assert "ktuned serve" in hit.message
@@ -205,7 +205,7 @@ def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> N
 
 
 def test_a_daemon_that_drips_does_not_stretch_the_deadline(path: str) -> None:
-    """Bytes that come one by one do not start the deadline anew."""
+    """Bytes that come one by one do not start the deadline again."""
     with silent_listener(path) as listening, Client(path, deadline_s=0.1) as client:
         done = threading.Event()
 
@@ -328,7 +328,7 @@ def test_an_interrupted_lookup_leaves_no_stale_answer(path: str) -> None:
     with silent_listener(path + "2"), Client(path + "2", deadline_s=PATIENT_S) as client:
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            with pytest.raises(Interrupted):  # noqa: PT012 - nobody knows how soon the alarm comes
+            with pytest.raises(Interrupted):  # noqa: PT012 - no one knows how soon the alarm comes
                 signal.setitimer(signal.ITIMER_REAL, 0.05)
                 client.lookup("gemm", {})
         finally:
@@ -387,7 +387,7 @@ def test_a_tuning_is_the_stream_of_its_jobs_events(path: str) -> None:
 
 @pytest.mark.usefixtures("served")
 def test_a_tuning_survives_a_gap_in_the_events(path: str) -> None:
-    """When the ring has dropped a job's end, the iterator asks for the jobs and ends all the same."""
+    """When the ring has dropped a job's end, the iterator asks for the jobs and ends nevertheless."""
     with Client(path) as client:
         tuning = client.tune("p:k", trials=1)
         client.call("end", job=1)

@@ -36,7 +36,7 @@ def test_what_is_known_is_not_asked_again(path: str) -> None:
 
 @pytest.mark.usefixtures("served")
 def test_a_bumped_generation_is_seen_at_once(path: str) -> None:
-    """The first lookup after a bump asks anew; the answers of kernels in other slots stay."""
+    """The first lookup after a bump asks again; the answers of kernels in other slots stay."""
     with Client(path, deadline_s=PATIENT_S) as client:
         bound = client.bind("gemm", DEFAULT)
         for kernel in ("gemm", "softmax"):
@@ -118,7 +118,7 @@ async def test_the_async_client_keeps_answers_too(path: str) -> None:
 
 
 def test_a_dead_daemons_answers_hold_until_the_next_one_starts(path: str) -> None:
-    """``kill -9`` changes no answer; the next daemon, on the same table, has everything asked anew."""
+    """``kill -9`` changes no answer; the next daemon, on the same table, has everything asked again."""
     with Client(path, deadline_s=PATIENT_S) as client:
         with daemon.running(path) as process:
             first = client.lookup("gemm", {"M": 1})
@@ -174,7 +174,7 @@ def test_without_a_daemon_a_fresh_answer_becomes_stale_after_ten_seconds(path: s
 
 
 def test_a_removed_table_is_found_out(path: str) -> None:
-    """Whoever deletes the socket's directory cuts no client off: within the time that answers hold, it asks anew."""
+    """To delete the socket's directory cuts no client off: within the time that answers hold, it asks again."""
     with Client(path, deadline_s=PATIENT_S) as client:
         client._memo.holds_s = 0.0
         with daemon.running(path) as process:
@@ -267,7 +267,7 @@ def test_closing_lets_go_of_the_table(path: str, served: "subprocess.Popen[str]"
 
 
 def test_the_memo_is_bounded(path: str, served: "subprocess.Popen[str]") -> None:
-    """More problems than it holds make it begin anew, and every answer stays right."""
+    """More problems than it holds make it begin again, and every answer stays right."""
     with Client(path, deadline_s=PATIENT_S) as client:
         client._memo.max_answers = 10
         assert [client.lookup("gemm", {"M": size}).config for size in range(35)] == [{"BM": s} for s in range(35)]

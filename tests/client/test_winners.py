@@ -86,7 +86,7 @@ async def test_the_async_client_reads_the_same(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_all_its_files(tmp_path: Path) -> None:
-    """Two device models, and two kernels of one name, need to be told apart; a file that is there twice is refused."""
+    """Two device models, and two kernels of one name, are distinguished; a file that is there twice is refused."""
     for number, (kernel, device) in enumerate(
         [("p:gemm", "GPU"), ("p:gemm", "CPU"), ("p:one", "GPU"), ("q:one", "GPU")]
     ):

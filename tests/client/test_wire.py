@@ -194,7 +194,7 @@ def test_nesting_is_limited(levels: int, is_allowed: bool, kind: type) -> None:
     [([{}], {}), ([{"a": 1}], {"a": 1}), ([], {}), ([[]], {}), ([1], None), ([{}, {}], None), ([["a"]], None)],
 )
 def test_params_are_one_map(params: list[Any], understood: dict[str, Any] | None) -> None:
-    """Params that are not one map are told apart from none at all, so that the caller gets a sentence."""
+    """Params that are not one map are distinguished from none at all, so that the caller gets a sentence."""
     (message,) = Decoder().feed(msgpack.packb([0, 1, "m", params]))
     assert message == Request(1, "m", understood)
 

@@ -1,4 +1,4 @@
-"""A real daemon under a service manager's hand: activated by its socket, told to reload, ending by itself."""
+"""A real daemon under a service manager's hand: activated by its socket, asked to reload, ending by itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.e2e.harness import PATIENCE_S, Daemon, kernel_text
 
 ACTIVATE = shutil.which("systemd-socket-activate")
 ACCEPTS = 0x10000
-"""``__SO_ACCEPTCON``, the flag in /proc/net/unix of a socket at which somebody listens."""
+"""``__SO_ACCEPTCON``, the flag in /proc/net/unix of a socket at which someone listens."""
 
 
 @pytest.fixture
@@ -41,14 +41,14 @@ def heard(manager: socket.socket, wanted: str) -> list[str]:
 
 
 def is_listened_at(path: Path) -> bool:
-    """Tell whether somebody accepts connections there: the file appears a moment before."""
+    """Return whether someone accepts connections there: the file appears a moment before."""
     entries = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return any(entry[-1] == str(path) and int(entry[3], 16) & ACCEPTS for entry in entries)
 
 
 @contextmanager
 def activated(directory: Path, manager: socket.socket, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run systemd-socket-activate, which becomes the daemon when somebody connects."""
+    """Run systemd-socket-activate, which becomes the daemon when someone connects."""
     assert ACTIVATE is not None
     place = directory / "run"
     place.mkdir(mode=0o700)
@@ -81,7 +81,7 @@ def activated(directory: Path, manager: socket.socket, *arguments: str) -> Itera
 
 @pytest.mark.skipif(ACTIVATE is None, reason="systemd-socket-activate is not installed")
 def test_activated_by_its_socket(tmp_path: Path, manager: socket.socket) -> None:
-    """The first connection starts it and is answered; it tells how it is, and leaves the manager's socket alone."""
+    """The first connection starts it and is answered; it reports how it is, and leaves the manager's socket alone."""
     path = tmp_path / "run" / "k.sock"
     with activated(tmp_path, manager) as process, Client(str(path)) as client:
         assert client.call("hello", deadline_s=PATIENCE_S)["pid"] == process.pid
@@ -145,7 +145,7 @@ def test_clients_jobs_and_watches_keep_it(tmp_path: Path) -> None:
 
 
 def test_a_request_that_waits_is_answered_before_the_end(tmp_path: Path) -> None:
-    """`shutdown` drains: what was asked before it gets its answer, what comes after is told why it does not."""
+    """`shutdown` drains: what was asked before it gets its answer, what comes after is reported why it does not."""
     with Daemon(tmp_path) as daemon:
         path = daemon.kernel_file(SLOW.format(gates=str(daemon.gates)) + kernel_text("space(us=[50.0])"))
         with subprocess.Popen(

@@ -166,7 +166,7 @@ def test_compiles_leave_a_core_to_each_lane(cores: int, lanes: int, slots: int) 
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
-    """A directory or a pipe in the place of config.toml is told of; a pipe would be waited at, by the whole daemon."""
+    """A directory or a pipe in the place of config.toml is reported; a pipe would be waited at, by the whole daemon."""
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(SettingsError, match="it is no regular file"):

@@ -24,7 +24,7 @@ def test_idle_for_long_enough_is_over() -> None:
 
 @pytest.mark.parametrize("reason", ["clients", "jobs", "watches"])
 def test_what_keeps_a_daemon_keeps_it_for_ever(reason: str) -> None:
-    """With clients, jobs or watches it does not end, and afterwards the time begins anew."""
+    """With clients, jobs or watches it does not end, and afterwards the time begins again."""
     idle = Idleness(10.0, now=0.0)
     idle.is_over([], 0, 0.0)
     assert not idle.is_over([reason], 0, 1e9)

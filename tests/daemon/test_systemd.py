@@ -47,7 +47,7 @@ def test_sockets_of_another_process_are_not_ours(pid: str) -> None:
 
 @pytest.mark.parametrize("pid", ["1", "x"])
 def test_a_watchdog_of_another_process_is_not_ours(pid: str) -> None:
-    """WATCHDOG_PID names who is watched; without it everybody is."""
+    """WATCHDOG_PID names who is watched; without it everyone is."""
     assert Handover.take({"WATCHDOG_PID": pid, "WATCHDOG_USEC": "1000"}, PID).watchdog_s == 0
     assert Handover.take({"WATCHDOG_USEC": "1000"}, PID).watchdog_s == 0.001
 

@@ -29,7 +29,7 @@ def refusal(machine: Machine, environment: Environment, backend: str = "fake") -
 
 
 async def test_devices_by_name_model_or_none(parts: Parts) -> None:
-    """A device is meant by its seat or its model; without either it is the first."""
+    """A device is meant by its name or its model; without either it is the first."""
     environment = changed(parts, FAKE_DEVICES="2")
     await parts.machine.probe(environment)
     found = [parts.machine.device(environment, "fake", wanted).name for wanted in (None, "cpu:1", "Fake CPU")]
@@ -58,7 +58,7 @@ async def test_what_measures_starts_beside_the_first_probe(parts: Parts) -> None
 
 
 async def test_devices_that_are_chosen(parts: Parts) -> None:
-    """By seat, kind or a part of the model, however it is written; the others are as good as absent."""
+    """By name, kind or a part of the model, however it is written; the others are as good as absent."""
     environment = changed(parts, FAKE_DEVICES="cpu:0 cpu:1 cuda:0")
     machine = parts.machine
     await machine.probe(environment)
@@ -153,7 +153,7 @@ async def test_what_is_mended_is_found_by_asking_again(parts: Parts) -> None:
 
 
 async def test_ground_has_every_part(parts: Parts) -> None:
-    """Digest, toolchain, device and specialised problem each make a ground of their own."""
+    """Digest, toolchain, device and specialised problem each make a context of their own."""
     kernel = await parts.inspect(kernel_text())
     device = parts.machine.device(parts.environment, "fake", None)
     ground = parts.machine.context(kernel, parts.environment, {"n": 64}, device)

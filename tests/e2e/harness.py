@@ -1,4 +1,4 @@
-"""A real daemon of its own for a test: started as a user would, told by a real client, killed at will."""
+"""A real daemon of its own for a test: started as a user would, asked by a real client, killed at will."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Gate:
         self._open.touch()
 
     def close(self) -> None:
-        """Let nobody through from now on."""
+        """Let no one through from now on."""
         self._open.unlink()
         self._reached.unlink(missing_ok=True)
 

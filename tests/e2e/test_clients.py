@@ -55,7 +55,7 @@ def tuned(left_behind: Path) -> Iterator[Daemon]:
 
 
 def _look_up(client: Client, size: int = 64) -> Hit:
-    """Look up, and check that there is a config and that nobody waited for it."""
+    """Look up, and check that there is a config and that no one waited for it."""
     start = time.monotonic()
     hit = client.lookup("it", {"n": size}, DEFAULT)
     assert time.monotonic() - start < DEADLINE_S + 1.0
@@ -91,7 +91,7 @@ def test_an_application_survives(tuned: Daemon, fault: Callable[[Daemon], None])
         assert _look_up(client).status == "fresh"
         fault(tuned)
         assert _look_up(client).config == {"us": 300.0}
-        # One that it did not know, so that somebody has to be asked.
+        # One that it did not know, so that someone has to be asked.
         _look_up(client, 128)
         if fault in (_killed, _socket_deleted):
             tuned.kill()
@@ -101,7 +101,7 @@ def test_an_application_survives(tuned: Daemon, fault: Callable[[Daemon], None])
 
 
 def test_an_application_survives_a_daemon_of_another_protocol(tuned: Daemon) -> None:
-    """An upgrade that speaks otherwise is told by name; what was known stays."""
+    """An upgrade that speaks otherwise is reported by name; what was known stays."""
     with Client(tuned.socket, deadline_s=DEADLINE_S) as client:
         assert _look_up(client).status == "fresh"
         tuned.kill()

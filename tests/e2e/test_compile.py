@@ -41,7 +41,7 @@ def twice(p, c):
 
 @pytest.mark.timeout(5 * PATIENCE_S)
 def test_tuning_after_compiling_compiles_nothing(tmp_path: Path) -> None:
-    """By the C++ compiler, for what this machine needs: each config is told, and the next job finds its artifact."""
+    """By the C++ compiler, for what this machine needs: each config is shown, and the next job finds its artifact."""
     with running(tmp_path) as daemon:
         path = daemon.kernel_file(KERNEL, "tune_twice.py")
         path.with_name("twice.cc").write_text(SOURCE)

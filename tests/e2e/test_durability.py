@@ -1,4 +1,4 @@
-"""A daemon that is told to stop, or killed: no process survives it, and the next one finishes the work.
+"""A daemon that is asked to stop, or killed: no process survives it, and the next one finishes the work.
 
 Many kills at random moments are in tests/chaos/test_kills.py.
 """
@@ -14,7 +14,7 @@ import psutil
 from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
 
 DRAIN_S = 30.0
-"""How long a daemon that is told to stop may take for what is under way, which would last longer."""
+"""How long a daemon that is asked to stop may take for what is under way, which would last longer."""
 
 
 def _alive(pids: set[int]) -> set[int]:

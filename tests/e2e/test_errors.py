@@ -151,7 +151,7 @@ def _may_mount() -> bool:
 
 @pytest.mark.skipif(not _may_mount(), reason="this user may not mount a small file system to fill")
 def test_full_disk(tmp_path: Path) -> None:
-    """A disk that fills up in the middle ends the job with what to do; nothing told is lost, lookups go on."""
+    """A disk that fills up in the middle ends the job with what to do; nothing reported is lost, lookups go on."""
     daemon = Daemon(tmp_path)
     # The daemon's home is a tmpfs of 2 MiB, mounted in a namespace of its own.
     home = daemon.home
@@ -316,7 +316,7 @@ def test_memory_eater_is_stopped_before_the_machine_suffers(tmp_path: Path) -> N
 
 
 def test_nothing_outlives_its_worker_however_it_detached(daemon: Daemon) -> None:
-    """A process without its worker's group, session, parent and environment ends all the same."""
+    """A process without its worker's group, session, parent and environment ends nevertheless."""
     path = daemon.kernel_file(
         """\
         import os, pathlib, subprocess
@@ -344,7 +344,7 @@ def test_a_socket_s_file_that_was_removed_comes_back(daemon: Daemon) -> None:
 
 
 def test_a_daemon_that_is_stopped_is_told_from_one_that_is_not_there(daemon: Daemon) -> None:
-    """Whoever asks learns within one deadline which process it is, and how to end it."""
+    """Anyone who asks learns within one deadline which process it is, and how to end it."""
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)
     try:
@@ -377,7 +377,7 @@ def test_a_store_found_damaged_after_it_was_opened_is_moved_aside(tmp_path: Path
 
 
 def test_damaged_rows_cost_themselves_alone(tmp_path: Path) -> None:
-    """What SQLite cannot notice is left out, told in status, and made anew; the winner is served as before."""
+    """What SQLite cannot notice is left out, reported in status, and made again; the winner is served as before."""
     daemon = Daemon(tmp_path)
     with daemon:
         assert daemon.ktuned("tune", str(daemon.kernel_file(kernel_text(SPACE)))).returncode == DONE
@@ -393,7 +393,7 @@ def test_damaged_rows_cost_themselves_alone(tmp_path: Path) -> None:
 
 
 def test_what_a_full_store_refused_is_tuned_when_it_can_be_written(daemon: Daemon) -> None:
-    """A save meanwhile is told in status, and is not forgotten."""
+    """A save meanwhile is reported in status, and is not forgotten."""
     path = daemon.kernel_file(kernel_text(SPACE))
     assert daemon.ktuned("tune", str(path)).returncode == DONE
     store = daemon.home / "ktuned.sqlite"

@@ -103,7 +103,7 @@ def test_job_without_a_right_config_says_what_is_wrong(daemon: Daemon) -> None:
 
 
 def _check_stories(daemon: Daemon, trials: dict[str, dict[str, Any]]) -> None:
-    """What an outcome keeps tells what happened."""
+    """What an outcome keeps reports what happened."""
     segfault = daemon.trial(trials["segfault"]["id"])
     assert segfault["detail"]["signal"] == "SIGSEGV"
     assert "Segmentation fault" in segfault["detail"]["stderr"]

@@ -1,4 +1,4 @@
-"""From a save to the new winner: what is tuned anew, what is not, and what lookups answer meanwhile."""
+"""From a save to the new winner: what is tuned again, what is not, and what lookups answer meanwhile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon)
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
     path.write_text(f"# a comment\n{text}\n\n# and another\n")
-    # A second file, saved after the comment, is the event that tells that the comment has been seen.
+    # A second file, saved after the comment, is the event that reports that the comment has been seen.
     daemon.kernel_file(text.replace("def it(", "def other("), "tune_other.py")
     daemon.until(lambda: len(_jobs(daemon)) == 2, "the other kernel's job")
     daemon.until(lambda: _settled(daemon, 2), "it to end")
@@ -234,7 +234,7 @@ def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:
 
 
 def test_change_while_no_daemon_runs_is_seen_at_the_next_start(daemon: Daemon) -> None:
-    """What was saved while nobody watched is stale at once, and tuned anew without being asked for."""
+    """What was saved while no one watched is stale at once, and tuned again without being asked for."""
     path = daemon.kernel_file(_text())
     daemon.tune(path=str(path))
     daemon.stop()
@@ -245,7 +245,7 @@ def test_change_while_no_daemon_runs_is_seen_at_the_next_start(daemon: Daemon) -
 
 
 def test_hundred_lookups_make_one_job(daemon: Daemon) -> None:
-    """A problem that is not tuned is answered from the nearest, and asked for once, whoever asks how often."""
+    """A problem that is not tuned is answered from the nearest, and asked for once, anyone who asks how often."""
     path = daemon.kernel_file(_text())
     daemon.tune(path=str(path))
     hits = [daemon.client.lookup("it", dict(n=128)) for _ in range(100)]
@@ -274,7 +274,7 @@ def test_cancel_stops_what_runs_and_frees_the_lane(daemon: Daemon) -> None:
 
 
 def test_more_important_job_goes_first_and_the_other_is_resumed(daemon: Daemon) -> None:
-    """A job that somebody waits for makes a background one step aside; that one is finished afterwards."""
+    """A job that someone waits for makes a background one step aside; that one is finished afterwards."""
     path = daemon.kernel_file(_text(gate="door"))
     daemon.client.call("tune", path=str(path), priority=100)
     daemon.gate("door").wait_reached()
@@ -322,7 +322,7 @@ def test_application_looks_up_all_the_while(daemon: Daemon) -> None:
 
 
 def test_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None:
-    """What does not compile is told with its first line; the old winner stays, and the undone edit is fresh at once."""
+    """What does not compile is reported by its first line; the old winner stays, and the undone edit is fresh again."""
     path = daemon.kernel_file(_text())
     daemon.tune(path=str(path))
     broken = _text(reference="lambda x: dict(y=x * 2)").replace("Build(**c)", "Build(**{**c, 'does': 'compile_error'})")

@@ -25,7 +25,7 @@ SPACE = (
     "space([dict(us={us}, does='work', tag='a', gate={gate!r}), dict(us=1.0, does='compile_error', tag='b', gate='')])"
 )
 FIGURE = r"[\d.]+ [µm]s"
-"""A latency as it is told; how large it is on a busy machine is not what is tested here."""
+"""A latency as it is reported; how large it is on a busy machine is not what is tested here."""
 
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -65,7 +65,7 @@ EXAMPLE = BackendExample(
 
 
 def has_nvcc() -> bool:
-    """Tell whether there is a CUDA compiler here."""
+    """Return whether there is a CUDA compiler here."""
     try:
         Nvcc.find()
     except NoCompiler:

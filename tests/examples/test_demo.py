@@ -33,7 +33,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(300)
 def test_it_tunes_edits_tunes_again_looks_up_and_stops(short: Path) -> None:
-    """Exit code 0, with every step's result told, and neither a file nor (the leak check) a process left."""
+    """Exit code 0, with every step's result reported, and neither a file nor (the leak check) a process left."""
     process = start(short, *SMALL)
     said, complaint = process.communicate()
     assert process.returncode == 0, said + complaint

@@ -89,7 +89,7 @@ def wait_at(gate: str) -> None:
         return
     (Path(directory) / f"{gate}.reached").touch()
     while not (Path(directory) / gate).exists():
-        time.sleep(0.005)  # noqa: TID251 - a fake's gate is a file: nothing else tells of it across processes
+        time.sleep(0.005)  # noqa: TID251 - a fake's gate is a file: nothing else reports it across processes
 
 
 def forever() -> None:

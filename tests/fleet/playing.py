@@ -1,4 +1,4 @@
-"""User code for real workers: a kernel file's body that does something on import, and what tells of it."""
+"""User code for real workers: a kernel file's body that does something on import, and what reports it."""
 
 import os
 import textwrap
@@ -71,14 +71,14 @@ class Playground:
 
 
 async def until(is_so: Callable[[], object]) -> None:
-    """Wait for what only looking tells: another process's doing."""
+    """Wait for what only looking reports: another process's doing."""
     with anyio.fail_after(DEADLINE_S):
         while not is_so():  # noqa: ASYNC110 - another process sets no event of ours
             await anyio.sleep(0.005)
 
 
 async def read_when_there(path: Path) -> str:
-    """Return a file's text as soon as it is there; whoever writes it renames it into place."""
+    """Return a file's text as soon as it is there; anyone who writes it renames it into place."""
     await until(path.exists)
     return path.read_text()
 
@@ -89,7 +89,7 @@ def base_env() -> dict[str, str]:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process is there and has not ended; one that nobody reaped has."""
+    """Return whether a process is there and has not ended; one that no one reaped has."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

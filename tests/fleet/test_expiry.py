@@ -1,4 +1,4 @@
-"""A phase's deadline: told when it is over, not before, and with few timers."""
+"""A phase's deadline: reported when it is over, not before, and with few timers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def watched() -> _Watched:
 
 
 def test_a_phase_expires_at_its_deadline(watched: _Watched) -> None:
-    """Not over before, over then, and told once."""
+    """Not over before, over then, and reported once."""
     watched.expiry.begin(2.0)
     watched.loop.turn_to(101.9)
     assert not watched.expiry.is_over
@@ -92,7 +92,7 @@ def test_the_next_phase_has_its_own_deadline(watched: _Watched, first: float, se
 
 
 def test_an_ended_phase_never_expires(watched: _Watched) -> None:
-    """What came in time is not told to be late, and a later phase is watched anew."""
+    """What came in time is not late, and a later phase is watched again."""
     watched.expiry.begin(2.0)
     watched.expiry.end()
     watched.loop.turn_to(150.0)
@@ -138,7 +138,7 @@ def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEve
 def test_a_loop_that_rounds_ends_every_phase(
     new_loop: Callable[[], asyncio.AbstractEventLoop], before_s: float | None
 ) -> None:
-    """Where time is counted in whole milliseconds, and what is due at once has none, a deadline passes all the same."""
+    """Where time is counted in whole milliseconds, and what is due at once has none, a deadline passes nevertheless."""
 
     async def expire_all() -> None:
         for part in range(20):

@@ -62,7 +62,7 @@ async def spares_of(fleet: Fleet, count: int) -> set[int]:
 
 
 async def test_one_seat(run_lane: RunLane) -> None:
-    """Whoever comes second measures when the first has left; the status says who measures."""
+    """Anyone who comes second measures when the first has left; the status says who measures."""
     async with run_lane() as (lane, _):
         order: list[str] = []
 
@@ -82,7 +82,7 @@ async def test_one_seat(run_lane: RunLane) -> None:
 
 
 async def test_a_seat_is_freed_by_failure(run_lane: RunLane) -> None:
-    """An exception on the seat closes it to nobody."""
+    """An exception on the lane closes it to no one."""
     async with run_lane() as (lane, _):
         with pytest.raises(RuntimeError):
             async with lane.hold(1):
@@ -214,7 +214,7 @@ async def test_the_spare_takes_over(run_lane: RunLane, playground: Playground, e
 async def test_a_cancelled_trial_leaves_no_worker(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
-    """A job that is superseded in the middle of a trial stops it, and the seat is free."""
+    """A job that is superseded in the middle of a trial stops it, and the lane is free."""
     async with run_lane() as (lane, _):
         with anyio.CancelScope() as scope:
             async with lane.hold(1):
@@ -240,7 +240,7 @@ async def test_a_problem_that_cannot_be_opened(
 async def test_a_changed_source_is_no_failure_of_the_problem(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
-    """The save that changed it starts anew, so the caller is told that very thing."""
+    """The save that changed it starts again, so the caller learns that very thing."""
     async with run_lane() as (lane, _):
         (file,) = playground.request("").files
         kernel = playground.kernel("it", file, {file: "other bytes"})

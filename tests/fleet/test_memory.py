@@ -34,7 +34,7 @@ def limited(fleet: Fleet) -> Iterator[Fleet]:
 
 
 async def test_a_worker_that_outgrows_its_limit_is_stopped(run_fleet: RunFleet, environment: Environment) -> None:
-    """Whoever asked is told that it ran out of memory, and how much it may have; a kill of ours excuses nobody."""
+    """The error says that it ran out of memory, and how much it may have; a kill of ours excuses no one."""
     playground = Playground(Path(environment.cwd))
     async with run_fleet() as fleet:
         with limited(fleet), pytest.raises(WorkerDied, match=r"out of memory: .* GiB it may during inspect") as caught:

@@ -66,7 +66,7 @@ async def test_a_worker_is_reused_by_its_own_kind(run_fleet: RunFleet, environme
 
 
 async def test_two_at_once_are_two(run_fleet: RunFleet, environment: Environment) -> None:
-    """A worker that is lent is nobody else's."""
+    """A worker that is lent is no one else's."""
     async with (
         run_fleet() as fleet,
         fleet.lend(Role.INSPECT, environment) as one,
@@ -93,7 +93,7 @@ async def test_a_worker_that_misbehaved_is_not_lent_again(run_fleet: RunFleet, e
 
 
 async def test_a_spare_takes_over(run_fleet: RunFleet, environment: Environment) -> None:
-    """It stands ready with its backend imported; whoever asks next gets it without a wait for a start."""
+    """It stands ready with its backend imported; anyone who asks next gets it without a wait for a start."""
     async with run_fleet() as fleet:
         for _ in range(3):
             fleet.prepare_spares(Role.BENCH, environment, "fake")
@@ -127,7 +127,7 @@ async def test_spares_under_way_are_shared_out(run_fleet: RunFleet, environment:
 async def test_a_spare_under_way_is_waited_for_by_one(
     run_fleet: RunFleet, environment: Environment, playground: Playground
 ) -> None:
-    """Whoever comes second starts a worker at once: lanes that open together do not wait for spare after spare."""
+    """Anyone who comes second starts a worker at once: lanes that open together do not wait for spare after spare."""
     (playground.root / "slow.py").write_text("from ktuned_fake import wait_at\nwait_at('spare')\n")
     path = f"{FAKE_DIRECTORY}:{playground.root}"
     first: list[int] = []

@@ -60,7 +60,7 @@ def ranked(total: int = 1, rank_of: Callable[[int], int] = lambda job: job) -> t
 
 
 async def test_first_come_first_served_among_equals() -> None:
-    """Without anybody who ranks the jobs, the order is that of their coming."""
+    """Without anyone who ranks the jobs, the order is that of their coming."""
     async with anyio.create_task_group() as tasks:
         hall = Hall(Turns(), tasks)
         await hall.come(3, 1, 2)
@@ -96,7 +96,7 @@ async def test_long_waiting_rises_past_what_is_more_important() -> None:
 
 
 async def test_more_and_fewer_turns() -> None:
-    """A larger total lets more in at once; a smaller one takes no turn away, and lets nobody in until there is room."""
+    """A larger total lets more in at once; a smaller one takes no turn away, and lets no one in until there is room."""
     turns, _ = ranked(1)
     async with anyio.create_task_group() as tasks:
         hall = Hall(turns, tasks)
@@ -133,7 +133,7 @@ async def test_cancelled_while_waiting_and_while_served() -> None:
 
 
 async def test_handed_over_turn_of_a_cancelled_one_goes_on() -> None:
-    """A turn that was handed to somebody who is cancelled before he can take it is not lost."""
+    """A turn that was handed to someone who is cancelled before he can take it is not lost."""
     turns, _ = ranked()
 
     async def hold() -> None:

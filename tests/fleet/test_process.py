@@ -198,7 +198,7 @@ async def test_all_that_a_worker_started_dies_with_it(worker: WorkerProcess, pla
 
 
 async def test_cancelling_a_request_kills_the_worker(worker: WorkerProcess, playground: Playground) -> None:
-    """Nobody knows what it was doing, and nobody waits for it."""
+    """No one knows what it was doing, and no one waits for it."""
     with anyio.move_on_after(BRIEF_S) as scope:
         await ask(worker, playground.request(HANG))
     assert scope.cancelled_caught
@@ -230,7 +230,7 @@ async def test_a_flood_that_outlives_the_worker_blocks_nobody(worker: WorkerProc
 
 
 def test_an_endless_stream_is_not_read_to_its_end() -> None:
-    """Whoever fills a pipe faster than it is read away does not hold up the loop that serves everybody."""
+    """Anyone who fills a pipe faster than it is read away does not hold up the loop that serves everyone."""
     with open("/dev/zero", "rb", buffering=0) as endless:
         tail = process._Tail(endless.fileno())
         tail.read_rest()
@@ -255,7 +255,7 @@ async def test_a_worker_that_does_not_read_is_given_up(worker: WorkerProcess, pl
 
 
 async def test_a_worker_killed_while_it_is_being_asked(worker: WorkerProcess, playground: Playground) -> None:
-    """Whoever kills it (the kernel, out of memory) while a request is being written: it died, and is said to have."""
+    """Killed (by the kernel, out of memory) while a request is being written: it died, and is said to have."""
     os.kill(worker.pid, signal.SIGSTOP)
     request = replace(playground.request(""), project="x" * 1_000_000)
     async with anyio.create_task_group() as tasks:
@@ -279,7 +279,7 @@ async def test_a_worker_killed_while_it_is_being_asked(worker: WorkerProcess, pl
 async def test_messages_that_are_none_kill_the_worker(
     worker: WorkerProcess, playground: Playground, scribble: str
 ) -> None:
-    """User code that scribbles into the daemon's pipe ends its own process and nothing else, and is told why."""
+    """User code that scribbles into the daemon's pipe ends its own process and nothing else, and is reported why."""
     body = f"""\
         import os
         from ktuned.ipc.frames import encode as frame
@@ -307,7 +307,7 @@ async def test_a_forked_child_that_returns_answers_nobody(worker: WorkerProcess,
 async def test_what_user_code_raises_is_told_whatever_it_is(
     worker: WorkerProcess, playground: Playground, raises: str
 ) -> None:
-    """No exception of its ends the worker, and each is told with its line."""
+    """No exception of its ends the worker, and each is reported with its line."""
     (wrong, fine), _ = await ask(worker, playground.request(f"\nraise {raises}", ""))
     (error,) = wrong.errors
     assert error.line == 2

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Holder:
-    """A task that holds the gate until it is told to leave, and says where it stands."""
+    """A task that holds the gate until it is asked to leave, and says where it stands."""
 
     def __init__(self, gate: QuietGate, *, quiet: bool = False) -> None:
         self._gate = gate
@@ -24,7 +24,7 @@ class Holder:
         self.left = anyio.Event()
 
     async def hold(self) -> None:
-        """Enter, wait to be told, leave."""
+        """Enter, wait to be reported, leave."""
         with self.scope:
             async with self._gate.quiet() if self._quiet else self._gate.compiling():
                 self.entered.set()
@@ -64,7 +64,7 @@ class Scene:
         self._tasks = tasks
 
     async def comes(self, *, quiet: bool = False) -> Holder:
-        """Have a new holder come to the gate; return when everybody has got as far as they can."""
+        """Have a new holder come to the gate; return when everyone has got as far as they can."""
         holder = Holder(self.gate, quiet=quiet)
         self._tasks.start_soon(holder.hold)
         await settle()
@@ -143,7 +143,7 @@ async def test_who_gives_up_waiting_for_quiet_holds_nobody_back() -> None:
 
 @pytest.mark.parametrize("quiet", [True, False])
 async def test_a_cancelled_holder_frees_the_gate(quiet: bool) -> None:
-    """Whoever holds it and is cancelled leaves it open for the next, of either kind."""
+    """Anyone who holds it and is cancelled leaves it open for the next, of either kind."""
     async with anyio.create_task_group() as tasks:
         scene = Scene(tasks)
         holder = await scene.comes(quiet=quiet)

@@ -65,7 +65,7 @@ class Broken:
             self.pauses.append(lane.health.pause_s)
 
     def becomes(self, state: str) -> None:
-        """Let every canary from now on meet the device like this; whole, lest one read half a word."""
+        """Let every canary from now on meet the device like this; whole: none reads half a word."""
         part = self._device.with_suffix(".part")
         part.write_text(state)
         part.rename(self._device)
@@ -101,7 +101,7 @@ async def _lane(run_fleet: RunFleet, broken: Broken, *, reap_s: float = REAP_S) 
 
 
 async def test_a_lane_that_only_lost_its_worker_is_never_sick(run_fleet: RunFleet, broken: Broken) -> None:
-    """The canary passes at once, and nobody is told of anything."""
+    """The canary passes at once, and no one is reported anything."""
     async with _lane(run_fleet, broken) as (lane, _):
         await broken.lose_worker(lane)
         await lane.open(broken.bench, DEADLINES)
@@ -144,7 +144,7 @@ class Stuck:
 
 
 async def test_a_worker_that_cannot_be_reaped_makes_its_lane_sick(run_fleet: RunFleet, broken: Broken) -> None:
-    """Nobody measures on a device that a dead worker still holds; when it is let go, a canary and on it goes."""
+    """No one measures on a device that a dead worker still holds; when it is let go, a canary and on it goes."""
     stuck = Stuck()
     async with _lane(run_fleet, broken, reap_s=0.05) as (lane, _):
         await broken.lose_worker(lane)

@@ -33,7 +33,7 @@ class Broken:
 
     @property
     def starts(self) -> int:
-        """How often somebody started it."""
+        """How often someone started it."""
         return len(self._starts.read_text().splitlines()) if self._starts.exists() else 0
 
     def mend(self) -> None:
@@ -56,7 +56,7 @@ async def _fail(fleet: Fleet, environment: Environment) -> str:
 async def test_ten_deaths_at_once_are_four_starts(
     run_fleet: RunFleet, environment: Environment, broken: Broken
 ) -> None:
-    """After some failures in a row nothing is started for a while; the reason is told each time, and in the status."""
+    """After some failures in a row nothing is started for a while; the reason is given each time, and in the status."""
     async with run_fleet() as fleet:
         said = [await _fail(fleet, broken.environment) for _ in range(ATTEMPTS)]
         assert broken.starts == TOLERATED_FAILURES + 1
@@ -65,7 +65,7 @@ async def test_ten_deaths_at_once_are_four_starts(
         (notice,) = fleet.notices
         assert "runs no bench worker, tried again in" in notice
         assert "no libpython" in notice
-        # Nobody else suffers.
+        # No one else suffers.
         async with fleet.lend(Role.BENCH, environment) as worker:
             assert worker.is_alive
 

@@ -27,7 +27,7 @@ def kernel(tmp_path: Path) -> Path:
 
 
 def test_ours_is_trusted(kernel: Path) -> None:
-    """What only we can write may be read by everybody."""
+    """What only we can write may be read by everyone."""
     Trust().check_file(str(kernel))
     Trust().check_directory(str(kernel.parent))
 
@@ -81,7 +81,7 @@ def test_what_is_another_users_is_not(kernel: Path, level: str) -> None:
 
 @as_root
 def test_a_group_with_others_in_it_is_others(kernel: Path) -> None:
-    """Write permission of root's group harms nobody; that of another one does."""
+    """Write permission of root's group harms no one; that of another one does."""
     kernel.chmod(0o664)
     Trust().check_file(str(kernel))
     os.chown(kernel, -1, 100)
@@ -105,7 +105,7 @@ def test_links_are_followed_to_what_they_lead_through(kernel: Path, tmp_path: Pa
 
 
 def test_a_loop_of_links_ends(kernel: Path) -> None:
-    """It is refused, and nobody turns in circles."""
+    """It is refused, and no one turns in circles."""
     loop = kernel.with_name("tune_loop.py")
     loop.symlink_to(loop)
     with pytest.raises(Untrusted, match="more than 40 links"):

@@ -44,7 +44,7 @@ def test_the_next_daemon_goes_on_with_the_same_file(tmp_path: Path) -> None:
 
 
 def test_two_tables_have_no_generation_in_common(tmp_path: Path) -> None:
-    """Whoever maps another file takes nothing in it for what the first one said."""
+    """Anyone who maps another file takes nothing in it for what the first one said."""
     tables = []
     for number in range(2):
         (tmp_path / TABLE_NAME).unlink(missing_ok=True)
@@ -55,7 +55,7 @@ def test_two_tables_have_no_generation_in_common(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_the_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without room there is no table to tell of, generations count all the same, and nothing half made stays."""
+    """Without room there is no table to report, generations count nevertheless, and nothing half made stays."""
 
     def full(*_: int) -> None:
         raise OSError(28, os.strerror(28))

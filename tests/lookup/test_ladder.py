@@ -34,7 +34,7 @@ def ground(problem: Problem = HERE, device: str = DEVICE) -> Context:
 
 
 def winner(problem: Problem = HERE, config: Config | None = None, **ground_changes: Any) -> Winner:
-    """Return a winner, by default of this very ground."""
+    """Return a winner, by default of this very context."""
     return Winner(
         replace(ground(problem), **ground_changes), 7, problem, config or {"B": 2}, 5.0, 0.1, "ab", decided=0.0
     )
@@ -51,7 +51,7 @@ def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: 
 
 
 def test_same_ground_is_fresh_and_wants_nothing() -> None:
-    """A winner of this very ground is served as it is."""
+    """A winner of this very context is served as it is."""
     found = ask(winner())
     assert (found.status, found.config, found.wants_tuning) == (Status.FRESH, {"B": 2}, False)
 
@@ -78,7 +78,7 @@ def test_what_is_not_fully_observed_is_stale_and_tuned_only_after_a_change() -> 
     "field", [entry.name for entry in fields(Context) if entry.name not in ("kernel", "problem", "device")]
 )
 def test_any_other_ground_is_stale(field: str) -> None:
-    """Each part of the ground (digest, toolchain, driver, way of measuring) alone makes a winner stale."""
+    """Each part of the context (digest, toolchain, driver, way of measuring) alone makes a winner stale."""
     other: dict[str, Any] = {field: 99 if field == "measuring_version" else "other"}
     found = ask(winner(**other))
     assert (found.status, found.config, found.wants_tuning) == (Status.STALE, {"B": 2}, True)

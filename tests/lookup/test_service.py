@@ -77,7 +77,7 @@ async def test_recent_lookups_are_known(parts: Parts) -> None:
 
 
 async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> None:
-    """Each step is told as it becomes true, and its generation grows with it."""
+    """Each step is reported as it becomes true, and its generation grows with it."""
     assert ask(parts)["status"] == "unknown"
     await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)"))
     parts.lookups.caches.changed("project:it")
@@ -136,7 +136,7 @@ async def test_near_is_served_once_a_worker_vouches_for_it(parts: Parts) -> None
 async def asked(parts: Parts, generation: int) -> None:
     """Wait until a worker's verdict made a new generation."""
     with anyio.fail_after(PATIENCE_S):
-        while parts.lookups.generations.of("project:it") == generation:  # noqa: ASYNC110 - no event tells of a verdict
+        while parts.lookups.generations.of("project:it") == generation:  # noqa: ASYNC110 - no event reports a verdict
             await anyio.sleep(0.005)
 
 
@@ -198,7 +198,7 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
 
 
 async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
-    """What is not fresh asks for a tuning, once however many ask, and not at all when told not to."""
+    """What is not fresh asks for a tuning, once however many ask, and not at all when reported not to."""
     await parts.inspect(kernel_text(configs=GATED))
     ask(parts, tune=False)
     async with parts.working():
@@ -238,7 +238,7 @@ async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts
     for k, status in ((64, "near"), (15, "default")):
         assert ask(parts, {"n": 32, "k": k})["status"] == "default"
         with anyio.fail_after(PATIENCE_S):
-            while parts.lookups.generations.of(kernel.name) == generation:  # noqa: ASYNC110 - no event tells of a verdict
+            while parts.lookups.generations.of(kernel.name) == generation:  # noqa: ASYNC110 - no event reports a verdict
                 await anyio.sleep(0.005)
         generation += 1
         assert ask(parts, {"n": 32, "k": k})["status"] == status
@@ -338,7 +338,7 @@ async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts)
         assert parts.lookups.lookup("quick", {"n": 64}, None, tune=True).status == "default"
         await parts.told.ended()
         with anyio.fail_after(PATIENCE_S):
-            while parts.lookups.generations.of("project:quick") == generation:  # noqa: ASYNC110 - no event tells of it
+            while parts.lookups.generations.of("project:quick") == generation:  # noqa: ASYNC110 - no event reports it
                 await anyio.sleep(0.005)
         assert parts.lookups.lookup("quick", {"n": 64}, None, tune=True).status == "fresh"
         parts.open_gate("door")

@@ -54,7 +54,7 @@ def test_many_lookups_at_once_are_kept_as_one(count: int, encode: str) -> None:
 
 
 def test_only_answers_to_lookups_are_kept() -> None:
-    """Neither errors nor other methods, nor notifications, nor many lookups whose number is not told by the bytes."""
+    """Neither errors nor other methods, nor notifications, nor many lookups whose number the bytes do not show."""
     known = Shortcuts()
     known.keep(wire.encode_request(1, "lookup_many", {"more": 1, "lookups": [PARAMS]}), response())
     known.keep(wire.encode_request(1, "lookup_many", {"lookups": []}), response())
@@ -113,7 +113,7 @@ def test_all_that_is_kept_is_bounded_in_bytes() -> None:
 
 
 def test_old_answer_tells_how_often_it_was_given() -> None:
-    """Whoever works an answer out anew learns how many asked meanwhile, once; another question has its own count."""
+    """A repeated answer comes with how many asked meanwhile, once; another question has its own count."""
     now = 0.0
     known = Shortcuts(clock=lambda: now)
     known.keep(question(), response())

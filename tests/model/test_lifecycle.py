@@ -27,7 +27,7 @@ def stories() -> dict[Place, list[Event]]:
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_a_move_is_made_as_the_table_says_or_not_at_all(place: Place) -> None:
-    """A legal event moves and is remembered; an illegal one changes nothing and tells place, event and story."""
+    """A legal event moves and is remembered; an illegal one changes nothing and reports place, event and story."""
     before = [Event.COMPILE_STARTED, Event.COMPILE_DONE]
     for event in Event:
         life = Life(place)
@@ -96,7 +96,7 @@ def test_a_disturbed_finalist_keeps_its_figure(event: Event) -> None:
 
 
 def test_a_disturbed_trial_comes_round_again() -> None:
-    """A contended trial is measured again without a compile, as often as the lane asks, until it is told enough."""
+    """A contended trial is measured again without a compile, as often as the lane asks, until it is reported enough."""
     life = Life()
     for event in (Event.ARTIFACT_FOUND, *[Event.LANE_TAKEN, Event.DISTURBED] * 3, Event.LANE_TAKEN):
         life.tell(event)
@@ -119,7 +119,7 @@ def test_a_damaged_artifact_is_made_anew() -> None:
 
 
 def test_a_killed_trial_comes_round_again() -> None:
-    """A trial whose worker somebody killed, compiling or measuring, goes back to where it can be tried once more."""
+    """A trial whose worker someone killed, compiling or measuring, goes back to where it can be tried once more."""
     life = Life()
     for event in (Event.COMPILE_STARTED, Event.KILLED, Event.COMPILE_STARTED, Event.COMPILE_DONE):
         life.tell(event)

@@ -60,7 +60,7 @@ def test_versions_are_named() -> None:
 
 
 def test_what_was_not_kept_is_told_all_the_same() -> None:
-    """A change whose parts nobody remembers is still a change."""
+    """A change whose parts no one remembers is still a change."""
     now = replace(THEN, digest="d2", toolchain="gcc2")
     assert told(now, parts=(None, {}), toolchains=(None, {"compiler": "13"})) == [
         "tune_k.py or its captured inputs changed; the parts were not recorded",

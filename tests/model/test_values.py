@@ -66,7 +66,7 @@ def test_canonical_text_tells_types_apart(left: object, right: object) -> None:
 
 
 def test_a_device_crosses_the_wire() -> None:
-    """A device arrives equal, and knows its kind by its seat's name."""
+    """A device arrives equal, and knows its kind by its name."""
     device = Device(DeviceName("cuda:1"), DeviceModel("H200"), Target("sm_90a"), {"driver": "570.1"})
     assert Device.from_wire(over_the_wire(device.to_wire())) == device
     assert (device.kind, Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t")).kind) == ("cuda", "cpu")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 TIMEOUT_S = 300
-"""How long a test here may take: compilers are niced, and on a busy machine wait for everybody else."""
+"""How long a test here may take: compilers are niced, and on a busy machine wait for everyone else."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

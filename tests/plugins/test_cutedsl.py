@@ -68,7 +68,7 @@ def run_python(code: str, *args: object) -> str:
 
 
 def test_what_the_probe_asks_imports_nothing_large() -> None:
-    """Identity, fingerprint and devices are told without CuTe DSL, torch and tvm-ffi."""
+    """Identity, fingerprint and devices are reported without CuTe DSL, torch and tvm-ffi."""
     code = """if True:
         import sys
         from ktuned_cutedsl import CuteDsl
@@ -147,7 +147,7 @@ def test_an_edited_kernel_file_is_compiled_as_it_is_now(compile_one: CompileOne,
 
 @pytest.mark.parametrize(("target", "flags"), [("sm_80", 0x50), ("sm_90a", 0x5A), ("sm_100a", 0x64), ("sm_120a", 0x78)])
 def test_the_cubin_is_for_the_target(target: str, flags: int, compile_one: CompileOne) -> None:
-    """Whatever the machine has or lacks, and whatever was compiled before; the ELF header's flags tell."""
+    """Whatever the machine has or lacks, and whatever was compiled before; the ELF header's flags report."""
     result, artifact = compile_one(replace(build(), options="--gpu-arch sm_86"), target)
     assert result.outcome is None, result.message
     assert result.facts["target"] == target
@@ -221,7 +221,7 @@ def test_each_way_of_not_compiling_is_a_result(wanted: Build, message: str, comp
 def test_what_the_architecture_cannot_launch_is_unsupported(
     wanted: Build, target: str, message: str, compile_one: CompileOne
 ) -> None:
-    """It is told when it is compiled, before any device has seen it."""
+    """It is reported when it is compiled, before any device has seen it."""
     result, _ = compile_one(wanted, target)
     assert result.outcome is Outcome.UNSUPPORTED, result
     assert message in result.message

@@ -532,7 +532,7 @@ def test_the_fingerprint_has_nvrtcs_patch_version() -> None:
 
 
 def test_another_architectures_artifact_is_unsupported(compile_one: Compile) -> None:
-    """Told from the description, before the driver is asked."""
+    """Reported from the description, before the driver is asked."""
     _, artifact = compile_one()
     unit = Unit("unit", entry(2), (SOURCE,), SOURCE, "scale", "sm_100a")
     with pytest.raises(Unsupported, match=r"compiled for sm_90a, and cuda:0 is sm_100a"):

@@ -225,7 +225,7 @@ class TestCalling:
     """Bound functions: compiled before they are launched, and what their failures mean."""
 
     def test_the_tenth_config_is_compiled_like_the_first(self, compile_one: Compile) -> None:
-        """Dynamo gives a function up after eight versions, silently; each config starts anew."""
+        """Dynamo gives a function up after eight versions, silently; each config starts again."""
         x = torch.zeros(3)
         said = []
         for size in range(2, 12):

@@ -206,7 +206,7 @@ class TestNoCompiler:
     """Without a compiler nothing breaks, and it is said."""
 
     def test_an_empty_path(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """No compiler on the PATH is an absence with its remedy, and the fingerprint still tells the rest."""
+        """No compiler on the PATH is an absence with its remedy, and the fingerprint still reports the rest."""
         monkeypatch.setenv("PATH", str(tmp_path))
         found = TvmFfi().devices()
         assert isinstance(found, Absent)

@@ -33,7 +33,7 @@ CompileGroup = Callable[..., tuple[dict[str, Compiled], Path]]
 
 
 def has_nvcc() -> bool:
-    """Tell whether there is a CUDA compiler here."""
+    """Return whether there is a CUDA compiler here."""
     try:
         Nvcc.find()
     except NoCompiler:
@@ -193,7 +193,7 @@ def test_a_launch_goes_to_torchs_stream(compile_group: CompileGroup) -> None:
 
 @needs_nvcc
 def test_compiling_imports_neither_torch_nor_tvm_ffi(tmp_path: Path) -> None:
-    """Compile workers stay light, and so does what tells the devices."""
+    """Compile workers stay light, and so does what reports the devices."""
     code = """if True:
         import sys
         from ktuned_tvm_ffi import TvmFfiCuda

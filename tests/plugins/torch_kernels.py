@@ -21,7 +21,7 @@ def scale(x: torch.Tensor, y: torch.Tensor, factor: float) -> None:
 
 
 def returning(x: torch.Tensor) -> torch.Tensor:
-    """Return what nobody takes."""
+    """Return what no one takes."""
     return 2 * x
 
 

@@ -103,7 +103,7 @@ def test_the_header_finds_the_nearest_problem(tmp_path: Path, compiler: str, sta
     ],
 )
 def test_what_c_cannot_hold_is_refused(rows: Any, words: str) -> None:
-    """Values of several types, too large ones and names that C does not tell apart are one clear error."""
+    """Values of several types, too large ones and names that C does not report apart are one clear error."""
     with pytest.raises(UsageError, match=words):
         c_file(document(*rows))
 

@@ -31,7 +31,7 @@ def observer(parts: Parts, usage: Usage | None = None) -> HostObserver:
 
 
 async def test_reading_is_of_the_time_since_the_last_one(parts: Parts, tmp_path: Path) -> None:
-    """The first one knows nothing of the CPUs; a battery is seen at once; without GPUs nobody is asked of them."""
+    """The first one knows nothing of the CPUs; a battery is seen at once; without GPUs no one is asked of them."""
     root = tmp_path / "machine"
     machine(root, busy=1000, idle=1000, stalled_us=0)
     watched = observer(parts, Usage(root, 1))

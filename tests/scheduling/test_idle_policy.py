@@ -26,7 +26,7 @@ def after(*readings: Reading, policy: str = "idle") -> IdlePolicy:
 @pytest.mark.parametrize("level", list(Priority))
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_policies(policy: str, level: int, is_busy: bool) -> None:
-    """``always`` refuses nothing, ``idle`` what nobody waits for when it is busy, ``manual`` what nobody asked for."""
+    """``always`` refuses nothing, ``idle`` what no one waits for when it is busy, ``manual`` what no one asked for."""
     manners = after(*([BUSY] * BUSY_READINGS if is_busy else [CALM]), policy=policy)
     refused = bool(manners.refuse(JOB, level))
     if policy == "always" or level >= Priority.WAITED_FOR:
@@ -77,7 +77,7 @@ def test_rest_must_last_and_pressure_says_nothing_then() -> None:
 
 
 def test_forgotten_readings_decide_nothing() -> None:
-    """After a time in which nobody looked, the machine counts as free until it is seen to be used."""
+    """After a time in which no one looked, the machine counts as free until it is seen to be used."""
     manners = after(*[BUSY] * BUSY_READINGS)
     manners.forget()
     assert manners.reason == ""

@@ -283,7 +283,7 @@ class TestTuneNamed:
 @pytest.mark.anyio
 class TestReact:
     async def edited(self, parts: Parts, *, saved: bool, **options: Any) -> list[Job]:
-        """Write the kernel file anew, react to what that changed, and return the jobs that wait."""
+        """Write the kernel file again, react to what that changed, and return the jobs that wait."""
         path = parts.write(kernel_text(**options))
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         await parts.intake.react(found.changes, saved=saved)

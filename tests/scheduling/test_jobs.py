@@ -146,7 +146,7 @@ async def test_more_important_job_goes_first_and_the_other_is_resumed(parts: Par
 
 
 async def test_equal_priority_waits_its_turn(parts: Parts) -> None:
-    """Nobody is interrupted for an equal."""
+    """No one is interrupted for an equal."""
     await parts.inspect(kernel_text(configs=GATED))
     first = (await submit(parts)).job
     async with parts.working():
@@ -243,7 +243,7 @@ async def test_unfinished_jobs_are_taken_up_again(parts: Parts) -> None:
 
 
 class FullDisk(Store):
-    """A store that can be told to refuse what jobs write."""
+    """A store that can be asked to refuse what jobs write."""
 
     is_full = False
 
@@ -302,7 +302,7 @@ async def test_full_disk_under_a_compiler_is_no_configs_fault(tmp_path: Path) ->
 
 
 async def test_full_disk_loses_no_job_that_makes_way(tmp_path: Path) -> None:
-    """A job that cannot be recorded as waiting waits all the same."""
+    """A job that cannot be recorded as waiting waits nevertheless."""
     async with assembled(tmp_path, store_type=FullDisk) as parts:
         assert isinstance(parts.store, FullDisk)
         await parts.inspect(kernel_text(configs=GATED))

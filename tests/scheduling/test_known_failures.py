@@ -1,4 +1,4 @@
-"""Which grounds are remembered as failed: those where another job would find the same."""
+"""Which contexts are remembered as failed: those where another job would find the same."""
 
 from __future__ import annotations
 

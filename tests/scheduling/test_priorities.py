@@ -116,7 +116,7 @@ async def test_resumed_before_it_has_stopped(parts: Parts) -> None:
 
 
 async def test_asking_by_name_resumes_and_lookups_do_not(parts: Parts) -> None:
-    """A paused job stays paused whatever looks it up, and runs again when somebody tunes it."""
+    """A paused job stays paused whatever looks it up, and runs again when someone tunes it."""
     job = (await submit(parts, priority=Priority.ASKED)).job
     await parts.jobs.pause(job.id)
     looked_up = await submit(parts, priority=Priority.ASKED, any_plan=True)
@@ -145,7 +145,7 @@ async def test_pauses_outlive_the_daemon(tmp_path: Path) -> None:
 
 
 async def test_compile_slots_go_to_the_most_important_job(parts: Parts) -> None:
-    """Of two jobs that want the one slot that becomes free, that of higher rank has it, whoever came first."""
+    """Of two jobs that want the one slot that becomes free, that of higher rank has it, anyone who came first."""
     low = (await submit(parts, priority=Priority.BACKGROUND)).job
     high = (await submit(parts, OTHER, priority=Priority.SAVED)).job
     slots = parts.fleet.compile_slots
@@ -169,7 +169,7 @@ async def test_compile_slots_go_to_the_most_important_job(parts: Parts) -> None:
 
 
 async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
-    """When others use the machine, a running job stops and says why; while somebody waits for it, it runs."""
+    """When others use the machine, a running job stops and says why; while someone waits for it, it runs."""
     readings: list[Reading] = []
 
     async def read() -> Reading:

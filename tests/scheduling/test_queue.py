@@ -74,7 +74,7 @@ def test_problems_with_one_key_are_the_same_work() -> None:
 
 @pytest.mark.parametrize(("asked", "expected"), [(100, (200, "asked")), (200, (200, "asked")), (300, (300, "saved"))])
 def test_priority_only_rises(asked: int, expected: tuple[int, str]) -> None:
-    """Somebody less important who asks too changes nothing."""
+    """Someone less important who asks too changes nothing."""
     queue = JobQueue([job(1)])
     raised = queue.want(job(1), asked, "saved")
     assert (raised.priority, raised.reason) == expected
@@ -141,7 +141,7 @@ class Clock:
 
 
 def test_who_waits_lifts_a_job_until_he_leaves() -> None:
-    """The job goes first while somebody waits for it, and falls back to what it was asked for with."""
+    """The job goes first while someone waits for it, and falls back to what it was asked for with."""
     queue = JobQueue([job(1, priority=300), job(2, priority=100), job(3, priority=100)])
     queue.attend("me", [2, 99])
     queue.attend("you", [2])
@@ -209,7 +209,7 @@ def test_refused_jobs_wait_and_are_passed() -> None:
 
 
 def test_a_turn_that_was_waited_for_is_not_taken_away() -> None:
-    """A job that has waited its way past a more important one works for a turn, then makes way and waits anew."""
+    """A job that has waited its way past a more important one works for a turn, then makes way and waits again."""
     clock = Clock()
     queue = JobQueue([job(1, priority=100)], clock=clock)
     clock.now += 4 * AGE_S
@@ -280,7 +280,7 @@ def test_nothing_starves(newcomers: int, works_s: float) -> None:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """The queue against a list that is sorted anew each time."""
+    """The queue against a list that is sorted again each time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ SPACES = {
 
 
 def drain(strategy: Strategy, n: int = 3) -> list[dict[str, Scalar]]:
-    """Ask until the strategy is finished, telling each outcome."""
+    """Ask until the strategy is finished, reporting each outcome."""
     configs: list[dict[str, Scalar]] = []
     while not strategy.finished:
         asked = strategy.ask(n)
@@ -161,7 +161,7 @@ def test_endless_where_gives_way(strategy: type[Strategy], kind: str) -> None:
     "declared", [space(A=[1, 2], where=lambda p, c: False), space(lambda p: [])], ids=["axes", "callable"]
 )
 def test_space_without_a_valid_config_is_an_error(strategy: type[Strategy], declared: Any) -> None:
-    """A space that turns out to be empty is told, once, and then the strategy is finished."""
+    """A space that turns out to be empty is reported, once, and then the strategy is finished."""
     chosen = strategy(declared.bind({"M": 3}), 0)
     with pytest.raises(KernelFileError, match="no valid config for the problem M=3"):
         chosen.ask(1)

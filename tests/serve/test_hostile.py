@@ -1,4 +1,4 @@
-"""Peers that mean no good, or do none: they cost themselves their connection, and nobody else anything."""
+"""Peers that mean no good, or do none: they cost themselves their connection, and no one else anything."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_mob_disturbs_nobody() -> None:
 
 
 def test_memory_stays_bounded(tmp_path: Path) -> None:
-    """Peers that ask for much and read nothing, and names and texts that nobody knows, are not kept for ever."""
+    """Peers that ask for much and read nothing, and names and texts that no one knows, are not kept for ever."""
     with Daemon(tmp_path) as daemon:
         assert daemon.process is not None
         daemon.kernel_file(kernel_text("space(us=[50.0], tag=['a'])", problems="[dict(n=64, s='x')]"))
@@ -155,7 +155,7 @@ def test_a_peer_of_another_uid_is_closed_unheard(reachable: Path) -> None:
 
 @as_root
 def test_a_client_does_not_believe_another_users_daemon(reachable: Path) -> None:
-    """A socket that somebody else listens at is not asked, and the lookup says whose it is."""
+    """A socket that someone else listens at is not asked, and the lookup says whose it is."""
     listen = (
         "import os, socket, sys; os.mkdir(sys.argv[1], 0o700); os.chown(sys.argv[1], 65534, 65534); os.setuid(65534);"
         "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + '/k.sock'); s.listen(); print('ready', flush=True);"
@@ -179,7 +179,7 @@ def test_a_client_does_not_believe_another_users_daemon(reachable: Path) -> None
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
 def test_a_home_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
-    """Artifacts are code: a daemon does not keep them where somebody else could put others."""
+    """Artifacts are code: a daemon does not keep them where someone else could put others."""
     home = tmp_path / "home"
     home.mkdir()
     if mode == 0o770:

@@ -18,7 +18,7 @@ def path(tmp_path: Path) -> str:
 
 
 def test_socket_and_directory_are_private(path: str) -> None:
-    """The directory that is made has mode 0700, the socket 0600; the lock beside it tells our pid."""
+    """The directory that is made has mode 0700, the socket 0600; the lock beside it reports our pid."""
     with bind_socket(path) as listening:
         assert listening.getsockname() == path
         assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
@@ -41,7 +41,7 @@ def test_a_second_daemon_is_told_who_serves(path: str) -> None:
 
 
 def test_a_stale_socket_is_replaced(path: str) -> None:
-    """The file that a killed daemon left behind is in nobody's way."""
+    """The file that a killed daemon left behind is in no one's way."""
     with daemon.running(path) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -64,7 +64,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 class Peer:
-    """Takes events, and is otherwise nobody."""
+    """Takes events, and does nothing else."""
 
     is_writable = True
 
@@ -106,7 +106,7 @@ def desk(parts: Parts) -> Desk:
 
 
 async def test_hello_says_who_serves(desk: Desk) -> None:
-    """A client can tell protocol, build and epoch from one answer."""
+    """A client can report protocol, build and epoch from one answer."""
     told = await desk.call("hello")
     assert (told["protocol"], told["build"], told["epoch"]) == (PROTOCOL_VERSION, ktuned.__version__, 7)
     assert "lookup" in told["capabilities"]
@@ -406,7 +406,7 @@ async def test_who_subscribes_to_a_job_waits_for_it(desk: Desk, parts: Parts) ->
 
 
 async def test_given_priority_is_meant(desk: Desk, parts: Parts) -> None:
-    """A ``tune`` with a priority stays there while somebody waits for it."""
+    """A ``tune`` with a priority stays there while someone waits for it."""
     await parts.inspect(kernel_text())
     (job,) = (await desk.call("tune", kernel="it", priority=100))["jobs"]
     await desk.call("subscribe", jobs=[job["id"]])
@@ -429,7 +429,7 @@ async def test_pauses_by_job_kernel_device_and_altogether(desk: Desk, parts: Par
     assert len((await desk.call("pause", kernel="it"))["jobs"]) == 2
     resumed = await desk.call("resume", kernel="it")
     assert [job["state"] for job in resumed["jobs"]] == ["queued"] * 2
-    # The machine's other backends know this seat too, by another model.
+    # The machine's other backends know this device too, by another model.
     assert "Fake CPU" in (await desk.call("pause", device="cpu:0"))["paused"]
     assert await waits() == ["its device is paused"] * 2
     assert (await desk.call("resume", device="cpu:0"))["paused"] == []
@@ -444,7 +444,7 @@ async def test_pauses_by_job_kernel_device_and_altogether(desk: Desk, parts: Par
 
 
 async def test_stale_only_leaves_out_what_is_fresh(desk: Desk, parts: Parts) -> None:
-    """Problems whose winner stands on the present ground make no job, unless one is open already."""
+    """Problems whose winner stands on the present context make no job, unless one is open already."""
     kernel = await parts.inspect(kernel_text(problems="[dict(n=64), dict(n=32)]"))
     await parts.measured(kernel, {50.0: 7.0})
     accepted = await desk.call("tune", kernel="it", stale_only=True)

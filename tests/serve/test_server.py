@@ -36,7 +36,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 
 class Peer:
-    """A raw client, which reads only when told to."""
+    """A raw client, which reads only when reported to."""
 
     def __init__(self, path: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -217,7 +217,7 @@ async def test_failures_are_answered(running: Running, method: str, code: str, m
 
 
 async def test_params_that_are_not_one_map_are_answered(running: Running) -> None:
-    """A stock client that passes positional arguments is told so, in a sentence."""
+    """A stock client that passes positional arguments gets a sentence."""
     peer = running.peer()
     await peer.send(msgpack.packb([0, 1, "echo", ["gemm", 5]]))
     response = await peer.receive()
@@ -309,7 +309,7 @@ async def test_who_does_not_read_is_not_read(running: Running) -> None:
 
 
 async def test_a_slow_subscriber_gets_fresh_and_slows_nobody(running: Running) -> None:
-    """One that stops reading costs no memory; when it reads again, it is told of the gap and goes on."""
+    """One that stops reading costs no memory; when it reads again, it learns of the gap and goes on."""
     slow, quick = running.peer(), running.peer()
     assert await slow.ask("subscribe") == {"epoch": 5, "seq": 0}
     assert await quick.ask("subscribe", types=["last"]) == {"epoch": 5, "seq": 0}

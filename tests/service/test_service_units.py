@@ -37,14 +37,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def manage(home: Path, active: str) -> None:
-    """Put a systemctl into the way that notes what it is told, and says whether units are active."""
+    """Put a systemctl into the way that notes what it is reported, and says whether units are active."""
     script = home / "bin" / "systemctl"
     script.write_text(SYSTEMCTL.format(log=home / "orders", active=active))
     script.chmod(0o755)
 
 
 def orders(home: Path) -> list[str]:
-    """Return what systemctl was told to change."""
+    """Return what systemctl was asked to change."""
     said = (home / "orders").read_text().splitlines()
     return [line.removeprefix("--user ") for line in said if not line.startswith(("--user show", "--user is-"))]
 

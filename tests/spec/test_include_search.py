@@ -58,7 +58,7 @@ def test_faults_and_bounds_end_the_asking_only(project: Project) -> None:
 
 
 def test_each_search_finds_its_own_file(project: Project) -> None:
-    """Two configs may mean two files by one name; a file that another always hides is nobody's."""
+    """Two configs may mean two files by one name; a file that another always hides is no one's."""
     body = "return Flagged((f'-I{c.impl}', '-Icommon'))"
     project.write("tune_it.py", FLAGGED.format(space="impl=['a', 'b']", body=body, more=""))
     project.write("one.cc", '#include "impl.h"\n#include "hidden.h"\n#include "only_b.h"\n#include "lost.h"\n')

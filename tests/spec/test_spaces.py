@@ -190,7 +190,7 @@ def test_where_that_raises_is_told_with_its_config(where: Callable[[Any, Any], o
 
 
 def test_plain_form_is_capped() -> None:
-    """What the daemon is told spells out small spaces, and only counts large ones."""
+    """What the daemon is reported spells out small spaces, and only counts large ones."""
     small = space(A=[1, 2], B=range(2), where=lambda p, c: True).to_plain()
     assert small == {
         "kind": "cartesian",

@@ -1,4 +1,4 @@
-"""Writes trials without an end and prints each one after it was told; the crash test kills it."""
+"""Writes trials without an end and prints each one after it was reported; the crash test kills it."""
 
 import random
 import sys

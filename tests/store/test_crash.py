@@ -1,4 +1,4 @@
-"""A process that dies in the middle of writing loses nothing that it told."""
+"""A process that dies in the middle of writing loses nothing that it reported."""
 
 import random
 import subprocess
@@ -17,13 +17,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def told_before_kill(database: Path, lines: int) -> list[list[str]]:
-    """Let a child write until it told so many lines, kill it, and return all that it told, as words."""
+    """Let a child write until it reported so many lines, kill it, and return all that it reported, as words."""
     command = [sys.executable, "-m", "tests.store.endless_writer", str(database)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         told = [child.stdout.readline() for _ in range(lines)]
         child.kill()
-        # What was printed before the kill was told, too; the last line may be torn.
+        # What was printed before the kill was reported, too; the last line may be torn.
         told += [line for line in child.stdout if line.endswith("\n")]
     assert all(told)
     return [line.split() for line in told]
@@ -31,7 +31,7 @@ def told_before_kill(database: Path, lines: int) -> list[list[str]]:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_kill_9_loses_nothing_told(seed: int, database: Path) -> None:
-    """Killed at a random line: the store opens without complaint, every told trial is there, the winner is right."""
+    """Killed at a random line: the store opens without complaint, reported trials are there, the winner is right."""
     told = told_before_kill(database, random.Random(seed).randrange(1, 400))
     begun = {int(words[1]) for words in told if words[0] == "begun"}
     finished = {int(words[1]): words[2:] for words in told if words[0] == "finished"}

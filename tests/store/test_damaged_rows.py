@@ -1,4 +1,4 @@
-"""A flipped bit that SQLite cannot notice costs the row that it is in, and is told."""
+"""A flipped bit that SQLite cannot notice costs the row that it is in, and is reported."""
 
 import random
 import shutil
@@ -109,7 +109,7 @@ async def test_what_cannot_be_read_is_left_out(
 
 
 async def test_a_damaged_winner_is_not_served(database: Path) -> None:
-    """Nor is a config elected that cannot be read; what is measured next takes the seat."""
+    """Nor is a config elected that cannot be read; what is measured next takes the key."""
     await filled(database)
     sql(database, """UPDATE trials SET config = '{"BM"' || id WHERE id IN (2, 3)""")
     async with Store.open(database) as store:

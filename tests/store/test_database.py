@@ -46,7 +46,7 @@ def seated_id(store: Store) -> int | None:
 
 
 async def test_a_fresh_store_is_empty(store: Store) -> None:
-    """Nothing is there before anything was told, and reading says so without errors."""
+    """Nothing is there before anything was reported, and reading says so without errors."""
     assert store.notice == ""
     assert not any([store.roots(), store.kernels(), store.probes(), store.jobs(), store.trials(), store.winners()])
     assert store.job(1) is None
@@ -145,7 +145,7 @@ async def test_a_context_of_another_problem_is_refused(store: Store) -> None:
 
 
 async def test_a_config_is_known_whatever_the_order_of_its_knobs(store: Store) -> None:
-    """One config on one context is one row; any other context is another ground."""
+    """One config on one context is one row; any other context is another context."""
     job = await new_job(store)
     number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1, "BN": 2})
     known = store.known_trial(CONTEXT, {"BN": 2, "BM": 1})
@@ -225,7 +225,7 @@ async def test_the_fastest_wins_in_any_order(store: Store, figures: tuple[float,
 
 @pytest.mark.parametrize("outcome", NOT_MEASURED)
 async def test_what_is_not_measured_never_wins(store: Store, outcome: Outcome) -> None:
-    """Even with a better figure (``slower`` has an estimate), no other outcome takes a seat, empty or not."""
+    """Even with a better figure (``slower`` has an estimate), no other outcome takes a key, empty or not."""
     job = await new_job(store)
     estimate = replace(failed(outcome), latency_us=0.5)
     await tried(store, job, 1, estimate)
@@ -240,7 +240,7 @@ async def test_what_is_not_measured_never_wins(store: Store, outcome: Outcome) -
 
 @pytest.mark.parametrize("outcome", NOT_MEASURED)
 async def test_a_winner_that_fails_is_followed_by_the_next_best(store: Store, outcome: Outcome) -> None:
-    """A finalist that fails when measured again hands its seat on, until nobody is left."""
+    """A finalist that fails when measured again hands its key on, until no one is left."""
     job = await new_job(store)
     third, first, second = [await tried(store, job, config, measured(us)) for config, us in enumerate((3.0, 1.0, 2.0))]
     for failing, heir in ((first, second), (second, third)):
@@ -266,7 +266,7 @@ async def test_a_new_ground_replaces_the_winner(store: Store) -> None:
 
 
 async def test_finalists_decide(store: Store) -> None:
-    """The winner measured again keeps its seat with the new figure; deciding overrules every figure."""
+    """The winner measured again keeps its key with the new figure; deciding overrules every figure."""
     job = await new_job(store)
     noisy_best, other, also = [
         await tried(store, job, config, measured(us)) for config, us in enumerate((1.0, 1.5, 9.0))
@@ -299,7 +299,7 @@ async def test_seats_are_apart(store: Store) -> None:
 
 
 async def test_the_seat_follows_the_rule_through_any_history(store: Store) -> None:
-    """After each of 300 random results, the seat is held by a measured trial that no rival on its ground has beaten."""
+    """After each of 300 random results, the key is held by a measured trial that no rival on its context has beaten."""
     dice = random.Random(7)
     job = await new_job(store)
     grounds: dict[int, Context] = {}
@@ -367,7 +367,7 @@ async def test_trials_are_listed_by_every_filter(store: Store) -> None:
 
 
 async def test_forgetting_one_outcome_elects_the_next(store: Store) -> None:
-    """Only that outcome's trials go; forgetting the measured ones empties the seat."""
+    """Only that outcome's trials go; forgetting the measured ones empties the key."""
     job = await new_job(store)
     await tried(store, job, 1, measured(9.0))
     hung = await tried(store, job, 2, failed(Outcome.HUNG))
@@ -395,7 +395,7 @@ async def test_forgetting_all_leaves_what_is_under_way(store: Store) -> None:
 
 
 async def test_writes_that_wait_together_share_commits(store: Store) -> None:
-    """Two hundred concurrent trials cost far fewer commits than writes, and each is told of its own."""
+    """Two hundred concurrent trials cost far fewer commits than writes, and each gets its own."""
     job = await new_job(store)
     ids: dict[int, int] = {}
 
@@ -425,7 +425,7 @@ async def test_a_closed_store_says_so(database: Path) -> None:
 
 
 async def test_a_store_whose_file_is_gone_says_so(database: Path) -> None:
-    """Nothing is told to be stored that is in a file without a name; what was read before is read on."""
+    """Nothing counts as stored that is in a file without a name; what was read before is read on."""
     async with Store.open(database) as store:
         assert store.lost == ""
         await store.add_root(Root("/a", "a", "python3"))

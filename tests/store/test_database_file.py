@@ -122,7 +122,7 @@ async def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
 
 
 async def test_a_directory_where_the_database_should_be(database: Path) -> None:
-    """It is not moved aside: nobody said that it is ours."""
+    """It is not moved aside: no one said that it is ours."""
     database.mkdir(parents=True)
     with pytest.raises(StoreError, match="cannot be opened"):
         Store.open(database)
@@ -230,7 +230,7 @@ def on_a_mount(mount: str, script: str, directory: Path) -> list[str]:
 
 
 async def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """On a 2 MiB disk: the write that finds no room fails, nothing told is lost, and room lets the next one through."""
+    """On a 2 MiB disk: the write that finds no room fails, nothing is lost, and room lets the next one through."""
     lines = on_a_mount('mount -t tmpfs -o size=2m none "$2"', ON_A_SMALL_DISK, tmp_path / "disk")
     full, goes_on, kept, start = lines
     assert full.startswith("full: ")

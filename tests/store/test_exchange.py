@@ -18,7 +18,7 @@ OURS, THEIRS = {"BM": 1}, {"BM": 2}
 
 
 def winner(context: object = CONTEXT, latency_us: float = 5.0, decided: float = 10.0) -> Winner:
-    """Return who sits on the seat."""
+    """Return the winner of the key."""
     return Winner(context, 1, PROBLEM, OURS, latency_us, 0.1, None, decided)  # type: ignore[arg-type]
 
 
@@ -32,16 +32,16 @@ def offer(context: object = CONTEXT, latency_us: float = 4.0, decided: float = 1
     [
         (offer(), None, None, True),
         (offer(ELSEWHERE), None, CONTEXT, True),
-        # One ground: the faster figure, and ours where they are equal.
+        # One context: the faster figure, and ours where they are equal.
         (offer(latency_us=4.0), winner(latency_us=5.0), CONTEXT, True),
         (offer(latency_us=5.0), winner(latency_us=5.0), CONTEXT, False),
         (offer(latency_us=6.0), winner(latency_us=5.0), CONTEXT, False),
         (offer(YESTERDAY, latency_us=4.0), winner(YESTERDAY), CONTEXT, True),
         (offer(latency_us=1.0, config=OURS), winner(), CONTEXT, False),
-        # Two grounds: today's one, however slow and old.
+        # Two contexts: today's one, however slow and old.
         (offer(ELSEWHERE, 0.1, 99.0), winner(CONTEXT), CONTEXT, False),
         (offer(CONTEXT, 99.0, 0.1), winner(YESTERDAY), CONTEXT, True),
-        # Neither is today's, or nobody knows which is: the later one, however slow.
+        # Neither is today's, or no one knows which is: the later one, however slow.
         (offer(ELSEWHERE, 99.0, 11.0), winner(YESTERDAY), CONTEXT, True),
         (offer(ELSEWHERE, 0.1, 10.0), winner(YESTERDAY), CONTEXT, False),
         (offer(ELSEWHERE, 0.1, 9.0), winner(YESTERDAY), None, False),
@@ -57,7 +57,7 @@ def test_the_rule(theirs: Offer, ours: Winner | None, today: object, takes: bool
 
 @pytest.mark.anyio
 async def test_what_is_adopted_is_the_winner(tmp_path: Path) -> None:
-    """An offer's figures take the seat, as the trial of a job that is done, and are exported as they came."""
+    """An offer's figures become the winner, as the trial of a job that is done, and are exported as they came."""
     async with Store.open(tmp_path / "k.sqlite") as store:
         slow = await store.adopt(CONTEXT.kernel, CONTEXT.device, [offer(YESTERDAY, 4.0)])
         await store.adopt(CONTEXT.kernel, CONTEXT.device, [offer(CONTEXT, 9.0, decided=12.0)])
@@ -74,7 +74,7 @@ async def test_what_is_adopted_is_the_winner(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 async def test_a_pin_holds_its_first_answer(tmp_path: Path) -> None:
-    """Whoever comes later gets the first one's answer, by whichever wording; another store opening keeps it."""
+    """Anyone who comes later gets the first one's answer, by whichever wording; another store opening keeps it."""
     async with Store.open(tmp_path / "k.sqlite") as store:
         held = await store.pinned.hold("run", ["short", "full"], '"first"', now=1.0, limit=10)
         again = await store.pinned.hold("run", ["other", "full"], '"second"', now=2.0, limit=10)

@@ -92,7 +92,7 @@ async def test_a_newer_schema_is_refused(database: Path) -> None:
 
 
 async def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
-    """Somebody else's tables are never touched."""
+    """Someone else's tables are never touched."""
     path = tmp_path / "theirs.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE precious (thing TEXT)")

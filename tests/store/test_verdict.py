@@ -1,4 +1,4 @@
-"""The rule of the winner's seat, without a database."""
+"""The rule of the winner's key, without a database."""
 
 import itertools
 
@@ -12,7 +12,7 @@ FIGURES = (None, 1.0, 2.0, 3.0)
 def rule(told: Standing, seated: Standing | None) -> Verdict:
     """Say the rule once more, as a table of cases."""
     cases = {
-        # (is told measured, is told seated): verdict, where nothing else matters
+        # (is reported measured, is reported current): verdict, where nothing else matters
         (False, False): Verdict.KEEP,
         (False, True): Verdict.VACATE,
         (True, True): Verdict.TAKE,
@@ -28,7 +28,7 @@ def rule(told: Standing, seated: Standing | None) -> Verdict:
 @pytest.mark.parametrize("told_us", FIGURES)
 @pytest.mark.parametrize("seated_us", [*FIGURES, "empty"])
 def test_every_case(told_us: float | None, seated_us: float | str | None) -> None:
-    """Only a measured trial takes a seat, and only from nobody, itself, another ground or a slower one."""
+    """Only a measured trial takes a key, and only from no one, itself, another context or a slower one."""
     for trial, ground in itertools.product((1, 2), (1, 2)):
         told = Standing(1, 1, told_us)
         seated = None if isinstance(seated_us, str) else Standing(trial, ground, seated_us)
@@ -41,7 +41,7 @@ def test_an_equal_figure_does_not_take_the_seat() -> None:
 
 
 def test_another_ground_is_never_compared() -> None:
-    """A slower trial on today's ground replaces a faster winner of yesterday's."""
+    """A slower trial on today's context replaces a faster winner of yesterday's."""
     assert judge(Standing(2, 2, 50.0), Standing(1, 1, 5.0)) is Verdict.TAKE
 
 

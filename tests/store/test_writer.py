@@ -94,7 +94,7 @@ async def test_one_that_fails_fails_alone(writer: Writer, connection: sqlite3.Co
 
 
 async def test_a_group_that_sqlite_undoes_is_tried_one_by_one(writer: Writer, connection: sqlite3.Connection) -> None:
-    """When one write costs the whole transaction, the others of its group are committed all the same."""
+    """When one write costs the whole transaction, the others of its group are committed nevertheless."""
 
     def undo_all(connection: sqlite3.Connection) -> None:
         # What SQLite itself does when it meets a full disk.

@@ -109,10 +109,10 @@ class NothingRequired(Copying):
 
 
 class ForgetfulFingerprint(Copying):
-    """Tells each instance another fingerprint."""
+    """Gives each instance another fingerprint."""
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return something that nobody else has."""
+        """Return something that no one else has."""
         return {"id": str(id(self))}
 
 
@@ -217,7 +217,7 @@ class WrongResult(Copying):
 
 
 class Elsewhere(WrongResult):
-    """Has no device here, and loads without one all the same."""
+    """Has no device here, and loads without one nevertheless."""
 
     def devices(self) -> Absent:
         """Return that there is none."""

@@ -20,7 +20,7 @@ def taught(largest: int, *, alone_s: float, pair_s: float) -> GroupSize:
 
 
 def test_the_first_is_single_and_the_second_tells() -> None:
-    """Until a pair has told what grouping saves the others are single, however much the lanes have to do."""
+    """Until a pair has reported what grouping saves the others are single, however much the lanes have to do."""
     assert sizes(GroupSize(4), TRY_EVERY + 3) == [1, 2, *[1] * (TRY_EVERY - 1), 2, 1]
 
 

@@ -1,4 +1,4 @@
-"""Jobs that only compile: because nobody wanted more, or because there is no device."""
+"""Jobs that only compile: because no one wanted more, or because there is no device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def ended(parts: Parts, *wishes: Wish) -> dict[str, Any]:
 
 
 def told(parts: Parts, job: Mapping[str, Any]) -> dict[float, dict[str, Any]]:
-    """Return what was told of a job's configs, by their ``us``."""
+    """Return what was reported a job's configs, by their ``us``."""
     return {event["config"]["us"]: event for event in parts.told.of("config_compiled") if event["job"] == job["id"]}
 
 
@@ -108,7 +108,7 @@ async def test_another_target_is_another_artifact(parts: Parts) -> None:
 
 
 async def test_another_toolchain_is_a_miss(parts: Parts) -> None:
-    """What an older compiler made is not taken for the new one's, and stays for whoever still has that."""
+    """What an older compiler made is not taken for the new one's, and stays for anyone who still has that."""
     await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
     await ended(parts, COMPILE)
     parts.root = replace(parts.root, env={"FAKE_VERSION": "2"})
@@ -197,7 +197,7 @@ async def test_endless_space_is_not_held(parts: Parts) -> None:
 
 
 async def test_a_trial_has_the_facts_of_the_artifact_that_was_there(parts: Parts) -> None:
-    """What the compiler told of registers is the trial's, whichever job compiled it."""
+    """What the compiler reported registers is the trial's, whichever job compiled it."""
     await parts.inspect(kernel_text())
     assert (await ended(parts, COMPILE, Wish()))["state"] == "done"
     details = [parts.store.trial(trial.id) for trial in parts.store.trials()]

@@ -1,4 +1,4 @@
-"""A group of configs that is compiled in one request: whoever is at fault fails alone."""
+"""A group of configs that is compiled in one request: anyone who is at fault fails alone."""
 
 from __future__ import annotations
 

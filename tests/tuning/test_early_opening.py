@@ -1,4 +1,4 @@
-"""A lane is opened while the first configs still compile, and never for nothing that anybody waits for."""
+"""A lane is opened while the first configs still compile, and never for nothing that anyone waits for."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_an_opening_that_nobody_needs_is_not_waited_for(parts: Parts) -> N
 
 
 async def test_a_job_that_is_stopped_leaves_its_opening(parts: Parts) -> None:
-    """Cancelled or superseded, the seat is free at once, whatever the reference does."""
+    """Cancelled or superseded, the lane is free at once, whatever the reference does."""
     job = await submitted(parts, "[dict(does='gate_compile', gate='door')]")
     async with parts.working():
         await parts.reached("reference")

@@ -1,4 +1,4 @@
-"""Workers that somebody kills: the config is tried again, and believed to be the cause only when it always happens."""
+"""Workers that someone kills: the config is tried again, and believed to be the cause only when it always happens."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ async def test_trial_of_a_device_that_fails_is_given_to_another(tmp_path: Path, 
     ids=["the-device-works", "there-is-no-other", "a-cpu", "each-device-fails-after-it"],
 )
 async def test_config_that_fails_has_its_outcome(tmp_path: Path, lanes: list[PlayedLane], outcome: Outcome) -> None:
-    """Where the device works, or no second one can tell, or a second one fails as well, the config is the reason."""
+    """Where the device works, or no second one can report, or a second one fails as well, the config is the reason."""
     assert (await measured(tmp_path, *lanes))[0] is outcome
     assert sum(lane.asked for lane in lanes) <= 2
 

@@ -44,7 +44,7 @@ async def test_known_configs_are_counted_once(parts: Parts) -> None:
 
 
 async def test_undone_edit_seats_the_old_winner_again(parts: Parts) -> None:
-    """Back on a ground that was decided before, its best is the winner, not what the edit in between had won."""
+    """Back on a context that was decided before, its best is the winner, not what the edit in between had won."""
     text = kernel_text(configs=CONFIGS)
     kernel = await parts.inspect(text)
     await parts.measured(kernel, FIGURES, rounds=ALL_ROUNDS)

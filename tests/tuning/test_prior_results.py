@@ -18,7 +18,7 @@ def past(tag: int, outcome: Outcome = Outcome.MEASURED) -> Past:
 
 
 def test_order() -> None:
-    """Winner, default, the measured ones of the newest ground and then of older ones; slow ones and failures last."""
+    """Winner, default, the measured ones of the newest context and then of older ones; slow ones and failures last."""
     found = order(
         {"n": 5},
         {"n": 7},
@@ -123,7 +123,7 @@ async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, co
 
 @pytest.mark.anyio
 async def test_job_seats_what_is_slower_than_a_config_that_is_gone(parts: Parts) -> None:
-    """With nothing left that was measured, the first config that is takes the seat."""
+    """With nothing left that was measured, the first config that is takes the key."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0]"))
     await parts.measured(kernel, {10.0: 0.001}, rounds=ALL_ROUNDS)
     kernel = await parts.inspect(kernel_text(configs="us=[50.0, 90.0]"))

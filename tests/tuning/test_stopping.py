@@ -1,4 +1,4 @@
-"""Stopping a job: what runs for it is killed, its slot and its seat are free, and nothing is half recorded."""
+"""Stopping a job: what runs for it is killed, its slot and its lane are free, and nothing is half recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def submit(parts: Parts, problem: dict[str, int]) -> int:
 
 
 async def cancel(parts: Parts, job: int) -> None:
-    """Stop a job because somebody says so."""
+    """Stop a job because someone says so."""
     await parts.jobs.cancel(job)
 
 
@@ -40,7 +40,7 @@ async def supersede(parts: Parts, job: int) -> None:
 
 @pytest.mark.parametrize(("configs", "stop"), [(COMPILING, cancel), (MEASURING, supersede)])
 async def test_a_stopped_job_leaves_slot_and_seat_at_once(parts: Parts, configs: str, stop: Stop) -> None:
-    """When its end is told, its worker is dead, its slot and its seat are free, and its config says nothing."""
+    """When its end is reported, its worker is dead, its slot and its lane are free, and its config says nothing."""
     await parts.inspect(kernel_text(configs=configs))
     async with parts.working():
         job = await submit(parts, {"n": 64})
@@ -56,7 +56,7 @@ async def test_a_stopped_job_leaves_slot_and_seat_at_once(parts: Parts, configs:
         await gone(at_work if configs == COMPILING else at_work[-1:])
         assert {trial.outcome for trial in parts.store.trials()} == {Outcome.CANCELLED}
         assert parts.store.winners() == []
-        # Who comes next has both, and finds the config as if nobody had tried it.
+        # Who comes next has both, and finds the config as if no one had tried it.
         parts.open_gate("door")
         await submit(parts, {"n": 64})
         await parts.told.ended(2)

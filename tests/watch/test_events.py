@@ -158,8 +158,8 @@ async def test_checkout_of_another_branch(parts: Parts) -> None:
     git("commit", "-m", "two")
     git("checkout", "main")
     async with watching(parts) as watched:
-        # In one turn of this loop, lest git pause for longer than a save takes between a file's removal and its return:
-        # both would be told.
+        # In one turn of this loop: git may pause for longer than a save takes between a file's removal and its return:
+        # both would be reported.
         git("checkout", "other")
         await watched.until("edited", "deep", "gone")
         git("checkout", "main")
@@ -167,7 +167,7 @@ async def test_checkout_of_another_branch(parts: Parts) -> None:
 
 
 async def test_directories_that_go_and_come_back(parts: Parts) -> None:
-    """A directory, and a whole root, that is deleted and made anew is watched as before, at once or later."""
+    """A directory, and a whole root, that is deleted and made again is watched as before, at once or later."""
     write(parts, "deep", below="sub/")
     write(parts, "it")
     aside = parts.project.with_name("aside")
@@ -209,7 +209,7 @@ async def test_root_that_appears_later(parts: Parts, tmp_path: Path) -> None:
         (staged / "tune_it.py").write_text(kernel_text())
         staged.rename(later)
         with anyio.fail_after(PATIENCE_S):
-            while not watched.told:  # noqa: ASYNC110 - the watcher tells in its own time
+            while not watched.told:  # noqa: ASYNC110 - the watcher reports in its own time
                 await anyio.sleep(0.01)
         assert watched.told[0][1] is False
         await watched.until("it")

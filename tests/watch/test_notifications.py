@@ -29,7 +29,7 @@ def paths(batch: Batch, below: Path) -> set[str]:
 
 
 def test_events_of_both_kinds_arrive(watches: Notifications, tmp_path: Path) -> None:
-    """Each names its path; those of names that came or went are told apart from writes."""
+    """Each names its path; those of names that came or went are distinguished from writes."""
     path = tmp_path / "native" / "it"
     path.write_text("x")
     path.rename(tmp_path / "native" / "other")

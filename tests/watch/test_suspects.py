@@ -70,7 +70,7 @@ async def hold_up(parts: Parts, tmp_path: Path) -> Path:
     gate, reached = tmp_path / "gate", tmp_path / "reached"
     parts.write(SLOW.format(reached=str(reached), gate=str(gate)) + kernel_text("slow"), "tune_slow.py")
     with anyio.fail_after(PATIENCE_S):
-        while not reached.exists():  # noqa: ASYNC110 - a file tells of it, no event
+        while not reached.exists():  # noqa: ASYNC110 - a file reports it, no event
             await anyio.sleep(0.01)
     return gate
 

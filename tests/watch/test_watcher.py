@@ -62,7 +62,7 @@ async def watching(parts: Parts) -> AsyncIterator[Watched]:
 
 
 async def test_every_way_of_saving_is_seen(parts: Parts) -> None:
-    """Written in place, renamed over, deleted, made anew, and in a directory that was not there before."""
+    """Written in place, renamed over, deleted, made again, and in a directory that was not there before."""
     path = parts.write(kernel_text())
     async with watching(parts) as watched:
         path.write_text(kernel_text(rtol="0.5"))
@@ -86,7 +86,7 @@ async def test_every_way_of_saving_is_seen(parts: Parts) -> None:
 
 
 async def test_what_changes_nothing_is_passed_over(parts: Parts) -> None:
-    """A comment, an unrelated file and a file where nobody keeps kernels are no change."""
+    """A comment, an unrelated file and a file where no one keeps kernels are no change."""
     path = parts.write(kernel_text())
     async with watching(parts) as watched:
         await watched.until_caught_up()
@@ -99,7 +99,7 @@ async def test_what_changes_nothing_is_passed_over(parts: Parts) -> None:
 
 
 async def test_several_saves_at_once_are_one_change(parts: Parts) -> None:
-    """A checkout that touches many files is told of each of them."""
+    """A checkout that touches many files is reported each of them."""
     names = [f"k{n}" for n in range(5)]
     for name in names:
         parts.write(kernel_text(name), f"tune_{name}.py")
@@ -158,7 +158,7 @@ async def test_hidden_place_of_a_root_hides_nothing(parts: Parts, tmp_path: Path
         parts.catalog.add_root(parts.root)
         path = place / "tune_it.py"
         with anyio.fail_after(PATIENCE_S):
-            # Nothing tells when the new root's watch stands: save until a save is seen.
+            # Nothing reports when the new root's watch stands: save until a save is seen.
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_save_again_and_again, path)
                 assert (await watched.next()).added == ("proj:it",)

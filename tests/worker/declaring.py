@@ -28,7 +28,7 @@ def doubling(p: Any) -> Mapping[str, Any]:
 
 
 def declare(function: KernelFunction = lambda p, c: Build(c.n), **arguments: Any) -> Kernel:
-    """Declare the kernel ``it``: y = 2 x over a small space, unless told otherwise."""
+    """Declare the kernel ``it``: y = 2 x over a small space, unless reported otherwise."""
     values: dict[str, Any] = {"backend": "fake", "space": space(n=[1, 2, 3, 4]), "inputs": doubling, "name": "it"}
     if not {"reference", "check"} & arguments.keys():
         values["reference"] = lambda x: dict(y=2 * x)

@@ -69,7 +69,7 @@ def test_the_reference_may_have_another_dtype(value: float) -> None:
 
 
 def test_large_integers_are_not_rounded() -> None:
-    """Integers beyond what float32 can tell apart are compared by what they are, with and without a tolerance."""
+    """Integers beyond what float32 can report apart are compared by what they are, with and without a tolerance."""
     for atol in (0.0, 2.0):
         assert not judge([2**30 + 3], [2**30], atol=atol).ok
     assert judge([2**30 + 2], [2**30], atol=2.0).ok

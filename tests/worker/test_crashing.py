@@ -1,4 +1,4 @@
-"""A crash in a worker is told as what it was, whatever handlers the libraries in it have installed."""
+"""A crash in a worker is reported as what it was, whatever handlers the libraries in it have installed."""
 
 import signal
 import subprocess

@@ -40,7 +40,7 @@ def test_a_cached_kernel_is_timed_without_its_cache() -> None:
 
 
 def test_a_tiny_kernel_is_resolved_by_a_graph() -> None:
-    """A few µs: less than what two events around one launch tell."""
+    """A few µs: less than what two events around one launch report."""
     import torch
 
     x = torch.zeros(1, device="cuda")

@@ -18,5 +18,5 @@ from ktuned.worker.failures import words
     ],
 )
 def test_an_exception_is_its_type_and_its_text(error: Exception, expected: str) -> None:
-    """A sentence is told as one, without the quotes that KeyError puts around its key."""
+    """A sentence is reported as one, without the quotes that KeyError puts around its key."""
     assert words(error) == expected

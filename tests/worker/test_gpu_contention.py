@@ -1,4 +1,4 @@
-"""Who used a GPU while a kernel was timed, as NVML tells it."""
+"""Who used a GPU while a kernel was timed, as NVML reports it."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_neighbour_counts_by_its_effect(percents: tuple[int, ...], samples: Sa
 
 
 def test_what_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
-    """No driver, or processes of which only others' ids are told: nothing is called contended."""
+    """No driver, or processes of which only others' ids are reported: nothing is called contended."""
     for users, reason in ((None, "NVML: Driver Not Loaded"), ((7_000_001,), FOREIGN_PIDS)):
         contention._gpu.cache_clear()
         nvml.users = users
@@ -170,7 +170,7 @@ def test_processes_at_work_on_a_gpu_are_counted(nvml: PlayedNvml, monkeypatch: p
 
 
 def test_a_gpu_that_is_lost_meanwhile_is_not_judged(nvml: PlayedNvml) -> None:
-    """The timing's own failure tells of it; the watch only says that it saw nothing."""
+    """The timing's own failure reports it; the watch only says that it saw nothing."""
     watch = GpuWatch("a")
     nvml.samples = None
     assert not watch.is_contended(STEADY)

@@ -1,4 +1,4 @@
-"""A job's walk through a space, and the stamps that tell that files are still what was inspected."""
+"""A job's walk through a space, and the stamps that report that files are still what was inspected."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -247,7 +247,7 @@ def test_a_space_says_what_it_admits(root: Path) -> None:
 
 
 def test_ask_comes_after_explore(root: Path) -> None:
-    """A space must be opened before it is walked; opened again, it begins anew."""
+    """A space must be opened before it is walked; opened again, it begins again."""
     explorer, reply = Explorer(places(root)), KeptReply()
     with pytest.raises(UsageError, match="ask comes after explore"):
         explorer.ask(requests.Ask(1), reply)

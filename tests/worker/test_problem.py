@@ -217,7 +217,7 @@ def fail(x: torch.Tensor) -> None:
     ids=["raises", "other-name", "one-too-many", "empty", "none", "number", "shape", "unknown-input"],
 )
 def test_a_bad_reference_is_one_clear_line(cached: Path, reference: Callable[..., Any], message: str) -> None:
-    """What a reference did wrong is told with the kernel's name and place, and nothing is kept of it."""
+    """What a reference did wrong is reported with the kernel's name and place, and nothing is kept of it."""
     with pytest.raises(KernelFileError, match=rf":\d+: it: {message}") as caught:
         opened(declare(reference=reference), cached)
     assert "\n" not in caught.value.message
@@ -225,7 +225,7 @@ def test_a_bad_reference_is_one_clear_line(cached: Path, reference: Callable[...
 
 
 def test_several_outputs_need_their_names(cached: Path) -> None:
-    """A bare tensor cannot be told apart when there are two outputs."""
+    """A bare tensor cannot be distinguished when there are two outputs."""
 
     def inputs(p: Any) -> dict[str, Any]:
         return dict(x=tensor(N), y=tensor(N, output=True), z=tensor(N, output=True))

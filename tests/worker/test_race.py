@@ -91,7 +91,7 @@ def test_a_config_is_beaten_by_more_than_both_uncertainties_and_the_margin(
 
 
 def test_the_clocks_resolution_is_an_uncertainty() -> None:
-    """A figure that the clock cannot tell from the margin is not beaten."""
+    """A figure that the clock cannot report from the margin is not beaten."""
     assert end([112.0] * 6, incumbent=BEST, resolution_us=0.5) is Ending.BEATEN
     assert end([112.0] * 6, incumbent=BEST, resolution_us=1.0) is None
 

@@ -21,7 +21,7 @@ from ktuned.worker.timing import HostTimer
 
 
 class Phases:
-    """Takes the phases that are told."""
+    """Takes the phases that are reported."""
 
     def phase(self, name: str) -> None:
         """Take one."""

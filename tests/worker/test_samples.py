@@ -41,7 +41,7 @@ def test_the_interval_covers_the_median_as_often_as_it_says() -> None:
     """By brute force over the binomial, the interval holds the true median in at least 95 % for every size.
 
     The sample at rank r is below the median with the odds of at least r of n fair coins; a uniform grid 0, 1, 2, …
-    makes the interval's width tell its ranks.
+    makes the interval's width report its ranks.
     """
     for n in range(6, 400):
         samples = sampled(range(1, n + 1))

@@ -43,7 +43,7 @@ def test_what_is_sealed_verifies_and_is_read_only(compiled: Path, place: Path) -
 
 
 def test_what_lacks_a_file_is_not_sealed(compiled: Path, place: Path) -> None:
-    """A backend that leaves out a required file is told which."""
+    """A backend that leaves out a required file is reported which."""
     with pytest.raises(BackendError, match=r"abcd of the backend 'nvrtc' does not hold kernel.cubin$"):
         seal(compiled, place, key="abcd", backend="nvrtc", facts={}, required=["kernel.cubin", "kernel.so"])
 
@@ -60,7 +60,7 @@ def test_a_link_is_not_sealed(compiled: Path, place: Path, tmp_path: Path) -> No
 
 
 def test_a_manifest_that_does_not_fit_is_the_disks_fault(compiled: Path, place: Path) -> None:
-    """The error is the system's own, which the daemon tells from a config's."""
+    """The error is the system's own, which the daemon reports from a config's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:

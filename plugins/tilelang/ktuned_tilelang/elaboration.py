@@ -27,7 +27,7 @@ class Misfit(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """What TileLang compiles.
+    """The program that TileLang compiles.
 
     Attributes:
         prim_func: the program.

@@ -71,6 +71,6 @@ def gather(x, rows, y, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def plain(x, size, BLOCK: tl.constexpr):
-    """Be tuned by whoever decorates it."""
+    """Be tuned by anyone who decorates it."""
     offsets = tl.arange(0, BLOCK)
     tl.store(x + offsets, 0.0, mask=offsets < size)
