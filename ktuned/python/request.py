@@ -40,6 +40,7 @@ def tune(
     strategy: str | None = None,
     until: str | None = None,
     seed: int | None = None,
+    objective: str | None = None,
     again: bool = False,
     progress: bool | None = None,
 ) -> Result:
@@ -75,6 +76,7 @@ def tune(
             "strategy": strategy,
             "until": until,
             "seed": seed,
+            "objective": objective,
             "again": again or None,
             "python": _interpreter(client, origin),
         }
@@ -152,7 +154,7 @@ def _result(client: Client, job: Mapping[str, Any], problem: Problem, device: st
             f"{name} could not be tuned: {job['message'] or job['state']}",
             hint=f"`ktuned results {name}` lists the configs that failed",
         )
-    hit = client.lookup(name, problem, device=device or job["device"])
+    hit = client.lookup(name, problem, device=device or job["device"], objective=job["objective"])
     if hit.config is None or hit.latency_us is None or hit.device is None:
         raise TuningFailed(f"{name} has no winner: {hit.message or hit.status}")
     return Result(

@@ -52,6 +52,7 @@ class PlayedLane:
         self.health = Health()
         self.opened = self.asked = self.dropped = 0
         self.is_doubtful = False
+        self.applications: tuple[int, ...] = ()
         self.granted: list[int] = []
         self.requests: list[requests.Trial] = []
         self._answers, self._openings = list(answers), list(openings)
