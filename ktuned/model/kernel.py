@@ -186,6 +186,11 @@ class KernelInfo(Record):
         return self.learned.get(name, Observation(name, ""))
 
     @property
+    def weights(self) -> tuple[float, ...]:
+        """The weights of the problems, if one config is to be served for all of them; else nothing."""
+        return tuple(self.extra.get("weights", ()))
+
+    @property
     def has_bucket_function(self) -> bool:
         """True if code of the kernel file chooses the buckets of problems."""
         return FUNCTION in self.bucket.values()

@@ -29,7 +29,7 @@ from ktuned.model import (
     canonical,
     listed,
 )
-from ktuned.spec.faults import MAX_PROBLEMS, UNSET, check_fault, fault_of, problems_fault, unknown_fault
+from ktuned.spec.faults import MAX_PROBLEMS, UNSET, check_fault, fault_of, problems_fault, unknown_fault, weighted
 from ktuned.spec.spaces import BoundSpace, Space
 from ktuned.spec.tensors import TensorSpec, layout
 from ktuned.spec.values import Site, Values, mapping_fault
@@ -47,6 +47,9 @@ DEFAULT_OUTPUTS: Final = "default"
 
 KernelFunction = Callable[[Any, Any], "Build"]
 Inputs = Callable[[Any], Mapping[str, Any]]
+Weighted = tuple[Problem, float]
+"""A problem with its weight in a set."""
+
 Metric = Callable[[Any, float], float] | Callable[[Any, float, float], float]
 """A figure of a measured config, from the problem, the time of a launch in seconds and, if it wants that, its energy in
 joules."""
@@ -79,7 +82,7 @@ class Kernel:
     space: Space
     inputs: Inputs
     sources: tuple[str, ...]
-    problems: tuple[Problem, ...] | Callable[[], Iterable[Problem]]
+    problems: tuple[Problem | Weighted, ...] | Callable[[], Iterable[Problem | Weighted]]
     reference: Callable[..., Mapping[str, Any]] | Literal["default"] | None
     check: Callable[[Mapping[str, Any], Mapping[str, Any]], object] | None
     rtol: float
@@ -98,6 +101,7 @@ class Kernel:
     given: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
+    best_for: str = "each"
 
     def __call__(self, p: Any, c: Any) -> Build:
         """Call the kernel function as it is."""
@@ -129,15 +133,27 @@ class Kernel:
         Raises:
             KernelFileError: the callable raised, a problem is malformed or there twice, or lacks a specialised key.
         """
+        return tuple(dict(problem) for problem, _ in self._weighted_problems)
+
+    @cached_property
+    def _weighted_problems(self) -> tuple[tuple[Problem, float], ...]:
         if not callable(self.problems):
-            return tuple(dict(problem) for problem in self.problems)
+            return tuple(map(weighted, self.problems))
         try:
-            problems = tuple(islice(self.problems(), MAX_PROBLEMS + 1))
+            found = tuple(islice(self.problems(), MAX_PROBLEMS + 1))
         except Exception as error:
             raise self.site.failure("problems()", error) from error
-        if fault := problems_fault(problems, self.specialize):
+        if fault := problems_fault(found, self.specialize):
             raise self.site.error(fault)
-        return tuple(dict(problem) for problem in problems)
+        return tuple(map(weighted, found))
+
+    def weights_of(self, problems: Iterable[Problem]) -> tuple[float, ...]:
+        """Return the weights of representatives: the sum of what their declared problems carry."""
+        total: dict[str, float] = {}
+        for problem, weight in self._weighted_problems:
+            text = canonical(self.represent(problem))
+            total[text] = total.get(text, 0.0) + weight
+        return tuple(total[canonical(problem)] for problem in problems)
 
     @property
     def bucket_rules(self) -> Mapping[str, Any]:
@@ -375,7 +391,7 @@ def kernel(
     space: Space = UNSET,
     inputs: Inputs = UNSET,
     sources: str | Sequence[str] = (),
-    problems: Problem | Sequence[Problem] | Callable[[], Iterable[Problem]] = (),
+    problems: Problem | Sequence[Problem | Weighted] | Callable[[], Iterable[Problem | Weighted]] = (),
     reference: Callable[..., Mapping[str, Any]] | Literal["default"] | None = None,
     check: Callable[[Any, Any], object] | None = UNSET,
     rtol: float = DEFAULT_RTOL,
@@ -402,6 +418,7 @@ def kernel(
     bytes: Declared = None,  # noqa: A002 - the field's own word
     depends: str | Sequence[str] = (),
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
+    best_for: str = "each",
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
@@ -424,6 +441,8 @@ def kernel(
     ``maximize("tflops")`` or ``minimize(…)``.
     ``flops`` and ``bytes`` are the work of a launch, numbers or ``p -> number``; operations of another precision than
     float32 as ``dict(float16=…)``. They give the metrics ``tflops`` and ``gbps``, and the share of the device's limit.
+    ``best_for="all"`` serves one config for all declared problems, the best for the sum of their times; a problem may
+    carry its weight there: ``(dict(M=16), 3.0)``.
 
     Raises:
         KernelFileError: the declaration has an error. While a kernel file is loaded the error is kept
@@ -474,6 +493,7 @@ def kernel(
             given=tuple(budgets),
             depends=_as_tuple(depends),
             bucket=bucket,
+            best_for=best_for,
         )
         fault = (
             unknown_fault(unknown, kernel.__kwdefaults__ or ()) or check_fault(reference, check) or fault_of(declared)

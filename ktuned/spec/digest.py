@@ -61,6 +61,9 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     measured.parts |= declared.parts
     problems = kernel.represented_problems()
     plan.add("problems", problems)
+    weights = kernel.weights_of(problems)
+    if kernel.best_for == "all":
+        plan.add("best_for", weights)
     source_digest = _digest(texts if kernel.sources else function.parts)
     read = {kernel.file, *sources.absent, *OBSERVER.files, *function.files, *measured.files, *plan.files}
     held = {path: hashlib.sha256(content).hexdigest() for path, content in sources.contents.items()}
@@ -94,6 +97,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "judged": kernel.is_judged,
             "expects_default_outputs": kernel.expects_default_outputs,
             "version": digest[:16],
+            **({"weights": list(weights)} if kernel.best_for == "all" else {}),
             "unobserved": "" if kernel.depends else next(iter(ACCESSES.unobserved), ""),
         },
     )

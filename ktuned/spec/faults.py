@@ -36,6 +36,9 @@ MAX_METRICS = 16
 """Metrics of a kernel: a table has no room for more columns."""
 
 MAX_PROBLEMS = 1000
+MAX_SET = 64
+"""Problems of a set with one config for all: each lookup after a change reads the trials of all."""
+
 MAX_NAME_CHARS = 200
 """A kernel's name is a column of every table, and a file's name where winners are exported."""
 
@@ -172,7 +175,9 @@ def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None
     if len(problems) > MAX_PROBLEMS:
         return f"problems names more than {MAX_PROBLEMS}; each is a job of its own, and lookups ask for others"
     seen: dict[str, int] = {}
-    for position, problem in enumerate(problems):
+    for position, (problem, weight) in enumerate(map(weighted, problems)):
+        if not _is_number(weight) or weight <= 0:
+            return f"problem {position} has the weight {weight!r}, which is not a number > 0"
         if fault := mapping_fault(problem, f"problem {position}"):
             return fault
         text = canonical(problem)
@@ -185,7 +190,20 @@ def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None
     return ""
 
 
+def weighted(problem: Any) -> tuple[Any, Any]:
+    """Return a declared problem with its weight, 1 if it carries none."""
+    if isinstance(problem, tuple | list) and len(problem) == 2:
+        return problem[0], problem[1]
+    return problem, 1.0
+
+
 def _number_fault(declared: Any) -> str:
+    if declared.best_for not in ("each", "all"):
+        return f"best_for={declared.best_for!r} is neither 'each' nor 'all'"
+    if declared.best_for == "all" and declared.plan.objective != "latency":
+        return f"best_for='all' adds up times, and does not go with objective={str(declared.plan.objective)!r}"
+    if declared.best_for == "all" and not callable(declared.problems) and not 0 < len(declared.problems) <= MAX_SET:
+        return f"best_for='all' takes 1 to {MAX_SET} problems, and there are {len(declared.problems)}"
     if declared.timing not in TIMINGS:
         return f"there is no timing {declared.timing!r} {listed(TIMINGS, near=str(declared.timing))}"
     for name in ("rtol", "atol"):

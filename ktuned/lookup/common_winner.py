@@ -1,0 +1,51 @@
+"""The one config that is best for a weighted set of problems (``best_for="all"`` in a kernel file). Decides; no IO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ktuned.model import Config, Context, Trial, Winner, canonical
+
+MAX_TRIALS = 256
+"""Trials of a problem that compete, the fastest first: the best for all is among the best of each, or there is none."""
+
+
+def common_config(tried: Sequence[tuple[float, Mapping[str, float]]], is_out: Iterable[str] = ()) -> str | None:
+    """Return the config of the least weighted time, as canonical text; ``None`` if none was measured on all problems.
+
+    ``tried`` has a weight and the latencies by config for each problem. A config that failed on any problem, or was
+    given up there as too slow, has no latency there, and is out; so is what the space does not hold any more.
+    """
+    if not tried:
+        return None
+    everywhere = set.intersection(*(set(latencies) for _, latencies in tried)) - set(is_out)
+    total = {text: sum(weight * latencies[text] for weight, latencies in tried) for text in everywhere}
+    # Equal times, as of twins: always the same one.
+    return min(total, key=lambda text: (total[text], text), default=None)
+
+
+def with_common(winners: Iterable[Winner], common: Sequence[tuple[Context, Trial]]) -> list[Winner]:
+    """Return winners with those of the set in the place of the ones that are best for a problem alone."""
+    own = {winner.key: winner for winner in winners}
+    for context, trial in common:
+        before = own.get(context.key)
+        if trial.latency_us is None or (before is not None and _is_same(before, context, trial.config)):
+            continue
+        served = Winner(
+            context,
+            trial.id,
+            trial.problem,
+            trial.config,
+            trial.latency_us,
+            trial.spread_us,
+            trial.artifact,
+            trial.updated,
+            metrics=trial.detail.get("metrics") or {},
+        )
+        own[context.key] = served if before is None else replace(served, is_final=before.is_final)
+    return list(own.values())
+
+
+def _is_same(winner: Winner, context: Context, config: Config) -> bool:
+    return winner.context == context and canonical(winner.config) == canonical(config)
