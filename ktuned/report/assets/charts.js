@@ -169,12 +169,16 @@ function beside(section, c) {
     series: [
       {
         type: "bar", barMaxWidth: 34, data: bars.map((bar) => ({ value: bar.latency_us, itemStyle: { color: colour[bar.name], borderRadius: [0, 4, 4, 0] } })),
+      },
+      {
+        // The figure stands behind the whisker.
+        type: "scatter", silent: true, symbolSize: 0.01, data: bars.map((bar, i) => [bar.latency_us + (bar.spread_us || 0) / 2, i]),
         label: {
-          show: true, position: "right", distance: 12, color: c.text, fontSize: 12.5,
+          show: true, position: "right", distance: 10, color: c.text, fontSize: 12.5,
           formatter: (one) => `${latency(bars[one.dataIndex].latency_us)}${winner && bars[one.dataIndex] !== winner ? `  ${(bars[one.dataIndex].latency_us / winner.latency_us).toFixed(2)}×` : ""}`,
         },
       },
-      whiskers(bars.map((bar, i) => [i, bar.latency_us - (bar.spread_us || 0) / 2, bar.latency_us + (bar.spread_us || 0) / 2]).filter((one) => one[1] < one[2]), c.text, 6),
+      whiskers(bars.map((bar, i) => [i, Math.max(0, bar.latency_us - (bar.spread_us || 0) / 2), bar.latency_us + (bar.spread_us || 0) / 2]).filter((one) => one[1] < one[2]), c.text, 6),
     ],
   };
 }

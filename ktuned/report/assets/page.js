@@ -249,7 +249,7 @@ function tiles(section) {
   const { plain } = section;
   const found = [];
   const measured = section.isMeasured.reduce((sum, bit) => sum + bit, 0);
-  const spread = (bar) => (bar && bar.spread_us !== null ? `±${((bar.spread_us / bar.latency_us) * 50).toPrecision(2)} %` : "");
+  const spread = (bar) => (bar && bar.spread_us !== null ? `±${figure((bar.spread_us / bar.latency_us) * 50, 2)} %` : "");
   const winner = plain.bars.find((bar) => bar.name === "winner");
   if (winner) found.push(tile("winner", latency(winner.latency_us), `${spread(winner)} ${plain.winner.is_final ? "after a final round" : "no final round yet"}`.trim(), "lead"));
   for (const name of ["default", "reference"]) {
