@@ -1,64 +1,100 @@
-"""Strategies on recorded spaces: mean of best found ÷ optimum − 1 after 25, 50, 100 and 200 configs.
+"""Strategies on recorded and on made-up spaces: mean of best found ÷ optimum − 1 after 25, 50, 100 and 200 configs.
 
-The folder holds Kernel Tuner cache files or T4 files. Where its ``README.md`` has a table of other tuners' figures (a
+A folder holds Kernel Tuner cache files or T4 files. Where its ``README.md`` has a table of other tuners' figures (a
 strategy, then best ÷ optimum after the same counts), the best single one at each count is printed beside ours, and the
 budgets are: at most 0.9 times that after 25 configs, 0.7 times after the others, and no space worse than random after
 25. A proposal takes at most 20 ms of processor time in the mean and 200 ms at worst. Failed configs count as tried, and
 nothing is carried from one space to another.
+
+Without a folder the spaces are synthetic: kernels by analytic models on made-up devices (``--machines``).
+
+``--transfer`` is the other way round: how many configs a search needs to come within 5 % of the optimum, with nothing
+known, and after a search of the same kernel for another device, another problem, or before an edit. A folder's spaces
+are transferred where they belong to one kernel, as ``KERNEL-DEVICE.json.gz``.
 """
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.report import show
+from benchmarks.synthetic_spaces import KERNELS, Machine, synthetic
+from ktuned.model import Config
 from ktuned.search import RecordedSpace, Run, read_recorded, relative, simulate
+from ktuned.tuning.prior_results import BEST_OF_NEAREST
 
 COUNTS = (25, 50, 100, 200)
 BUDGETS = {25: 0.9, 50: 0.7, 100: 0.7, 200: 0.7}
 MEAN_BUDGET_MS, WORST_BUDGET_MS = 20.0, 200.0
 OURS = "guided"
+WITHIN = 0.05
 
 
 def main() -> None:
-    """Print one row for each strategy and one for each space."""
+    """Print one row for each strategy and one for each space, or for each transfer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="recorded spaces, and perhaps a README.md with others' figures")
+    parser.add_argument("folder", type=Path, nargs="?", help="recorded spaces, and perhaps others' figures")
     parser.add_argument("--strategy", action="append", help=f"default: {OURS} and random")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--machines", type=int, default=2, help="made-up devices, where no folder is given")
     parser.add_argument("--spaces", action="store_true", help="a row for each space too")
+    parser.add_argument("--transfer", action="store_true", help="configs needed with and without what is known")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    spaces = [read_recorded(path) for path in _files(arguments.folder)]
+    if arguments.transfer:
+        title = f"configs until within {WITHIN:.0%} of the optimum, {arguments.seeds} seeds"
+        transfers = _recorded_transfers(arguments.folder) if arguments.folder else _made_up(arguments.machines)
+        rows = [_needed(transfer, arguments.seeds) for transfer in transfers]
+        show(title, rows, as_json=arguments.json)
+        return
+    spaces = _recorded(arguments.folder) if arguments.folder else _synthetic(arguments.machines)
     if not spaces:
         parser.error(f"{arguments.folder} holds no recorded space")
-    rows: list[dict[str, Any]] = []
-    for name in arguments.strategy or [OURS, "random"]:
-        runs = [[simulate(space, name, seed, max(COUNTS)) for seed in range(arguments.seeds)] for space in spaces]
+    rows = _compared(spaces, arguments.strategy or [OURS, "random"], arguments.seeds, with_spaces=arguments.spaces)
+    if arguments.folder:
+        rows += _budgets(arguments.folder)
+    show(f"best ÷ optimum − 1, {len(spaces)} spaces, {arguments.seeds} seeds", rows, as_json=arguments.json)
+
+
+def _recorded(folder: Path) -> list[RecordedSpace]:
+    found = [*folder.glob("*.json.gz"), *folder.glob("*.json")]
+    return [read_recorded(path) for path in sorted(found) if ".T1." not in path.name]
+
+
+def _synthetic(machines: int) -> list[RecordedSpace]:
+    return [synthetic(kernel, Machine.drawn(seed)) for kernel in KERNELS for seed in range(machines)]
+
+
+def _compared(
+    spaces: Sequence[RecordedSpace], strategies: Sequence[str], seeds: int, *, with_spaces: bool
+) -> list[dict[str, Any]]:
+    rows = []
+    for name in strategies:
+        runs = [[simulate(space, name, seed, max(COUNTS)) for seed in range(seeds)] for space in spaces]
         rows.append(_row(name, [_excess(several, space) for several, space in zip(runs, spaces, strict=True)], runs))
-        if arguments.spaces:
+        if with_spaces:
             rows += [
                 _row(f"  {Path(space.name).name}", [_excess(several, space)], [several])
                 for several, space in zip(runs, spaces, strict=True)
             ]
-    others = _others(arguments.folder / "README.md")
-    if others:
-        best = [min(figures[place] for figures in others.values()) for place in range(len(COUNTS))]
-        rows.append({"what": "best of the others", **_figures(best), "mean ms": None, "worst ms": None})
-        limits = [value * BUDGETS[count] for value, count in zip(best, COUNTS, strict=True)]
-        rows.append({"what": "budget", **_figures(limits), "mean ms": MEAN_BUDGET_MS, "worst ms": WORST_BUDGET_MS})
-        rows += [
-            {"what": name, **_figures(figures), "mean ms": None, "worst ms": None} for name, figures in others.items()
-        ]
-    show(f"best ÷ optimum − 1, {len(spaces)} spaces, {arguments.seeds} seeds", rows, as_json=arguments.json)
+    return rows
 
 
-def _files(folder: Path) -> list[Path]:
-    found = [*folder.glob("*.json.gz"), *folder.glob("*.json")]
-    return sorted(path for path in found if ".T1." not in path.name)
+def _budgets(folder: Path) -> list[dict[str, Any]]:
+    others = _others(folder / "README.md")
+    if not others:
+        return []
+    best = [min(figures[place] for figures in others.values()) for place in range(len(COUNTS))]
+    limits = [value * BUDGETS[count] for value, count in zip(best, COUNTS, strict=True)]
+    return [
+        {"what": "best of the others", **_figures(best), "mean ms": None, "worst ms": None},
+        {"what": "budget", **_figures(limits), "mean ms": MEAN_BUDGET_MS, "worst ms": WORST_BUDGET_MS},
+        *({"what": name, **_figures(figures), "mean ms": None, "worst ms": None} for name, figures in others.items()),
+    ]
 
 
 def _excess(runs: Sequence[Run], space: RecordedSpace) -> list[float]:
@@ -87,6 +123,54 @@ def _others(readme: Path) -> dict[str, list[float]]:
     row = re.compile(r"^\|\s*(\w+)\s*" + r"\|\s*([\d.]+)\s*" * len(COUNTS) + r"\|$", re.MULTILINE)
     rows = row.findall(readme.read_text())
     return {name: [float(value) - 1 for value in values] for name, *values in rows if name != "strategy"}
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A space that was searched, and one whose search begins with what is known of it.
+
+    An edit keeps the problem and the device: all that was measured before comes first, the fastest first.
+    """
+
+    what: str
+    source: RecordedSpace
+    target: RecordedSpace
+    is_edit: bool = False
+
+
+def _recorded_transfers(folder: Path) -> Iterator[Transfer]:
+    by_name = {Path(space.name).name.partition(".")[0]: space for space in _recorded(folder)}
+    for one, source in by_name.items():
+        for other, target in by_name.items():
+            if one != other and one.partition("-")[0] == other.partition("-")[0]:
+                yield Transfer(f"device: {one} → {other.partition('-')[2]}", source, target)
+
+
+def _made_up(machines: int) -> Iterator[Transfer]:
+    for kernel in KERNELS:
+        for seed in range(machines):
+            machine = Machine.drawn(seed)
+            source = synthetic(kernel, machine)
+            yield Transfer(f"problem: {source.name}", source, synthetic(kernel, machine, scale=3))
+            yield Transfer(f"device: {source.name}", source, synthetic(kernel, Machine.drawn(seed + machines)))
+            yield Transfer(f"edit: {source.name}", source, synthetic(kernel, machine.edited()), is_edit=True)
+
+
+def _needed(transfer: Transfer, seeds: int) -> dict[str, Any]:
+    goal = transfer.target.optimum * (1 + WITHIN)
+    trials = max(COUNTS)
+    cold, warm = [], []
+    for seed in range(seeds):
+        found = simulate(transfer.source, OURS, seed, trials)
+        known = sorted((one for one in found.tried if one.objective is not None), key=lambda one: one.objective or 0.0)
+        first: list[Config] = [one.config for one in (known if transfer.is_edit else known[:BEST_OF_NEAREST])]
+        # Another seed than the source's, or both searches would begin alike.
+        cold.append(simulate(transfer.target, OURS, seed + seeds, trials).trials_within(goal) or trials)
+        warm.append(simulate(transfer.target, OURS, seed + seeds, trials, first).trials_within(goal) or trials)
+    return {
+        "what": transfer.what,
+        "nothing known": mean(cold), "median": median(cold), "known": mean(warm), "median known": median(warm),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from ktuned.search.local import Local
 from ktuned.search.points import PointStrategy
 from ktuned.search.random import Random
 from ktuned.search.recorded import RecordedSpace, read_recorded, recorded
-from ktuned.search.simulation import Run, relative, simulate
+from ktuned.search.simulation import Run, Tried, relative, simulate
 from ktuned.search.strategy import ENTRY_POINT_GROUP, PROBES_PER_ASK, Count, Strategy, installed, load
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Run",
     "Strategy",
     "StrategyFault",
+    "Tried",
     "choose",
     "domain_of",
     "installed",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
 from time import process_time
 
-from ktuned.model import Outcome, Record, canonical, record
+from ktuned.model import Config, Outcome, Record, canonical, record
 from ktuned.search.choice import Budget, choose
 from ktuned.search.recorded import RecordedSpace
 
@@ -14,8 +17,16 @@ MAX_FRUITLESS = 1_000
 
 
 @record
+class Tried(Record):
+    """A config and its objective; ``None`` if it failed."""
+
+    config: Config
+    objective: float | None
+
+
+@record
 class Run(Record):
-    """One search: the best objective after each trial, ``None`` as long as all failed; failed configs are trials.
+    """One search: what it tried, in order, and the best objective after each trial; failed configs are trials.
 
     ``chosen`` is the strategy that worked, which for ``auto`` depends on the budget. ``converged_after`` is the trial
     after which it thought that little was left to find. ``worst_s`` and ``mean_s`` are its own processor time for a
@@ -25,46 +36,63 @@ class Run(Record):
     strategy: str
     chosen: str
     seed: int
-    best: tuple[float | None, ...]
+    tried: tuple[Tried, ...]
     converged_after: int | None
     mean_s: float
     worst_s: float
+
+    @cached_property
+    def best(self) -> tuple[float | None, ...]:
+        """The best objective after each trial, ``None`` as long as all failed."""
+        found = accumulate((math.inf if one.objective is None else one.objective for one in self.tried), min)
+        return tuple(None if value == math.inf else value for value in found)
 
     def to_plain(self) -> dict[str, object]:
         """Return what ``--json`` prints of it."""
         return {"strategy": self.strategy, "seed": self.seed, "best": list(self.best)}
 
+    def trials_within(self, goal: float) -> int | None:
+        """Return the trials after which the best was at most ``goal``; ``None`` if it never was."""
+        return next((done for done, value in enumerate(self.best, 1) if value is not None and value <= goal), None)
 
-def simulate(recorded: RecordedSpace, strategy: str, seed: int, trials: int) -> Run:
+
+def simulate(recorded: RecordedSpace, strategy: str, seed: int, trials: int, first: Sequence[Config] = ()) -> Run:
     """Search a recorded space for a number of trials, one at a time.
+
+    ``first`` are configs that come before the strategy's own, as a job's do where something is known; those that the
+    space does not hold are left out.
 
     Raises:
         UsageError: there is no such strategy, or it broke its promises.
     """
     objectives = recorded.by_config()
     chosen = choose(strategy, recorded.space(), seed, Budget(trials))
-    best: list[float | None] = []
+    given = {text: config for config in first if (text := canonical(config)) in objectives}
+    waiting = list(given.values())
+    tried: list[Tried] = []
     spent: list[float] = []
     converged_after: int | None = None
     fruitless = 0
-    while len(best) < trials and not chosen.strategy.finished and fruitless < MAX_FRUITLESS:
+    while len(tried) < trials and (waiting or not chosen.strategy.finished) and fruitless < MAX_FRUITLESS:
         began = process_time()
-        proposed = chosen.strategy.ask(1)
+        if waiting:
+            proposed: Sequence[Config] = [waiting.pop(0)]
+        else:
+            proposed = [config for config in chosen.strategy.ask(1) if canonical(config) not in given]
         for config in proposed:
             value = objectives[canonical(config)]
             outcome = Outcome.LAUNCH_ERROR if value is None else Outcome.MEASURED
             chosen.strategy.tell(config, outcome, value)
-            known = [entry for entry in (best[-1] if best else None, value) if entry is not None]
-            best.append(min(known, default=None))
+            tried.append(Tried(config, value))
         spent.append(process_time() - began)
         fruitless = 0 if proposed else fruitless + 1
         if converged_after is None and chosen.strategy.converged:
-            converged_after = len(best)
+            converged_after = len(tried)
     return Run(
         strategy,
         chosen.name,
         seed,
-        tuple(best),
+        tuple(tried),
         converged_after,
         sum(spent) / max(1, len(spent)),
         max(spent, default=0.0),

@@ -36,8 +36,11 @@ MAX_PREDICTED = 4_000
 """Earlier results that are read for one job: some 10 ms, and half a megabyte on the way to the worker."""
 
 
-MAX_NEAR = 6
-"""Winners of other problems and devices that are tried first: a fraction of any budget."""
+MAX_NEAR = 8
+"""Configs of other problems and devices that are tried first: a fraction of any budget."""
+
+BEST_OF_NEAREST = 6
+"""The fastest configs of the nearest of them: its winner alone is rarely the best elsewhere, one of six often is."""
 
 MANY_TRIALS = 64
 """Measured trials that are asked about at first when the fastest ones of the present space are looked for."""
@@ -89,8 +92,8 @@ def order(
     return Order(tuple(first.values()), tuple(entry.config for _, entry in failed))
 
 
-def nearest(key: WinnerKey, winners: Sequence[Winner]) -> list[Config]:
-    """Return the winners' configs for other problems, devices and objectives, those of the most similar ones first.
+def nearest(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
+    """Return the winners for other problems, devices and objectives, those of the most similar ones first.
 
     The distance of two sizes is the logarithm of their ratio. Any other difference counts as a factor of 16, another
     device as one of 2: how sizes change a kernel's best config is mostly alike on all of them. So are another
@@ -102,13 +105,19 @@ def nearest(key: WinnerKey, winners: Sequence[Winner]) -> list[Config]:
             _distance(wanted, winner.problem)
             + (0.0 if winner.context.device == key.device else 1.0)
             + (0.0 if winner.objective == key.objective else 1.0),
-            winner.config,
+            winner,
         )
         for winner in winners
         if winner.key != key
     ]
     found.sort(key=lambda pair: pair[0])
-    distinct = {canonical(config): config for _, config in found}
+    return [winner for _, winner in found]
+
+
+def near_configs(winners: Sequence[Winner], best_of_nearest: Sequence[Config]) -> list[Config]:
+    """Return the configs to begin with: the nearest winner's, the next best of its key, the other winners'. No IO."""
+    configs = [winner.config for winner in winners]
+    distinct = {canonical(config): config for config in [*configs[:1], *best_of_nearest, *configs[1:]]}
     return list(distinct.values())[:MAX_NEAR]
 
 
@@ -225,7 +234,9 @@ class PriorResults:
             # Of those whose figure is unknown the fastest are as good a guess as any.
             past.sort(key=lambda trial: _cost(trial, self._work.objective))
         found = [Past(trial.config, trial.outcome, trial.latency_us) for trial in past if trial.outcome is not None]
-        near = nearest(self._work.key, self._store.winners(context.kernel))
+        winners = nearest(self._work.key, self._store.winners(context.kernel))
+        best = self._store.best_trials(winners[0].context, BEST_OF_NEAREST) if winners else []
+        near = near_configs(winners, [trial.config for trial in best])
         settled = [trial.config for trial in self._store.failed_trials(context, MAX_PREDICTED)]
         return order(None if seated is None else seated.config, self._work.kernel.default, found, near, settled, served)
 
