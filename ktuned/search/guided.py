@@ -2,8 +2,10 @@
 
 Each choice is among a random share of the space and all neighbours of the best configs, by expected improvement times
 the chance not to fail. How large an improvement is sought alternates: large ones leave a local optimum, small ones
-finish what was found. Where the model stops paying, every few choices go to a child of good configs, or to the
-unknown. Configs under way count with the value that the model expects of them, so that batches spread.
+finish what was found. Both are in units of how much the latencies differ, so that a space of small differences is not
+searched for large ones. Where the model stops paying, every few choices go to an untried neighbour of the best, to a
+child of good configs, or to the unknown. Configs under way count with the value that the model expects of them, so that
+batches spread.
 
 Imported only by name: it needs NumPy.
 """
@@ -56,9 +58,9 @@ LEARNING_STEPS = ((60, 4), (130, 2), (MODELLED, 1))
 FIRST_LEARNING_STEPS = 25
 
 SOUGHT = (0.05, 0.02)
-"""Improvements of the log latency that are sought in turns."""
+"""Improvements that are sought in turns, in standard deviations of the log latency."""
 
-FIRST_SOUGHT = 1.0
+FIRST_SOUGHT = 2.0
 """Added to both at first: what the first few configs suggest is mostly a local optimum."""
 
 FADING = 20.0
@@ -77,6 +79,9 @@ STALLED = 12
 """Choices without an improvement after which every :data:`STALLED_TURN`-th is not the model's."""
 
 STALLED_TURN = 4
+
+STALLED_AROUND = 8
+"""The best configs whose neighbours are tried whatever the model says of them: it is surest where it errs."""
 
 PARENTS = 20
 """The best configs that may breed."""
@@ -135,11 +140,8 @@ class Guided(PointStrategy):
             return self._far_from_all()
         if len(self.logs) < 3 or len(self._features) == 0:
             return self.unknown()
-        if self._since_best > STALLED and self._choices % STALLED_TURN == 0:
-            code = self._bred() if self._choices % (2 * STALLED_TURN) else self.unknown()
-            if code is not None:
-                return code
-        return self._most_promising()
+        is_stalled = self._since_best > STALLED and self._choices % STALLED_TURN == 0
+        return (self._unmodelled() if is_stalled else None) or self._most_promising()
 
     def _far_from_all(self) -> Code | None:
         """Return the one of a few random points that is farthest from all that were chosen."""
@@ -151,6 +153,14 @@ class Guided(PointStrategy):
         others = self._features(np.array(sorted(self.taken))) * scale
         distances = ((points[:, None] - others[None]) ** 2).sum(2).min(1)
         return drawn[int(np.argmax(distances))]
+
+    def _unmodelled(self) -> Code | None:
+        """Return a neighbour of the best, every other time; between, a child of good configs or an unknown one."""
+        turn = self._choices // STALLED_TURN
+        if turn % 2 == 0:
+            steps = (self.step(found) for found in self.elite(STALLED_AROUND))
+            return next((code for code in steps if code is not None), None)
+        return self._bred() if turn % 4 == 1 else self.unknown()
 
     def _bred(self) -> Code | None:
         parents = self.elite(PARENTS)
@@ -174,11 +184,10 @@ class Guided(PointStrategy):
         codes, features = self._candidates.pick(SAMPLED, self.taken, self.elite(AROUND))
         if not codes:
             return self.unknown()
-        sought = self._sought() / scale
         # The lowest expected value, not the lowest measured one, which noise may have made.
         lowest = float(self._model.predict(points[:BEST_EXPECTED]).mean.min())
         predicted = self._model.predict(features)
-        promise = expected_improvement(predicted, lowest - sought)
+        promise = expected_improvement(predicted, lowest - self._sought())
         chance = normal_below((lowest - 0.01 / scale - predicted.mean) / np.sqrt(predicted.variance))
         if self.failed:
             works = self._chance_to_work(features)
@@ -187,7 +196,7 @@ class Guided(PointStrategy):
         return codes[int(np.argmax(promise))]
 
     def _sought(self) -> float:
-        """Return the improvement of the log latency that this choice seeks."""
+        """Return the improvement that this choice seeks, in units of the model's values."""
         return SOUGHT[self._choices % 2] + FIRST_SOUGHT * math.exp(-len(self.taken) / FADING)
 
     def _modelled(self) -> tuple[list[Code], Floats, float]:
