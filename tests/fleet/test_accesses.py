@@ -117,7 +117,7 @@ async def test_a_plugins_source_is_no_data(project: Project) -> None:
     """A library that shows a line of a plugin reads it once in a worker's life: the digest would not stay."""
     digests = set()
     for _ in range(2):
-        kernel = await project.inspect("import linecache, ktuned_fake; linecache.getlines(ktuned_fake.__file__)")
+        kernel = await project.inspect("import linecache, ktuned_command; linecache.getlines(ktuned_command.__file__)")
         assert kernel.learned == {}
         digests.add(kernel.digest)
     assert len(digests) == 1
