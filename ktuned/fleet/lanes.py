@@ -278,7 +278,8 @@ class Lane:
         A config may fail as soon as the lane is open, and the next one is not to wait for an interpreter.
         """
         self._fleet.prepare_spares(Role.BENCH, environment, backend)
-        if self.device.kind != "cpu" and cores >= EARLY_CORES:
+        is_alone = self.device.kind != "cpu" and not self._courtesy.is_shared(self.device)
+        if is_alone and cores >= EARLY_CORES:
             self._fleet.prepare_spares(Role.BENCH, environment, backend, SPARES[self.device.kind], self.device)
 
     def _prepare_spares(self, bench: Bench) -> None:
