@@ -102,6 +102,9 @@ def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> Loa
 def forget_modules() -> None:
     """Drop the modules of the kernel file that was loaded last, and undo what it did to ``sys.path`` and the like."""
     OBSERVER.end()
+    # Those that this process has as an application's, too.
+    for name in filter(is_kernel_module, list(sys.modules)):
+        del sys.modules[name]
 
 
 def kernel_module(path: Path) -> ModuleType:

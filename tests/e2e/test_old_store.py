@@ -96,7 +96,9 @@ def test_exports_are_the_same_and_come_in_again(daemon: Daemon) -> None:
     for path in sorted((STATE / "export").iterdir()):
         document = json.loads(path.read_text())
         kernel, device = document["kernel"], document["device"]
-        assert daemon.client.call("export", kernel=kernel, device=device)["document"] == document
+        # Of what came later it has nothing.
+        present = {**document, "bucket": {}, "names": {}}
+        assert daemon.client.call("export", kernel=kernel, device=device)["document"] == present
         told = daemon.client.call("import", document=document)["winners"]
         assert {winner["reason"] for winner in told} == {"it is the same"}
         assert daemon.client.call("forget", kernel=kernel)["trials"]

@@ -193,14 +193,14 @@ def test_draws_of_an_opaque_constraint_are_uniform() -> None:
 
 
 def test_constraint_that_needs_single_configs_is_drawn_one_by_one() -> None:
-    """It takes longer, and still finds valid configs and estimates how many there are."""
+    """It takes longer, and still finds valid configs; half a million are estimated to within a factor of ten."""
     bound = space(**NINE_KNOBS, where=reads_hashes).bind({})
     domain = domain_of(bound)
     random = Random(0)
     found = [code for _ in range(8) if (code := domain.sample(random)) is not None]
     assert not domain.is_exact
     assert len(found) > 5
-    assert 2e5 < domain.count < 1e6
+    assert 5e4 < domain.count < 5e6
     assert all(domain.config(code) in bound for code in found)
 
 

@@ -25,7 +25,9 @@ HOOK = Path(run_hook.__file__).parent
 @click.option("--wait", "waits", is_flag=True, help="Have the first call of each tuning key wait for its winner.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(waits: bool, command: tuple[str, ...]) -> int:
-    """Run a program; the daemon tunes its @triton.autotune and @tilelang.autotune functions.
+    """Run a program; the daemon tunes its autotuned kernels.
+
+    Those are its `@triton.autotune` and `@tilelang.autotune` functions.
 
     COMMAND is run as it is: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that it
     starts need ktuned-triton or ktuned-tilelang. Starts a daemon if none runs. Exits with the program's status.

@@ -31,7 +31,7 @@ FAILED: Final = "Auto-tuning failed: No configuration successfully compiled and 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What ktuned adds to TileLang's options: see :func:`ktuned_tilelang.autotune`.
+    """Additions of ktuned to TileLang's options: see :func:`ktuned_tilelang.autotune`.
 
     Raises:
         ValueError: one has no such value.
