@@ -227,9 +227,9 @@ def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:
     assert other.exists()
 
     path.write_text(_text())
-    daemon.until(lambda: not daemon.client.call("kernels")["errors"], "the error to be gone")
-    hit = daemon.client.lookup("it", dict(n=64))
-    assert (hit.status, hit.message) == ("fresh", "")
+    daemon.until(lambda: daemon.client.lookup("it", dict(n=64)).status == "fresh", "the mended file to be taken in")
+    assert daemon.client.lookup("it", dict(n=64)).message == ""
+    assert daemon.client.call("kernels")["errors"] == []
     assert [job["kernel"] for job in _jobs(daemon)] == ["project:it", "project:other"]
 
 
