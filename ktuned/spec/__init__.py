@@ -14,6 +14,7 @@ from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import installed_in, is_ours
 from ktuned.spec.poisons import is_same, poison, unwritten
 from ktuned.spec.python_source import Syntax, free_names
+from ktuned.spec.raised import causes, place
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, layout, materialise, materialise_numpy, tensor
 
@@ -31,6 +32,7 @@ __all__ = [
     "Syntax",
     "TensorSpec",
     "Term",
+    "causes",
     "declaration",
     "describe",
     "distribution",
@@ -50,6 +52,7 @@ __all__ = [
     "materialise",
     "materialise_numpy",
     "owners",
+    "place",
     "poison",
     "space",
     "tensor",

@@ -6,15 +6,14 @@ import errno
 import re
 import shutil
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 from ktuned.backends import Unit, cubin
 from ktuned.model import BackendError, KernelFileError, Unsupported
-from ktuned.spec import functions, is_ours
+from ktuned.spec import causes, functions, place
 from ktuned_cutedsl import limits, resources
 from ktuned_cutedsl.build import Build
 from ktuned_cutedsl.linker import Linker
@@ -105,19 +104,10 @@ def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) 
     except MemoryError:
         raise
     except Exception as error:
-        for cause in _causes(error):
+        for cause in causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
         raise Refused(_words(error)) from error
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    following: BaseException | None = error
-    seen: set[int] = set()
-    while following is not None and id(following) not in seen:
-        seen.add(id(following))
-        yield following
-        following = following.__cause__ or following.__context__
 
 
 def _words(error: Exception) -> str:
@@ -125,15 +115,5 @@ def _words(error: Exception) -> str:
     said = _COLOURS.sub("", str(error)).strip()
     if not type(error).__module__.startswith("cutlass."):
         # An error of user code during tracing; CuTe DSL's own errors contain their place.
-        said = f"{_place(error)}{type(error).__name__}: {said}"
+        said = f"{place(error, _NOT_THEIRS)}{type(error).__name__}: {said}"
     return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
-
-
-def _place(error: Exception) -> str:
-    """Return ``file:line: `` of the deepest frame of user code, or ``""``."""
-    place = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        module, path = str(frame.f_globals.get("__name__", "")), Path(frame.f_code.co_filename)
-        if not (is_ours(module) or module.partition(".")[0] in _NOT_THEIRS) and path.is_file():
-            place = f"{path.name}:{line}: "
-    return place

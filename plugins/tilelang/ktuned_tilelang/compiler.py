@@ -11,7 +11,6 @@ import os
 import re
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, cast
 
 from ktuned.backends import Unit, compute_target, cubin, launch_limits
 from ktuned.model import BackendError, KernelFileError, Unsupported
-from ktuned.spec import is_ours
+from ktuned.spec import causes, place
 from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE, series
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.elaboration import Misfit, elaborate
@@ -98,7 +97,7 @@ def _compile(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any]:
     except (MemoryError, Unsupported):
         raise
     except Exception as error:
-        for cause in _causes(error):
+        for cause in causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
         raise Refused(_words(error, said.read_text(errors="replace"))) from error
@@ -243,15 +242,6 @@ def _captured(file: Path) -> Iterator[None]:
             os.close(copy)
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    following: BaseException | None = error
-    seen: set[int] = set()
-    while following is not None and id(following) not in seen:
-        seen.add(id(following))
-        yield following
-        following = following.__cause__ or following.__context__
-
-
 def _words(error: Exception, printed: str) -> str:
     """Return what went wrong, its first line the error itself, capped."""
     said = _COLOURS.sub("", str(error)).strip()
@@ -259,15 +249,5 @@ def _words(error: Exception, printed: str) -> str:
     if compiler and (match := _COMPILER_ERROR.search(_COLOURS.sub("", compiler))):
         said = f"{match[0].strip()}\n{compiler.strip()}"
     else:
-        said = f"{_place(error)}{type(error).__name__}: {said}"
+        said = f"{place(error, _NOT_THEIRS)}{type(error).__name__}: {said}"
     return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
-
-
-def _place(error: Exception) -> str:
-    """Return ``file:line: `` of the deepest frame that is the user's, or ``""``."""
-    place = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        module, path = str(frame.f_globals.get("__name__", "")), Path(frame.f_code.co_filename)
-        if not (is_ours(module) or module.partition(".")[0] in _NOT_THEIRS) and path.is_file():
-            place = f"{path.name}:{line}: "
-    return place

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ktuned import backends
 from ktuned.backends import Launch
 from ktuned.model import Unsupported
+from ktuned.spec import causes
 
 _CANNOT_RUN = (
     # scaled_dot_product_attention, on CUDA and on the CPU, when sdpa_kernel(...) leaves no backend.
@@ -105,17 +106,8 @@ class TorchKernel(backends.Kernel):
 
 def why_unsupported(error: BaseException) -> str:
     """Return the message by which an error, or one of its causes, says that the device cannot run this; else ``""``."""
-    for each in _causes(error):
+    for each in causes(error):
         is_too_large = type(each).__name__ == "OutOfResources" and type(each).__module__.startswith("triton.")
         if is_too_large or any(words in str(each) for words in _CANNOT_RUN):
             return str(each)
     return ""
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    following: BaseException | None = error
-    while following is not None and id(following) not in seen:
-        yield following
-        seen.add(id(following))
-        following = following.__cause__ or following.__context__

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import tempfile
-import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
@@ -20,7 +19,7 @@ from typing import Any, cast
 
 from ktuned.backends import Unit, compute_target, ptxas
 from ktuned.model import BackendError, KernelFileError, Unsupported
-from ktuned.spec import functions, is_ours
+from ktuned.spec import causes, functions, place
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE
 from ktuned_triton.build import Build
 from ktuned_triton.launch_plan import LaunchPlan
@@ -106,7 +105,7 @@ def _compile(function: Any, unit: Unit, capability: int, artifact: Path, scratch
     except MemoryError:
         raise
     except Exception as error:
-        for cause in _causes(error):
+        for cause in causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
         raise Refused(_words(error)) from error
@@ -221,20 +220,11 @@ def _metadata(kernel: Any) -> str:
     return json.dumps(kernel.metadata._asdict(), default=vars)
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    following: BaseException | None = error
-    seen: set[int] = set()
-    while following is not None and id(following) not in seen:
-        yield following
-        seen.add(id(following))
-        following = following.__cause__ or following.__context__
-
-
 def _words(error: Exception) -> str:
     """Return what went wrong, its first line the error itself, capped."""
     said = str(error).strip()
     if not type(error).__module__.startswith("triton."):
-        said = f"{_place(error)}{type(error).__name__}: {said}"
+        said = f"{place(error, ('triton',))}{type(error).__name__}: {said}"
     else:
         said = f"{_reason(error)}{said}"
     return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
@@ -248,19 +238,9 @@ def _reason(error: Exception) -> str:
     """
     if match := _ASSEMBLER_ERROR.search(str(error)):
         return f"{match[0].strip()}\n"
-    for cause in _causes(error):
+    for cause in causes(error):
         message = getattr(cause, "error_message", None)
         # Otherwise it says where what is wrong was called.
         if isinstance(message, str) and message and not message.startswith("at "):
             return f"{message}\n"
     return ""
-
-
-def _place(error: Exception) -> str:
-    """Return ``file:line: `` of the deepest frame that is the user's, or ``""``."""
-    place = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        module, path = str(frame.f_globals.get("__name__", "")), Path(frame.f_code.co_filename)
-        if not (is_ours(module) or module.partition(".")[0] == "triton") and path.is_file():
-            place = f"{path.name}:{line}: "
-    return place

@@ -1,0 +1,35 @@
+"""Errors that user code raises inside another library: what caused them, and the line that is the user's.
+
+A module of its own: the plugins whose compilers run Python share it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+from ktuned.spec.origin import is_ours
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from or while handling, each once: a chain may be a circle."""
+    following: BaseException | None = error
+    seen: set[int] = set()
+    while following is not None and id(following) not in seen:
+        yield following
+        seen.add(id(following))
+        following = following.__cause__ or following.__context__
+
+
+def place(error: BaseException, libraries: Container[str]) -> str:
+    """Return ``file:line: `` of the deepest frame that is the user's, or ``""``.
+
+    That is one of no top-level package in ``libraries``, nor of ktuned or a plugin.
+    """
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module, path = str(frame.f_globals.get("__name__", "")), Path(frame.f_code.co_filename)
+        if not (is_ours(module) or module.partition(".")[0] in libraries) and path.is_file():
+            found = f"{path.name}:{line}: "
+    return found
