@@ -45,15 +45,17 @@ async def test_a_stopped_job_leaves_slot_and_seat_at_once(parts: Parts, configs:
     async with parts.working():
         job = await submit(parts, {"n": 64})
         await parts.reached("door")
-        at_work = [entry["pid"] for entry in parts.fleet.describe() if entry["role"] == "compile"]
-        at_work += [lane.worker_pid for lane in parts.jobs.lanes() if lane.worker_pid]
+        # Of a lane that is open, and has nothing to measure yet, the worker may stay.
+        compilers = [entry["pid"] for entry in parts.fleet.describe() if entry["role"] == "compile"]
+        benches = [lane.worker_pid for lane in parts.jobs.lanes() if lane.worker_pid]
+        at_work = compilers if configs == COMPILING else benches
         assert at_work
         await stop(parts, job)
         (ended,) = await parts.told.ended()
         assert ended["id"] == job
         assert (parts.fleet.compile_slots.borrowed_tokens, parts.fleet.gate.state) == (0, "open")
         assert all(lane.state == "ready" for lane in parts.jobs.lanes())
-        await gone(at_work if configs == COMPILING else at_work[-1:])
+        await gone(at_work)
         assert {trial.outcome for trial in parts.store.trials()} == {Outcome.CANCELLED}
         assert parts.store.winners() == []
         # Who comes next has both, and finds the config as if no one had tried it.

@@ -40,7 +40,8 @@ def test_events_of_both_kinds_arrive(watches: Notifications, tmp_path: Path) -> 
     batch = watches.wait(PATIENCE_S, STEP_ACTIVE_MS)
     assert (paths(batch, tmp_path), batch.moved) == ({"native/other"}, frozenset())
     (tmp_path / "polled" / "it").touch()
-    assert paths(watches.wait(PATIENCE_S, STEP_ACTIVE_MS), tmp_path) == {"polled/it"}
+    # Polling may see the directory's own change, too.
+    assert paths(watches.wait(PATIENCE_S, STEP_ACTIVE_MS), tmp_path) - {"polled"} == {"polled/it"}
     assert watches.wait(0.05, STEP_ACTIVE_MS) == Batch()
 
 
