@@ -39,6 +39,7 @@ ORDER = (
     "worker",
     "search",
     "dropin",
+    "bridge",
     "spec",
     "backends",
     "ipc",
@@ -50,11 +51,11 @@ LEVEL = {package: level for level, package in enumerate(ORDER)}
 TEST_KIT = "testing"
 """Imported by no one's code but tests."""
 
-MAX_ROOMS = 25
+MAX_ROOMS = 26
 
 WORKER_MAY_IMPORT = {"search", "spec", "backends", "ipc", "model"}
 PLUGINS_MAY_IMPORT = {"dropin", "spec", "backends", "model"}
-LIGHT = WORKER_MAY_IMPORT | {"__init__", "dropin", "worker"}
+LIGHT = WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "worker"}
 """Imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 
 LAZILY_IN_WORKERS = {"torch", "safetensors", "numpy", "pynvml"}

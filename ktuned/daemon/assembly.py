@@ -22,7 +22,7 @@ from ktuned.daemon.notices import Notices
 from ktuned.daemon.reload import CurrentSettings, Reload, watched_roots
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Machine, Probes, SurveyIntervals, ToolchainSurvey
-from ktuned.fleet import BENCH_MODULES, Courtesy, Fleet, LocalExecutor
+from ktuned.fleet import BENCH_MODULES, Bridge, Courtesy, Fleet, LocalExecutor
 from ktuned.ipc import Trust
 from ktuned.lookup import AnswerCaches, Certainty, Generations, Lookups
 from ktuned.model import KernelInfo, KernelName, Observation, Priority, Root
@@ -90,6 +90,7 @@ class Parts:
     admission: Admission
     artifact_cleanup: ArtifactCleanup
     artifacts: Artifacts
+    bridge: Bridge
     buckets: Buckets
     caches: AnswerCaches
     captured_inputs: CapturedInputs
@@ -142,15 +143,21 @@ def assemble(
     idle_policy = IdlePolicy(settings.policy)
     job_machine = JobMachine(pauses=store.pauses(), refuse=idle_policy.refuse)
     trust = Trust(settings.trusted_directories)
+    base_env = dict(os.environ) if replaced.base_env is None else replaced.base_env
+    kept: set[int] = set()
     executor = LocalExecutor(
         scratch=settings.scratch,
         cache=settings.cache,
         artifacts=settings.artifacts,
         captures=settings.captures,
-        base_env=dict(os.environ) if replaced.base_env is None else replaced.base_env,
+        base_env=base_env,
         compile_cores=settings.compile_cores,
         adopts=replaced.adopts,
         trust=trust,
+        kept=kept,
+    )
+    bridge = Bridge(
+        python=settings.bridge_python, directory=settings.state, base_env=base_env, mark=executor.mark, kept=kept
     )
     fleet = Fleet(
         executor,
@@ -301,6 +308,7 @@ def assemble(
         stop=stopping.set,
     )
     notices = Notices(
+        bridge=bridge,
         current=current,
         fleet=fleet,
         intake=intake,
@@ -393,6 +401,7 @@ def assemble(
     return Parts(
         activity=activity,
         admission=admission,
+        bridge=bridge,
         buckets=buckets,
         artifact_cleanup=artifact_cleanup,
         artifacts=artifacts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
@@ -41,6 +42,13 @@ class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     polling: bool = False
 
 
+class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The ``[cluster]`` table: the Ray cluster to join, and the interpreter of the bridge to it."""
+
+    ray: str = ""
+    python: str = ""
+
+
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that ``config.toml`` may say."""
 
@@ -57,6 +65,7 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compile_memory_gib: float | None = None
     idle_exit_s: float | None = None
     trusted_directories: tuple[str, ...] = ()
+    cluster: ClusterSettings = ClusterSettings()
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -91,6 +100,11 @@ class Settings(msgspec.Struct, frozen=True):
     def artifacts(self) -> Path:
         """The directory of sealed artifacts."""
         return self.cache / "artifacts"
+
+    @property
+    def bridge_python(self) -> str:
+        """The interpreter of the bridge."""
+        return os.path.expanduser(self.file.cluster.python) or sys.executable
 
     @property
     def captures(self) -> Path:

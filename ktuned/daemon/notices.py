@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ktuned.daemon.reload import CurrentSettings
 from ktuned.devices import Machine
-from ktuned.fleet import Fleet
+from ktuned.fleet import Bridge, Fleet
 from ktuned.scheduling import Intake, Jobs, RootExpiry
 from ktuned.store import Store
 from ktuned.watch import Watcher
@@ -18,6 +18,7 @@ class Notices:
     def __init__(
         self,
         *,
+        bridge: Bridge,
         current: CurrentSettings,
         fleet: Fleet,
         intake: Intake,
@@ -27,6 +28,7 @@ class Notices:
         store: Store,
         watcher: Watcher,
     ) -> None:
+        self._bridge = bridge
         self._current = current
         self._fleet = fleet
         self._intake = intake
@@ -50,4 +52,5 @@ class Notices:
         if self._jobs.stalled:
             yield f"tuning is paused: {self._jobs.stalled}"
         yield from self._fleet.notices
+        yield from self._bridge.notices
         yield from self._machine.notices

@@ -63,7 +63,7 @@ async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) 
             # Before anything is read by a kernel's name.
             await store.projects.name({root.path: root.name for root in watched_roots(settings, store)})
             parts = assemble(settings, store, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s)
-            async with parts.fleet.running():
+            async with parts.fleet.running(), parts.bridge.running():
                 await Daemon(parts).run(listening, is_bound=descriptor is None)
 
 

@@ -1,6 +1,8 @@
 """The daemon's side of workers: processes, the pool, lanes, compile slots, kills, usage."""
 
 from ktuned.fleet import memory
+from ktuned.fleet.bridge import Bridge
+from ktuned.fleet.bridge_process import BridgeDown, BridgeSlow
 from ktuned.fleet.courtesy import Applications, Courtesy
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
 from ktuned.fleet.failures import KILLS_EXCUSED, DeadlineExpired, Output, RequestFailed, WorkerDied, is_outside_kill
@@ -17,6 +19,9 @@ __all__ = [
     "KILLS_EXCUSED",
     "Applications",
     "Bench",
+    "Bridge",
+    "BridgeDown",
+    "BridgeSlow",
     "CannotOpen",
     "Courtesy",
     "CpuUse",

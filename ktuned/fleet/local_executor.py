@@ -21,7 +21,7 @@ from ktuned.fleet.executor import Environment, Executor
 from ktuned.fleet.failures import WorkerDied
 from ktuned.fleet.guard import Guard
 from ktuned.fleet.process import DAEMON_MARK, WorkerProcess, spawn
-from ktuned.ipc import Places, Trust
+from ktuned.ipc import Places, Trust, parent
 from ktuned.model import Role, WorkerError
 
 _log = structlog.get_logger()
@@ -45,8 +45,8 @@ WARDEN_S = 15.0
 class LocalExecutor(Executor):
     """Starts worker processes, and removes every trace of those that have ended.
 
-    One that ``adopts`` also ends detached descendants: it kills every child of this process that it did not start, so
-    the process must start no other children.
+    One that ``adopts`` also ends detached descendants: it kills every child of this process that it did not start, but
+    for those that are ``kept`` now.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class LocalExecutor(Executor):
         compile_cores: Collection[int] = (),
         adopts: bool = False,
         trust: Trust | None = None,
+        kept: Collection[int] = (),
         warden_s: float = WARDEN_S,
     ) -> None:
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -71,7 +72,10 @@ class LocalExecutor(Executor):
         self._adopts = adopts
         self._trust = trust or Trust()
         self._warden_s = warden_s
-        self._guard = Guard(f"{DAEMON_MARK}={self._id}", self.scratch)
+        self._kept = kept
+        self.mark = f"{DAEMON_MARK}={self._id}"
+        """What the environment of each process has that must not outlive this one."""
+        self._guard = Guard(self.mark, self.scratch)
         self._workers: dict[int, WorkerProcess] = {}
         self._ending = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
@@ -88,7 +92,7 @@ class LocalExecutor(Executor):
         shutil.rmtree(self.scratch.parent, ignore_errors=True)
         self.scratch.mkdir(parents=True)
         if self._adopts:
-            orphans.adopt()
+            parent.adopt_descendants()
         async with self._guard.standing(), anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._keep_warden)
             try:
@@ -190,7 +194,7 @@ class LocalExecutor(Executor):
         # Looked for here, where workers are started, and in no thread: one just started is known.
         async with self._ending:
             for _ in range(_GENERATIONS if self._adopts else 0):
-                left = orphans.children() - self._workers.keys() - {self._guard.pid}
+                left = orphans.children() - self._workers.keys() - {self._guard.pid, *self._kept}
                 if not left:
                     break
                 _log.debug("orphans_ended", count=len(left))

@@ -6,20 +6,13 @@ environment and outlives its worker becomes a child of the daemon, which kills a
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
 from collections.abc import Collection
 from contextlib import suppress
 
-_PR_SET_CHILD_SUBREAPER = 36
 _REAP_S = 1.0
-
-
-def adopt() -> None:
-    """Become the parent of every descendant whose own parent dies, from now on."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children() -> set[int]:

@@ -15,7 +15,6 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,12 @@ from ktuned.fleet import memory, warden
 from ktuned.fleet.executor import Environment, I, R, Worker
 from ktuned.fleet.expiry import Expiry
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
+from ktuned.fleet.output_tail import Tail
 from ktuned.ipc import InvalidMessage, MemoryFault, Places, describe_fault, frames, replies, requests
 from ktuned.model import Phase, Role, WorkerError
 
 DAEMON_MARK = "KTUNED_DAEMON"
 WORKER_MARK = "KTUNED_WORKER"
-
-TAIL_BYTES = 16 * 1024
-"""The part of a worker's output that is kept: enough for a compiler's first errors or a traceback."""
 
 _NO_ANSWERS = "the worker sent what is no answer: its code writes to files that it did not open"
 
@@ -44,41 +41,7 @@ _MENDS = {
 }
 
 _READ_BYTES = 1 << 16
-_PIPEFULS = 4
 _INBOX_LIMIT = 256
-
-
-@dataclass
-class _Tail:
-    """The last bytes of a stream; its writer never blocks, however much it writes."""
-
-    fd: int
-    kept: bytearray = field(default_factory=bytearray)
-
-    def read_some(self) -> bool:
-        """Take what is there; return whether the stream goes on and had something."""
-        try:
-            data = os.read(self.fd, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        self.kept += data
-        if len(self.kept) > 2 * TAIL_BYTES:
-            del self.kept[:-TAIL_BYTES]
-        return bool(data)
-
-    def read_rest(self) -> None:
-        """Take what lies in the pipe; bounded, because code may print without end."""
-        for _ in range(_PIPEFULS):
-            if not self.read_some():
-                break
-
-    def take(self) -> str:
-        """Return the tail as text and clear it."""
-        if not self.kept:
-            return ""
-        text = bytes(self.kept[-TAIL_BYTES:]).decode(errors="replace")
-        self.kept.clear()
-        return text
 
 
 class WorkerProcess(Worker):
@@ -117,7 +80,7 @@ class WorkerProcess(Worker):
         self._returncode: int | None = None
         self._stopped = ""
         self._fault = ""
-        self._tails = [_Tail(process.stdout.fileno()), _Tail(process.stderr.fileno())]
+        self._tails = [Tail(process.stdout.fileno()), Tail(process.stderr.fileno())]
         for descriptor in (read_fd, write_fd, *(tail.fd for tail in self._tails)):
             os.set_blocking(descriptor, False)
         self._loop.add_reader(read_fd, self._on_message)
@@ -287,7 +250,7 @@ class WorkerProcess(Worker):
         self._phases.append((phase, self._loop.time()))
         self._expiry.begin(self._deadlines[phase])
 
-    def _on_output(self, tail: _Tail) -> None:
+    def _on_output(self, tail: Tail) -> None:
         if not tail.read_some():
             self._loop.remove_reader(tail.fd)
 

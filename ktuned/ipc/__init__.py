@@ -1,6 +1,6 @@
 """Exchange between the daemon and its workers: typed requests and replies in frames, artifact manifests, stamps."""
 
-from ktuned.ipc import frames, manifest, replies, requests
+from ktuned.ipc import frames, manifest, parent, replies, requests
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
 from ktuned.ipc.memory_fault import (
@@ -39,6 +39,7 @@ __all__ = [
     "from_plain",
     "lexical",
     "manifest",
+    "parent",
     "prepare_fault",
     "relative",
     "replies",

@@ -20,7 +20,15 @@ from ktuned.model import KtunedError
 _T = TypeVar("_T")
 _Convert = Callable[[Any], Any]
 
-_NAMES = {dict: "a map", list: "a list", str: "a string", bool: "a bool", int: "an integer", float: "a number"}
+_NAMES = {
+    dict: "a map",
+    list: "a list",
+    str: "a string",
+    bool: "a bool",
+    int: "an integer",
+    float: "a number",
+    bytes: "bytes",
+}
 
 
 class InvalidMessage(KtunedError):
@@ -168,7 +176,7 @@ def _reader(hint: Any) -> _Convert:
         return _enum_reader(hint)
     if hint is float:
         return _scalar_reader((float, int), "a number", float)
-    if hint in (str, int, bool):
+    if hint in (str, int, bool, bytes):
         return _scalar_reader((hint,), _NAMES[hint])
     raise TypeError(f"a message cannot have a field of the type {hint}")
 
@@ -256,4 +264,4 @@ def _unnamed(hint: Any) -> Any:
 
 
 def _mismatch(value: object, wanted: str) -> _Mismatch:
-    return _Mismatch(f"is {_NAMES.get(type(value), 'nothing' if value is None else 'bytes')}, not {wanted}")
+    return _Mismatch(f"is {_NAMES.get(type(value), 'nothing')}, not {wanted}")

@@ -6,17 +6,15 @@ A worker is never asked to stop: the daemon kills it, at any moment.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ktuned.backends import Registry
-from ktuned.ipc import InvalidMessage, Places, Trust, frames, replies, requests
+from ktuned.ipc import InvalidMessage, Places, Trust, frames, parent, replies, requests
 from ktuned.model import Role
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.worker import bytecode
@@ -24,8 +22,6 @@ from ktuned.worker.failures import describe_failure
 from ktuned.worker.reply import Reply
 from ktuned.worker.restart import Beginning, resumed
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 1 << 16
 _OOM_SCORE = 800
 
@@ -50,17 +46,6 @@ def _requests(
             yield requests.decode(message)
         except InvalidMessage as error:
             yield error
-
-
-def _die_with(daemon_pid: int) -> None:
-    """Have the kernel kill this process when the daemon dies, and make this process the parent of detached children."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # Children that detach count as this worker's memory, and become the daemon's when the worker is gone.
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if os.getppid() != daemon_pid:
-        # The daemon died before the call.
-        os._exit(1)
 
 
 def _prefer_as_oom_victim() -> None:
@@ -193,7 +178,9 @@ def main(argv: list[str]) -> int:
     beginning = Beginning.here()
     (role, *numbers, places), pending = argv[:5], resumed(argv[5:])
     read_fd, write_fd, daemon_pid = map(int, numbers)
-    _die_with(daemon_pid)
+    parent.die_with(daemon_pid)
+    # Children that detach count as this worker's memory, and become the daemon's when the worker is gone.
+    parent.adopt_descendants()
     for descriptor in (read_fd, write_fd):
         os.set_inheritable(descriptor, False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

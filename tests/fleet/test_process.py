@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Never
 import anyio
 import pytest
 
-from ktuned.fleet import process
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied, describe_exit, signal_name
-from ktuned.fleet.process import TAIL_BYTES, WorkerProcess, spawn
+from ktuned.fleet.output_tail import TAIL_BYTES, Tail
+from ktuned.fleet.process import WorkerProcess, spawn
 from ktuned.ipc import Places, replies, requests
 from ktuned.model.errors import WorkerError
 from ktuned.model.keys import Phase, Role
@@ -232,7 +232,7 @@ async def test_a_flood_that_outlives_the_worker_blocks_nobody(worker: WorkerProc
 def test_an_endless_stream_is_not_read_to_its_end() -> None:
     """Anyone who fills a pipe faster than it is read away does not hold up the loop that serves everyone."""
     with open("/dev/zero", "rb", buffering=0) as endless:
-        tail = process._Tail(endless.fileno())
+        tail = Tail(endless.fileno())
         tail.read_rest()
         assert tail.take() == "\0" * TAIL_BYTES
 

@@ -1,0 +1,149 @@
+"""The bridge's process: reads calls from the daemon's socket, has services carry them out, sends the answers.
+
+It ends with the daemon: when the socket closes, or by the kernel's signal when the daemon dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, cast
+
+from ktuned.bridge import messages
+from ktuned.bridge.messages import CallFailed, Hello, Versions
+from ktuned.bridge.service import Service, load_service
+from ktuned.ipc import InvalidMessage, frames, from_plain, parent, replies
+from ktuned.model import KtunedError, Record
+
+MAX_CALLS: Final = 4096
+"""Calls under way at once: two for each worker of the largest fleet. More means that the daemon has lost count."""
+
+CLOSE_S: Final = 2.0
+"""Time for services to let go when the daemon closes the socket; then the process ends."""
+
+
+class Host(asyncio.Protocol):
+    """The bridge's end of the socket; :attr:`closed` is done when the daemon has closed its own."""
+
+    def __init__(self, load: Callable[[str], Service] = load_service) -> None:
+        self._load = load
+        self._decoder = frames.Decoder()
+        self._services: dict[str, asyncio.Task[Service]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._transport: asyncio.Transport
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the socket."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End with the daemon."""
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        """Hold back items until the daemon has read what was sent."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Begin each call that the bytes complete."""
+        try:
+            for message in self._decoder.feed(data):
+                self._take(message)
+        except (frames.FrameError, InvalidMessage) as error:
+            sys.stderr.write(f"ktuned-bridge: {error}\n")
+            self._transport.abort()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        asked = messages.decode_asked(message)
+        if isinstance(asked, messages.Cancelled):
+            task = self._tasks.get(asked.number)
+            if task is not None:
+                task.cancel()
+            return
+        if len(self._tasks) >= MAX_CALLS:
+            raise InvalidMessage(f"more than {MAX_CALLS} calls at once")
+        task = asyncio.get_running_loop().create_task(self._carry_out(asked))
+        self._tasks[asked.number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(asked.number, None))
+
+    async def _carry_out(self, asked: messages.Asked) -> None:
+        number = asked.number
+
+        async def send(item: Record) -> None:
+            await self._writable.wait()
+            self._transport.write(messages.encode_item(number, item))
+
+        try:
+            answer = messages.encode_reply(number, await self._reply(asked, send))
+        except KtunedError as error:
+            answer = messages.encode_fault(number, replies.Fault(error.code, error.message, error.hint))
+        except Exception as error:
+            text = " ".join(str(error).split())[:500]
+            answer = messages.encode_fault(number, replies.Fault("service", f"{type(error).__name__}: {text}"))
+        self._transport.write(answer)
+
+    async def _reply(self, asked: messages.Asked, send: Callable[[Record], Any]) -> Record:
+        if asked.operation == Hello.operation:
+            return Versions(os.getpid(), platform.python_version(), sys.executable)
+        service = await self._service(asked.operation.partition(".")[0])
+        for call in service.calls:
+            if call.operation == asked.operation:
+                return await service.carry_out(from_plain(call, asked.fields), send)
+        raise CallFailed(
+            "no_operation",
+            f"the bridge under {sys.executable} has no operation {asked.operation!r}",
+            hint="install one version of ktuned and its plugins everywhere",
+        )
+
+    async def _service(self, name: str) -> Service:
+        """Return a service; importing what it needs takes seconds, and others answer meanwhile."""
+        loading = self._services.get(name)
+        if loading is None or (loading.done() and loading.exception() is not None):
+            loading = asyncio.ensure_future(asyncio.to_thread(self._load, name))
+            self._services[name] = loading
+        # Shielded: another call may wait for it, too.
+        return await asyncio.shield(loading)
+
+    async def close(self) -> None:
+        """Cancel what is under way, and have every service let go."""
+        for task in list(self._tasks.values()):
+            task.cancel()
+        for loading in self._services.values():
+            if loading.done() and loading.exception() is None:
+                with contextlib.suppress(Exception):
+                    await loading.result().close()
+
+
+async def serve(descriptor: int) -> None:
+    """Serve the socket until the daemon closes it."""
+    # Closed by the transport.
+    connection = socket.socket(fileno=descriptor)
+    _, host = await asyncio.get_running_loop().create_connection(Host, sock=connection)
+    await host.closed
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(host.close(), CLOSE_S)
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Be the bridge: ``argv`` is the socket's descriptor and the daemon's process id."""
+    descriptor, daemon_pid = map(int, argv)
+    parent.die_with(daemon_pid)
+    parent.adopt_descendants()
+    os.set_inheritable(descriptor, False)
+    asyncio.new_event_loop().run_until_complete(serve(descriptor))
+    # Threads of libraries must not hold the process up.
+    sys.stderr.flush()
+    os._exit(0)

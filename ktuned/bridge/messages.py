@@ -1,0 +1,153 @@
+"""Typed calls of the daemon to the bridge, and their answers, as frames. No IO.
+
+Calls run side by side: each has a number, which its answers carry. The answers of one call are any number of items,
+then its reply or its failure. A call is named ``service.operation``; the service is found by the first part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
+
+from ktuned.ipc import InvalidMessage, frames, from_plain, replies, to_plain
+from ktuned.model import KtunedError, Record, record
+
+R = TypeVar("R")
+I = TypeVar("I")  # noqa: E741 - an item
+
+
+class Call(Record, Generic[R, I]):
+    """One operation of a service; ``R`` is its reply, ``I`` the items that precede it (``Never`` if there are none)."""
+
+    operation: ClassVar[str]
+    """``service.operation``, such as ``team.read``."""
+
+
+class CallFailed(KtunedError):
+    """A service cannot do what it was called for; raised by services, and on the daemon's side with their words."""
+
+    def __init__(self, code: str, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+@record
+class Versions(Record):
+    """The bridge's process and interpreter."""
+
+    pid: int
+    python: str
+    executable: str
+
+
+@record
+class Hello(Call[Versions, Never]):
+    """Ask the bridge for a sign of life; it answers itself, with no service."""
+
+    operation: ClassVar = "bridge.hello"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """No one waits for a call any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call as it came: its operation's name, and its fields as plain data."""
+
+    number: int
+    operation: str
+    fields: object
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of a call: an ``item``, or with ``is_last`` its reply; a ``fault`` is always the last one."""
+
+    number: int
+    value: object = None
+    is_last: bool = False
+    fault: replies.Fault | None = None
+
+
+def encode_call(number: int, call: Call[Any, Any]) -> bytes:
+    """Return a call's frame.
+
+    Raises:
+        FrameError: it is too large.
+    """
+    return frames.encode({"id": number, "op": call.operation, "call": to_plain(call)})
+
+
+def encode_cancel(number: int) -> bytes:
+    """Return the frame that takes a call back."""
+    return frames.encode({"id": number, "cancel": True})
+
+
+def encode_item(number: int, item: Record) -> bytes:
+    """Return the frame of an item.
+
+    Raises:
+        FrameError: it is too large.
+    """
+    return frames.encode({"id": number, "item": to_plain(item)})
+
+
+def encode_reply(number: int, reply: Record) -> bytes:
+    """Return the frame of a reply.
+
+    Raises:
+        FrameError: it is too large.
+    """
+    return frames.encode({"id": number, "done": to_plain(reply)})
+
+
+def encode_fault(number: int, fault: replies.Fault) -> bytes:
+    """Return the frame of a failure."""
+    return frames.encode({"id": number, "failed": to_plain(fault)})
+
+
+def decode_asked(data: Mapping[str, Any]) -> Asked | Cancelled:
+    """Return what the daemon sent.
+
+    Raises:
+        InvalidMessage: it is no call.
+    """
+    match data:
+        case {"id": int(number), "cancel": True}:
+            return Cancelled(number)
+        case {"id": int(number), "op": str(operation), "call": fields}:
+            return Asked(number, operation, fields)
+    raise InvalidMessage(f"no call: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
+
+
+def decode_answer(data: Mapping[str, Any]) -> Answer:
+    """Return what the bridge sent; :func:`value_of` gives it its type.
+
+    Raises:
+        InvalidMessage: it is no answer.
+    """
+    match data:
+        case {"id": int(number), "item": value}:
+            return Answer(number, value)
+        case {"id": int(number), "done": value}:
+            return Answer(number, value, is_last=True)
+        case {"id": int(number), "failed": value}:
+            return Answer(number, is_last=True, fault=from_plain(replies.Fault, value))
+    raise InvalidMessage(f"no answer: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
+
+
+def value_of(call: type[Call[Any, Any]], answer: Answer) -> Any:
+    """Return an item or a reply as the type that its call states.
+
+    Raises:
+        InvalidMessage: it is not of that type.
+    """
+    reply, item = get_args(call.__orig_bases__[0])  # type: ignore[attr-defined]
+    if not answer.is_last and item is Never:
+        raise InvalidMessage(f"{call.operation} has no items")
+    return from_plain(reply if answer.is_last else item, answer.value)

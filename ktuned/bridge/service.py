@@ -1,0 +1,71 @@
+"""A service of the bridge: what carries out the calls of one name, with whatever library that takes.
+
+Services are found by the entry points of the group ``ktuned.services``: the entry's name is the first part of its
+calls' operations, its value a subclass of :class:`Service`. The first call of a name imports it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+from ktuned.bridge.messages import Call, CallFailed
+from ktuned.model import Record
+
+SERVICES = "ktuned.services"
+"""The group of entry points."""
+
+Send = Callable[[Record], Awaitable[None]]
+"""Sends an item of a call; waits while the daemon reads more slowly than items are made."""
+
+
+class Service(ABC):
+    """Carries out calls, any number side by side, on the bridge's event loop; made at the first call of its name.
+
+    What blocks runs in a thread. The daemon may kill the process at any moment, and counts on no clean-up.
+    """
+
+    calls: ClassVar[tuple[type[Call[Any, Any]], ...]]
+    """The calls that it can carry out."""
+
+    @abstractmethod
+    async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
+        """Carry a call out; return its reply. Cancelled when no one waits for it any more.
+
+        Raises:
+            CallFailed: it cannot be done; says why, and what mends it. Any other error is reported by its class.
+        """
+
+    async def close(self) -> None:
+        """Let go of what is held, before the process ends; gets two seconds."""
+        return
+
+
+def load_service(name: str) -> Service:
+    """Return a new service of a name.
+
+    Raises:
+        CallFailed: it is not installed in this interpreter, or cannot be imported.
+    """
+    entries = importlib.metadata.entry_points(group=SERVICES, name=name)
+    if not entries:
+        raise CallFailed(
+            "no_service",
+            f"{sys.executable} has nothing installed for the bridge's service {name!r}",
+            hint=f"install it there: {sys.executable} -m pip install {_DISTRIBUTIONS.get(name, 'ktuned')}",
+        )
+    try:
+        made = next(iter(entries)).load()()
+    except Exception as error:
+        raise CallFailed(
+            "no_service", f"{sys.executable} cannot import the bridge's service {name!r}: {error!r}"
+        ) from error
+    assert isinstance(made, Service)
+    return made
+
+
+_DISTRIBUTIONS = {"cluster": "ktuned-ray"}
+"""Where known services come from, if not from ktuned itself."""

@@ -1,0 +1,215 @@
+"""The daemon's side of the bridge: starts its process when it is first called, kills it, starts it again.
+
+It is a child like a worker: a session of its own, killed as a group, gone with the daemon. If it ends, each call under
+way fails with :class:`BridgeDown`; the next call starts it again, with pauses that grow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping, MutableSet
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Final, Self
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import structlog
+
+from ktuned.bridge import Call, Hello
+from ktuned.fleet import warden
+from ktuned.fleet.bridge_process import BridgeDown, BridgeProcess, BridgeSlow, I, R
+from ktuned.fleet.health import Health
+
+_log = structlog.get_logger()
+
+BRIDGE_MARK: Final = "KTUNED_BRIDGE"
+
+START_S: Final = 20.0
+"""Time for the process to answer first: an interpreter with its packages on a network's file system."""
+
+BEAT_S: Final = 5.0
+SILENCE_S: Final = 20.0
+"""Interval of signs of life, and the silence after which the process hangs: importing Ray blocks it for seconds."""
+
+SOUND_S: Final = 30.0
+"""A process that has lived for so long starts again without a pause."""
+
+REAP_S: Final = 2.0
+"""Time for a killed process to be gone when the daemon ends."""
+
+
+class Bridge:
+    """The bridge of one daemon; nothing runs before the first :meth:`exchange`.
+
+    ``python`` is the interpreter that it runs under, ``base_env`` its environment, ``mark`` (``NAME=value``) what the
+    daemon's warden finds its processes by. ``kept`` are the children of this process that are no orphans: the bridge's
+    process is among them while it lives.
+    """
+
+    def __init__(
+        self,
+        *,
+        python: str,
+        directory: Path,
+        base_env: Mapping[str, str],
+        mark: str,
+        kept: MutableSet[int],
+        health: Health | None = None,
+        beat_s: float = BEAT_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self.python = python
+        self._directory = directory
+        name, _, self._id = mark.partition("=")
+        self._env = {**base_env, name: self._id}
+        self._kept = kept
+        self._health = health or Health()
+        self._beat_s = beat_s
+        self._silence_s = silence_s
+        self._process: BridgeProcess | None = None
+        self._starting = anyio.Lock()
+        self._starts = 0
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Let calls start the process; on leaving, it is killed and has ended."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            try:
+                yield self
+            finally:
+                self._tasks = None
+                tasks.cancel_scope.cancel()
+                process = self._process
+                if process is not None:
+                    process.kill()
+                    with anyio.CancelScope(shield=True), anyio.move_on_after(REAP_S):
+                        await process.gone.wait()
+                        await anyio.to_thread.run_sync(warden.sweep, process.mark)
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until a call may start the process again; 0 if it may now, or if it is up."""
+        return 0.0 if self._process is not None else self._health.pause_s
+
+    @property
+    def notices(self) -> list[str]:
+        """The reason why the bridge is down, if it is: one line."""
+        if self._process is not None or not self._health.is_sick:
+            return []
+        pause_s = self._health.pause_s
+        when = f"in {pause_s:.0f} s" if pause_s else "when it is next needed"
+        return [f"ktuned-bridge ended: {self._health.reason}; it is started again {when}"]
+
+    def kill(self, why: str) -> None:
+        """End the process for what it does; ``why`` is the error of all calls under way."""
+        if self._process is not None:
+            self._process.kill(why)
+
+    async def exchange(self, call: Call[R, I], deadline_s: float, *, on_item: Callable[[I], None] | None = None) -> R:
+        """Call a service; return its reply. ``on_item`` takes the items before it, each of which begins the deadline
+        again. With a deadline of ``math.inf`` it is waited for as long as the bridge lives.
+
+        Raises:
+            BridgeDown: the process cannot be started, is not yet to be started again, or ended meanwhile.
+            BridgeSlow: the deadline passed.
+            CallFailed: the service says that it cannot.
+        """
+        process = await self._up()
+        return await process.exchange(call, deadline_s, on_item)
+
+    async def _up(self) -> BridgeProcess:
+        """Return the process, started if it is not there."""
+        async with self._starting:
+            if self._process is not None:
+                return self._process
+            if self._tasks is None:
+                raise BridgeDown("ktuned-bridge cannot be called: the daemon is ending")
+            if self._health.pause_s:
+                raise BridgeDown(
+                    f"ktuned-bridge ended: {self._health.reason}; it is started again in {self._health.pause_s:.0f} s"
+                )
+            process = await self._start()
+            self._tasks.start_soon(self._attend, process)
+            try:
+                hello = await process.exchange(Hello(), START_S, None)
+            except BaseException as error:
+                process.kill("" if isinstance(error, BridgeDown) else "it did not answer")
+                raise
+            _log.info("bridge_started", pid=hello.pid, python=hello.python, executable=hello.executable)
+            return process
+
+    async def _start(self) -> BridgeProcess:
+        self._starts += 1
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                popen, mark = self._spawn(theirs.fileno())
+            except OSError as error:
+                ours.close()
+                reason = f"{self.python} cannot be started: {error.strerror}"
+                self._health.failed(reason)
+                raise BridgeDown(
+                    f"ktuned-bridge: {reason}",
+                    hint="set `python` of [cluster] in config.toml to an interpreter that has ktuned installed",
+                ) from error
+        self._kept.add(popen.pid)
+        process = self._process = BridgeProcess(popen, mark, self._ended)
+        await asyncio.get_running_loop().create_connection(lambda: process, sock=ours)
+        return process
+
+    def _spawn(self, descriptor: int) -> tuple[subprocess.Popen[bytes], str]:
+        """Start a process; return it and its mark."""
+        name = f"{self._id}.{self._starts}"
+        # -P: a module in its directory must not shadow those that it is made of.
+        popen = subprocess.Popen(
+            [self.python, "-P", "-m", "ktuned.bridge", str(descriptor), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(descriptor,),
+            start_new_session=True,
+            cwd=self._directory,
+            env={**self._env, BRIDGE_MARK: name},
+        )
+        return popen, f"{BRIDGE_MARK}={name}"
+
+    def _ended(self, process: BridgeProcess) -> None:
+        self._kept.discard(process.pid)
+        self._process = None
+        if self._tasks is None:
+            return
+        if monotonic() - process.started >= SOUND_S:
+            self._health.succeeded()
+        self._health.failed(process.end)
+        _log.warning("bridge_ended", pid=process.pid, reason=process.end)
+
+    async def _attend(self, process: BridgeProcess) -> None:
+        """Ask the process for signs of life until it is gone, then kill what it left behind."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._beat, process)
+            await process.gone.wait()
+            tasks.cancel_scope.cancel()
+        await anyio.to_thread.run_sync(warden.sweep, process.mark)
+
+    async def _beat(self, process: BridgeProcess) -> None:
+        while True:
+            await anyio.sleep(self._beat_s)
+            try:
+                await process.exchange(Hello(), self._silence_s, None)
+            except BridgeSlow:
+                process.kill(f"it gave no sign of life for {self._silence_s:.0f} s")
+            except BridgeDown:
+                return

@@ -1,0 +1,45 @@
+"""The last bytes that a process has printed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+TAIL_BYTES = 16 * 1024
+"""The part of a worker's output that is kept: enough for a compiler's first errors or a traceback."""
+
+_READ_BYTES = 1 << 16
+_PIPEFULS = 4
+
+
+@dataclass
+class Tail:
+    """The last bytes of a stream; its writer never blocks, however much it writes."""
+
+    fd: int
+    kept: bytearray = field(default_factory=bytearray)
+
+    def read_some(self) -> bool:
+        """Take what is there; return whether the stream goes on and had something."""
+        try:
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        self.kept += data
+        if len(self.kept) > 2 * TAIL_BYTES:
+            del self.kept[:-TAIL_BYTES]
+        return bool(data)
+
+    def read_rest(self) -> None:
+        """Take what lies in the pipe; bounded, because code may print without end."""
+        for _ in range(_PIPEFULS):
+            if not self.read_some():
+                break
+
+    def take(self) -> str:
+        """Return the tail as text and clear it."""
+        if not self.kept:
+            return ""
+        text = bytes(self.kept[-TAIL_BYTES:]).decode(errors="replace")
+        self.kept.clear()
+        return text
