@@ -2,18 +2,20 @@
 
 import argparse
 import json
-import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from benchmarks.private_daemon import PrivateDaemon, private_home, serving
-from benchmarks.sides import ROOT, Comparison, Side, timed_process
+from benchmarks.sides import ROOT, Comparison, Goal, Script, Side, read_ahead, result_of
 
 COLD_GOAL, WARM_GOAL = 1 / 4, 1 / 6
 
 _APP = ROOT / "benchmarks/peer_triton_app.py"
-_MODULE = ROOT / "benchmarks/peer_matmul.py"
+_WORKLOAD = ROOT / "benchmarks/peer_matmul.py"
+_KERNEL = ROOT / "examples/triton_matmul/matmul.py"
+_KERNELS_PACKAGE = "triton_matmul"
+_BEGINNING = "    program = tl.program_id(0)\n"
 _PEERS_IMPORT = "from triton import autotune\n"
 _OURS = """from functools import partial
 
@@ -23,58 +25,65 @@ autotune = partial(ktuned_triton.autotune, mode={mode!r})
 """
 
 
-def compare(options: argparse.Namespace) -> Comparison:
-    """Tune the product in an application under Triton, and under ktuned, cold and warm; time both winners."""
+def compare(options: argparse.Namespace) -> Iterator[Comparison]:
+    """Tune the product in an application under Triton, and under ktuned, cold and warm; time both winners.
+
+    Raises:
+        Unavailable: a library is not installed.
+    """
+    ours, theirs = Side("ktuned"), Side("triton.autotune")
+    what = f"Triton's tutorial matmul, fp16 {options.size}"
+    yield (found := Comparison(what, ours, theirs, COLD_GOAL, WARM_GOAL))
+    size = str(options.size)
     with private_home() as home:
-        theirs_cold_s, theirs = _tune(home, "theirs", "", options.size)
+        for name, mode in {"theirs": "", "plain": "", "cold": "wait", "warm": "wait", "back": "background"}.items():
+            _write_package(home, name, mode)
+        with found.step("imports, once"):
+            read_ahead("torch", "triton", "ktuned_triton", "benchmarks.sides")
+        with found.step("Triton's autotune"):
+            theirs.cold_s, tuned = result_of(_APP, str(home), size, "tune:theirs", environment=_cache(home, "theirs"))
+        theirs.warm_s, theirs.winner, theirs.configs = tuned["first_call_s"], tuned["config"], tuned["configs"]
         began = perf_counter()
         with serving(home) as daemon:
             started_s = perf_counter() - began
-            cold_s, cold = _tune(home, "cold", "wait", options.size, daemon)
+            with found.step("ktuned from nothing"):
+                took_s, tuned = result_of(_APP, str(home), size, "tune:cold", environment=_beside(daemon, "cold"))
+            ours.cold_s, ours.winner, ours.configs = started_s + took_s, tuned["config"], tuned["configs"]
             # Another function, so that all is compiled and measured again, by workers that run.
-            _, warm = _tune(home, "warm", "wait", options.size, daemon)
-            _, background = _tune(home, "background", "background", options.size, daemon)
-        _, plain = timed_process(
-            _APP, "plain", str(_module(home, "plain", "")), str(options.size), environment=_cache(home, "plain")
-        )
-        winners = [json.dumps(found["config"]) for found in (theirs, warm)]
-        _, timed = timed_process(_APP, "time", str(_module(home, "time", "")), str(options.size), *winners)
-    theirs_us, ours_us = timed["latencies_us"]
-    return Comparison(
-        what=f"Triton's tutorial matmul, fp16 {options.size}",
-        ours=Side("ktuned", started_s + cold_s, warm["first_call_s"], warm["config"], cold["configs"]),
-        theirs=Side("triton.autotune", theirs_cold_s, theirs["first_call_s"], theirs["config"], theirs["configs"]),
-        ours_us=ours_us,
-        theirs_us=theirs_us,
-        cold_goal=COLD_GOAL,
-        warm_goal=WARM_GOAL,
-        notes={
-            "first_call_background_s": background["first_call_s"],
-            "first_call_one_config_s": plain["first_call_s"],
-        },
-    )
+            steps = ("tune:warm", f"time:warm:{json.dumps(theirs.winner)}", "plain:plain", "tune:back")
+            with Script(_APP, str(home), size, *steps, environment=_beside(daemon, "warm")) as application:
+                with found.step("ktuned, workers warm"):
+                    _, tuned = application.result()
+                ours.warm_s, ours.winner = tuned["first_call_s"], tuned["config"]
+                with found.step("winners by one timer"):
+                    _, timed = application.result()
+                ours.winner_us, theirs.winner_us = timed["latencies_us"]
+                with found.step("first calls"):
+                    (_, alone), (_, behind) = application.result(), application.result()
+                # Two figures of one kind, from one process each, differ by as much.
+                found.goals.append(Goal("first call s", behind["first_call_s"], 1.1 * alone["first_call_s"]))
 
 
-def _tune(
-    home: Path, name: str, mode: str, size: int, daemon: PrivateDaemon | None = None
-) -> tuple[float, dict[str, Any]]:
-    """Run the application with an empty cache; return its seconds up to its result, and that."""
-    environment = _cache(home, name)
-    if daemon is not None:
-        environment |= {"KTUNED_HOME": str(home / "state"), "KTUNED_SOCKET": str(daemon.socket)}
-    return timed_process(_APP, "tune", str(_module(home, name, mode)), str(size), environment=environment)
-
-
-def _cache(home: Path, name: str) -> dict[str, str]:
+def _cache(home: Path, name: str) -> Mapping[str, str]:
+    """Return the environment of an application whose cache is empty."""
     return {"TRITON_CACHE_DIR": str(home / "caches" / name)}
 
 
-def _module(home: Path, name: str, mode: str) -> Path:
-    """Write the application's module under a tuner, as a function of its own, and return its directory."""
-    text = _MODULE.read_text().replace("variant = 0", f"variant = {sum(name.encode())}")
+def _beside(daemon: PrivateDaemon, name: str) -> Mapping[str, str]:
+    """Return the environment of an application that finds the daemon."""
+    return {**_cache(daemon.home, name), **daemon.environment}
+
+
+def _write_package(home: Path, name: str, mode: str) -> None:
+    """Write a package with the application's module under a tuner, and a kernel that is a function of its own."""
+    package = home / name
+    package.mkdir()
+    (package / "__init__.py").touch()
+    kernel = _KERNEL.read_text()
+    assert _BEGINNING in kernel
+    variant = f"    variant = {sum(name.encode())}\n"
+    (package / "matmul.py").write_text(kernel.replace(_BEGINNING, variant + _BEGINNING))
+    text = _WORKLOAD.read_text().replace(f"from {_KERNELS_PACKAGE}.", f"from {name}.")
     if mode:
         text = text.replace(_PEERS_IMPORT, _OURS.format(mode=mode))
-    directory = home / "modules" / name
-    os.makedirs(directory)
-    (directory / "workload.py").write_text(text)
-    return directory
+    (package / "workload.py").write_text(text)

@@ -5,8 +5,10 @@ Starts and imports count on both sides when cold; winners are timed again by one
 
 import argparse
 import importlib
-import importlib.util
-from collections.abc import Sequence
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.report import show
@@ -18,18 +20,52 @@ COMPARISONS = {
     "tilelang": "benchmarks.peer_tilelang",
     "sgemm": "benchmarks.peer_sgemm",
 }
-"""The module of each comparison: its function ``compare`` takes the options and returns a :class:`Comparison`."""
+"""The module of each comparison: its ``compare`` takes the options, yields a :class:`Comparison` and fills it in."""
 
 
-def compared(name: str, options: argparse.Namespace) -> Sequence[dict[str, Any]]:
-    """Return the rows of one comparison; one row with the reason where it cannot be made."""
-    if importlib.util.find_spec(COMPARISONS[name]) is None:
-        return [{"what": f"{name}: there is no such comparison yet"}]
+class Stopped(BaseException):
+    """The run has met its limit, or was asked to end; no ``except Exception`` may keep it."""
+
+
+Compare = Callable[[argparse.Namespace], Iterator[Comparison]]
+
+
+def compared(name: str, compare: Compare, options: argparse.Namespace) -> Sequence[dict[str, Any]]:
+    """Return the rows of one comparison: those that there are when it fails or meets the limit, and why."""
+    found: Comparison | None = None
+    ended = ""
     try:
-        made: Comparison = importlib.import_module(COMPARISONS[name]).compare(options)
+        with _stopping_after(options.limit):
+            for begun in compare(options):
+                found = begun
     except Unavailable as reason:
-        return [{"what": f"{name}: skipped: {reason}"}]
-    return made.rows()
+        ended = f"skipped: {reason}"
+    except Stopped as reason:
+        ended = f"stopped: {reason}"
+    except Exception as error:
+        traceback.print_exc()
+        ended = f"failed: {type(error).__name__}: {error}"
+    return [{"what": f"{name}: {ended}"}] if found is None else found.rows(ended)
+
+
+@contextmanager
+def _stopping_after(seconds: float) -> Iterator[None]:
+    """Raise :class:`Stopped` inside the block after so many seconds (0: never), or when this process is terminated."""
+
+    def stop(number: int, _: object) -> None:
+        # Once: its clean-up is to end.
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Stopped(f"after {seconds:g} s" if number == signal.SIGALRM else "by SIGTERM")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGTERM)}
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def main() -> None:
@@ -39,6 +75,16 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=4096, help="size of the half-precision products (%(default)s)")
     parser.add_argument("--sgemm-size", type=int, default=2048, help="size of the SGEMM (default: %(default)s)")
     parser.add_argument("--lang", default="cupy", help="Kernel Tuner's way to the GPU: cupy, nvcuda (%(default)s)")
+    parser.add_argument(
+        "--execution-backend", default="nvrtc", help="TileLang's, on both sides: nvrtc, tvm_ffi (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="stop each comparison after so long, and print what it has (default: never)",
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in COMPARISONS]:
@@ -48,7 +94,8 @@ def main() -> None:
         show("peers", [{"what": f"skipped: {absent.message}"}], as_json=options.json)
         return
     for name in options.names or COMPARISONS:
-        show(f"peers: {name}", compared(name, options), as_json=options.json)
+        compare = importlib.import_module(COMPARISONS[name]).compare
+        show(f"peers: {name}", compared(name, compare, options), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from ktuned_client import Client, DaemonUnavailable
 
 START_DEADLINE_S = 30.0
+END_DEADLINE_S = 20.0
 _PROBE_INTERVAL_S = 0.002
 
 
@@ -28,6 +30,26 @@ class PrivateDaemon:
     def client(self) -> Client:
         """Return a client of this daemon, which the caller closes."""
         return Client(self.socket)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which another process finds it."""
+        return {"KTUNED_HOME": str(self.home / "state"), "KTUNED_SOCKET": str(self.socket)}
+
+    def tuned(self, path: Path, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Tune the only kernel below a path; return its job, and the config that won.
+
+        Raises:
+            RuntimeError: it is not tuned.
+        """
+        with self.client() as client:
+            with client.tune(path=path, **options) as tuning:
+                for _ in tuning:
+                    pass
+            if tuning.errors or not tuning.jobs or tuning.jobs[0]["state"] != "done":
+                raise RuntimeError(f"{path.name} is not tuned: {tuning.errors or tuning.jobs}")
+            (job,) = tuning.jobs
+            return job, dict(client.lookup(job["kernel"], job["problem"]).config or {})
 
 
 @contextmanager
@@ -67,7 +89,12 @@ def serving(home: Path) -> Iterator[PrivateDaemon]:
         raise
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(END_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            # Its warden ends its workers.
+            process.kill()
+            process.wait()
 
 
 def _environment(home: Path) -> dict[str, str]:

@@ -1,110 +1,193 @@
-"""Sides of a comparison with a peer: processes that are timed from their start, and what they found."""
+"""Sides of a comparison with a peer: what each has taken and found, in processes that are timed from their start."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PROCESS_DEADLINE_S = 900.0
 
 Config = Mapping[str, Any]
 
+SAME = 1.01
+"""Two medians of one kernel differ by as much from one process to the next."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class Side:
-    """One tool's figures: seconds from nothing, and those of the tuning alone; the config that won.
+    """One tool's figures, as far as they are known: seconds, the config that won, and its median by one timer in µs.
 
     ``cold_s`` counts the start of all processes and their imports, ``warm_s`` the tuning in processes that run.
     """
 
     tool: str
-    cold_s: float
-    warm_s: float
-    winner: Config
-    configs: int
+    cold_s: float | None = None
+    warm_s: float | None = None
+    winner: Config | None = None
+    winner_us: float | None = None
+    configs: int | None = None
 
 
 @dataclass(frozen=True)
+class Goal:
+    """A figure, where it is known, and the most that it may be."""
+
+    name: str
+    figure: float | None
+    limit: float | None
+
+    @property
+    def is_met(self) -> bool | None:
+        """True if it is met; ``None`` where that is not known."""
+        return None if self.figure is None or self.limit is None else self.figure <= self.limit
+
+    def __str__(self) -> str:
+        words = {None: "unknown", True: "met", False: "NOT MET"}
+        return f"{self.name} {_number(self.figure)} (at most {_number(self.limit)}: {words[self.is_met]})"
+
+
+@dataclass
 class Comparison:
-    """ktuned beside a peer, the winners' medians by one timer in µs, and further figures."""
+    """ktuned beside a peer. Its figures are filled in as they are measured, so that a run that is stopped has some.
+
+    ``warm_goal`` is a ratio to the peer; ``goals`` are further ones, ``steps`` the seconds of each step.
+    """
 
     what: str
     ours: Side
     theirs: Side
-    ours_us: float
-    theirs_us: float
     cold_goal: float
-    warm_goal: float
-    notes: Mapping[str, float] = field(default_factory=dict)
+    warm_goal: float | None = None
+    goals: list[Goal] = field(default_factory=list)
+    steps: dict[str, float] = field(default_factory=dict)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each side, and one for the ratios beside their goals."""
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Take the time of a step, which is shown even where its figures are missing."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self.steps[name] = perf_counter() - began
+            print(f"{self.what}: {name}: {self.steps[name]:.1f} s", file=sys.stderr, flush=True)
+
+    def rows(self, ended: str = "") -> list[dict[str, Any]]:
+        """Return a row for each side, one for the ratios and goals, and one for where the time went.
+
+        ``ended`` says why the figures are incomplete.
+        """
         rows: list[dict[str, Any]] = [
             {
                 "what": f"{self.what}: {side.tool}",
                 "configs": side.configs,
                 "cold_s": side.cold_s,
                 "warm_s": side.warm_s,
-                "winner_us": latency_us,
-                "config": " ".join(f"{name}={value}" for name, value in side.winner.items()),
+                "winner_us": side.winner_us,
+                "config": " ".join(f"{name}={value}" for name, value in (side.winner or {}).items()),
             }
-            for side, latency_us in ((self.theirs, self.theirs_us), (self.ours, self.ours_us))
+            for side in (self.theirs, self.ours)
         ]
-        cold, warm = self.ours.cold_s / self.theirs.cold_s, self.ours.warm_s / self.theirs.warm_s
-        met = cold <= self.cold_goal and warm <= self.warm_goal and self.ours_us <= SAME * self.theirs_us
-        notes = " ".join(f"{name}={value:.4g}" for name, value in self.notes.items())
-        goals = f"goals: cold {self.cold_goal:.3g} warm {self.warm_goal:.3g} winner {SAME:g}"
+        cold, warm, winner = (
+            _ratio(getattr(self.ours, name), getattr(self.theirs, name)) for name in ("cold_s", "warm_s", "winner_us")
+        )
+        goals = [Goal("cold", cold, self.cold_goal), Goal("winner", winner, SAME), *self.goals]
+        if self.warm_goal is not None:
+            goals.append(Goal("warm", warm, self.warm_goal))
+        verdicts = {goal.is_met for goal in goals}
+        verdict = "NOT MET" if False in verdicts else "unfinished" if ended or None in verdicts else "met"
         rows.append(
             {
-                "what": f"{self.what}: ktuned / peer ({'met' if met else 'NOT MET'})",
-                "configs": self.ours.configs / self.theirs.configs,
+                "what": f"{self.what}: ktuned / peer ({verdict})",
+                "configs": _ratio(self.ours.configs, self.theirs.configs),
                 "cold_s": cold,
                 "warm_s": warm,
-                "winner_us": self.ours_us / self.theirs_us,
-                "config": f"{goals} {notes}".strip(),
+                "winner_us": winner,
+                "config": "; ".join([*map(str, goals), *filter(None, [ended])]),
             }
         )
+        steps = "; ".join(f"{name} {seconds:.1f} s" for name, seconds in self.steps.items())
+        rows.append({**dict.fromkeys(rows[0]), "what": f"{self.what}: where the time went", "config": steps})
         return rows
-
-
-SAME = 1.01
-"""Two medians of one kernel differ by as much from one process to the next."""
 
 
 class Unavailable(Exception):
     """A comparison cannot be made here; the message is the reason."""
 
 
-def timed_process(
+class Script:
+    """A Python script in a process of its own, which prints its results as lines of JSON.
+
+    Bytecode is kept, as after an installer: a peer's import must not compile its sources.
+    """
+
+    def __init__(self, script: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+        paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+        known = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self._name = " ".join([script.name, *arguments])
+        self._began = perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**known, "PYTHONPATH": paths, **(environment or {})},
+            start_new_session=True,
+        )
+
+    def result(self) -> tuple[float, dict[str, Any]]:
+        """Return the next result, and the seconds from the process's start to it.
+
+        Raises:
+            RuntimeError: the process ended without it.
+        """
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                return perf_counter() - self._began, json.loads(line)
+            sys.stderr.write(line)
+        raise RuntimeError(f"{self._name} ended with status {self._process.wait()}")
+
+    def __enter__(self) -> "Script":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill what is left of it and its children: its results are there, or nothing more is wanted."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def result_of(
     script: Path, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> tuple[float, dict[str, Any]]:
-    """Run a Python script; return the seconds until it printed its result, a line of JSON, and that result.
+    """Return the only result of a script, and the seconds from its start to it.
 
     Raises:
         RuntimeError: it ends without a result.
     """
-    paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    began = perf_counter()
-    with subprocess.Popen(
-        [sys.executable, str(script), *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("{"):
-                took_s = perf_counter() - began
-                process.wait(PROCESS_DEADLINE_S)
-                return took_s, json.loads(line)
-            sys.stderr.write(line)
-    raise RuntimeError(f"{script.name} {' '.join(arguments)} ended with status {process.returncode}")
+    with Script(script, *arguments, environment=environment) as running:
+        return running.result()
+
+
+def read_ahead(*modules: str) -> None:
+    """Import modules in a process of their own, so that no side pays for reading their files from the disk.
+
+    Raises:
+        Unavailable: one cannot be imported.
+    """
+    command = [sys.executable, "-c", f"import {', '.join(modules)}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(done.stderr.strip().splitlines()[-1])
 
 
 def in_turns(launches: Sequence[Any], device: str, rounds: int) -> list[float]:
@@ -121,3 +204,42 @@ def in_turns(launches: Sequence[Any], device: str, rounds: int) -> list[float]:
             chosen = (place + turn) % len(launches)
             samples[chosen].append(timer.time(launches[chosen], PRESETS["default"]).samples.median_us)
     return [median(values) for values in samples]
+
+
+def latencies_us(kernel_file: Path, configs: Sequence[Config], rounds: int) -> list[float]:
+    """Return the medians of a kernel file's configs, compiled in this process and timed in turns.
+
+    Raises:
+        Unavailable: there is no device.
+        RuntimeError: a config does not compile.
+    """
+    from benchmarks.direct import Space
+    from ktuned.backends import Absent, Registry
+    from ktuned.worker.problem import ProblemData
+
+    space = Space.of(kernel_file)
+    backend = Registry().load(space.backend)
+    found = backend.devices()
+    if isinstance(found, Absent):
+        raise Unavailable(found.message)
+    device = found[0]
+    units = space.units(device.target)
+    data = ProblemData(space.kernel, space.kernel.problem_list()[0], device)
+    launches = []
+    for unit in (units[space.configs.index(config)] for config in configs):
+        with tempfile.TemporaryDirectory() as scratch:
+            artifact = Path(scratch, unit.key)
+            artifact.mkdir(exist_ok=True)
+            (compiled,) = backend.compile([unit], Path(scratch))
+            if compiled.outcome is not None:
+                raise RuntimeError(compiled.message)
+            launches.append(backend.load(artifact, unit, device).bind(data.tensors))
+    return in_turns(launches, device.name, rounds)
+
+
+def _ratio(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs if ours is not None and theirs else None
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4g}"
