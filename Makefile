@@ -6,11 +6,24 @@ STAMP := .venv/.installed
 TILELANG := .venv-tilelang
 PROJECTS := . client plugins/command plugins/cutedsl plugins/nvrtc plugins/optuna plugins/torch plugins/triton plugins/tvm_ffi
 # Beside them, in an environment of its own: plugins/tilelang.
-# torch for the CPU. PyPI's wheel for Linux brings 2.5 GiB of CUDA, and an NVRTC older than the pinned one.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# torch for the CPU. PyPI's wheel for Linux brings 2.5 GiB of CUDA, and an NVRTC older than the pinned one: `make install
+# CUDA=1` takes it from there.
+CUDA ?=
+TORCH_INDEX ?= $(if $(CUDA),,https://download.pytorch.org/whl/cpu)
+TORCH := -c constraints.txt --retries 0 --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 # Measured as wheels for CPython 3.11 on x86-64; to be measured again when constraints.txt changes by much.
 DOWNLOAD := 0.6 GiB (torch 180 MiB, Triton 180 MiB, CuTe DSL 90 MiB, NVRTC 50 MiB, 60 smaller packages)
 INSTALLED := 2.4 GiB
+
+# Ends with an error if the torch that pip would install requires CUDA's wheels.
+define REFUSE_CUDA
+import json, sys
+found = json.loads(sys.stdin.read() or "{\"install\": []}")["install"]
+if any(line.startswith(("nvidia-", "cuda-")) for one in found for line in one["metadata"].get("requires_dist", ())):
+    sys.exit("pip finds only a torch with 2.5 GiB of CUDA: $(TORCH_INDEX) does not answer, or has no wheel for this Python.\n"
+             "make install TORCH_INDEX=URL takes another index, make install CUDA=1 that torch.")
+endef
+export REFUSE_CUDA
 
 .DEFAULT_GOAL := help
 .PHONY: help install tilelang wheels demo lint test chaos bench screenshot vendor
@@ -32,7 +45,10 @@ $(BIN)/python:
 $(STAMP): $(BIN)/python $(PROJECTS:%=%/pyproject.toml) constraints.txt
 	@echo "make install downloads up to $(DOWNLOAD) into $(CURDIR)/.venv, $(INSTALLED) on disk; nothing outside it changes."
 	$(BIN)/python -m pip install -q -c constraints.txt hatchling
-	$(BIN)/python -m pip install -q -c constraints.txt --retries 0 --no-deps --extra-index-url $(TORCH_INDEX) torch
+ifeq ($(CUDA),)
+	@$(BIN)/python -m pip install -q --dry-run --report - $(TORCH) | $(BIN)/python -c "$$REFUSE_CUDA"
+endif
+	$(BIN)/python -m pip install -q $(TORCH)
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation $(PROJECTS:%=-e %) -e '.[dev]'
 	@touch $@
 
@@ -53,7 +69,8 @@ $(TILELANG)/.installed: $(STAMP) constraints-tilelang.txt plugins/tilelang/pypro
 tilelang: $(TILELANG)/.installed  ## make the environment of TileLang's tests, .venv-tilelang
 
 wheels: $(BIN)/python  ## build the wheels of all distributions into dist/
-	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist $(PROJECTS:%=./%) ./plugins/tilelang
+	$(BIN)/python -m pip install -q -c constraints.txt hatchling
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir dist $(PROJECTS:%=./%) ./plugins/tilelang
 
 demo: install  ## tune the CPU example, edit it, tune it again, look the winner up
 	$(BIN)/python examples/demo.py

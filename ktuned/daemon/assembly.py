@@ -375,6 +375,7 @@ def assemble(
         machine=machine,
         store=store,
         artifacts=artifacts,
+        served=lookups.served,
         publish=router.publish,
     )
     table = {

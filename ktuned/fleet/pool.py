@@ -45,8 +45,8 @@ CLOSE_S = 5.0
 _MEMORY_S = 0.2
 """Interval between two looks at workers' memory."""
 
-BENCH_MODULES = ("torch", "safetensors.torch")
-"""The modules that a bench worker needs besides its backend; a spare has imported them."""
+BENCH_MODULES = ("torch", "safetensors.torch", "safetensors.numpy")
+"""The modules that a bench worker needs besides its backend; a spare has imported those that are there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,17 @@ from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.generations import Generations
 from ktuned.lookup.ladder import not_observed
+from ktuned.lookup.served_winners import ServedWinners
 from ktuned.lookup.service import Lookups
 from ktuned.lookup.shortcuts import Shortcuts
 
-__all__ = ["Answer", "AnswerCaches", "Certainty", "Generations", "Lookups", "Shortcuts", "not_observed"]
+__all__ = [
+    "Answer",
+    "AnswerCaches",
+    "Certainty",
+    "Generations",
+    "Lookups",
+    "ServedWinners",
+    "Shortcuts",
+    "not_observed",
+]

@@ -5,31 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ktuned.model import Config, Context, Trial, Winner, canonical
+from ktuned.model import Config, Context, Objective, Record, Trial, Winner, canonical, record
 
 MAX_TRIALS = 256
 """Trials of a problem that compete, the fastest first: the best for all is among the best of each, or there is none."""
 
 
-def common_config(tried: Sequence[tuple[float, Mapping[str, float]]], is_out: Iterable[str] = ()) -> str | None:
-    """Return the config of the least weighted time, as canonical text; ``None`` if none was measured on all problems.
+@record
+class Common(Record):
+    """The trial of the common config in the context of one problem."""
 
-    ``tried`` has a weight and the latencies by config for each problem. A config that failed on any problem, or was
-    given up there as too slow, has no latency there, and is out; so is what the space does not hold any more.
+    context: Context
+    trial: Trial
+    objective: Objective
+
+
+def common_config(tried: Sequence[tuple[float, Mapping[str, float]]], is_out: Iterable[str] = ()) -> str | None:
+    """Return the config of the least weighted cost, as canonical text; ``None`` if none was measured on all problems.
+
+    ``tried`` has a weight and the costs by config for each problem: latencies, or what another objective makes of a
+    config. A config that failed on any problem, or was given up there as too slow, has no cost there, and is out; so
+    is what the space does not hold any more.
     """
     if not tried:
         return None
-    everywhere = set.intersection(*(set(latencies) for _, latencies in tried)) - set(is_out)
-    total = {text: sum(weight * latencies[text] for weight, latencies in tried) for text in everywhere}
-    # Equal times, as of twins: always the same one.
+    everywhere = set.intersection(*(set(costs) for _, costs in tried)) - set(is_out)
+    total = {text: sum(weight * costs[text] for weight, costs in tried) for text in everywhere}
+    # Equal costs, as of twins: always the same one.
     return min(total, key=lambda text: (total[text], text), default=None)
 
 
-def with_common(winners: Iterable[Winner], common: Sequence[tuple[Context, Trial]]) -> list[Winner]:
+def with_common(winners: Iterable[Winner], common: Iterable[Common]) -> list[Winner]:
     """Return winners with those of the set in the place of the ones that are best for a problem alone."""
     own = {winner.key: winner for winner in winners}
-    for context, trial in common:
-        before = own.get(context.key)
+    for one in common:
+        context, trial = one.context, one.trial
+        key = context.key_for(one.objective)
+        before = own.get(key)
         if trial.latency_us is None or (before is not None and _is_same(before, context, trial.config)):
             continue
         served = Winner(
@@ -41,9 +53,10 @@ def with_common(winners: Iterable[Winner], common: Sequence[tuple[Context, Trial
             trial.spread_us,
             trial.artifact,
             trial.updated,
-            metrics=trial.detail.get("metrics") or {},
+            metrics=trial.metrics,
+            objective=one.objective,
         )
-        own[context.key] = served if before is None else replace(served, is_final=before.is_final)
+        own[key] = served if before is None else replace(served, is_final=before.is_final)
     return list(own.values())
 
 

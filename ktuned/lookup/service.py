@@ -8,23 +8,20 @@ from time import monotonic
 
 from ktuned.catalog import Admission, Buckets, Catalog, check_problem
 from ktuned.devices import Machine
-from ktuned.fleet import Environment
 from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
-from ktuned.lookup.common_winner import MAX_TRIALS, common_config, with_common
 from ktuned.lookup.follow_ups import MAX_FOLLOW_UPS, FollowUps
 from ktuned.lookup.ladder import decide, not_observed
 from ktuned.lookup.pins import Pins
+from ktuned.lookup.served_winners import ServedWinners
 from ktuned.model import (
-    Context,
     Device,
     KernelInfo,
     KtunedError,
     NotFound,
     Problem,
     Status,
-    Trial,
     Winner,
     canonical,
     unmeasurable,
@@ -43,7 +40,10 @@ Pinning = Callable[[], Awaitable[Answer]]
 
 
 class Lookups:
-    """Answers lookups; :meth:`run` does their follow-ups. ``shortcuts`` are its answers by their questions' bytes."""
+    """Answers lookups; :meth:`run` does their follow-ups.
+
+    ``shortcuts`` are its answers by their questions' bytes, ``served`` the winners that they give.
+    """
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Lookups:
         self._artifacts = artifacts
         self._jobs = jobs
         self._winners = caches.winners
+        self.served = ServedWinners(store, machine, admission, caches)
         self._answered = 0
         self._looked_up: dict[str, float] = {}
         self._follow_ups = FollowUps(admission, buckets, jobs, caches)
@@ -203,7 +204,7 @@ class Lookups:
             key_problem,
             model,
             context,
-            self._winners_of(kernel, environment),
+            self.served.of(kernel, environment),
             lambda config: self._admission.known(kernel, problem, config),
             is_certain=not doubt,
             objective=by,
@@ -263,37 +264,6 @@ class Lookups:
             return None
         self._artifacts.touch(incumbent.artifact)
         return str(path)
-
-    def _winners_of(self, kernel: KernelInfo, environment: Environment) -> list[Winner]:
-        known = self._winners.get(kernel.name)
-        if known is None:
-            known = self._store.winners(kernel.name)
-            for model in {device.model for device in self._machine.devices(environment, kernel.backend)}:
-                known = with_common(known, self._common(kernel, environment, model))
-            self._winners[kernel.name] = known
-        return known
-
-    def _common(self, kernel: KernelInfo, environment: Environment, model: str) -> list[tuple[Context, Trial]]:
-        """Return the trials of the config that is best for all declared problems, if the kernel file asks for that."""
-        if not kernel.weights:
-            return []
-        device = self._machine.device(environment, kernel.backend, model)
-        contexts = [self._machine.context(kernel, environment, problem, device) for problem in kernel.problems]
-        tried = [
-            {canonical(trial.config): trial for trial in self._store.best_trials(context, MAX_TRIALS)}
-            for context in contexts
-        ]
-        is_out = [
-            text
-            for problem, trials in zip(kernel.problems, tried, strict=True)
-            for text, trial in trials.items()
-            if self._admission.known(kernel, problem, trial.config) is False
-        ]
-        latencies = [{text: trial.latency_us or 0.0 for text, trial in trials.items()} for trials in tried]
-        chosen = common_config(list(zip(kernel.weights, latencies, strict=True)), is_out)
-        if chosen is None:
-            return []
-        return [(context, trials[chosen]) for context, trials in zip(contexts, tried, strict=True)]
 
     async def run(self) -> None:
         """Do the follow-ups of lookups until cancelled."""

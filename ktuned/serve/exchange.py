@@ -16,6 +16,7 @@ import anyio.to_thread
 from ktuned.catalog import Admission, Catalog, FileInspector, Traces, check_problem
 from ktuned.devices import Machine
 from ktuned.ipc import relative
+from ktuned.lookup import ServedWinners
 from ktuned.model import (
     LATENCY,
     Config,
@@ -58,6 +59,7 @@ class WinnerExchange:
         machine: Machine,
         store: Store,
         artifacts: Artifacts,
+        served: ServedWinners,
         publish: Callable[..., None],
     ) -> None:
         self._admission = admission
@@ -67,6 +69,7 @@ class WinnerExchange:
         self._machine = machine
         self._store = store
         self._artifacts = artifacts
+        self._served = served
         self._publish = publish
 
     def table(self) -> dict[str, Method[Any]]:
@@ -89,6 +92,7 @@ class WinnerExchange:
                 ]
             }
         winners = await anyio.to_thread.run_sync(exchange.read_shared, self._store.path, name, wanted.device)
+        winners = self._as_served(name, wanted.device, winners)
         if not winners:
             raise NotFound(f"{name} has no winner on {wanted.device!r}", hint="`ktuned results` lists what it has")
         places = {winner.artifact: self._place(winner) for winner in winners if winner.artifact is not None}
@@ -96,6 +100,16 @@ class WinnerExchange:
             "document": self._document(name, wanted.device, winners),
             "artifacts": {key: place for key, place in places.items() if place is not None},
         }
+
+    def _as_served(self, name: str, device: str, winners: list[Winner]) -> list[Winner]:
+        """Return winners as lookups serve them: one config for all, where the file of a known kernel says so."""
+        try:
+            kernel = self._catalog.resolve(name)
+        except NotFound:
+            return winners
+        served = self._served.in_place_of(winners, kernel, self._catalog.environment(kernel))
+        known = {winner.key for winner in winners}
+        return [winner for winner in served if winner.context.device == device and winner.key in known]
 
     async def take(self, wanted: ImportParams, connection: Connection) -> dict[str, Any]:
         """Take in the winners of a document that may be believed; with ``dry_run``, only say what would be."""

@@ -343,7 +343,7 @@ class Methods:
             rest = chosen(limit=limit) if len(timed) < limit else []
             trials = timed + [trial for trial in rest if trial.latency_us is None]
         won_by: dict[int, list[Objective]] = {}
-        for winner in self._store.winners(kernel.name):
+        for winner in self._lookups.served.of(kernel, self._catalog.environment(kernel)):
             won_by.setdefault(winner.trial, []).append(winner.objective)
         public = [_public(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
         for entry in public:

@@ -12,7 +12,7 @@ from ktuned.spec.include_trace import IncludeSearch
 from ktuned.spec.loader import forget_modules, load_file, load_unless_held
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import installed_in, is_ours
-from ktuned.spec.poisons import is_same, poison, unwritten
+from ktuned.spec.poisons import is_distinct, is_same, poison, poison_bits, unwritten
 from ktuned.spec.python_source import Syntax, free_names
 from ktuned.spec.raised import causes, place
 from ktuned.spec.spaces import space
@@ -43,6 +43,7 @@ __all__ = [
     "free_names",
     "functions",
     "installed_in",
+    "is_distinct",
     "is_ours",
     "is_same",
     "kernel",
@@ -54,6 +55,7 @@ __all__ = [
     "owners",
     "place",
     "poison",
+    "poison_bits",
     "space",
     "tensor",
     "unwritten",

@@ -239,7 +239,8 @@ class Kernel:
         for name, value in tensors.items():
             if not isinstance(value, TensorSpec) and not (hasattr(value, "shape") and hasattr(value, "dtype")):
                 raise self.site.error(
-                    f"inputs(p): {name} is of type {type(value).__name__}, not a tensor(...) or a torch.Tensor"
+                    f"inputs(p): {name} is of type {type(value).__name__}, "
+                    "not a tensor(...), a torch.Tensor or a numpy.ndarray"
                 )
         for name in self.setup if isinstance(self.setup, tuple) else ():
             if name not in tensors:

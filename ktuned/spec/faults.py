@@ -200,8 +200,6 @@ def weighted(problem: Any) -> tuple[Any, Any]:
 def _number_fault(declared: Any) -> str:
     if declared.best_for not in ("each", "all"):
         return f"best_for={declared.best_for!r} is neither 'each' nor 'all'"
-    if declared.best_for == "all" and declared.plan.objective != "latency":
-        return f"best_for='all' adds up times, and does not go with objective={str(declared.plan.objective)!r}"
     if declared.best_for == "all" and not callable(declared.problems) and not 0 < len(declared.problems) <= MAX_SET:
         return f"best_for='all' takes 1 to {MAX_SET} problems, and there are {len(declared.problems)}"
     if declared.timing not in TIMINGS:

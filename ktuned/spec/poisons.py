@@ -47,6 +47,11 @@ def poison_bits(dtype: str) -> tuple[int, int]:
     return int(digits[0]) if digits else 8, _DISTINCT.get(dtype, _ORDINARY.get(dtype, 0))
 
 
+def is_distinct(dtype: str) -> bool:
+    """Return whether no kernel writes a real dtype's poison by accident."""
+    return dtype in _DISTINCT
+
+
 def poison(target: torch.Tensor) -> torch.Tensor:
     """Fill a tensor in place with its dtype's poison; return it."""
     bits, pattern, _ = _bits(target)
@@ -88,4 +93,4 @@ def _bits(tensor: Any) -> tuple[torch.Tensor, int, bool]:
     width, pattern = poison_bits(_PARTS.get(name, name))
     # As a number of the signed type that the bits are viewed as.
     signed = pattern - (1 << width if pattern >> (width - 1) else 0)
-    return as_bits(tensor), signed, _PARTS.get(name, name) in _DISTINCT
+    return as_bits(tensor), signed, is_distinct(_PARTS.get(name, name))

@@ -157,11 +157,13 @@ def tensor(
 
 
 def layout(entry: Any) -> Layout:
-    """Return the dtype, shape and strides of an entry of ``inputs``: a :class:`TensorSpec` or a torch.Tensor."""
+    """Return the dtype, shape and strides of an entry of ``inputs``: a :class:`TensorSpec`, a tensor or an array."""
     if isinstance(entry, TensorSpec):
         strides = tuple(math.prod(entry.shape[axis + 1 :]) for axis in range(len(entry.shape)))
         return entry.dtype, entry.shape, strides
-    return str(entry.dtype).removeprefix("torch."), tuple(entry.shape), tuple(entry.stride())
+    if hasattr(entry, "stride"):
+        return str(entry.dtype).removeprefix("torch."), tuple(entry.shape), tuple(entry.stride())
+    return str(entry.dtype), tuple(entry.shape), tuple(step // entry.itemsize for step in entry.strides)
 
 
 def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> torch.Tensor:
@@ -176,7 +178,8 @@ def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> tor
 
     dtype = getattr(torch, spec.dtype)
     if spec.file:
-        return _from_file(spec, name).to(device)
+        found: torch.Tensor = _from_file(spec, name, "pt").to(device)
+        return found
     fill = spec.resolved_fill
     if fill == "empty":
         return poison(torch.empty(spec.shape, dtype=dtype, device=device))
@@ -201,7 +204,7 @@ def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndar
     from ktuned.spec.arrays import NumPyArrays
 
     if spec.file:
-        found: numpy.ndarray[Any, Any] = _from_file(spec, name).numpy()
+        found: numpy.ndarray[Any, Any] = _from_file(spec, name, "np")
         return found
     arrays = NumPyArrays()
     fill = spec.resolved_fill
@@ -223,8 +226,8 @@ def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndar
     return (made.view(spec.dtype) if part != spec.dtype else made).reshape(spec.shape)
 
 
-def _from_file(spec: TensorSpec, name: str) -> torch.Tensor:
-    """Return the tensor of a name in the spec's file.
+def _from_file(spec: TensorSpec, name: str, framework: str) -> Any:
+    """Return the tensor of a name in the spec's file, as one of a ``framework`` of safetensors.
 
     Raises:
         RuntimeError: the file is not there, or holds no such tensor.
@@ -232,8 +235,8 @@ def _from_file(spec: TensorSpec, name: str) -> torch.Tensor:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(spec.file, framework="pt") as held:
-            found: torch.Tensor = held.get_tensor(name)
+        with safe_open(spec.file, framework=framework) as held:
+            found = held.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise RuntimeError(f"{spec.file}: {error}") from error
     if (tuple(found.shape), str(found.dtype).removeprefix("torch.")) != (spec.shape, spec.dtype):

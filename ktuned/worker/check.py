@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ktuned.model import Record, record
+from ktuned.worker.tensor_library import TensorLibrary, library_of
 
 
 @record
@@ -56,44 +57,42 @@ def compare(
 def _compare_one(
     name: str, out: Any, reference: Any, rtol: float, atol: float, allowed: float, *, is_poisoned: bool
 ) -> Verdict:
-    import torch
-
-    from ktuned.spec import unwritten
-
+    tensors = library_of(out)
     if tuple(out.shape) != tuple(reference.shape):
         return Verdict(False, f"{name} has shape {tuple(out.shape)}, the reference {tuple(reference.shape)}", 0.0, 1.0)
-    if not out.numel():
+    if not (count := math.prod(out.shape)):
         return Verdict(ok=True)
     # Half types are compared in double, where neither the difference nor the tolerance is rounded.
-    wide = torch.float64 if out.is_floating_point() or reference.is_floating_point() else torch.int64
-    if out.is_complex() or reference.is_complex():
-        wide = torch.complex128
-    left, right = out.to(wide), reference.to(device=out.device, dtype=wide)
-    if wide is torch.int64:
-        error = _integer_error(left, right)
-        close = error <= atol + rtol * right.to(torch.float64).abs()
-    else:
-        error = (left - right).abs().to(torch.float64)
-        close = torch.isclose(left, right, rtol=rtol, atol=atol, equal_nan=True)
+    kinds = {tensors.kind(out), tensors.kind(reference)}
+    wide = "complex128" if "complex" in kinds else "float64" if "float" in kinds else "int64"
+    left, right = tensors.cast(out, wide), tensors.cast(tensors.beside(reference, out), wide)
+    library = tensors.arithmetic
+    with tensors.quiet():
+        if wide == "int64":
+            error = _integer_error(left, right, tensors)
+            close = error <= atol + rtol * abs(tensors.cast(right, "float64"))
+        else:
+            error = tensors.cast(abs(left - right), "float64")
+            close = library.isclose(left, right, rtol=rtol, atol=atol, equal_nan=True)
     wrong = int((~close).sum())
-    ratio = wrong / close.numel()
+    ratio = wrong / count
     error[close] = 0.0
-    largest = float(error.nan_to_num(nan=math.inf, posinf=math.inf).max())
+    largest = float(library.nan_to_num(error, nan=math.inf, posinf=math.inf).max())
     if ratio <= allowed:
         return Verdict(True, "", largest, ratio)
     wrong_at = ~close
-    never = unwritten(out) & wrong_at if is_poisoned else wrong_at.new_zeros(())
+    never = wrong_at & (tensors.unwritten(out) if is_poisoned else False)
     missing = int(never.sum())
-    if missing == out.numel():
+    if missing == count:
         return Verdict(False, f"{name} was never written", largest, ratio)
     shown = wrong_at & ~never if missing < wrong else never
-    first = [int(index) for index in shown.nonzero()[0]]
+    first = [int(index) for index in library.argwhere(shown)[0]]
     place = tuple(first)
     if missing == wrong:
-        message = f"{name}: {missing} of {out.numel()} elements were never written, the first at {first}"
+        message = f"{name}: {missing} of {count} elements were never written, the first at {first}"
     else:
         message = (
-            f"{name}: {wrong} of {close.numel()} elements ({ratio:.2%}) out of tolerance"
+            f"{name}: {wrong} of {count} elements ({ratio:.2%}) out of tolerance"
             + (f", {missing} of them never written" if missing else "")
             + f", the first at {first}: {_shown(out[place])} where the reference has {_shown(reference[place])}"
         )
@@ -105,19 +104,19 @@ def _shown(element: Any) -> object:
     value = element.item()
     if not isinstance(value, float) or not math.isfinite(value):
         return value
-    rounded = (float(f"{value:.{digits}g}") for digits in range(1, 18))
-    return next((number for number in rounded if element.new_tensor(number).item() == value), value)
+    shorter = (float(f"{value:.{digits}g}") for digits in range(1, 18))
+    rounded = library_of(element).rounded
+    return next((number for number in shorter if rounded(number, element) == value), value)
 
 
-def _integer_error(left: Any, right: Any) -> Any:
+def _integer_error(left: Any, right: Any, tensors: TensorLibrary) -> Any:
     """Return |left - right| as float64: exact where that is small, and never of a difference that wrapped around.
 
     ``torch.isclose`` compares integers in float32, where those beyond 2^24 run together.
     """
-    import torch
-
-    rounded = (left.to(torch.float64) - right.to(torch.float64)).abs()
-    return torch.where(rounded < 2**53, (left - right).abs().to(torch.float64), rounded)
+    rounded = abs(tensors.cast(left, "float64") - tensors.cast(right, "float64"))
+    exact = tensors.cast(abs(left - right), "float64")
+    return tensors.arithmetic.where(rounded < 2**53, exact, rounded)
 
 
 def run_check(

@@ -10,6 +10,7 @@ from ktuned.ipc import Region
 from ktuned.worker.damage import Damage, Memory
 from ktuned.worker.device_memory import DeviceMemory
 from ktuned.worker.host_memory import HostMemory
+from ktuned.worker.tensor_library import library_of
 
 
 class Guards:
@@ -24,7 +25,7 @@ class Guards:
     def place(self, name: str, value: Any) -> Any:
         """Return a copy of a tensor for launches to work on, in place of an earlier one of this name."""
         memory = self._memory_for(value)
-        return value.clone() if memory is None else memory.place(name, value)
+        return library_of(value).clone(value) if memory is None else memory.place(name, value)
 
     def keep(self, name: str, value: Any) -> Any:
         """Return a tensor, or a copy of it, that no launch may change; it is called ``name`` if one does."""
@@ -33,15 +34,7 @@ class Guards:
 
     def _memory_for(self, value: Any) -> Memory | None:
         """Return the memory for a tensor; ``None`` for one that is more than numbers in memory, or less."""
-        import torch
-
-        is_plain = (
-            type(value) in (torch.Tensor, torch.nn.Parameter)
-            and value.layout is torch.strided
-            and value.numel() > 0
-            and not (value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg())
-        )
-        return self._memories.get(value.device.type) if is_plain else None
+        return self._memories.get(library_of(value).guarded_on(value))
 
     def seal(self) -> None:
         """Take the contents of the tensors that are kept for what they must stay; again does nothing."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from ktuned.ipc import Region, describe_place
 from ktuned.worker.damage import PATTERN, Damage
+from ktuned.worker.tensor_library import library_of
 
 GUARD_BYTES = 16 << 20
 """Width of the guards on both sides: a row or a tile too many is stopped. It takes addresses, and no memory."""
@@ -44,14 +45,14 @@ class HostMemory:
 
     def place(self, name: str, value: Any) -> Any:
         """Return a copy of a tensor between guards of its own."""
-        self._placed[name] = pages = _Pages(name, value.numel() * value.element_size())
-        return pages.tensor(value)
+        self._placed[name] = pages = _Pages(name, library_of(value).size(value))
+        return library_of(value).in_memory(pages.memory, value)
 
     def keep(self, name: str, value: Any) -> Any:
         """Return a copy that is read-only once it is sealed."""
-        self._kept[name] = pages = _Pages(name, value.numel() * value.element_size())
+        self._kept[name] = pages = _Pages(name, library_of(value).size(value))
         self._is_sealed = False
-        return pages.tensor(value)
+        return library_of(value).in_memory(pages.memory, value)
 
     def seal(self) -> None:
         """Make the copies that are kept read-only."""
@@ -95,9 +96,9 @@ class _Pages:
             raise RuntimeError(f"cannot allocate {total} bytes for {name}")
         self._inner = first + GUARD_BYTES
         start = self._inner + self._inner_size - body
-        self._memory = (ctypes.c_ubyte * size).from_address(start)
-        # Torch keeps the array alive as long as any tensor uses it. At exit tensors may still be in use.
-        weakref.finalize(self._memory, _libc.munmap, first, total).atexit = False
+        self.memory = (ctypes.c_ubyte * size).from_address(start)
+        # A tensor keeps the array alive as long as it is used. At exit tensors may still be in use.
+        weakref.finalize(self.memory, _libc.munmap, first, total).atexit = False
         self.region = Region(name, start, size, first, first + total)
         self.protect(_READ | _WRITE)
         self._slacks = ((self._inner, start - self._inner), (start + size, body - size))
@@ -111,15 +112,6 @@ class _Pages:
         """
         if _libc.mprotect(self._inner, self._inner_size, access):
             raise RuntimeError(f"cannot allocate {self._inner_size} bytes for {self.region.name}")
-
-    def tensor(self, value: Any) -> Any:
-        """Return a copy of a tensor in these pages, with the strides that ``clone`` would give it."""
-        import torch
-
-        storage = torch.frombuffer(self._memory, dtype=torch.uint8).untyped_storage()
-        strides = torch.empty_like(value, device="meta").stride()
-        copy = torch.empty(0, dtype=value.dtype).set_(storage, 0, value.shape, strides)
-        return copy.copy_(value)
 
     def mend(self) -> int:
         """Fill both slacks with the pattern; return where the damage nearest to the tensor begins, or 0."""

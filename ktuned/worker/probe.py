@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,5 +89,7 @@ def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
         for name in request.backends:
             registry.load(name)
         for module in request.modules:
-            __import__(module)
+            # Where torch is not installed, NumPy's arrays take its place.
+            with suppress(ModuleNotFoundError):
+                __import__(module)
     return replies.Empty()

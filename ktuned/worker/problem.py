@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ktuned.backends import Launch
 from ktuned.ipc import Region
 from ktuned.model import Device, KernelFileError, canonical
-from ktuned.worker import bytecode
 from ktuned.worker.check import Verdict, compare, run_check
 from ktuned.worker.damage import Damage
 from ktuned.worker.guards import Guards
+from ktuned.worker.tensor_library import TensorLibrary, library_for, never_written
 
 if TYPE_CHECKING:
     from ktuned.spec import declaration
@@ -28,7 +29,7 @@ class ProblemData:
 
     Those that the file ``captured`` holds are taken from there; ``seed`` gives the others other random numbers. All
     tensors have guards around them. ``run_default`` runs the default config on tensors, for a kernel that expects its
-    outputs.
+    outputs. They are torch's, or where that is not installed NumPy's, unless a ``library`` is given.
     """
 
     def __init__(
@@ -41,33 +42,33 @@ class ProblemData:
         seed: int = 0,
         guards: Guards | None = None,
         run_default: Callable[[Mapping[str, Any]], None] | None = None,
+        library: TensorLibrary | None = None,
     ) -> None:
-        from ktuned.spec import TensorSpec, materialise
+        from ktuned.spec import TensorSpec
 
         self._kernel = kernel
+        self._library = tensors = library or library_for(device)
         self._run_default = run_default
+        self._device = device
         seed_text = canonical({"kernel": kernel.name, **problem}) + (f" {seed}" if seed else "")
         # A tensor that inputs(p) draws itself must be the same in the worker that takes over.
         random.seed(seed_text)
         if kernel.has_tensors:
-            with bytecode.written():
-                import torch
-
-            torch.manual_seed(random.getrandbits(63))
+            tensors.seed(random.getrandbits(63))
         declared = kernel.input_specs(problem)
         self._pristine: dict[str, Any] = {}
         self._outputs: list[str] = []
         for name, entry in declared.items():
             if isinstance(entry, TensorSpec):
                 try:
-                    self._pristine[name] = materialise(entry.reseeded(seed), name, seed_text, device.name)
+                    self._pristine[name] = tensors.make(entry.reseeded(seed), name, seed_text, device.name)
                 except RuntimeError as error:
-                    # Torch's word for memory that it cannot have.
                     raise kernel.site.failure(f"inputs(p): {name}", error) from error
                 if entry.output:
                     self._outputs.append(name)
             else:
-                self._pristine[name] = entry
+                own = tensors.own(entry, device.name)
+                self._pristine[name] = entry if own is None else own
         if captured:
             self._take(captured, device)
         if not self._outputs and kernel.reference is not None:
@@ -90,23 +91,21 @@ class ProblemData:
 
     def _make(self) -> None:
         self.tensors = {name: self._guards.place(name, value) for name, value in self._pristine.items()}
-        self._layouts = {name: _layout(tensor) for name, tensor in self.tensors.items()}
+        self._layouts = {name: self._library.layout(tensor) for name, tensor in self.tensors.items()}
 
     def renew(self) -> bool:
         """Recreate the tensors if a config has resized or replaced them; return whether it has.
 
         Launches that were bound to the old ones must be bound again.
         """
-        if all(_layout(tensor) == self._layouts[name] for name, tensor in self.tensors.items()):
+        if all(self._library.layout(tensor) == self._layouts[name] for name, tensor in self.tensors.items()):
             return False
         self._make()
         return True
 
     def _take(self, captured: Path, device: Device) -> None:
         """Put captured tensors in the place of made ones, which say what shape and dtype they must have."""
-        from safetensors.torch import load_file
-
-        given = load_file(captured, device=device.name if device.kind == "cuda" else "cpu")
+        given = self._library.load(captured, device.name if device.kind == "cuda" else "cpu")
         for name, tensor in given.items():
             made = self._pristine.get(name)
             if made is None:
@@ -116,13 +115,13 @@ class ProblemData:
                 )
             if (tensor.shape, tensor.dtype) != (made.shape, made.dtype):
                 # A number travels as the widest of its kind.
-                if tensor.dim() or made.numel() != 1:
+                if tensor.shape or math.prod(made.shape) != 1:
                     raise self._kernel.site.error(
                         f"the captured {name} is {tensor.dtype} of {tuple(tensor.shape)}, "
                         f"and inputs(p) makes {made.dtype} of {tuple(made.shape)}",
                         hint=_CAPTURE_AGAIN,
                     )
-                tensor = tensor.to(made.dtype).reshape(made.shape)
+                tensor = self._library.like(tensor, made)
             self._pristine[name] = tensor
 
     @property
@@ -138,7 +137,7 @@ class ProblemData:
     def restore(self) -> None:
         """Do what the kernel's ``setup`` asks for before each run."""
         for name in self._writes_in_place:
-            self.tensors[name].copy_(self._pristine[name])
+            self._library.copy(self._pristine[name], self.tensors[name])
         if self._setup_call is not None:
             self._setup_call(self.tensors)
 
@@ -149,17 +148,15 @@ class ProblemData:
         """
         self._guards.seal()
         for name, tensor in self.tensors.items():
-            tensor.copy_(self._pristine[name])
+            self._library.copy(self._pristine[name], tensor)
 
     def begin_checked_launch(self) -> None:
         """Poison the outputs that are only written, and restore what ``setup`` asks for, as before each launch.
 
         The launch before may have left the right answer where this one must write.
         """
-        from ktuned.spec import poison
-
         for name in self._poisoned:
-            poison(self.tensors[name])
+            self._library.poison(self.tensors[name])
         self.restore()
 
     def damage(self, *, whole: bool = True) -> Damage | None:
@@ -174,30 +171,25 @@ class ProblemData:
         """Compute the reference's outputs, or read them from ``cached`` where an earlier worker left them."""
         if self._kernel.reference is None:
             return
-        from safetensors.torch import load_file, save_file
-
         if cached.is_file():
-            self._keep_expected(load_file(cached))
+            self._keep_expected(self._library.load(cached, "cpu"))
             return
         self._keep_expected(self._run_reference())
         cached.parent.mkdir(parents=True, exist_ok=True)
         staged = cached.with_name(f"{cached.name}.{os.getpid()}")
-        # Cloned: two outputs may be one tensor, which the format refuses.
-        save_file({name: value.cpu().contiguous().clone() for name, value in self._expected.items()}, staged)
+        self._library.save(self._expected, staged)
         staged.replace(cached)
 
     def _keep_expected(self, expected: Mapping[str, Any]) -> None:
         """Keep the expected outputs where the outputs are: no trial's check is to copy them there again."""
         self._expected = {
-            name: self._guards.keep(f"the expected {name}", value.to(self.tensors[name].device))
+            name: self._guards.keep(f"the expected {name}", self._library.beside(value, self.tensors[name]))
             for name, value in expected.items()
         }
 
     def _run_reference(self) -> dict[str, Any]:
-        import torch
-
         # Clones, because the reference may change its inputs.
-        inputs = {name: value.clone() for name, value in self._pristine.items()}
+        inputs = {name: self._library.clone(value) for name, value in self._pristine.items()}
         site = self._kernel.site
         try:
             result: Any = self._call_reference(inputs)
@@ -212,16 +204,21 @@ class ProblemData:
         if set(result) != set(self._outputs):
             returned = ", ".join(sorted(result)) or "nothing"
             raise site.error(f"the reference returned {returned}; the outputs are {', '.join(self._outputs)}")
-        for name, value in result.items():
-            if not isinstance(value, torch.Tensor):
-                raise site.error(f"the reference returned a {type(value).__name__} for {name}, not a torch.Tensor")
+        expected = {}
+        for name, returned in result.items():
+            value = self._library.own(returned, self._device.name)
+            if value is None:
+                raise site.error(
+                    f"the reference returned a {type(returned).__name__} for {name}, not a {self._library.word}"
+                )
+            expected[name] = value
             made = self._pristine[name]
             if value.shape != made.shape:
                 raise site.error(
                     f"the reference returned {name} of shape {tuple(value.shape)}, and inputs(p) makes it of shape "
                     f"{tuple(made.shape)}"
                 )
-        return {name: value.detach() for name, value in result.items()}
+        return expected
 
     def _call_reference(self, inputs: Mapping[str, Any]) -> Any:
         """Call the reference with the tensors that it names; with all of them, if it takes any."""
@@ -242,13 +239,11 @@ class ProblemData:
         Raises:
             KernelFileError: it leaves an output as it was.
         """
-        from ktuned.spec import unwritten
-
         if self._setup_call is not None:
             self._setup_call(tensors)
         run_default(tensors)
         for name in self._poisoned:
-            if (still := unwritten(tensors[name])).numel() and still.all():
+            if never_written(tensors[name]):
                 raise self._kernel.site.error(
                     f"reference='default', but the default config never writes {name}", hint="give a reference"
                 )
@@ -258,7 +253,7 @@ class ProblemData:
         """Return a call that runs the reference once, or ``None`` when there is none besides the default config."""
         if self._kernel.reference is None or self._run_default is not None:
             return None
-        inputs = {name: value.clone() for name, value in self._pristine.items()}
+        inputs = {name: self._library.clone(value) for name, value in self._pristine.items()}
 
         def launch() -> None:
             self._call_reference(inputs)
@@ -267,8 +262,6 @@ class ProblemData:
 
     def check(self) -> Verdict:
         """Judge what the last launch left in the tensors."""
-        from ktuned.spec import unwritten
-
         kernel = self._kernel
         if kernel.reference is not None:
             verdict = compare(
@@ -289,9 +282,7 @@ class ProblemData:
                 own = run_check(kernel.check, self._pristine, outputs)
             if own.ok:
                 return verdict
-            never = [
-                name for name in self._poisoned if (still := unwritten(self.tensors[name])).numel() and still.all()
-            ]
+            never = [name for name in self._poisoned if never_written(self.tensors[name])]
             return replace(own, message=f"{never[0]} was never written; {own.message}") if never else own
         return verdict
 
@@ -299,19 +290,9 @@ class ProblemData:
         """Return the inputs that the last launch wrote to, though the file declares them neither as outputs nor in
         ``setup``, nor as a workspace (``fill="empty"``): the launches after it do not see the same data.
         """
-        from ktuned.spec import is_same
-
         return tuple(
             name
             for name in self._read_only
-            if _layout(self.tensors[name]) == self._layouts[name]
-            and not is_same(self.tensors[name], self._pristine[name])
+            if self._library.layout(self.tensors[name]) == self._layouts[name]
+            and not self._library.is_same(self.tensors[name], self._pristine[name])
         )
-
-
-def _layout(tensor: Any) -> tuple[object, ...]:
-    """Return where a tensor's elements are and how they are read: all that in-place writing leaves as it is."""
-    import torch
-
-    place = (tensor.stride(), tensor.data_ptr()) if tensor.layout is torch.strided else ()
-    return tensor.shape, tensor.dtype, tensor.device, *place

@@ -33,15 +33,14 @@ class Observation:
         self._patterns: dict[str, None] = {}
 
     def of_distribution(self, plugin: Distribution | None) -> dict[str, str]:
-        """Return the versions of what a plugin requires; note their records, and its own."""
+        """Return the versions of what a plugin requires, or may require and finds; note their records."""
         if plugin is None:
             return {}
         self._note(_record(plugin))
         found = {}
         for line in plugin.requires or ():
-            requirement, _, marker = line.partition(";")
-            name = _REQUIREMENT.match(requirement)
-            if name is None or name[1] in _OURS or "extra" in marker:
+            name = _REQUIREMENT.match(line)
+            if name is None or name[1] in _OURS:
                 continue
             try:
                 required = distribution(name[1])

@@ -21,7 +21,10 @@ def it(p, c):
 
 
 def test_one_config_answers_for_all_problems(tmp_path: Path) -> None:
-    """The best compromise, not the best of each; one that is wrong for a problem is out; weights decide."""
+    """The best compromise, not the best of each; one that is wrong for a problem is out; weights decide.
+
+    Results and exports hold the config that lookups serve.
+    """
     with running(tmp_path) as daemon:
         path = daemon.kernel_file(FILE.replace("WEIGHT", "1.0"))
         _, jobs = daemon.tune(path=str(path))
@@ -30,6 +33,10 @@ def test_one_config_answers_for_all_problems(tmp_path: Path) -> None:
         assert [(hit.status, dict(hit.config or {})) for hit in hits] == [("fresh", {"tag": "c"})] * 2
         assert 90 <= (hits[0].latency_us or 0) < 120
         assert hits[1].artifact is not None
+        marked = [trial["config"] for trial in daemon.client.call("results", kernel="it")["trials"] if trial["winner"]]
+        assert marked == [{"tag": "c"}] * 2
+        shared = daemon.client.call("export", kernel="it", device=hits[0].device)["document"]["winners"]
+        assert [winner["config"] for winner in shared] == [{"tag": "c"}] * 2
         path.write_text(FILE.replace("WEIGHT", "100.0"))
 
         def is_weighed() -> bool:

@@ -1,6 +1,10 @@
 """The config that is best for a weighted set of problems."""
 
-from ktuned.lookup.common_winner import common_config
+from ktuned.lookup.common_winner import Common, common_config, with_common
+from ktuned.model.objective import ENERGY
+from ktuned.model.trial import Trial, Winner
+from ktuned.model.values import Outcome
+from tests.store.samples import CONTEXT, PROBLEM
 
 
 def test_the_least_weighted_time_wins() -> None:
@@ -21,3 +25,15 @@ def test_what_has_no_latency_somewhere_is_out() -> None:
 def test_equal_times_give_one_config() -> None:
     """The choice does not depend on an order."""
     assert common_config([(1.0, {"b": 1.0, "a": 1.0})]) == common_config([(1.0, {"a": 1.0, "b": 1.0})]) == "a"
+
+
+def test_each_objective_has_a_common_winner_of_its_own() -> None:
+    """It takes the place of a problem's own winner by that objective, and has the figures of its trial."""
+    detail = {"metrics": {"energy": 0.5}}
+    measured = (Outcome.MEASURED, 7.0, 0.1, 0.0, 0.0, "", "ab", "d", 5.0, detail)
+    trial = Trial(9, 1, CONTEXT.kernel, PROBLEM, CONTEXT.device, {"BM": 2}, *measured)
+    fastest = Winner(CONTEXT, 3, PROBLEM, {"BM": 1}, 5.0, 0.1, "aa", 1.0)
+    thriftiest = Winner(CONTEXT, 4, PROBLEM, {"BM": 4}, 6.0, 0.1, "ac", 1.0, metrics={"energy": 0.4}, objective=ENERGY)
+    found = with_common([fastest, thriftiest], [Common(CONTEXT, trial, ENERGY)])
+    assert found[0] == fastest
+    assert (found[1].trial, found[1].config, found[1].figure, found[1].objective) == (9, {"BM": 2}, 0.5, ENERGY)

@@ -16,33 +16,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
-PROJECTS = {
-    "ktuned": (ROOT, "ktuned"),
-    "ktuned-client": (ROOT / "client", "ktuned_client"),
-    "ktuned-command": (ROOT / "plugins/command", "ktuned_command"),
-    "ktuned-cutedsl": (ROOT / "plugins/cutedsl", "ktuned_cutedsl"),
-    "ktuned-nvrtc": (ROOT / "plugins/nvrtc", "ktuned_nvrtc"),
-    "ktuned-optuna": (ROOT / "plugins/optuna", "ktuned_optuna"),
-    "ktuned-tilelang": (ROOT / "plugins/tilelang", "ktuned_tilelang"),
-    "ktuned-torch": (ROOT / "plugins/torch", "ktuned_torch"),
-    "ktuned-triton": (ROOT / "plugins/triton", "ktuned_triton"),
-    "ktuned-tvm-ffi": (ROOT / "plugins/tvm_ffi", "ktuned_tvm_ffi"),
-}
+from tests.packaging.distributions import PROJECTS, ROOT
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Build the wheel of each distribution, from its sdist as a release would."""
-    built = {}
-    for name, (project, _) in PROJECTS.items():
-        into = tmp_path_factory.mktemp(name)
-        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(project)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
-        (built[name],) = into.glob("*.whl")
-    return built
 
 
 def _metadata(wheel: Path) -> Message:
@@ -88,6 +64,15 @@ def test_a_wheel_holds_its_package_alone(wheels: dict[str, Path], name: str) -> 
     }
     assert held == expected
     assert f"{package}/py.typed" in held
+
+
+def test_make_builds_every_distribution() -> None:
+    """``make wheels`` forgets no project of the repository, nor do these tests."""
+    steps = subprocess.run(["make", "-n", "wheels"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    built = {(ROOT / place).resolve() for place in re.findall(r"\./\S+", steps.partition("--wheel-dir dist")[2])}
+    found = {path.parent for pattern in ("*", "client/*", "plugins/*/*") for path in ROOT.glob(pattern)
+             if path.name == "pyproject.toml"}  # fmt: skip
+    assert built == found == {project for project, _ in PROJECTS.values()}
 
 
 def test_licences_are_one(wheels: dict[str, Path]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import PATIENCE_S, UNHURRIED, Daemon
+
+ROOT = Path(__file__).parent.parent.parent
 
 KERNEL = f"""
 @kernel(
@@ -267,3 +271,14 @@ def test_a_notebooks_kernel_goes_to_a_file(daemon: Daemon, tmp_path: Path) -> No
     assert (place / "opened.log").read_text() == "x"
     (kernel,) = daemon.client.call("kernels", kernel="noted")["kernels"]
     assert kernel["file"] == str(place / "tune_noted_notebook.py")
+
+
+def test_the_example_tunes_calls_and_looks_up(daemon: Daemon) -> None:
+    """A program with shape buckets and one config for all problems: each line that its page shows is printed."""
+    copy = daemon.directory / "from_python"
+    shutil.copytree(ROOT / "examples/from_python", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    done = run(daemon, copy / "tune_dot.py")
+    assert done.returncode == 0, done.stderr
+    (shown,) = re.findall(r"^```\n(.*?)^```$", (copy / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    varying = r"\d+\.\d times|'LANES': \d+"
+    assert re.sub(varying, "…", done.stdout) == re.sub(varying, "…", shown)

@@ -52,6 +52,7 @@ def sharing(parts: Parts) -> WinnerExchange:
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
+        served=parts.daemon.lookups.served,
         publish=parts.daemon.router.publish,
     )
 

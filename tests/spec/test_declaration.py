@@ -158,7 +158,7 @@ def test_unsupported_passes_through(project: Project) -> None:
     [
         ("lambda p: 3", "inputs(p) returned a value of type int, not a dict of tensors by name"),
         ("lambda p: {}", "inputs(p) returned an empty dict; it must name"),
-        ("lambda p: dict(B=3)", "inputs(p): B is of type int, not a tensor(...) or a torch.Tensor"),
+        ("lambda p: dict(B=3)", "inputs(p): B is of type int, not a tensor(...), a torch.Tensor or a numpy.ndarray"),
         ("lambda p: dict(A=tensor(p.M))", "inputs(p): there is no problem key 'M'"),
         ("lambda p: dict(A=tensor(-1))", "inputs(p): tensor: the shape"),
         ("lambda p: dict(B=tensor(1))", "setup names the tensor 'A', which inputs(p) does not make (there are: B"),

@@ -1,0 +1,73 @@
+"""Winners as lookups serve them: each problem's own, or one config for all of a kernel's declared problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ktuned.catalog import Admission
+from ktuned.devices import Machine
+from ktuned.fleet import Environment
+from ktuned.lookup.answer_caches import AnswerCaches
+from ktuned.lookup.common_winner import MAX_TRIALS, Common, common_config, with_common
+from ktuned.model import KernelInfo, Objective, Winner, canonical, cost_of
+from ktuned.store import Store
+
+
+class ServedWinners:
+    """Reads winners from the store, and keeps them in ``caches`` until they change."""
+
+    def __init__(self, store: Store, machine: Machine, admission: Admission, caches: AnswerCaches) -> None:
+        self._store = store
+        self._machine = machine
+        self._admission = admission
+        self._known = caches.winners
+
+    def of(self, kernel: KernelInfo, environment: Environment) -> list[Winner]:
+        """Return a kernel's winners on all devices, by all objectives."""
+        known = self._known.get(kernel.name)
+        if known is None:
+            known = self._known[kernel.name] = self.in_place_of(self._store.winners(kernel.name), kernel, environment)
+        return known
+
+    def in_place_of(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
+        """Return problems' own winners with the common ones in their place, where the kernel file asks for those."""
+        if not kernel.weights:
+            return own
+        models = {device.model for device in self._machine.devices(environment, kernel.backend)}
+        objectives = sorted({winner.objective for winner in own})
+        for device in sorted(models & {winner.context.device for winner in own}):
+            for objective in objectives:
+                own = with_common(own, self._common(kernel, environment, device, objective))
+        return own
+
+    def _common(
+        self, kernel: KernelInfo, environment: Environment, model: str, objective: Objective
+    ) -> Iterable[Common]:
+        """Return the trials of the config that is best for all declared problems by an objective, if there is one."""
+        device = self._machine.device(environment, kernel.backend, model)
+        contexts = [self._machine.context(kernel, environment, problem, device) for problem in kernel.problems]
+        tried = [
+            {
+                canonical(trial.config): trial
+                for trial in self._store.best_trials(context, MAX_TRIALS, objective=objective)
+            }
+            for context in contexts
+        ]
+        is_out = [
+            text
+            for problem, trials in zip(kernel.problems, tried, strict=True)
+            for text, trial in trials.items()
+            if self._admission.known(kernel, problem, trial.config) is False
+        ]
+        costs = [
+            {
+                text: cost
+                for text, trial in trials.items()
+                if (cost := cost_of(objective, trial.figure(objective))) is not None
+            }
+            for trials in tried
+        ]
+        chosen = common_config(list(zip(kernel.weights, costs, strict=True)), is_out)
+        if chosen is None:
+            return []
+        return [Common(context, trials[chosen], objective) for context, trials in zip(contexts, tried, strict=True)]

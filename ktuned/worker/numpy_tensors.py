@@ -1,0 +1,146 @@
+"""Arrays of NumPy as tensors of the CPU, where torch is not installed; NumPy is imported when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ktuned.spec import TensorSpec
+
+_NEEDS_TORCH = (
+    "NumPy has no {dtype}, and torch is not installed here; for the CPU: "
+    "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+)
+
+
+class NumPyTensors:
+    """Implements :class:`ktuned.worker.tensor_library.TensorLibrary`."""
+
+    word = "numpy.ndarray"
+
+    @property
+    def arithmetic(self) -> Any:
+        """Import NumPy."""
+        import numpy
+
+        return numpy
+
+    def seed(self, number: int) -> None:
+        """Seed NumPy's global generator, which takes 32 bits."""
+        self.arithmetic.random.seed(number % 2**32)
+
+    def make(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
+        """Make an array with the bytes of torch's tensor."""
+        from ktuned.spec import materialise_numpy
+
+        if not hasattr(self.arithmetic, spec.dtype) and spec.dtype != "bool":
+            raise RuntimeError(_NEEDS_TORCH.format(dtype=spec.dtype))
+        try:
+            return materialise_numpy(spec, name, seed_text)
+        except MemoryError as error:
+            raise RuntimeError(str(error)) from error
+
+    def own(self, value: Any, device: str) -> Any:
+        """Return arrays as they are, and NumPy's scalars as arrays."""
+        return self.arithmetic.asarray(value) if type(value).__module__ == "numpy" else None
+
+    def load(self, file: Path, device: str) -> dict[str, Any]:
+        """Load a file, where no tensor has a dtype that NumPy lacks."""
+        from safetensors.numpy import load_file
+
+        return dict(load_file(file))
+
+    def save(self, tensors: Mapping[str, Any], file: Path) -> None:
+        """Save contiguous copies: the format knows no strides."""
+        from safetensors.numpy import save_file
+
+        save_file({name: self.arithmetic.ascontiguousarray(value) for name, value in tensors.items()}, file)
+
+    def guarded_on(self, tensor: Any) -> str:
+        """Guard arrays of plain numbers."""
+        numpy = self.arithmetic
+        return "cpu" if type(tensor) is numpy.ndarray and tensor.size > 0 and tensor.dtype.kind in "fiucb" else ""
+
+    def size(self, tensor: Any) -> int:
+        """Count the elements, not what they are a view of."""
+        return int(tensor.nbytes)
+
+    def in_memory(self, memory: Any, tensor: Any) -> Any:
+        """Copy into the buffer, which the array keeps alive."""
+        numpy = self.arithmetic
+        strides = numpy.empty_like(tensor).strides
+        copy = numpy.ndarray(tensor.shape, tensor.dtype, buffer=memory, strides=strides)
+        copy[...] = tensor
+        return copy
+
+    def layout(self, tensor: Any) -> tuple[object, ...]:
+        """Return shape and dtype, and where the elements are."""
+        return tensor.shape, tensor.dtype, tensor.strides, tensor.ctypes.data
+
+    def clone(self, tensor: Any) -> Any:
+        """Copy, and keep the order of the elements."""
+        return self.arithmetic.array(tensor, copy=True)
+
+    def copy(self, source: Any, target: Any) -> None:
+        """Copy the elements."""
+        target[...] = source
+
+    def like(self, tensor: Any, other: Any) -> Any:
+        """Convert the dtype, then the shape."""
+        return tensor.astype(other.dtype).reshape(other.shape)
+
+    def beside(self, tensor: Any, other: Any) -> Any:
+        """Return the array itself: there is one device."""
+        return tensor
+
+    def poison(self, tensor: Any) -> None:
+        """Fill the real and the imaginary parts."""
+        for bits, pattern, _ in self._bits(tensor):
+            bits[...] = pattern
+
+    def unwritten(self, tensor: Any) -> Any:
+        """Return where all parts are poison; of narrow dtypes only arrays that hold nothing else count."""
+        numpy = self.arithmetic
+        still = numpy.ones(tensor.shape, "bool")
+        for bits, pattern, is_distinct in self._bits(tensor):
+            still &= bits == pattern
+            if not is_distinct and not still.all():
+                still[...] = False
+        return still
+
+    def is_same(self, one: Any, other: Any) -> bool:
+        """Compare the parts."""
+        parts = zip(self._bits(one), self._bits(other), strict=True)
+        return all(bool((bits == others).all()) for (bits, _, _), (others, _, _) in parts)
+
+    def kind(self, tensor: Any) -> str:
+        """Ask the dtype."""
+        return {"c": "complex", "f": "float"}.get(tensor.dtype.kind, "int")
+
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        """Convert to an array, also what arithmetic made a scalar of."""
+        return self.arithmetic.asarray(tensor).astype(dtype)
+
+    def rounded(self, number: float, element: Any) -> object:
+        """Round through a scalar of the dtype."""
+        return element.dtype.type(number).item()
+
+    def quiet(self) -> AbstractContextManager[object]:
+        """Hold back what NumPy warns of."""
+        quiet: AbstractContextManager[object] = self.arithmetic.errstate(all="ignore")
+        return quiet
+
+    def _bits(self, tensor: Any) -> list[tuple[Any, int, bool]]:
+        """Return an array's parts as unsigned integers, with the poison of each, and whether that is distinct."""
+        from ktuned.spec import is_distinct, poison_bits
+
+        parts = [tensor.real, tensor.imag] if tensor.dtype.kind == "c" else [tensor]
+        found = []
+        for part in parts:
+            name = str(part.dtype)
+            width, pattern = poison_bits(name)
+            found.append((part.view(f"u{width // 8}"), pattern, is_distinct(name)))
+        return found

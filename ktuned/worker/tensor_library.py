@@ -1,0 +1,111 @@
+"""Libraries of tensors that a worker may measure with: torch, and NumPy on a CPU where torch is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ktuned.model import Device
+from ktuned.worker.numpy_tensors import NumPyTensors
+from ktuned.worker.torch_tensors import TorchTensors
+
+if TYPE_CHECKING:
+    from ktuned.spec import TensorSpec
+
+TORCH = TorchTensors()
+NUMPY = NumPyTensors()
+
+
+class TensorLibrary(Protocol):
+    """What measuring needs of tensors; ``word`` is their type, as messages name it."""
+
+    word: str
+
+    def seed(self, number: int) -> None:
+        """Seed the library's own generator, which ``inputs`` of a kernel file may draw from."""
+
+    def make(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
+        """Return the tensor that a kernel file declares.
+
+        Raises:
+            RuntimeError: there is no memory for it, or the library lacks its dtype.
+        """
+
+    def own(self, value: Any, device: str) -> Any:
+        """Return a tensor that user code has made as one of this library; ``None`` for anything else."""
+
+    def load(self, file: Path, device: str) -> dict[str, Any]:
+        """Return the tensors of a safetensors file."""
+
+    def save(self, tensors: Mapping[str, Any], file: Path) -> None:
+        """Write a safetensors file."""
+
+    def guarded_on(self, tensor: Any) -> str:
+        """Return the kind of a tensor's device; empty for one that is more than numbers in memory, or less."""
+
+    def size(self, tensor: Any) -> int:
+        """Return the bytes of a tensor's elements."""
+
+    def in_memory(self, memory: Any, tensor: Any) -> Any:
+        """Return a copy of a tensor in a buffer of the host, with the strides that ``clone`` would give it."""
+
+    def layout(self, tensor: Any) -> tuple[object, ...]:
+        """Return where a tensor's elements are and how they are read: all that in-place writing leaves as it is."""
+
+    def clone(self, tensor: Any) -> Any:
+        """Return a copy."""
+
+    def copy(self, source: Any, target: Any) -> None:
+        """Copy a tensor's elements into another of its shape and dtype."""
+
+    def like(self, tensor: Any, other: Any) -> Any:
+        """Return a tensor with the dtype and shape of another one."""
+
+    def beside(self, tensor: Any, other: Any) -> Any:
+        """Return a tensor, or its copy on the device of another one."""
+
+    def poison(self, tensor: Any) -> None:
+        """Fill a tensor with its dtype's poison (see :mod:`ktuned.spec.poisons`)."""
+
+    def unwritten(self, tensor: Any) -> Any:
+        """Return where a tensor that was poisoned still is, as bools of its shape."""
+
+    def is_same(self, one: Any, other: Any) -> bool:
+        """Return whether two tensors of one dtype and shape hold the same bits, NaNs included."""
+
+    @property
+    def arithmetic(self) -> Any:
+        """The library's module, whose functions of the array API comparisons call."""
+
+    def kind(self, tensor: Any) -> str:
+        """Return ``float``, ``complex`` or ``int``; bools count as integers."""
+
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        """Return a converted tensor."""
+
+    def rounded(self, number: float, element: Any) -> object:
+        """Return a number rounded to an element's dtype."""
+
+    def quiet(self) -> AbstractContextManager[object]:
+        """Hold back warnings of arithmetic with infinities and NaNs."""
+
+
+def library_for(device: Device) -> TensorLibrary:
+    """Return the library that makes the tensors of a device: torch where it is installed, which a GPU needs."""
+    if device.kind == "cpu" and importlib.util.find_spec("torch") is None:
+        return NUMPY
+    return TORCH
+
+
+def library_of(tensor: Any) -> TensorLibrary:
+    """Return the library that a tensor belongs to."""
+    return NUMPY if type(tensor).__module__ == "numpy" else TORCH
+
+
+def never_written(tensor: Any) -> bool:
+    """Return whether a tensor that was poisoned, and has elements, holds nothing else."""
+    still = library_of(tensor).unwritten(tensor)
+    return bool(len(tensor.shape) == 0 or all(tensor.shape)) and bool(still.all())

@@ -1,0 +1,106 @@
+"""The tutorial, by its words alone: in an environment that has the wheels, NumPy, and no torch."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.distributions import ROOT
+
+pytestmark = pytest.mark.timeout(240)
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+MARK = "@@ command "
+
+
+@pytest.fixture
+def home(wheel_of: Callable[[str], Path], tmp_path: Path) -> Path:
+    """Return a home directory with the wheels of a checkout, which is what the tutorial begins with."""
+    links = tmp_path / "ktuned/dist"
+    links.mkdir(parents=True)
+    for wheel in map(wheel_of, ("ktuned", "ktuned-client", "ktuned-tvm-ffi")):
+        (links / wheel.name).symlink_to(wheel)
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    # On a busy machine disturbed timings would be repeated, and could leave the tutorial without figures.
+    (state / "config.toml").write_text("contention = false\n")
+    return tmp_path
+
+
+@pytest.fixture
+def environment(home: Path) -> Iterator[dict[str, str]]:
+    """Yield the environment of the tutorial's shell; its daemon ends with the test in any case."""
+    dropped = ("PYTHON", "VIRTUAL_ENV", "PIP_FIND_LINKS", "KTUNED")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    yield {
+        **inherited,
+        "HOME": str(home),
+        "XDG_CACHE_HOME": cache,
+        "KTUNED_HOME": str(home / "state"),
+        "KTUNED_SOCKET": str(home / "run/ktuned.sock"),
+        "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}",
+    }
+    ktuned = home / "tutorial/.venv/bin/ktuned"
+    if ktuned.exists():
+        own = {**inherited, "KTUNED_HOME": str(home / "state"), "KTUNED_SOCKET": str(home / "run/ktuned.sock")}
+        subprocess.run([ktuned, "stop"], env=own, capture_output=True, timeout=60)
+
+
+def script(page: str) -> tuple[str, list[tuple[str, list[str]]]]:
+    """Return a page as a script of bash, and its commands with the output that it shows for each.
+
+    A block of code is the content of the file that the text before it names last.
+    """
+    lines: list[str] = ["set -e"]
+    commands: list[tuple[str, list[str]]] = []
+    for block in BLOCK.finditer(page):
+        language, content = block.groups()
+        if language != "console":
+            name = re.findall(r"`([\w.]+\.\w+)`", page[: block.start()].rpartition("```")[2])[-1]
+            lines.append(f"printf %s {shlex.quote(content)} > {name}")
+            continue
+        for line in content.splitlines():
+            if line.startswith("$ "):
+                lines += [f"echo {shlex.quote(MARK + str(len(commands)))}", line.removeprefix("$ ")]
+                commands.append((line.removeprefix("$ "), []))
+            else:
+                commands[-1][1].append(line)
+    return "\n".join(lines), commands
+
+
+def outputs(text: str) -> dict[int, str]:
+    """Return the output of each command by its number."""
+    parts = re.split(rf"^{MARK}(\d+)\n", text, flags=re.MULTILINE)[1:]
+    return {int(number): said for number, said in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def words(line: str) -> list[str]:
+    """Return what is the same on every machine: words in lower case, and names of knobs."""
+    return re.findall(r"\b(?:[a-z]{4,}|[A-Z]+(?==))\b", line)
+
+
+def test_the_tutorial_leads_to_a_served_winner(home: Path, environment: dict[str, str]) -> None:
+    """Each command of the page succeeds, in order, and prints what the page shows; torch is not installed."""
+    index = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=0", "--timeout=10", "msgspec"]
+    asked = subprocess.run([*index, "--dest", str(home / "asked")], capture_output=True, text=True)
+    if asked.returncode:
+        pytest.skip(f"pip's package index does not answer: {asked.stderr.strip().splitlines()[-1:]}")
+    (home / "bin").mkdir()
+    (home / "bin/python3").symlink_to(Path(sys.executable).resolve())
+
+    steps, commands = script((ROOT / "docs/tutorial.md").read_text())
+    done = subprocess.run(["bash", "-c", steps], cwd=home, env=environment, capture_output=True, text=True, timeout=200)
+
+    said = outputs(done.stdout)
+    last, _ = commands[max(said, default=0)]
+    assert done.returncode == 0, f"`{last}` failed\n{done.stdout}\n{done.stderr}"
+    for number, (command, shown) in enumerate(commands):
+        for line in shown:
+            assert [word for word in words(line) if word not in said[number]] == [], f"{command}: {said[number]}"
+    assert not list((home / "tutorial/.venv").glob("lib/python*/site-packages/torch"))
