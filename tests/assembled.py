@@ -121,6 +121,8 @@ class Parts:
         self.lookups = daemon.lookups
         self.machine = daemon.machine
         self.preparation = daemon.preparation
+        self.renewal = daemon.renewal
+        self.requests = daemon.requests
         self.store = daemon.store
         self.inspector = daemon.inspector
         self._gates = directory / "gates"

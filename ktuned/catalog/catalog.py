@@ -69,7 +69,8 @@ class Changes:
     """Names of kernels that an inspection added, changed (digest), replanned (only the plan, or moved) or removed.
 
     ``inspected`` are all that it found, whether or not they differ from before: their files' stamps are new. ``mended``
-    are files that had errors and have none any more.
+    are files that had errors and have none any more. ``is_environment`` says that it followed another environment or
+    interpreter of the project.
     """
 
     added: tuple[str, ...] = ()
@@ -79,6 +80,7 @@ class Changes:
     errors: tuple[FileError, ...] = ()
     inspected: tuple[str, ...] = ()
     mended: tuple[str, ...] = ()
+    is_environment: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.replanned or self.removed or self.errors or self.mended)

@@ -154,6 +154,7 @@ class FileInspector:
                 added=tuple(dict.fromkeys((*moved.added, *changes.added))),
                 removed=(*moved.removed, *changes.removed),
                 mended=(*changes.mended, *mended),
+                is_environment=environment_of(again) != environment_of(root),
             ),
             found.files,
         )

@@ -33,9 +33,11 @@ from ktuned.scheduling import (
     Intake,
     Intervals,
     JobMachine,
+    JobRequests,
     Jobs,
     Preparation,
     Reading,
+    Renewal,
     Reverification,
     RootExpiry,
 )
@@ -108,6 +110,8 @@ class Parts:
     preparation: Preparation
     probes: Probes
     reload: Reload
+    renewal: Renewal
+    requests: JobRequests
     reverification: Reverification
     root_expiry: RootExpiry
     router: EventRouter
@@ -242,7 +246,10 @@ def assemble(
     jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish)
     catalog.when_kernels_change(jobs.outdate)
     reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
-    intake = Intake(
+    requests = JobRequests(
+        admission=admission, buckets=buckets, catalog=catalog, machine=machine, store=store, jobs=jobs
+    )
+    renewal = Renewal(
         admission=admission,
         buckets=buckets,
         catalog=catalog,
@@ -250,13 +257,17 @@ def assemble(
         machine=machine,
         store=store,
         jobs=jobs,
+        requests=requests,
         publish=router.publish,
+    )
+    intake = Intake(
+        catalog=catalog, inspector=inspector, machine=machine, store=store, requests=requests, renewal=renewal
     )
 
     def configured_roots() -> set[str]:
         return {root.path for root in current.settings.roots}
 
-    root_expiry = RootExpiry(catalog=catalog, store=store, configured=configured_roots, drop=intake.drop_roots)
+    root_expiry = RootExpiry(catalog=catalog, store=store, configured=configured_roots, drop=renewal.drop_roots)
 
     # What answers and watches.
     lookups = Lookups(
@@ -291,7 +302,7 @@ def assemble(
     )
 
     async def take_in(changes: Changes, saved: bool) -> None:
-        await intake.react(changes, saved=saved)
+        await renewal.react(changes, saved=saved)
 
     watcher = Watcher(catalog, inspector, take_in, lookups.looked_up, doubts_changed=caches.changed_all)
 
@@ -311,9 +322,9 @@ def assemble(
         bridge=bridge,
         current=current,
         fleet=fleet,
-        intake=intake,
         jobs=jobs,
         machine=machine,
+        renewal=renewal,
         root_expiry=root_expiry,
         store=store,
         watcher=watcher,
@@ -344,11 +355,11 @@ def assemble(
         describe=activity.line,
         fleet=fleet,
         idle_policy=idle_policy,
-        intake=intake,
         jobs=jobs,
         lifetime=lifetime,
         machine=machine,
         preparation=preparation,
+        renewal=renewal,
         store=store,
         inspector=inspector,
         trust=trust,
@@ -395,7 +406,9 @@ def assemble(
             machine=machine, store=store, fleet=fleet, environments=probes.asked, lane=dispatcher.lane
         ).table(),
         **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),
-        **RootMethods(catalog=catalog, intake=intake, store=store, configured=configured_roots).table(),
+        **RootMethods(
+            catalog=catalog, intake=intake, renewal=renewal, store=store, configured=configured_roots
+        ).table(),
         **artifact_cleanup.table(),
         **reload.table(),
     }
@@ -422,6 +435,8 @@ def assemble(
         preparation=preparation,
         probes=probes,
         reload=reload,
+        renewal=renewal,
+        requests=requests,
         reverification=reverification,
         root_expiry=root_expiry,
         router=router,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ktuned.daemon.reload import CurrentSettings
 from ktuned.devices import Machine
 from ktuned.fleet import Bridge, Fleet
-from ktuned.scheduling import Intake, Jobs, RootExpiry
+from ktuned.scheduling import Jobs, Renewal, RootExpiry
 from ktuned.store import Store
 from ktuned.watch import Watcher
 
@@ -21,9 +21,9 @@ class Notices:
         bridge: Bridge,
         current: CurrentSettings,
         fleet: Fleet,
-        intake: Intake,
         jobs: Jobs,
         machine: Machine,
+        renewal: Renewal,
         root_expiry: RootExpiry,
         store: Store,
         watcher: Watcher,
@@ -31,9 +31,9 @@ class Notices:
         self._bridge = bridge
         self._current = current
         self._fleet = fleet
-        self._intake = intake
         self._jobs = jobs
         self._machine = machine
+        self._renewal = renewal
         self._root_expiry = root_expiry
         self._store = store
         self._watcher = watcher
@@ -46,7 +46,7 @@ class Notices:
         store = self._store
         yield from (store.notice, store.lost, store.damaged)
         yield self._watcher.notice
-        yield self._intake.notice
+        yield self._renewal.notice
         yield self._root_expiry.notice
         yield self._current.notice
         if self._jobs.stalled:

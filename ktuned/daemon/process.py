@@ -86,7 +86,7 @@ class Daemon:
             for work in (
                 parts.lookups.run,
                 parts.watcher.run,
-                parts.intake.run,
+                parts.renewal.run,
                 parts.root_expiry.run,
                 parts.artifact_cleanup.run,
                 parts.probes.run,

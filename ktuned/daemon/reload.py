@@ -18,7 +18,7 @@ from ktuned.devices import Machine
 from ktuned.fleet import Fleet
 from ktuned.ipc import Trust
 from ktuned.model import KtunedError, Root
-from ktuned.scheduling import IdlePolicy, Intake, Jobs, JobSettings, Preparation
+from ktuned.scheduling import IdlePolicy, Jobs, JobSettings, Preparation, Renewal
 from ktuned.serve import Connection, Method, NoParams
 from ktuned.store import Artifacts, Store
 
@@ -64,11 +64,11 @@ class Reload:
         describe: Callable[[], str],
         fleet: Fleet,
         idle_policy: IdlePolicy,
-        intake: Intake,
         jobs: Jobs,
         lifetime: Lifetime,
         machine: Machine,
         preparation: Preparation,
+        renewal: Renewal,
         store: Store,
         inspector: FileInspector,
         trust: Trust,
@@ -81,11 +81,11 @@ class Reload:
         self._describe = describe
         self._fleet = fleet
         self._idle_policy = idle_policy
-        self._intake = intake
         self._jobs = jobs
         self._lifetime = lifetime
         self._machine = machine
         self._preparation = preparation
+        self._renewal = renewal
         self._store = store
         self._inspector = inspector
         self._trust = trust
@@ -147,12 +147,12 @@ class Reload:
         paths = {root.path for root in settings.roots}
         configured = [root for root in watched_roots(settings, self._store) if root.path in paths]
         for root in configured:
-            await self._intake.react(await self._inspector.adopt(root), saved=False)
+            await self._renewal.react(await self._inspector.adopt(root), saved=False)
         kept = {root.path for root in (*settings.roots, *self._store.roots())}
-        await self._intake.drop_roots([root for root in known if root.path not in kept])
+        await self._renewal.drop_roots([root for root in known if root.path not in kept])
         _log.info("config_reloaded", path=str(settings.config_path))
         before = {root.path for root in known}
-        await self._intake.look_around([root for root in configured if root not in known and root.path in before])
+        await self._renewal.look_around([root for root in configured if root not in known and root.path in before])
 
 
 def watched_roots(settings: Settings, store: Store) -> list[Root]:

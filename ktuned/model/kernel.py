@@ -122,6 +122,8 @@ class KernelInfo(Record):
     @property
     def unobserved(self) -> str:
         """The reason why not all that decides this kernel's results is known; empty if it is."""
+        if self.extra.get("declares"):
+            return ""
         prefix = f"{UNOBSERVED}{self.version}:"
         learned = (name.removeprefix(prefix) for name in self.learned if name.startswith(prefix))
         return str(self.extra.get("unobserved", "")) or next(learned, "")

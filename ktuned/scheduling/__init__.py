@@ -3,11 +3,13 @@
 from ktuned.scheduling.dispatcher import Dispatcher, Intervals
 from ktuned.scheduling.host_observer import HostObserver
 from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
-from ktuned.scheduling.intake import Intake, Wish
+from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_machine import JobMachine
+from ktuned.scheduling.job_requests import JobRequests, Wish
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import JobSettings, Preparation, default_compile_slots
 from ktuned.scheduling.queue import EVERYTHING
+from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.reverification import Reverification
 from ktuned.scheduling.root_expiry import RootExpiry
 
@@ -20,10 +22,12 @@ __all__ = [
     "Intake",
     "Intervals",
     "JobMachine",
+    "JobRequests",
     "JobSettings",
     "Jobs",
     "Preparation",
     "Reading",
+    "Renewal",
     "Reverification",
     "RootExpiry",
     "Wish",

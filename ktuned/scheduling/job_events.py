@@ -65,6 +65,14 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginAgainAsked:
+    """A job is to be prepared again, because its kernel or its environment is another one now."""
+
+    job: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class PauseAsked:
     """A job is to wait until it is resumed."""
 
@@ -138,6 +146,7 @@ Event = (
     | Joined
     | Refused
     | CancelAsked
+    | BeginAgainAsked
     | PauseAsked
     | ResumeAsked
     | PausesChanged

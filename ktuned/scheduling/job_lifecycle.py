@@ -8,7 +8,8 @@
        ├────── yielding ⇄ pausing ──▶ paused         yielding, pausing ──▶ cancelling ──▶ cancelled
 
 A running job is stopped in two steps: it is asked to stop (yielding, pausing, cancelling), and then its pipeline ends.
-Of two reasons to stop, the stronger one decides where the job goes; resuming takes only a pause back. However the
+Of two reasons to stop, the stronger one decides where the job goes; resuming takes only a pause back. A job
+whose kernel or environment changes (outdated) yields, and is prepared as they are then. However the
 pipeline ends meanwhile, the job goes where the stop wanted it.
 
 An event that the table does not allow changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose
@@ -47,6 +48,7 @@ class JobEvent(StrEnum):
 
     STARTED = "started"
     PREEMPTED = "preempted"
+    OUTDATED = "outdated"
     PAUSED = "paused"
     RESUMED = "resumed"
     CANCELLED = "cancelled"
@@ -69,6 +71,7 @@ def _ends(place: JobPlace) -> _Moves:
 
 MOVES: dict[JobPlace, _Moves] = {
     JobPlace.WAITING: {
+        JobEvent.OUTDATED: JobPlace.WAITING,
         JobEvent.STARTED: JobPlace.RUNNING,
         JobEvent.PAUSED: JobPlace.PAUSED,
         JobEvent.RESUMED: JobPlace.WAITING,
@@ -77,12 +80,14 @@ MOVES: dict[JobPlace, _Moves] = {
         JobEvent.REFUSED: JobPlace.FAILED,
     },
     JobPlace.PAUSED: {
+        JobEvent.OUTDATED: JobPlace.PAUSED,
         JobEvent.PAUSED: JobPlace.PAUSED,
         JobEvent.RESUMED: JobPlace.WAITING,
         JobEvent.CANCELLED: JobPlace.CANCELLED,
     },
     JobPlace.RUNNING: {
         JobEvent.PREEMPTED: JobPlace.YIELDING,
+        JobEvent.OUTDATED: JobPlace.YIELDING,
         JobEvent.PAUSED: JobPlace.PAUSING,
         JobEvent.RESUMED: JobPlace.RUNNING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
@@ -92,18 +97,21 @@ MOVES: dict[JobPlace, _Moves] = {
         JobEvent.DAEMON_STOPPED: JobPlace.LEFT,
     },
     JobPlace.YIELDING: {
+        JobEvent.OUTDATED: JobPlace.YIELDING,
         JobEvent.PAUSED: JobPlace.PAUSING,
         JobEvent.RESUMED: JobPlace.YIELDING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
         **_ends(JobPlace.WAITING),
     },
     JobPlace.PAUSING: {
+        JobEvent.OUTDATED: JobPlace.PAUSING,
         JobEvent.PAUSED: JobPlace.PAUSING,
         JobEvent.RESUMED: JobPlace.YIELDING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
         **_ends(JobPlace.PAUSED),
     },
     JobPlace.CANCELLING: {
+        JobEvent.OUTDATED: JobPlace.CANCELLING,
         JobEvent.RESUMED: JobPlace.CANCELLING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
         **_ends(JobPlace.CANCELLED),

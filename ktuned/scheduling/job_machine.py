@@ -20,6 +20,7 @@ from ktuned.model import IllegalMove, Job, JobState, Plan, Priority, WinnerKey
 from ktuned.scheduling.job_events import (
     Arrived,
     Attended,
+    BeginAgainAsked,
     CancelAsked,
     Close,
     Ended,
@@ -106,6 +107,8 @@ class JobMachine:
                 yield self._close(waiting, JobState.FAILED, event.message)
             case CancelAsked():
                 yield from self._cancel(event)
+            case BeginAgainAsked():
+                yield from self._begin_again(event)
             case PauseAsked():
                 yield from self._pause(event.job)
             case ResumeAsked():
@@ -208,6 +211,14 @@ class JobMachine:
             self.queue.remove(job.id)
             yield self._close(job, JobState.CANCELLED, event.message)
         elif not is_stopping:
+            yield self._stop(job, event.message)
+
+    def _begin_again(self, event: BeginAgainAsked) -> Iterator[Instruction]:
+        job = self._job(event.job)
+        is_stopping = self._lives[job.id].place in STOPPING
+        place = self._move(job.id, JobEvent.OUTDATED)
+        # One that waits is prepared when it starts, and one that stops is not prepared yet for the next time.
+        if place is JobPlace.YIELDING and not is_stopping:
             yield self._stop(job, event.message)
 
     def _pause(self, job_id: int) -> Iterator[Instruction]:

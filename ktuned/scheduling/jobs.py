@@ -30,6 +30,7 @@ from ktuned.scheduling.job_endings import sentence
 from ktuned.scheduling.job_events import (
     Arrived,
     Attended,
+    BeginAgainAsked,
     CancelAsked,
     Event,
     Inspected,
@@ -44,7 +45,7 @@ from ktuned.scheduling.job_events import (
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.queue import Arrival
 from ktuned.store import Store
-from ktuned.tuning import Publish
+from ktuned.tuning import Publish, Work
 
 MAX_WAITING = 10_000
 """Jobs that may wait; a client that asks for more problems than that has an error in its loop."""
@@ -223,30 +224,41 @@ class Jobs:
         known = self._outdated & {job.id for job in live}
         self._outdated = known | {job.id for job in live if job.kernel in kernels}
 
-    async def stop_outdated(self, kernel: str) -> list[int]:
-        """Cancel the jobs of a kernel that work on an older state; return their ids. Later ones go on."""
+    async def renew(self, kernel: str, goes_on: Callable[[Job], bool]) -> list[int]:
+        """Begin the jobs of a kernel again that work on an older state, if they go on; cancel the others.
+
+        Return the ids of those that were cancelled. Jobs of the present state are left as they are.
+        """
         stopped = []
         for job in [job for job in (*self._machine.running, *self._queue) if job.kernel == kernel]:
+            if job.id not in self._outdated:
+                continue
+            if goes_on(job):
+                await self._begin_again(job, "begun again: its files changed")
+                continue
             # One that ends by itself meanwhile needs no cancelling.
             with suppress(NotFound):
-                if job.id in self._outdated:
-                    stopped.append((await self.cancel(job.id, "superseded by a newer state of its files")).id)
+                stopped.append((await self.cancel(job.id, "superseded by a newer state of its files")).id)
         return stopped
 
     async def supersede(self, kernel: str) -> list[int]:
         """Cancel what works on a kernel; return the ids of those jobs."""
         self.outdate([kernel])
-        return await self.stop_outdated(kernel)
+        return await self.renew(kernel, lambda job: False)
 
-    async def restart(self, kernel: str, reason: str, is_outdated: Callable[[Context], bool]) -> None:
-        """Begin those of a kernel's running jobs again that measure in an outdated context."""
-        running = [(job, self._dispatcher.pipelines.get(job.id)) for job in self._machine.running]
-        for job, task in running:
-            if job.kernel != kernel or task is None or not is_outdated(task.pipeline.work.context):
-                continue
-            with suppress(NotFound):
-                await self.cancel(job.id, reason)
-                await self.submit(job.key, job.problem, priority=job.priority, reason=job.reason, plan=job.plan)
+    async def restart(self, kernel: str, reason: str, is_outdated: Callable[[Work], bool]) -> None:
+        """Begin those of a kernel's running jobs again whose work is outdated."""
+        for job in self._machine.running:
+            task = self._dispatcher.pipelines.get(job.id)
+            if job.kernel == kernel and task is not None and is_outdated(task.pipeline.work):
+                await self._begin_again(job, reason)
+
+    async def _begin_again(self, job: Job, reason: str) -> None:
+        """Have a job be prepared again when its turn comes; clients that wait for it go on waiting."""
+        self._outdated.discard(job.id)
+        # One that has ended by itself meanwhile has said what it found.
+        with suppress(IllegalMove):
+            await self._dispatcher.handle(BeginAgainAsked(job.id, reason))
 
     def failure(self, context: Context, objective: Objective, plan_digest: str) -> str:
         """Return how the newest job in this very context failed, all its configs tried; nothing if none did."""

@@ -14,6 +14,7 @@ from ktuned.devices import Machine
 from ktuned.model import Job, KernelInfo, KtunedError, Plan, Priority, UsageError, Winner
 from ktuned.scheduling.jobs import Jobs
 from ktuned.store import Store
+from ktuned.tuning import Work
 
 _log = structlog.get_logger()
 
@@ -57,12 +58,15 @@ class Reverification:
         the present begin again. A job may have begun after the probe that showed the change.
         """
         for kernel in changed:
-            environment = self._catalog.environment(kernel)
-            is_outdated = partial(self._machine.is_outdated, environment, kernel.backend)
-            await self._jobs.restart(kernel.name, f"begun again: {REASON}", is_outdated)
+            await self._jobs.restart(kernel.name, f"begun again: {REASON}", partial(self._is_outdated, kernel))
         for kernel in kernels:
             self._jobs.inspected(kernel.name)
         await self.run(changed)
+
+    def _is_outdated(self, kernel: KernelInfo, work: Work) -> bool:
+        """Return whether work began with another toolchain or driver than the kernel has now."""
+        environment = self._catalog.environment(kernel)
+        return self._machine.is_outdated(environment, kernel.backend, work.context)
 
     async def _renew(self, kernel: KernelInfo, winner: Winner) -> Job | None:
         if winner.context.digest != self._machine.digest(kernel, winner.context.problem):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ktuned.catalog import Catalog
 from ktuned.model import NotFound, Root, UsageError
-from ktuned.scheduling import Intake
+from ktuned.scheduling import Intake, Renewal
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Method
 from ktuned.serve.params import AddParams, UnwatchParams
@@ -19,10 +19,17 @@ class RootMethods:
     """Adds and removes roots; ``configured`` returns the paths of those that ``config.toml`` names."""
 
     def __init__(
-        self, *, catalog: Catalog, intake: Intake, store: Store, configured: Callable[[], Collection[str]]
+        self,
+        *,
+        catalog: Catalog,
+        intake: Intake,
+        renewal: Renewal,
+        store: Store,
+        configured: Callable[[], Collection[str]],
     ) -> None:
         self._catalog = catalog
         self._intake = intake
+        self._renewal = renewal
         self._store = store
         self._configured = configured
 
@@ -53,7 +60,7 @@ class RootMethods:
             )
         before = {kernel.name for kernel in self._catalog.below(root.path)}
         await self._store.remove_root(root.path)
-        await self._intake.drop_roots([root])
+        await self._renewal.drop_roots([root])
         gone = before - {kernel.name for kernel in self._catalog.below(root.path)}
         return {"path": root.path, "name": root.name, "kernels": sorted(gone)}
 

@@ -5,7 +5,7 @@ from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
 from ktuned.spec.c_tokens import follow
 from ktuned.spec.declaration import Kernel, end_declarations, kernel
-from ktuned.spec.digest import describe, file_meaning
+from ktuned.spec.digest import describe, file_meaning, opacity
 from ktuned.spec.distributions import distribution, owners
 from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.include_trace import IncludeSearch
@@ -52,6 +52,7 @@ __all__ = [
     "load_unless_held",
     "materialise",
     "materialise_numpy",
+    "opacity",
     "owners",
     "place",
     "poison",

@@ -71,7 +71,8 @@ class Accesses:
         places = (tempfile.gettempdir(), *self.own)
         self._caches = (*caches(), *(f"{os.path.abspath(place)}/" for place in places))
         self._system = (*_SYSTEM, *(f"{prefix}/" for prefix in prefixes))
-        os.environ.__class__ = _RecordingEnviron
+        for environment in (os.environ, os.environb):
+            environment.__class__ = _RecordingEnviron
         _record_missing()
         sys.addaudithook(self._audit)
 
@@ -120,6 +121,11 @@ class Accesses:
         if user is not None and _is_project(user) and not name.startswith(_OWN_VARIABLES):
             self._begin()
             self._variables.setdefault(name, OBSERVER.environ.get(name))
+
+    def read_all(self, user: FrameType) -> None:
+        """Note that the code of a frame walks over all variables, if that is the project's: it may use any of them."""
+        if OBSERVER.kernel_file is not None and _is_project(user):
+            self.hide(f"{_place(user)} reads all environment variables")
 
     def _begin(self) -> None:
         if self._generation != OBSERVER.generation:
@@ -241,11 +247,11 @@ class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
     """The environment of a worker, which notes what the project reads."""
 
     def __getitem__(self, key: Any) -> Any:
-        if OBSERVER.kernel_file is not None and isinstance(key, str):
+        if OBSERVER.kernel_file is not None and isinstance(key, str | bytes):
             user = _reader(sys._getframe(1))
-            # A copy of all variables for a child process depends on none.
+            # Who walks over all of them names none.
             if user is not None and _walking.get(id(user)) != user.f_lasti:
-                ACCESSES.read(key, user)
+                ACCESSES.read(os.fsdecode(key), user)
         return super().__getitem__(key)
 
     def __iter__(self) -> Iterator[Any]:
@@ -253,6 +259,7 @@ class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
         if user is not None:
             _walking.clear()
             _walking[id(user)] = user.f_lasti
+            ACCESSES.read_all(user)
         return super().__iter__()
 
 

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from ktuned.ipc import lexical
@@ -44,7 +45,10 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _SPLICE = re.compile(r"\\\r?\n")
-_INCBIN = re.compile(r'''\.incbin[\s"]*\\?"([^"\\\n]+)\\?"''')
+_ASSEMBLED = re.compile(r'''\.incbin\b(?:\s*"([^"\\\n]+)")?|\.include\s+"([^"\\\n]+)"''')
+"""Directives by which an assembler reads a file, with its name, in the text that it gets."""
+
+_ESCAPED = re.compile(r"""\\(["'\\])""")
 _INCLUDING = (["include"], ["include_next"], ["import"], ["embed"])
 
 
@@ -54,11 +58,13 @@ class Normalised(Record):
 
     ``includes`` are those in quotes, ``angled`` those in angle brackets, both also of ``__has_include`` and ``#embed``;
     with the first are files that an assembler includes (``.incbin``), which no compiler's dependency output has.
+    ``is_opaque`` if macros make the name of such a file.
     """
 
     text: str
     includes: tuple[str, ...]
     angled: tuple[str, ...] = ()
+    is_opaque: bool = False
 
 
 @record
@@ -67,13 +73,15 @@ class Followed(Record):
 
     ``contents`` is in the order of discovery. ``unresolved`` maps (including file, name) to nothing found;
     ``absent`` are paths that do not exist and would be used if they appeared; ``outside`` is true if a
-    name in angle brackets was not found, which is the toolchain's then.
+    name in angle brackets was not found, which is the toolchain's then. ``opaque`` are those that have an assembler
+    read files whose names macros make.
     """
 
     contents: dict[Path, bytes]
     unresolved: tuple[tuple[Path, str], ...]
     absent: frozenset[Path]
     outside: bool = False
+    opaque: tuple[Path, ...] = ()
 
 
 @lru_cache(maxsize=NORMALISED_KEPT)
@@ -104,10 +112,33 @@ def normalise(source: str) -> Normalised:
             line.append(token)
         previous_end = match.end()
     quoted = [name for line in lines for name in _quoted(line)]
-    if ".incbin" in source:
-        quoted += _INCBIN.findall(source)
+    assembled = _assembled(lines) if "incbin" in source or ".include" in source else []
+    quoted += filter(None, assembled)
     angled = [name for line in lines for name in _angled(line)]
-    return Normalised("\n".join(" ".join(line) for line in lines if line), tuple(quoted), tuple(angled))
+    text = "\n".join(" ".join(line) for line in lines if line)
+    return Normalised(text, tuple(quoted), tuple(angled), "" in assembled)
+
+
+def _assembled(lines: Iterable[Sequence[str]]) -> list[str]:
+    """Return the files that an assembler is to read, with an empty name for one that is not in a literal."""
+    names = []
+    for line in lines:
+        for is_literal, tokens in groupby(line, lambda token: token.endswith('"')):
+            if is_literal:
+                # Literals that follow each other are one.
+                found = _ASSEMBLED.findall("".join(map(_literal, tokens)))
+                names += [binary or text for binary, text in found]
+            elif (".", "incbin") in pairwise(tokens):
+                names.append("")
+    return names
+
+
+def _literal(token: str) -> str:
+    """Return the text of a string literal, as far as quotes matter in it."""
+    prefix, _, text = token[:-1].partition('"')
+    if prefix.endswith("R"):
+        return text.partition("(")[2].rpartition(")")[0]
+    return _ESCAPED.sub(r"\1", text)
 
 
 def _quoted(line: Sequence[str]) -> list[str]:
@@ -147,11 +178,13 @@ def follow(sources: Iterable[Path], include_dirs: Sequence[Path] = ()) -> Follow
     unresolved: list[tuple[Path, str]] = []
     absent: set[Path] = set()
     outside = False
+    opaque: list[Path] = []
     while queue:
         file = queue.pop(0)
         if file.suffix.lower() not in SUFFIXES:
             continue
         found = normalise(decode(contents[file]))
+        opaque += [file] if found.is_opaque else []
         wanted = [(name, list(dict.fromkeys([file.parent, *search])), True) for name in found.includes]
         wanted += [(name, list(include_dirs), False) for name in found.angled]
         for name, directories, is_own in wanted:
@@ -172,7 +205,7 @@ def follow(sources: Iterable[Path], include_dirs: Sequence[Path] = ()) -> Follow
                 if is_own:
                     unresolved.append((file, name))
                 outside = outside or not is_own
-    return Followed(contents, tuple(unresolved), frozenset(absent), outside)
+    return Followed(contents, tuple(unresolved), frozenset(absent), outside, tuple(opaque))
 
 
 def merged(searches: Sequence[Followed]) -> Followed:
@@ -184,6 +217,7 @@ def merged(searches: Sequence[Followed]) -> Followed:
         tuple(dict.fromkeys(entry for found in searches for entry in found.unresolved if entry in missed)),
         frozenset().union(*(found.absent for found in searches)),
         any(found.outside for found in searches),
+        tuple(dict.fromkeys(path for found in searches for path in found.opaque)),
     )
 
 

@@ -98,7 +98,8 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "expects_default_outputs": kernel.expects_default_outputs,
             "version": digest[:16],
             **({"weights": list(weights)} if kernel.best_for == "all" else {}),
-            "unobserved": "" if kernel.depends else next(iter(ACCESSES.unobserved), ""),
+            "unobserved": next(iter([*ACCESSES.unobserved, *(assembled(path) for path in sources.opaque)]), ""),
+            "declares": bool(kernel.depends),
         },
     )
 
@@ -158,6 +159,17 @@ def _source_texts(kernel: Kernel, sources: c_tokens.Followed) -> dict[str, str]:
 
 def _source_text(path: Path, content: bytes) -> str:
     return _parsed(path, content) or hashlib.sha256(content).hexdigest()
+
+
+def opacity(path: Path, content: bytes) -> str:
+    """Return why what a source reads cannot be known; nothing if it can."""
+    is_source = path.suffix.lower() in c_tokens.SUFFIXES
+    return assembled(path) if is_source and c_tokens.normalise(c_tokens.decode(content)).is_opaque else ""
+
+
+def assembled(path: Path) -> str:
+    """Return the reason that a source gives which has an assembler read files whose names macros make."""
+    return f"{path.name} has an assembler read a file whose name macros make (.incbin)"
 
 
 def file_meaning(path: Path, content: bytes) -> str:

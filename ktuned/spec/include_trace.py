@@ -24,6 +24,7 @@ MAX_PARSED_BYTES = 8 << 20
 _QUOTED = "-iquote"
 _ANGLED = ("-I", "--include-path=", "-isystem", "-idirafter")
 _FORCED = ("-include", "-imacros", "--pre-include")
+_PRECOMPILED = (".gch", ".pch")
 _WRAPPED = ("-Xcompiler=", "--compiler-options=", "-Wp,", "-Wl,")
 
 
@@ -105,6 +106,20 @@ class IncludeSearch:
         for path in sorted(users - sources - explained):
             absent |= {found for found in self._before(path, homes) if not found.exists()}
         return set(sorted(absent - everything)[:MAX_MISSED])
+
+    def precompiled(self, sources: Iterable[Path]) -> set[Path]:
+        """Return where a precompiled header may lie that is read in the place of one which flags or sources name.
+
+        No dependency output has it, nor what it was made of. ``sources`` are those that are compiled behind no header
+        of the compiler's or the backend's own: only the first header is looked for in this form.
+        """
+        found: set[Path] = set()
+        for places, name in self._wanted(set(sources)):
+            for candidate in (lexical(place / name) for place in places):
+                found |= {candidate.with_name(f"{candidate.name}{suffix}") for suffix in _PRECOMPILED}
+                if candidate.exists():
+                    break
+        return found
 
     def _wanted(self, users: Collection[Path]) -> Iterator[tuple[Sequence[Path], str]]:
         """Yield where each include of the user's files is looked for, and its name."""

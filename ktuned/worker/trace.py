@@ -12,7 +12,7 @@ from time import time_ns
 
 from ktuned.ipc import ABSENT, LISTING, Places, absolute, lexical, relative, requests, stamp, stamps
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError
-from ktuned.spec import distribution, file_meaning, installed_in, owners
+from ktuned.spec import distribution, file_meaning, installed_in, opacity, owners
 
 YOUNG_NS = 20_000_000
 """A file whose last change is not older than this when reading begins may have changed meanwhile: two ticks of the
@@ -56,6 +56,14 @@ def look(entry: Observation, root: str) -> Observation:
     return replace(entry, digest=digest, meaning=meaning, places=places)
 
 
+def _opacity(path: Path) -> str:
+    """Return why what a file that was compiled reads cannot be known; nothing if it can."""
+    try:
+        return "" if path.stat().st_size > MAX_PARSED_BYTES else opacity(path, path.read_bytes())
+    except OSError:
+        return ""
+
+
 def value_digest(value: str | None) -> str:
     """Return the digest of an environment variable's value, absent for one that is not set."""
     return ABSENT if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
@@ -83,6 +91,7 @@ class Trace:
 
     def __init__(self, kernel: requests.KernelRef, places: Places) -> None:
         self._root = str(places.root(kernel.project))
+        self._unobserved = f"{UNOBSERVED}{kernel.version}:"
         self._known = set(kernel.compiled)
         self._home = installed_in(str(places.file(kernel.project, kernel.file)))
         self._began_ns = time_ns()
@@ -120,6 +129,8 @@ class Trace:
             found.append(look(Observation(name, ABSENT, places=(place,), is_source=True), self._root))
             if found[-1].digest != self._seen.get(path, found[-1].digest):
                 raise SourceChanged(f"{path} changed while it was compiled", tuple(found))
+            if reason := _opacity(path):
+                found.append(Observation(f"{self._unobserved}{reason}", ABSENT))
         return tuple(found)
 
     def _unknown(self, read: Iterable[Path]) -> dict[str, Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.catalog.project_file import PROJECT_FILE
-from ktuned.scheduling.intake import Wish
+from ktuned.scheduling.job_requests import Wish
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +24,7 @@ async def saved(parts: Parts, text: str | None) -> None:
     else:
         path.write_text(text)
         found = await parts.inspector.inspect_files(root, [str(path)])
-    await parts.intake.react(found.changes, saved=True)
+    await parts.renewal.react(found.changes, saved=True)
 
 
 def status(parts: Parts, name: str) -> str:
@@ -54,7 +54,7 @@ async def test_a_waiting_job_goes_on_under_the_new_name(parts: Parts) -> None:
     """Its old self is superseded, and a save asks for all that the kernel declares."""
     kernel = await parts.inspect(kernel_text())
     await parts.store.projects.name({parts.root.path: "project"})
-    await parts.intake.tune_kernel(kernel, Wish())
+    await parts.requests.tune(kernel, Wish())
     await saved(parts, "name = 'gemms'")
     assert [(job.kernel, job.problem) for job in parts.jobs.live()] == [("gemms:it", {"n": 64})]
     parts.kill_workers()

@@ -188,12 +188,22 @@ async def test_data_that_a_space_reads_is_reported_by_its_exploration(project: P
 
 
 async def test_a_variable_that_is_read_counts_by_its_value(project: Project) -> None:
-    """A variable that project code reads is an entry with the worker's value; a copy for a child reads none."""
-    kernel = await project.inspect(
-        "F = os.environ.get('FAST'), os.getenv('SLOW'); E = dict(os.environ), {**os.environ}"
-    )
+    """A variable that project code reads is an entry with the worker's value, as text or as bytes."""
+    kernel = await project.inspect("F = os.environ.get('FAST'), os.getenv('SLOW'); G = os.getenvb(b'FAST')")
     entries = {name: entry.digest for name, entry in kernel.learned.items()}
     assert entries == {"env:FAST": hashlib.sha256(b"1").hexdigest(), "env:SLOW": ""}
+
+
+@pytest.mark.parametrize(
+    "walking",
+    ["dict(os.environ)['FAST']", "{**os.environ}", "os.environ.copy()", "[*os.environ.items()]", "dict(os.environb)"],
+)
+async def test_who_walks_over_all_variables_may_use_any(project: Project, walking: str) -> None:
+    """The copy is a plain dict, of which nothing says what is read: the kernel is not fully observed."""
+    kernel = await project.inspect(f"F = {walking}")
+    assert kernel.unobserved == "tune_it.py:7 reads all environment variables"
+    assert kernel.learned == {}
+    assert (await project.inspect("import subprocess; from email import utils; F = len([1])")).unobserved == ""
 
 
 async def test_a_variable_that_the_file_sets_counts_as_it_was(project: Project) -> None:

@@ -148,7 +148,7 @@ async def test_config_that_the_space_has_lost_is_never_served(parts: Parts) -> N
         parts.write(kernel_text(configs=configs, default="dict(us=10.0)"))
         found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         before = parts.lookups.generations.of("project:it")
-        await parts.intake.react(found.changes, saved=False)
+        await parts.renewal.react(found.changes, saved=False)
         assert parts.lookups.generations.of("project:it") > before
         assert (ask(parts)["status"], ask(parts)["config"]) == ("default", {"us": 10.0})
 

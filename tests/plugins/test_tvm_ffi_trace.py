@@ -14,6 +14,7 @@ from ktuned.model.values import Outcome
 from ktuned.spec.digest import describe
 from ktuned.spec.loader import load_file
 from ktuned_tvm_ffi import Build, TvmFfi, TvmFfiCuda
+from ktuned_tvm_ffi.compiler import Compiler
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -36,7 +37,7 @@ def compiled(project: Path, top: str, *flags: str, value: str = "1.f") -> tuple[
     assert isinstance(devices, tuple), devices
     unit = Unit("unit", Build("run", ("x",), flags=flags), (source,), source, "k", devices[0].target)
     into = project / "into"
-    (into / unit.key).mkdir(parents=True)
+    (into / unit.key).mkdir(parents=True, exist_ok=True)
     (result,) = backend.compile([unit], into)
     assert all(path.is_relative_to(project) for path in result.observed), result.observed
     return result, {os.path.relpath(path, project) for path in result.observed}
@@ -68,6 +69,19 @@ def test_what_no_scan_can_find_is_observed(tmp_path: Path) -> None:
     assert seen >= {"forced.h", "late/cfg.def", "late/angled.h", "late/below/deep.h"}
     assert seen >= {"cfg.def", "first/cfg.def", "first/angled.h", "first/vector", "first/option.h", "late/option.h"}
     assert not {"first/unused.h", "late/angled.def"} & seen
+
+
+@pytest.mark.skipif(not Compiler.find().is_gcc, reason="precompiled by GCC")
+def test_a_precompiled_header_is_observed(tmp_path: Path) -> None:
+    """GCC reads it in the place of a header that a flag names, and says so in no dependency output."""
+    here = project(tmp_path, all_h="#define VALUE 1.f\n", other_h="#define VALUE 2.f\n")
+    flags = Compiler.find().standard_flags("native")
+    first, seen = compiled(here, "", "-include", "all.h", value="VALUE")
+    assert "all.h.gch" in seen, "as absent"
+    subprocess.run(["c++", *flags, "-x", "c++-header", "other.h", "-o", "all.h.gch"], cwd=here, check=True)
+    second, seen = compiled(here, "", "-include", "all.h", value="VALUE")
+    assert "all.h.gch" in seen
+    assert [one.outcome for one in (first, second)] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,15 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
 from ktuned.model.errors import NotFound, UsageError
-from ktuned.model.job import Job, Priority
+from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
-from ktuned.scheduling.intake import Intake, Wish
+from ktuned.scheduling.intake import Intake
+from ktuned.scheduling.job_requests import Wish
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 from tests.fleet.playing import until
 
@@ -45,14 +45,12 @@ def test_a_wish_that_cannot_be_followed_names_its_field(wish: Wish, words: str) 
 def limited(parts: Parts, directories: int) -> Intake:
     """Return an intake that takes no root with more directories."""
     return Intake(
-        admission=parts.daemon.admission,
-        buckets=parts.daemon.buckets,
         catalog=parts.catalog,
         inspector=parts.inspector,
         machine=parts.machine,
         store=parts.store,
-        jobs=parts.jobs,
-        publish=parts.daemon.router.publish,
+        requests=parts.requests,
+        renewal=parts.renewal,
         max_directories=directories,
     )
 
@@ -184,8 +182,8 @@ class TestTuneKernel:
         """A problem with other keys would fail in a worker, or not have a key at all."""
         kernel = await parts.inspect(kernel_text(specialize="('n',)"))
         with pytest.raises(UsageError, match="names m"):
-            await parts.intake.tune_kernel(kernel, Wish(problem={"m": 1}))
-        (job,) = await parts.intake.tune_kernel(kernel, Wish(problem={"n": 1}))
+            await parts.requests.tune(kernel, Wish(problem={"m": 1}))
+        (job,) = await parts.requests.tune(kernel, Wish(problem={"n": 1}))
         assert (job.problem, job.device, job.priority) == ({"n": 1}, "Fake CPU", Priority.REQUESTED)
 
     async def test_problems_with_one_key_are_one_job(self, parts: Parts) -> None:
@@ -193,31 +191,31 @@ class TestTuneKernel:
         kernel = await parts.inspect(
             kernel_text(problems="[dict(n=1, k=1), dict(n=1, k=2), dict(n=2, k=1)]", specialize="('n',)")
         )
-        jobs = await parts.intake.tune_kernel(kernel, Wish())
+        jobs = await parts.requests.tune(kernel, Wish())
         assert [job.problem for job in jobs] == [{"n": 1, "k": 1}, {"n": 2, "k": 1}]
         for n in (1, 2):
             await parts.measured(kernel, {50.0: 1.0}, {"n": n, "k": 5}, rounds=ALL_ROUNDS)
         await parts.jobs.cancel(jobs[1].id)
-        again = await parts.intake.tune_kernel(kernel, Wish(stale_only=True))
+        again = await parts.requests.tune(kernel, Wish(stale_only=True))
         assert [job.id for job in again] == [jobs[0].id]
 
     async def test_without_problems_one_must_be_named(self, parts: Parts) -> None:
         """A kernel that declares none says how to name one."""
         kernel = await parts.inspect(kernel_text(problems=""))
         with pytest.raises(UsageError, match="declares no problems"):
-            await parts.intake.tune_kernel(kernel, Wish())
+            await parts.requests.tune(kernel, Wish())
 
     async def test_unknown_device_is_an_error(self, parts: Parts) -> None:
         """The hint lists what there is."""
         kernel = await parts.inspect(kernel_text())
         with pytest.raises(NotFound) as refused:
-            await parts.intake.tune_kernel(kernel, Wish(device="cuda:7"))
+            await parts.requests.tune(kernel, Wish(device="cuda:7"))
         assert "cpu:0 (Fake CPU)" in refused.value.hint
 
     async def test_missing_backend_is_a_failed_job_that_says_so(self, parts: Parts) -> None:
         """Who subscribed hears the reason, as with any other failure."""
         kernel = replace(await parts.inspect(kernel_text()), backend="no_such")
-        (job,) = await parts.intake.tune_kernel(kernel, Wish())
+        (job,) = await parts.requests.tune(kernel, Wish())
         assert job.state == "failed"
         assert "has no backend 'no_such'" in job.message
         assert f"install the plugin that has it for {sys.executable}" in job.message
@@ -234,7 +232,7 @@ class TestTuneNamed:
         assert not errors
         assert parts.catalog.resolve("it").digest != before.digest
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.intake.react(found.changes, saved=True)
+        await parts.renewal.react(found.changes, saved=True)
         assert [live.id for live in parts.jobs.live()] == [job.id]
 
     async def test_all_files_of_the_kernel_are_looked_at(self, parts: Parts) -> None:
@@ -276,75 +274,5 @@ class TestTuneNamed:
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         (new,), _ = await parts.intake.tune_named("it", Wish())
         assert new.id != old.id
-        await parts.intake.react(found.changes, saved=True)
+        await parts.renewal.react(found.changes, saved=True)
         assert [live.id for live in parts.jobs.live()] == [new.id]
-
-
-@pytest.mark.anyio
-class TestReact:
-    async def edited(self, parts: Parts, *, saved: bool, **options: Any) -> list[Job]:
-        """Write the kernel file again, react to what that changed, and return the jobs that wait."""
-        path = parts.write(kernel_text(**options))
-        found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.intake.react(found.changes, saved=saved)
-        return parts.jobs.live()
-
-    async def test_save_tunes_what_is_new(self, parts: Parts) -> None:
-        """A kernel that was just written is tuned; one that merely was found is not."""
-        assert await self.edited(parts, saved=False) == []
-        (job,) = await self.edited(parts, saved=True, rtol="0.5")
-        assert (job.priority, job.reason) == (Priority.SAVED, "saved")
-
-    async def test_comment_sets_nothing_off(self, parts: Parts) -> None:
-        """No job, no event."""
-        await self.edited(parts, saved=False)
-        count = len(parts.told.events)
-        path = parts.write(f"# a comment\n{kernel_text()}")
-        found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.intake.react(found.changes, saved=True)
-        assert (parts.jobs.live(), len(parts.told.events)) == ([], count)
-
-    async def test_change_retunes_what_was_tuned(self, parts: Parts) -> None:
-        """Problems that lookups added are tuned again too, each with all of its keys, in the background."""
-        options = {"specialize": "('n',)", "problems": "[dict(n=1, hint=1)]"}
-        await self.edited(parts, saved=False, **options)
-        kernel = parts.catalog.resolve("it")
-        await parts.measured(kernel, {50.0: 1.0}, {"n": 2, "hint": 7})
-        jobs = await self.edited(parts, saved=False, rtol="0.5", **options)
-        assert [job.problem for job in jobs] == [{"n": 1, "hint": 1}, {"n": 2, "hint": 7}]
-        assert {(job.priority, job.reason) for job in jobs} == {
-            (Priority.BACKGROUND, "changed while no daemon watched")
-        }
-
-    async def test_renamed_keys_leave_old_problems_behind(self, parts: Parts) -> None:
-        """A problem that the kernel no longer takes is neither tuned nor an error."""
-        await self.edited(parts, saved=False, specialize="('n',)")
-        await parts.measured(parts.catalog.resolve("it"), {50.0: 1.0}, {"n": 64})
-        (job,) = await self.edited(parts, saved=True, specialize="('m',)", problems="[dict(m=1)]")
-        assert job.problem == {"m": 1}
-
-    async def test_newer_state_supersedes_the_older_job(self, parts: Parts) -> None:
-        """A save cancels what waits for the state before it; a removed kernel's jobs go altogether."""
-        (old,) = await self.edited(parts, saved=True)
-        (new,) = await self.edited(parts, saved=True, rtol="0.5")
-        stored = parts.store.job(old.id)
-        assert stored is not None
-        assert (stored.state, stored.message) == ("cancelled", "superseded by a newer state of its files")
-        assert new.id != old.id
-        path = parts.project / "tune_it.py"
-        path.unlink()
-        found = await parts.inspector.inspect_files(parts.root, [], [str(path)])
-        await parts.intake.react(found.changes, saved=True)
-        assert parts.jobs.live() == []
-        assert parts.told.of("reloaded")[-1]["removed"] == ["project:it"]
-
-    async def test_a_mended_file_is_told(self, parts: Parts) -> None:
-        """Who mends a slip and means what was meant before hears that the error is gone."""
-        path = parts.project / "tune_it.py"
-        for text in (kernel_text(), "syntax error", kernel_text()):
-            path.write_text(text)
-            found = await parts.inspector.inspect_files(parts.root, [str(path)], [])
-            await parts.intake.react(found.changes, saved=True)
-        told = parts.told.of("reloaded")
-        assert [event["mended"] for event in told] == [[], [], [str(path)]]
-        assert told[-1]["changed"] == []

@@ -19,6 +19,7 @@ from ktuned.model.plan import Plan
 from ktuned.scheduling.job_events import (
     Arrived,
     Attended,
+    BeginAgainAsked,
     CancelAsked,
     Close,
     Ended,
@@ -103,6 +104,7 @@ ASKED: dict[str, Callable[[], Event]] = {
     "join": lambda: Joined(1, Priority.ASKED, "looked up"),
     "tune": lambda: Joined(1, Priority.REQUESTED, "asked for", Plan(trials=10**6)),
     "refuse": lambda: Refused(1, "no device"),
+    "again": lambda: BeginAgainAsked(1, "changed"),
     "cancel": lambda: CancelAsked(1),
     "pause": lambda: PauseAsked(1),
     "resume": lambda: ResumeAsked(1),
@@ -125,14 +127,23 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "join": [],
         "tune": ["Record 1"],
         "refuse": ["Close 1"],
+        "again": [],
         "cancel": ["Close 1"],
         "pause": _PAUSED,
         "resume": [],
     },
-    "paused": {"join": [], "tune": _REQUEUED, "cancel": ["Close 1"], "pause": _PAUSED, "resume": _REQUEUED},
+    "paused": {
+        "join": [],
+        "tune": _REQUEUED,
+        "again": [],
+        "cancel": ["Close 1"],
+        "pause": _PAUSED,
+        "resume": _REQUEUED,
+    },
     "running": {
         "join": [],
         "tune": [],
+        "again": ["Stop 1"],
         "cancel": ["Stop 1"],
         "pause": ["Stop 1"],
         "resume": [],
@@ -146,6 +157,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
     "yielding": {
         "join": [],
         "tune": [],
+        "again": [],
         "cancel": ["Stop 1"],
         "pause": ["Stop 1"],
         "resume": [],
@@ -155,6 +167,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
     "pausing": {
         "join": [],
         "tune": [],
+        "again": [],
         "cancel": ["Stop 1"],
         "pause": [],
         "resume": [],
@@ -164,6 +177,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
     "cancelling": {
         "join": [],
         "tune": [],
+        "again": [],
         "cancel": [],
         "resume": [],
         "daemon": [],
@@ -234,6 +248,16 @@ def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
     assert made.handle(Reviewed()) == []
     made.handle(PausesChanged(()))
     assert summary(made.handle(Reviewed())) == ["Start 1"]
+
+
+def test_what_is_outdated_begins_again() -> None:
+    """A running job is stopped, waits with the reason, and is prepared again, even if it had just come to its end."""
+    for ending in (Ending.STOPPED, Ending.DONE, Ending.SOURCE_CHANGED):
+        made = machine(*STARTED, BeginAgainAsked(1, "its files changed"), Inspected("p:k"))
+        made.handle(ended(made, ending))
+        (waiting,) = made.queue
+        assert (waiting.state, waiting.message) == (JobState.QUEUED, "its files changed")
+        assert summary(made.handle(Reviewed())) == ["Start 1"]
 
 
 def test_work_is_found_where_it_is_done() -> None:
@@ -369,6 +393,10 @@ class RandomEvents(RuleBasedStateMachine):
     @rule(number=IDS, kind=st.sampled_from([CancelAsked, PauseAsked, ResumeAsked]))
     def ask(self, number: int, kind: Callable[[int], Event]) -> None:
         self.give(kind(number))
+
+    @rule(number=IDS)
+    def begin_again(self, number: int) -> None:
+        self.give(BeginAgainAsked(number, "changed"))
 
     @rule(number=IDS)
     def refuse(self, number: int) -> None:

@@ -224,7 +224,7 @@ async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) 
 
         found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         assert not found.changes
-        await parts.intake.react(found.changes, saved=True)
+        await parts.renewal.react(found.changes, saved=True)
         *_, ended = await parts.told.ended(2)
     assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
 

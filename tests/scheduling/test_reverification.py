@@ -51,7 +51,7 @@ async def test_captured_inputs_are_no_driver(parts: Parts) -> None:
 
 
 async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
-    """A survey that sees a change of which the running job's context knows begins nothing again."""
+    """A survey that sees a change of which the running job's context knows begins nothing again; else the job does."""
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
     async with parts.working():
         parts.lookups.lookup("it", {"n": 64}, None, tune=True)
@@ -59,10 +59,12 @@ async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
         (job,) = parts.jobs.live()
         await parts.daemon.reverification.probed([kernel], [kernel])
         assert [live.id for live in parts.jobs.live()] == [job.id]
-        await parts.jobs.restart(kernel.name, "begun again", lambda context: context.device == "Fake CPU")
-        assert [live.id for live in parts.jobs.live()] != [job.id]
+        await parts.jobs.restart(kernel.name, "begun again", lambda work: work.context.device == "Fake CPU")
+        await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
+        assert [live.id for live in parts.jobs.live()] == [job.id]
         parts.open_gate("door")
-        await parts.told.ended(2)
+        (ended,) = await parts.told.ended()
+        assert (ended["id"], ended["state"]) == (job.id, "done")
 
 
 async def test_a_context_of_another_toolchain_or_driver_is_outdated(parts: Parts) -> None:

@@ -26,7 +26,7 @@ def test_absence_counts_from_the_first_look_that_found_it() -> None:
 def expiry(parts: Parts, configured: set[str]) -> RootExpiry:
     """Return the part as it is when a daemon starts."""
     return RootExpiry(
-        catalog=parts.catalog, store=parts.store, configured=lambda: configured, drop=parts.intake.drop_roots
+        catalog=parts.catalog, store=parts.store, configured=lambda: configured, drop=parts.renewal.drop_roots
     )
 
 

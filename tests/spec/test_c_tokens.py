@@ -155,3 +155,23 @@ def test_includes_are_followed_transitively(tmp_path: Path) -> None:
     assert followed.unresolved == ((tmp_path / "src/c.h", "gone.h"),)
     absent = {str(path.relative_to(tmp_path)) for path in followed.absent}
     assert absent == {"src/far.h", "src/inc/c.h", "src/gone.h", "far/gone.h"}
+
+
+@pytest.mark.parametrize(
+    ("code", "names", "is_opaque"),
+    [
+        (r'asm(".incbin \"a.bin\"");', ("a.bin",), False),
+        (r'asm(".incbin " "\"a.bin\"\n" ".byte 0");', ("a.bin",), False),
+        ('asm(R"(.incbin "a.bin", 4)");', ("a.bin",), False),
+        (r'asm(".include \"a.s\"");', ("a.s",), False),
+        (r'asm(".incbin \"" FILE "\"");', (), True),
+        (r'asm(".incbin " NAME "\n" ".section .text");', (), True),
+        (r'asm(".macro take name\n.incbin \"\\name\"\n.endm\n take a.bin");', (), True),
+        ("asm(TEXT(.incbin NAME));", (), True),
+        ('// .incbin\nwidget.include("a.h"); auto said = ".include it"; incbin(x);', (), False),
+    ],
+)
+def test_files_that_an_assembler_reads(code: str, names: tuple[str, ...], is_opaque: bool) -> None:
+    """They count as includes do; where macros make the name, the source says that it is not known."""
+    found = normalise(code)
+    assert (found.includes, found.is_opaque) == (names, is_opaque)

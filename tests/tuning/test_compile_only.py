@@ -12,7 +12,7 @@ import pytest
 from ktuned.ipc.manifest import MANIFEST_NAME
 from ktuned.model.errors import BackendError
 from ktuned.model.job import Job, JobState
-from ktuned.scheduling.intake import Wish
+from ktuned.scheduling.job_requests import Wish
 from ktuned.tuning import compile_only as precompiling
 from tests.assembled import Parts, kernel_text
 
@@ -32,7 +32,7 @@ def without_device(parts: Parts, **env: str) -> None:
 
 async def ask(parts: Parts, wish: Wish) -> Job:
     """Have the kernel ``it`` tuned or compiled as wished."""
-    (job,) = await parts.intake.tune_kernel(parts.catalog.resolve("it"), wish)
+    (job,) = await parts.requests.tune(parts.catalog.resolve("it"), wish)
     return job
 
 

@@ -21,7 +21,7 @@ from ktuned.model.keys import DeviceModel, DeviceName, KernelName, Phase, Target
 from ktuned.model.lifecycle import Event
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
-from ktuned.scheduling.intake import Wish
+from ktuned.scheduling.job_requests import Wish
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.attempt import Attempt, Compiled, Work
 from ktuned.tuning.compile_stage import CompileStage
@@ -315,7 +315,7 @@ async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
     async with parts.working():
-        await parts.intake.tune_kernel(parts.catalog.resolve("it"), Wish())
+        await parts.requests.tune(parts.catalog.resolve("it"), Wish())
         await parts.reached("door")
         await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
         parts.open_gate("door")
@@ -332,7 +332,7 @@ async def test_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
     async with parts.working():
-        (job,) = await parts.intake.tune_kernel(parts.catalog.resolve("it"), Wish())
+        (job,) = await parts.requests.tune(parts.catalog.resolve("it"), Wish())
         (ended,) = await parts.told.ended()
     assert (ended["id"], ended["state"], ended["outcomes"]) == (job.id, "done", {"measured": 3})
     states = {lane.device.name: lane.state for lane in parts.jobs.lanes()}

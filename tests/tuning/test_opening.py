@@ -14,7 +14,7 @@ from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, Winner
 from ktuned.model.values import Config, Status, canonical
-from ktuned.scheduling.intake import Wish
+from ktuned.scheduling.job_requests import Wish
 from ktuned.store.verdict import Standing, Verdict, judge
 from ktuned.tuning.opening import Opening, served_configs
 from tests.assembled import Parts, kernel_text
@@ -133,11 +133,11 @@ async def test_a_tuning_never_worsens_the_answer(parts: Parts) -> None:
         return len(parts.told.of("job_done")) == 2
 
     async with parts.working():
-        await parts.intake.tune_kernel(kernel, Wish(problem={"n": 128}))
+        await parts.requests.tune(kernel, Wish(problem={"n": 128}))
         await parts.told.ended(1)
         near = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
         assert (near.status, near.config, near.is_final) == (Status.NEAR, {"us": 50.0}, False)
-        await parts.intake.tune_kernel(kernel, Wish(problem={"n": 64}))
+        await parts.requests.tune(kernel, Wish(problem={"n": 64}))
         await parts.told.until(look_up)
         parts.kill_workers()
     assert {canonical(answer["config"]) for answer in answers} == {canonical({"us": 50.0})}

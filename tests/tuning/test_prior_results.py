@@ -73,13 +73,13 @@ SPACE = "[dict(us=50.0), dict(us=90.0)]"
 async def _tuned(parts: Parts, count: int, **options: str) -> dict[str, Any]:
     parts.write(kernel_text(configs=SPACE, **options))
     kernel = await parts.inspect()
-    (job,) = await parts.intake.tune_kernel(kernel, _wish())
+    (job,) = await parts.requests.tune(kernel, _wish())
     ended = await parts.told.ended(count)
     return next(entry for entry in ended if entry["id"] == job.id)
 
 
 def _wish() -> Any:
-    from ktuned.scheduling.intake import Wish
+    from ktuned.scheduling.job_requests import Wish
 
     return Wish()
 
@@ -93,7 +93,7 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
         # The function means something else, and makes the same Builds.
         text = kernel_text(configs=SPACE).replace("return Build(**c)", "d = dict(**c)\n    return Build(**d)")
         kernel = await parts.inspect(text)
-        await parts.intake.tune_kernel(kernel, _wish())
+        await parts.requests.tune(kernel, _wish())
         second = (await parts.told.ended(2))[1]
         assert second["state"] == "done"
         assert second["outcomes"] == {"measured": 2}
@@ -125,7 +125,7 @@ async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, co
     parts.write(kernel_text(configs=configs))
     found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
     assert found.changes.replanned == ("project:it",)
-    await parts.intake.react(found.changes, saved=True)
+    await parts.renewal.react(found.changes, saved=True)
     seated = parts.store.winner(wanted({"n": 64}))
     assert seated is not None
     assert seated.config == {"us": 50.0}
@@ -145,7 +145,7 @@ async def test_job_seats_what_is_slower_than_a_config_that_is_gone(parts: Parts)
     await parts.measured(kernel, {10.0: 0.001}, rounds=ALL_ROUNDS)
     kernel = await parts.inspect(kernel_text(configs="us=[50.0, 90.0]"))
     async with parts.working():
-        await parts.intake.tune_kernel(kernel, _wish())
+        await parts.requests.tune(kernel, _wish())
         await parts.told.ended()
     seated = parts.store.winner(wanted({"n": 64}))
     assert seated is not None
@@ -159,7 +159,7 @@ async def test_a_job_that_is_asked_for_again_has_nothing_to_do(parts: Parts) -> 
     async with parts.working():
         kernel = await parts.inspect(kernel_text(configs=configs, strategy="'guided'", trials="10"))
         for count in (1, 2):
-            await parts.intake.tune_kernel(kernel, _wish())
+            await parts.requests.tune(kernel, _wish())
             ended = await parts.told.ended(count)
             assert ended[-1]["done"] == 10
     assert len(parts.store.trials(kernel=kernel.name)) == 10

@@ -69,7 +69,8 @@ def _compile(
     read: set[Path] = set()
     said: list[str] = []
     search = IncludeSearch.of(("-iquote", ".", *build.flags), base, compiler.headers_of_toolchain)
-    observed |= search.named
+    # Only the first header can be a precompiled one, and Clang takes those that flags name.
+    observed |= search.named | search.precompiled(sources if compiler.is_gcc and prelude is None else ())
     with tempfile.TemporaryDirectory(prefix="ktuned-cc-") as directory:
         scratch = Path(directory)
         to_compile = list(sources)

@@ -64,7 +64,8 @@ def _observed(unit: Unit, build: Build, base: Path) -> set[Path]:
         ).stdout
         _, _, names = rule.replace("\\\n", " ").partition(":")
         read |= {Path(os.path.normpath(base / name)) for name in names.split()}
-    return read | IncludeSearch.of(build.options, base).missed(unit.sources, read)
+    search = IncludeSearch.of(build.options, base)
+    return read | search.missed(unit.sources, read) | search.precompiled(unit.sources)
 
 
 class Cc(Backend):

@@ -1,0 +1,198 @@
+"""Requests for jobs: a wish for one kernel, turned into the jobs that fulfil it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ktuned.catalog import Admission, Buckets, Catalog, check_problem
+from ktuned.devices import Machine
+from ktuned.model import (
+    LATENCY,
+    MAX_PRIORITY,
+    PRESETS,
+    UNTIL,
+    BackendError,
+    Config,
+    Job,
+    KernelInfo,
+    Objective,
+    Plan,
+    Priority,
+    Problem,
+    UsageError,
+    WorkerError,
+    canonical,
+)
+from ktuned.scheduling.jobs import Jobs
+from ktuned.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request's options besides the kernel; ``None`` leaves one to the kernel file."""
+
+    problem: Problem | None = None
+    device: str | None = None
+    preset: str | None = None
+    trials: int | None = None
+    seconds: float | None = None
+    strategy: str | None = None
+    until: str | None = None
+    objective: Objective | None = None
+    seed: int | None = None
+    priority: int = Priority.REQUESTED
+    is_fixed: bool = False
+    reason: str = "asked for"
+    stale_only: bool = False
+    any_plan: bool = False
+    compile_only: bool = False
+    arch: str | None = None
+    configs: tuple[Config, ...] = ()
+    again: bool = False
+
+    def plan(self, declared: Plan) -> Plan:
+        """Return the declared plan with what was wished for.
+
+        Raises:
+            UsageError: a wish cannot be followed; names its field.
+        """
+        if not 0 <= self.priority <= MAX_PRIORITY:
+            raise UsageError(f"priority is {self.priority}", hint=f"give 0 to {MAX_PRIORITY}")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise UsageError(f"there is no preset {self.preset!r}", hint=f"there are {', '.join(PRESETS)}")
+        if self.until is not None and self.until not in UNTIL:
+            raise UsageError(f"until is {self.until!r}", hint=f"give {' or '.join(UNTIL)}")
+        if self.trials is not None and self.trials < 1:
+            raise UsageError(f"trials is {self.trials}", hint="give at least 1")
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
+        names = ("preset", "trials", "seconds", "strategy", "until", "seed")
+        wished = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        wished |= {"configs": self.configs, "again": self.again}
+        # By whatever a config is judged, it is compiled alike.
+        objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
+        return replace(declared, **wished, objective=objective, compile_only=self.compile_only)
+
+
+class JobRequests:
+    """Asks for the jobs of one kernel at a time, where its files are known as they are."""
+
+    def __init__(
+        self,
+        *,
+        admission: Admission,
+        buckets: Buckets,
+        catalog: Catalog,
+        machine: Machine,
+        store: Store,
+        jobs: Jobs,
+    ) -> None:
+        self._admission = admission
+        self._buckets = buckets
+        self._catalog = catalog
+        self._machine = machine
+        self._store = store
+        self._jobs = jobs
+
+    async def tune(self, kernel: KernelInfo, wish: Wish) -> list[Job]:
+        """Ask to tune one kernel, or only to compile it, for the wished problem or for all that it declares.
+
+        Raises:
+            UsageError: it declares none and none was given, or the wish cannot be followed.
+        """
+        plan = wish.plan(kernel.plan)
+        objective = kernel.objective(plan.objective)
+        if wish.problem is not None:
+            check_problem(kernel, wish.problem)
+        problems = kernel.problems if wish.problem is None else (await self._buckets.ask(kernel, wish.problem),)
+        if not problems:
+            raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
+        environment = self._catalog.environment(kernel)
+        if not wish.compile_only:
+            self._machine.expect_measuring(environment)
+        await self._machine.probe(environment)
+        await self._machine.check_strategy(environment, plan.strategy)
+        if not self._machine.devices(environment, kernel.backend):
+            # Perhaps what was missing has been installed since.
+            await self._machine.probe(environment, again=True)
+        jobs: dict[int, Job] = {}
+        for problem in problems:
+            await self._check_configs(kernel, problem, plan.configs)
+            try:
+                device = self._seat(kernel, wish)
+            except BackendError as error:
+                key = kernel.winner_key(problem, "", objective)
+                job = await self._jobs.fail(
+                    key, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
+                )
+            else:
+                if wish.stale_only and await self._is_fresh(kernel, problem, wish, objective):
+                    continue
+                arrival = await self._jobs.submit(
+                    kernel.winner_key(problem, device, objective),
+                    problem,
+                    priority=wish.priority,
+                    reason=wish.reason,
+                    plan=plan,
+                    is_fixed=wish.is_fixed,
+                    any_plan=wish.any_plan,
+                )
+                job = arrival.job
+            # Problems that differ in what does not enter the key are one job.
+            jobs[job.id] = job
+        return list(jobs.values())
+
+    async def _check_configs(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
+        """Check that the space holds the configs that are to be tried.
+
+        Raises:
+            UsageError: it does not hold one of them.
+        """
+        admitted = await self._admission.ask(kernel, problem, configs) if configs else []
+        for config, is_admitted in zip(configs, admitted, strict=True):
+            if is_admitted:
+                continue
+            knobs = kernel.extra.get("knobs") or ()
+            strange = [knob for knob in config if knobs and knob not in knobs]
+            missing = [knob for knob in knobs if knob not in config]
+            why = "it is not in the space for this problem"
+            if strange or missing:
+                why = f"there is no knob {strange[0]!r}" if strange else f"it lacks {', '.join(missing)}"
+            raise UsageError(
+                f"{kernel.name} cannot try {canonical(config)}: {why}",
+                hint=f"give a config of its space{f', with {chr(44).join(knobs)}' if knobs else ''}",
+            )
+
+    async def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish, objective: Objective) -> bool:
+        """Return whether a problem's winner holds in the context of now, and no job works on a better one."""
+        environment = self._catalog.environment(kernel)
+        if not self._machine.devices(environment, kernel.backend):
+            return False
+        device = self._machine.device(environment, kernel.backend, wish.device)
+        context = self._machine.context(kernel, environment, problem, device)
+        key = context.key_for(objective)
+        winner = self._store.winner(key)
+        is_open = any(job.key == key for job in self._jobs.live())
+        if winner is None or winner.context != context or is_open:
+            return False
+        try:
+            (is_admitted,) = await self._admission.ask(kernel, problem, [winner.config])
+        except WorkerError:
+            return False
+        return is_admitted
+
+    def _seat(self, kernel: KernelInfo, wish: Wish) -> str:
+        """Return the model of the device that a wish means; where none is used, the target that is compiled for.
+
+        Raises:
+            BackendError: there is neither.
+            NotFound: there are devices, but not that one.
+        """
+        environment = self._catalog.environment(kernel)
+        if wish.compile_only and wish.arch is not None:
+            return wish.arch
+        if wish.compile_only or not self._machine.devices(environment, kernel.backend):
+            return self._machine.target(environment, kernel.backend)
+        return self._machine.device(environment, kernel.backend, wish.device).model

@@ -1,0 +1,248 @@
+"""Renewal after changes: jobs that an inspection outdates are stopped or begin again, and what is in use is tuned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import anyio
+import structlog
+
+from ktuned.catalog import Admission, Buckets, Catalog, Changes, FileInspector, check_problem, environment_of
+from ktuned.devices import Machine
+from ktuned.fleet import Environment
+from ktuned.model import (
+    PRESETS,
+    BackendError,
+    Job,
+    KernelInfo,
+    KtunedError,
+    NotFound,
+    Objective,
+    Priority,
+    Problem,
+    Root,
+    StoreError,
+    UsageError,
+    WinnerKey,
+    WorkerError,
+    canonical,
+)
+from ktuned.scheduling.job_requests import JobRequests, Wish
+from ktuned.scheduling.jobs import Jobs
+from ktuned.store import Store
+from ktuned.tuning import Publish, Work, publish_winner, restore
+
+_log = structlog.get_logger()
+
+ELSEWHERE = "begun again: the environment of its project changed"
+
+RETRY_S = 5.0
+"""Interval at which a re-tuning is tried again that the store could not record."""
+
+
+class Renewal:
+    """Takes in what inspections have changed; what the store could not record is tried again by :meth:`run`."""
+
+    def __init__(
+        self,
+        *,
+        admission: Admission,
+        buckets: Buckets,
+        catalog: Catalog,
+        inspector: FileInspector,
+        machine: Machine,
+        store: Store,
+        jobs: Jobs,
+        requests: JobRequests,
+        publish: Publish,
+    ) -> None:
+        self._admission = admission
+        self._buckets = buckets
+        self._catalog = catalog
+        self._inspector = inspector
+        self._machine = machine
+        self._store = store
+        self._jobs = jobs
+        self._requests = requests
+        self._publish = publish
+        self._put_off: dict[str, bool] = {}
+        self._refusal = ""
+        self._is_refused = anyio.Event()
+
+    @property
+    def notice(self) -> str:
+        """One line about saves that the store could not record yet; empty if there are none."""
+        return f"{', '.join(sorted(self._put_off))} is tuned again later: {self._refusal}" if self._put_off else ""
+
+    async def run(self) -> None:
+        """Make the re-tunings that could not be recorded, as soon as they can be; until cancelled."""
+        while True:
+            await self._is_refused.wait()
+            _log.warning("retune_put_off", kernels=sorted(self._put_off), reason=self._refusal)
+            while self._put_off:
+                await anyio.sleep(RETRY_S)
+                again, self._put_off = self._put_off, {}
+                for name, saved in again.items():
+                    with suppress(NotFound):
+                        await self._retune(self._catalog.resolve(name), saved=saved)
+            self._is_refused = anyio.Event()
+
+    async def drop_roots(self, roots: Iterable[Root]) -> None:
+        """Forget roots that config.toml names no more; their results stay, for when they are named again."""
+        for root in roots:
+            gone = self._catalog.remove_root(root.path)
+            try:
+                await self._store.save_kernels([], gone.removed)
+            except KtunedError as error:
+                # The next daemon finds no root for them either.
+                _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
+            await self.react(gone, saved=False)
+
+    async def look_around(self, roots: Iterable[Root]) -> None:
+        """Inspect roots that are read otherwise than before; the watcher looks at those that are new."""
+        for root in roots:
+            await self._machine.probe(environment_of(root))
+            if not os.path.isdir(root.path):
+                continue
+            try:
+                found = await self._inspector.inspect_root(root)
+                await self.react(found.changes, saved=False)
+            except KtunedError as error:
+                _log.error("root_not_inspected", root=root.path, reason=error.message, hint=error.hint)
+
+    async def react(self, changes: Changes, *, saved: bool) -> None:
+        """Publish changes, stop the jobs that they outdate, and re-tune the kernels that are in use.
+
+        Those are the ones that were saved just now (``saved``), and those that have been tuned before.
+        """
+        await self.outdate(changes, saved=saved)
+        await self.renew(changes, saved=saved)
+
+    async def outdate(self, changes: Changes, *, saved: bool) -> None:
+        """Publish changes; jobs that work on an older state make room for those of a save, or begin again."""
+        for name in changes.inspected:
+            environment = self._catalog.environment(self._catalog.resolve(name))
+            await self._jobs.restart(name, ELSEWHERE, partial(_is_elsewhere, environment))
+            self._jobs.inspected(name)
+        if not changes:
+            return
+        self._publish(
+            "reloaded",
+            added=list(changes.added),
+            changed=list(changes.changed),
+            replanned=list(changes.replanned),
+            removed=list(changes.removed),
+            mended=list(changes.mended),
+            errors=[error.to_wire() for error in changes.errors],
+        )
+        for name in changes.removed:
+            await self._jobs.supersede(name)
+        for name in (*changes.changed, *changes.replanned):
+            kernel = self._catalog.resolve(name)
+            # Who saves an edit follows the jobs of that save.
+            replaced = self._retuned(kernel) if saved and not changes.is_environment else frozenset()
+            await self._jobs.renew(name, partial(_goes_on, kernel, replaced))
+            if name in changes.changed:
+                self._publish("stale", kernel=name, digest=kernel.digest)
+
+    def _retuned(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
+        """Return the keys that a save has tuned again."""
+        try:
+            device = self._machine.device(self._catalog.environment(kernel), kernel.backend, None).model
+        except BackendError:
+            return frozenset()
+        won = self._store.winners(kernel.name)
+        problems = {kernel.key_problem(problem) for problem in kernel.problems} | {one.context.problem for one in won}
+        objectives = _objectives(kernel, [one.objective for one in won])
+        return frozenset(
+            WinnerKey(kernel.name, problem, device, objective) for problem in problems for objective in objectives
+        )
+
+    async def renew(self, changes: Changes, *, saved: bool) -> None:
+        """Tune what changes concern again: all of it if it was ``saved``, else what has been tuned before."""
+        for name in (*changes.added, *changes.changed, *changes.replanned):
+            await self._retune(self._catalog.resolve(name), saved=saved)
+
+    async def _restore(self, kernel: KernelInfo, problem: Problem, objective: Objective) -> None:
+        """Serve the best known config at once after an edit was undone or took the winner out of the space."""
+        environment = self._catalog.environment(kernel)
+        for device in self._machine.devices(environment, kernel.backend):
+            context = self._machine.context(kernel, environment, problem, device)
+            finalists = PRESETS[kernel.plan.preset].finalists
+            try:
+                winner = await restore(self._store, self._admission, kernel, problem, context, objective, finalists)
+            except WorkerError as error:
+                # Its job asks again.
+                _log.warning("winner_not_restored", kernel=kernel.name, reason=error.message)
+                continue
+            if winner is not None:
+                publish_winner(self._publish, kernel, winner, None)
+
+    async def _retune(self, kernel: KernelInfo, *, saved: bool) -> None:
+        winners = self._store.winners(kernel.name)
+        tuned = {winner.context.problem for winner in winners}
+        if not saved and not tuned:
+            return
+        known: dict[str, Problem] = {}
+        for problem in kernel.problems:
+            known.setdefault(canonical(kernel.specialized(problem)), problem)
+        # A winner keeps only what enters its key; the whole problem is to be had from the job that tuned it.
+        for job in self._store.jobs(kernel=kernel.name):
+            with suppress(UsageError):
+                check_problem(kernel, job.problem)
+                problem = await self._representative(kernel, job.problem)
+                key = canonical(kernel.specialized(problem))
+                if key in tuned:
+                    known.setdefault(key, problem)
+        wish = Wish(
+            priority=Priority.SAVED if saved else Priority.BACKGROUND,
+            reason="saved" if saved else "changed while no daemon watched",
+            any_plan=True,
+        )
+        for key, problem in known.items():
+            try:
+                for objective in _objectives(kernel, [won.objective for won in winners if won.context.problem == key]):
+                    await self._restore(kernel, problem, objective)
+                    await self._requests.tune(kernel, replace(wish, problem=problem, objective=objective))
+            except StoreError as error:
+                self._put_off[kernel.name] = saved
+                self._refusal = error.message
+                self._is_refused.set()
+                return
+            except KtunedError as error:
+                _log.warning("retune_refused", kernel=kernel.name, reason=error.message)
+
+    async def _representative(self, kernel: KernelInfo, problem: Problem) -> Problem:
+        try:
+            return await self._buckets.ask(kernel, problem)
+        except (WorkerError, NotFound) as error:
+            # A lookup asks again, and hears why not.
+            _log.warning("bucket_not_known", kernel=kernel.name, reason=error.message)
+            return problem
+
+
+def _is_elsewhere(environment: Environment, work: Work) -> bool:
+    return work.environment != environment
+
+
+def _goes_on(kernel: KernelInfo, replaced: Container[WinnerKey], job: Job) -> bool:
+    """Return whether a kernel's job of an older state has work to do in the new one that no other job does."""
+    try:
+        check_problem(kernel, job.problem)
+        key = kernel.winner_key(job.problem, job.device, kernel.objective(job.objective))
+    except UsageError:
+        return False
+    return key == job.key and (job.plan.compile_only or key not in replaced)
+
+
+def _objectives(kernel: KernelInfo, won: Iterable[Objective]) -> list[Objective]:
+    """Return the declared objective, and those that a problem has winners by; not by metrics that are gone."""
+    found = {kernel.objective(None): None}
+    for objective in won:
+        with suppress(UsageError):
+            found[kernel.objective(objective)] = None
+    return list(found)
