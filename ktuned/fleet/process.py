@@ -22,10 +22,20 @@ import anyio
 
 from ktuned.fleet import memory, warden
 from ktuned.fleet.executor import Environment, I, R, Worker
-from ktuned.fleet.expiry import Expiry
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
 from ktuned.fleet.output_tail import Tail
-from ktuned.ipc import InvalidMessage, MemoryFault, Places, describe_fault, frames, replies, requests
+from ktuned.fleet.phases import Phases
+from ktuned.ipc import (
+    JOURNAL_VARIABLE,
+    InvalidMessage,
+    Journal,
+    MemoryFault,
+    Places,
+    describe_fault,
+    frames,
+    replies,
+    requests,
+)
 from ktuned.model import Phase, Role, WorkerError
 
 DAEMON_MARK = "KTUNED_DAEMON"
@@ -57,6 +67,7 @@ class WorkerProcess(Worker):
         scratch: Path,
         read_fd: int,
         write_fd: int,
+        journal: Journal,
     ) -> None:
         super().__init__(role, environment, process.pid)
         assert process.stdout is not None
@@ -72,11 +83,9 @@ class WorkerProcess(Worker):
         self._inbox: deque[replies.Item | replies.Done | replies.Failed] = deque()
         self._answer_types: tuple[type[Any], type[Any] | None] | None = (replies.Ready, None)
         self._news: asyncio.Future[None] | None = None
-        self._expiry = Expiry(self._loop, self._wake)
-        self._deadlines: Mapping[str, float] = {}
+        self._phases = Phases(self._loop, journal, on_over=self._on_over, before_look=self._catch_up)
+        self._items = 0
         self._reading = True
-        self._phase = Phase.SPAWN
-        self._phases: list[tuple[Phase, float]] = []
         self._returncode: int | None = None
         self._stopped = ""
         self._fault = ""
@@ -106,9 +115,8 @@ class WorkerProcess(Worker):
             WorkerDied, DeadlineExpired, RequestFailed: as :meth:`Worker.exchange`.
         """
         self.requests += 1
-        self._phase = request.first_phase
-        self._phases = [(self._phase, self._loop.time())]
-        self._deadlines = deadlines
+        self._phases.begin(self.requests, request.first_phase, deadlines)
+        self._items = 0
         self._fault = ""
         self._answer_types = requests.answer_types(type(request))
         for tail in self._tails:
@@ -132,10 +140,11 @@ class WorkerProcess(Worker):
         Raises:
             WorkerDied, DeadlineExpired: it never does; it is killed.
         """
-        self._deadlines = {Phase.SPAWN: deadline_s}
+        self._phases.begin(0, Phase.SPAWN, {Phase.SPAWN: deadline_s})
         done = False
         try:
-            await self._reply(None)
+            ready: replies.Ready = await self._reply(None)
+            self._phases.keeps_journal = ready.keeps_journal
             done = True
         finally:
             if not done:
@@ -161,10 +170,9 @@ class WorkerProcess(Worker):
                 except BrokenPipeError:
                     await self.gone.wait()
         if scope.cancelled_caught:
-            raise DeadlineExpired(self._phase, deadline_s, self.output())
+            raise DeadlineExpired(self._phases.now, deadline_s, self.output())
 
     async def _reply(self, on_item: Callable[[Any], None] | None) -> Any:
-        self._expiry.begin(self._deadlines[self._phase])
         try:
             while True:
                 match await self._receive():
@@ -174,10 +182,10 @@ class WorkerProcess(Worker):
                     case replies.Done(value):
                         return value
                     case replies.Failed(failure):
-                        raise RequestFailed(failure, self._phase, self.output())
+                        self._phases.follow()
+                        raise RequestFailed(failure, self._phases.now, self.output())
         finally:
-            self._expiry.end()
-            self._deadlines = {}
+            self._phases.end()
             self._answer_types = None
 
     def _wake(self) -> None:
@@ -188,8 +196,8 @@ class WorkerProcess(Worker):
         while not self._inbox:
             if self._returncode is not None:
                 raise self._death(self._returncode)
-            if self._expiry.is_over:
-                raise DeadlineExpired(self._phase, self._expiry.deadline_s, self.output())
+            if self._phases.is_over:
+                raise DeadlineExpired(self._phases.now, self._phases.deadline_s, self.output())
             self._news = self._loop.create_future()
             await self._news
         answer = self._inbox.popleft()
@@ -199,7 +207,7 @@ class WorkerProcess(Worker):
         return answer
 
     def _death(self, returncode: int) -> WorkerDied:
-        return WorkerDied(returncode, self._phase, self.output(), self._stopped, self._fault)
+        return WorkerDied(returncode, self._phases.now, self.output(), self._stopped, self._fault)
 
     def output(self) -> Output:
         """Return what was printed since the request began, what still lies in the pipes included."""
@@ -224,31 +232,47 @@ class WorkerProcess(Worker):
             self._reading = False
             self._wake()
 
-    def _take_in(self, message: dict[str, Any]) -> None:
-        """Follow a phase at once, without waking the caller; keep anything else for it.
+    def _catch_up(self) -> None:
+        """Read what has arrived, though the loop has not come to it yet."""
+        if self._reading and self._returncode is None:
+            self._on_message()
 
-        After an item its phase begins again: the next one has the whole deadline.
-        """
+    def _on_over(self) -> None:
+        """End the request under way, whose deadline has passed; what the worker has held back was done before."""
+        self._take_held()
+        self._wake()
+
+    def _take_held(self) -> None:
+        """Take in the items that the worker has done in this request and not sent yet."""
+        held = self._phases.held
+        if self._answer_types is None or not held.frames:
+            return
+        # A worker that dies while it sends them has not crossed them out yet.
+        known = max(0, self._items - held.first)
+        with contextlib.suppress(frames.FrameError, InvalidMessage):
+            for message in list(frames.Decoder().feed(held.frames))[known:]:
+                self._take_in(message)
+
+    def _take_in(self, message: dict[str, Any]) -> None:
+        """Follow a phase at once, without waking the caller; keep anything else for it."""
         if self._answer_types is None:
             raise InvalidMessage("an answer without a request")
         answer = replies.decode(message, *self._answer_types)
         if isinstance(answer, replies.PhaseBegun):
-            self._begin_phase(answer.phase)
+            if not self._phases.knows(answer.phase):
+                raise InvalidMessage(f"a phase {answer.phase!r} that has no deadline")
+            self._phases.enter(answer.phase)
             return
         if isinstance(answer, MemoryFault):
             self._fault = describe_fault(answer)
             return
         if isinstance(answer, replies.Item):
-            self._begin_phase(self._phase)
+            self._items += 1
+            if not self._phases.keeps_journal:
+                # The phase begins again: the next item has the whole deadline.
+                self._phases.enter(self._phases.now)
         self._inbox.append(answer)
         self._wake()
-
-    def _begin_phase(self, phase: Phase) -> None:
-        if phase not in self._deadlines:
-            raise InvalidMessage(f"a phase {phase!r} that has no deadline")
-        self._phase = phase
-        self._phases.append((phase, self._loop.time()))
-        self._expiry.begin(self._deadlines[phase])
 
     def _on_output(self, tail: Tail) -> None:
         if not tail.read_some():
@@ -266,11 +290,12 @@ class WorkerProcess(Worker):
         anyio.notify_closing(self._write_fd)
         for descriptor in (self._read_fd, self._write_fd, self._pidfd):
             os.close(descriptor)
+        self._phases.close()
+        self._take_held()
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._process.stdout.close()
         self._process.stderr.close()
-        self._expiry.close()
         self._wake()
         self.gone.set()
 
@@ -285,11 +310,7 @@ class WorkerProcess(Worker):
 
     def timeline(self) -> dict[str, float]:
         """Return the seconds that each phase of the last request took, until now."""
-        spent: dict[str, float] = {}
-        ends = [began for _, began in self._phases[1:]] + [self._loop.time()]
-        for (phase, began), end in zip(self._phases, ends, strict=True):
-            spent[phase.value] = round(spent.get(phase.value, 0.0) + end - began, 3)
-        return spent
+        return self._phases.timeline()
 
     def measure_memory(self) -> None:
         """Set :attr:`memory_bytes` to what the process and its descendants have resident."""
@@ -328,42 +349,56 @@ def spawn(
     """
     try:
         scratch.mkdir(parents=True, exist_ok=True)
-        child_read, write_fd = os.pipe()
     except OSError as error:
         raise WorkerError(
             f"cannot start a worker: {scratch}: {error.strerror}",
             hint=_MENDS.get(error.errno or 0, "free disk space, or make it writable"),
         ) from error
-    try:
-        read_fd, child_write = os.pipe()
-    except OSError as error:
-        os.close(child_read)
-        os.close(write_fd)
-        raise WorkerError(f"cannot start a worker: {error.strerror}", hint=_MENDS.get(error.errno or 0, "")) from error
-    env = {**base_env, **dict(environment.env), WORKER_MARK: worker_id, "TMPDIR": str(scratch)}
-    arguments = (role, str(child_read), str(child_write), str(os.getpid()), places.to_argument())
-    try:
-        # -P: a module in the worker's directory must not shadow the ones that the worker itself is made of.
-        process = subprocess.Popen(
-            [environment.python, "-P", "-m", "ktuned.worker", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(child_read, child_write),
-            start_new_session=True,
-            cwd=environment.cwd,
-            env=env,
-        )
-    except OSError as error:
-        os.close(write_fd)
-        os.close(read_fd)
-        interpreter = "set this root's `python` in config.toml to an interpreter that has ktuned installed"
-        raise WorkerError(
-            f"cannot start a worker with {environment.python} in {environment.cwd}: {error.strerror}",
-            hint=_MENDS.get(error.errno or 0, interpreter),
-        ) from error
-    finally:
-        os.close(child_read)
-        os.close(child_write)
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as childs:
+        try:
+            child_read, write_fd = _pipe(childs, ours)
+            read_fd, child_write = _pipe(ours, childs)
+            journal = ours.enter_context(contextlib.closing(Journal.create()))
+        except OSError as error:
+            hint = _MENDS.get(error.errno or 0, "")
+            raise WorkerError(f"cannot start a worker: {error.strerror}", hint=hint) from error
+        env = {
+            **base_env,
+            **dict(environment.env),
+            WORKER_MARK: worker_id,
+            "TMPDIR": str(scratch),
+            JOURNAL_VARIABLE: str(journal.descriptor),
+        }
+        arguments = (role, str(child_read), str(child_write), str(os.getpid()), places.to_argument())
+        try:
+            # -P: a module in the worker's directory must not shadow the ones that the worker itself is made of.
+            process = subprocess.Popen(
+                [environment.python, "-P", "-m", "ktuned.worker", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(child_read, child_write, journal.descriptor),
+                start_new_session=True,
+                cwd=environment.cwd,
+                env=env,
+            )
+        except OSError as error:
+            interpreter = "set this root's `python` in config.toml to an interpreter that has ktuned installed"
+            raise WorkerError(
+                f"cannot start a worker with {environment.python} in {environment.cwd}: {error.strerror}",
+                hint=_MENDS.get(error.errno or 0, interpreter),
+            ) from error
+        # The worker's from now on.
+        ours.pop_all()
     mark = f"{WORKER_MARK}={worker_id}"
-    return WorkerProcess(role, environment, process, mark=mark, scratch=scratch, read_fd=read_fd, write_fd=write_fd)
+    return WorkerProcess(
+        role, environment, process, mark=mark, scratch=scratch, read_fd=read_fd, write_fd=write_fd, journal=journal
+    )
+
+
+def _pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
+    """Make a pipe, whose ends are closed with the one and the other."""
+    read_fd, write_fd = os.pipe()
+    reading.callback(os.close, read_fd)
+    writing.callback(os.close, write_fd)
+    return read_fd, write_fd

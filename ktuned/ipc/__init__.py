@@ -2,6 +2,7 @@
 
 from ktuned.ipc import frames, manifest, parent, replies, requests
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
+from ktuned.ipc.journal import JOURNAL_VARIABLE, MAX_HELD_BYTES, Entered, Held, Journal
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
 from ktuned.ipc.memory_fault import (
     MAX_FAULT_BYTES,
@@ -18,12 +19,17 @@ from ktuned.ipc.trust import Trust, Untrusted
 
 __all__ = [
     "ABSENT",
+    "JOURNAL_VARIABLE",
     "LISTING",
     "MANIFEST_NAME",
     "MAX_FAULT_BYTES",
+    "MAX_HELD_BYTES",
     "DamagedArtifact",
+    "Entered",
     "FaultFrame",
+    "Held",
     "InvalidMessage",
+    "Journal",
     "Manifest",
     "MemoryFault",
     "Places",

@@ -23,9 +23,10 @@ class Empty(Record):
 
 @record
 class Ready(Record):
-    """The first message of a worker's life."""
+    """The first message of a worker's life; ``keeps_journal`` says that its phases are there, and in no message."""
 
     pid: int
+    keeps_journal: bool = False
 
 
 @record

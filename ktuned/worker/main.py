@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ktuned.backends import Registry
-from ktuned.ipc import InvalidMessage, Places, Trust, frames, parent, replies, requests
+from ktuned.ipc import JOURNAL_VARIABLE, InvalidMessage, Journal, Places, Trust, frames, parent, replies, requests
 from ktuned.model import Role
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.worker import bytecode
 from ktuned.worker.failures import describe_failure
-from ktuned.worker.reply import Reply
+from ktuned.worker.reply import Reply, flush
 from ktuned.worker.restart import Beginning, resumed
 
 _READ_BYTES = 1 << 16
@@ -52,13 +52,6 @@ def _prefer_as_oom_victim() -> None:
     """Let the kernel choose a worker, and not the user's editor, when the machine runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
         stream.write(str(_OOM_SCORE))
-
-
-def _flush() -> None:
-    """Send on the output of user code, which may have replaced or closed the streams."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
 
 
 class Operations:
@@ -181,36 +174,42 @@ def main(argv: list[str]) -> int:
     parent.die_with(daemon_pid)
     # Children that detach count as this worker's memory, and become the daemon's when the worker is gone.
     parent.adopt_descendants()
-    for descriptor in (read_fd, write_fd):
+    # Not for user code, nor for what that starts.
+    number = os.environ.pop(JOURNAL_VARIABLE, "")
+    journal = Journal(int(number)) if number else None
+    descriptors = (read_fd, write_fd) if journal is None else (read_fd, write_fd, journal.descriptor)
+    for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prefer_as_oom_victim()
     # Importing a kernel file must not write beside it: that would be a change that the daemon watches.
     sys.dont_write_bytecode = True
-    reply = Reply(write_fd)
+    reply = Reply(write_fd, journal)
     OBSERVER.may_restart = True
     known = Places.from_argument(places)
     OBSERVER.trust = Trust(known.trusted)
     ACCESSES.own = tuple(filter(None, (known.artifacts, known.captures, known.expected)))
     operations = Operations(known, role)
     if pending is None:
-        reply.send(replies.Done(replies.Ready(os.getpid())))
+        reply.send(replies.Done(replies.Ready(os.getpid(), keeps_journal=journal is not None)))
     for request in _requests(read_fd, pending):
         answer: replies.Answer
         try:
             if isinstance(request, InvalidMessage):
                 raise request
+            reply.begin(request.first_phase)
             answer = replies.Done(operations.carry_out(request, reply))
         except MemoryError:
             return frames.OUT_OF_MEMORY
         except FreshProcessNeeded as needed:
-            _flush()
+            flush()
+            reply.release()
             assert not isinstance(request, InvalidMessage)
-            beginning.again(needed.rest or request, (read_fd, write_fd))
+            beginning.again(needed.rest or request, descriptors)
         except BaseException as error:
             # User code may raise anything: a SystemExit of its own must not end this process.
             answer = replies.Failed(describe_failure(error))
-        _flush()
+        flush()
         try:
             reply.send(answer)
         except (frames.FrameError, ValueError, TypeError) as error:
@@ -232,5 +231,5 @@ def run(argv: list[str]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        _flush()
+        flush()
         os._exit(code)

@@ -10,12 +10,12 @@ import anyio
 import pytest
 import uvloop
 
-from ktuned.fleet.expiry import Expiry
+from ktuned.fleet.expiry import LEAST_S, Expiry
 
 PATIENCE_S = 30.0
 
 
-class _Timer:
+class Timer:
     def __init__(self, when: float, call: Callable[[], None]) -> None:
         self._when = when
         self.call = call
@@ -28,27 +28,27 @@ class _Timer:
         self.is_cancelled = True
 
 
-class _Loop:
+class Loop:
     """A loop whose clock the test turns."""
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.timers: list[_Timer] = []
+        self.timers: list[Timer] = []
 
     def time(self) -> float:
         return self.now
 
-    def call_at(self, when: float, call: Callable[[], None]) -> _Timer:
-        self.timers.append(_Timer(when, call))
+    def call_at(self, when: float, call: Callable[[], None]) -> Timer:
+        self.timers.append(Timer(when, call))
         return self.timers[-1]
 
-    def pending(self) -> list[_Timer]:
+    def pending(self) -> list[Timer]:
         return [timer for timer in self.timers if not timer.is_cancelled]
 
     def turn_to(self, now: float) -> None:
         """Let time pass, and fire what is due on the way."""
         while due := [timer for timer in self.pending() if timer.when() <= now]:
-            first = min(due, key=_Timer.when)
+            first = min(due, key=Timer.when)
             self.now = first.when()
             self.timers.remove(first)
             first.call()
@@ -56,12 +56,30 @@ class _Loop:
 
 
 class _Watched:
+    """A worker that enters phases unseen; no phase is over in less than two seconds."""
+
     def __init__(self) -> None:
-        self.loop = _Loop()
+        self.loop = Loop()
         self.woken_at: list[float] = []
-        self.expiry = Expiry(
-            cast(asyncio.AbstractEventLoop, self.loop), lambda: self.woken_at.append(self.loop.now - 100.0)
-        )
+        self.looks = 0
+        self.ends_at = 0.0
+        self.expiry = Expiry(cast(asyncio.AbstractEventLoop, self.loop), self._wake, self._look)
+
+    def begin(self, deadline_s: float) -> None:
+        """Begin a request whose first phase has this deadline."""
+        self.enter(deadline_s)
+        self.expiry.begin(2.0)
+
+    def enter(self, deadline_s: float) -> None:
+        """Enter a phase, of which the daemon hears nothing."""
+        self.ends_at = self.loop.now + deadline_s
+
+    def _look(self) -> float:
+        self.looks += 1
+        return self.ends_at
+
+    def _wake(self) -> None:
+        self.woken_at.append(self.loop.now - 100.0)
 
 
 @pytest.fixture
@@ -70,58 +88,72 @@ def watched() -> _Watched:
     return _Watched()
 
 
-def test_a_phase_expires_at_its_deadline(watched: _Watched) -> None:
+@pytest.mark.parametrize("deadline_s", [2.0, 2.5, 60.0])
+def test_a_phase_expires_at_its_deadline(watched: _Watched, deadline_s: float) -> None:
     """Not over before, over then, and reported once."""
-    watched.expiry.begin(2.0)
-    watched.loop.turn_to(101.9)
+    watched.begin(deadline_s)
+    watched.loop.turn_to(100.0 + deadline_s - 0.1)
     assert not watched.expiry.is_over
-    watched.loop.turn_to(110.0)
+    watched.loop.turn_to(200.0)
     assert watched.expiry.is_over
-    assert watched.woken_at == [2.0]
+    assert watched.woken_at == [deadline_s]
 
 
-@pytest.mark.parametrize(("first", "second"), [(2.0, 60.0), (60.0, 2.0), (2.0, 2.0)])
-def test_the_next_phase_has_its_own_deadline(watched: _Watched, first: float, second: float) -> None:
-    """A longer one is not cut short by the first one's timer; a shorter one does not wait for it."""
-    watched.expiry.begin(first)
-    watched.loop.turn_to(101.0)
-    watched.expiry.begin(second)
+@pytest.mark.parametrize("entered_at", [0.5, 1.0, 1.75, 2.0, 7.25])
+@pytest.mark.parametrize(("first", "second"), [(2.0, 60.0), (60.0, 2.0), (60.0, 3.5), (2.0, 2.0)])
+def test_a_phase_entered_unseen_has_its_own_deadline(
+    watched: _Watched, first: float, second: float, entered_at: float
+) -> None:
+    """A longer one is not cut short by the first one's timer; a shorter one is over to the moment."""
+    if entered_at >= first:
+        entered_at = first / 2
+    watched.begin(first)
+    watched.loop.turn_to(100.0 + entered_at)
+    watched.enter(second)
     watched.loop.turn_to(300.0)
-    assert watched.woken_at == [1.0 + second]
-    assert watched.expiry.deadline_s == second
+    assert watched.woken_at == [entered_at + second]
 
 
-def test_an_ended_phase_never_expires(watched: _Watched) -> None:
-    """What came in time is not late, and a later phase is watched again."""
-    watched.expiry.begin(2.0)
+def test_an_ended_request_never_expires(watched: _Watched) -> None:
+    """What came in time is not late, nothing is looked at, and a later request is watched again."""
+    watched.begin(2.0)
     watched.expiry.end()
     watched.loop.turn_to(150.0)
     assert not watched.expiry.is_over
-    watched.expiry.begin(3.0)
+    assert watched.looks == 0
+    watched.begin(3.0)
     watched.loop.turn_to(200.0)
     assert watched.woken_at == [53.0]
 
 
-def test_a_new_phase_forgets_that_the_last_one_expired(watched: _Watched) -> None:
+def test_a_new_request_forgets_that_the_last_one_expired(watched: _Watched) -> None:
     """The one is over, the next one is not."""
-    watched.expiry.begin(2.0)
+    watched.begin(2.0)
     watched.loop.turn_to(110.0)
-    watched.expiry.begin(2.0)
+    watched.begin(2.0)
     assert not watched.expiry.is_over
 
 
-def test_a_thousand_short_phases_share_a_timer(watched: _Watched) -> None:
-    """Phases that end in milliseconds do not each cost a timer."""
+def test_a_long_phase_is_looked_at_seldom(watched: _Watched) -> None:
+    """As often as the shortest deadline asks for."""
+    watched.begin(60.0)
+    watched.loop.turn_to(300.0)
+    assert watched.looks <= 31
+
+
+def test_a_thousand_short_requests_share_a_timer(watched: _Watched) -> None:
+    """Requests that end in milliseconds do not each cost a timer, and none is looked at."""
     for step in range(1000):
         watched.loop.turn_to(100.0 + step / 1000)
-        watched.expiry.begin(2.0 if step % 2 else 60.0)
+        watched.begin(2.0 if step % 2 else 60.0)
         watched.expiry.end()
     assert len(watched.loop.timers) <= 2
+    assert watched.looks == 0
 
 
 def test_closing_leaves_no_timer(watched: _Watched) -> None:
     """A dead worker is not kept in memory by its last deadline."""
-    watched.expiry.begin(60.0)
+    watched.begin(60.0)
     watched.expiry.close()
     assert not watched.loop.pending()
 
@@ -143,10 +175,13 @@ def test_a_loop_that_rounds_ends_every_phase(
     async def expire_all() -> None:
         for part in range(20):
             over = asyncio.Event()
-            expiry = Expiry(asyncio.get_running_loop(), over.set)
+            loop = asyncio.get_running_loop()
+            deadline_s = LEAST_S + 0.0011 + part * 0.0001
+            ends_at = loop.time() + deadline_s
+            expiry = Expiry(loop, over.set, lambda: ends_at)  # noqa: B023 - awaited below
             if before_s is not None:
                 expiry.begin(before_s)
-            expiry.begin(0.0011 + part * 0.0001)
+            expiry.begin(deadline_s)
             with anyio.fail_after(PATIENCE_S):
                 await over.wait()
             assert expiry.is_over

@@ -1,12 +1,9 @@
 """One real worker process: asked, timed out, killed with all that it started, and what is said of its end."""
 
-import asyncio
-import fcntl
 import os
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import monotonic
 from typing import Any, ClassVar, Never
 
 import anyio
@@ -142,32 +139,6 @@ async def test_each_phase_has_its_own_deadline(worker: WorkerProcess, playground
     with pytest.raises(DeadlineExpired, match=r"^compile was not over") as caught:
         await ask(worker, playground.compile_request({"does": "compile_hang"}), compile=BRIEF_S)
     assert (caught.value.phase, caught.value.deadline_s) == ("compile", BRIEF_S)
-
-
-async def test_a_phase_begins_anew_after_an_item(
-    worker: WorkerProcess, playground: Playground, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of several files or units has the whole deadline, whatever the ones before it took."""
-    skew_s = 0.0
-    after = """\
-        import fcntl, pathlib
-        # Waits for the lock that the test holds until the file before this one is taken.
-        with (pathlib.Path(__file__).parent / "tune_{}.py").open() as before:
-            fcntl.flock(before, fcntl.LOCK_EX)
-    """
-    request = playground.request("", *(after.format(number) for number in (1, 2, 3)))
-    untaken = {file: os.open(playground.root / file, os.O_RDONLY) for file in request.files}
-    for descriptor in untaken.values():
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-    def take_most_of_the_deadline(item: replies.InspectedFile) -> None:
-        nonlocal skew_s
-        skew_s += 0.7 * DEADLINE_S
-        os.close(untaken.pop(item.file))
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: monotonic() + skew_s)
-    await worker.exchange(request, DEADLINES, on_item=take_most_of_the_deadline)
-    assert skew_s > 2 * DEADLINE_S
 
 
 @pytest.mark.parametrize("end", ["deadline", "exit", "cancel"])

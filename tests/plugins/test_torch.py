@@ -320,7 +320,7 @@ class TestEditing:
             def phase(self, phase: Phase) -> None:
                 """Ignore it."""
 
-            def item(self, value: replies.CompiledUnit) -> None:
+            def item(self, value: replies.CompiledUnit, *, hold_s: float = 0.0) -> None:
                 """Keep it."""
                 items.append(value)
 

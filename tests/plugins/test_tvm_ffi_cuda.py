@@ -130,7 +130,7 @@ def test_the_daemon_is_told_the_backend_that_the_sources_choose(tmp_path: Path) 
         def phase(self, phase: Phase) -> None:
             """Ignore it."""
 
-        def item(self, value: replies.InspectedFile) -> None:
+        def item(self, value: replies.InspectedFile, *, hold_s: float = 0.0) -> None:
             """Keep it."""
             items.append(value)
 

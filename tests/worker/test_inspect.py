@@ -44,7 +44,7 @@ class KeptReply(Reply):
     def phase(self, phase: Phase) -> None:
         self.phases.append(phase)
 
-    def item(self, value: replies.InspectedFile) -> None:
+    def item(self, value: replies.InspectedFile, *, hold_s: float = 0.0) -> None:
         self.items.append(value)
 
 

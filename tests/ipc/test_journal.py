@@ -1,0 +1,88 @@
+"""The journal of a worker's request: phases and held items, as the daemon finds them at any moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned.ipc import Journal
+from ktuned.model.keys import Phase
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Journal, Journal]]:
+    """Return the daemon's and the worker's side of a journal, with its first request begun."""
+    daemon = Journal.create()
+    worker = Journal(os.dup(daemon.descriptor))
+    daemon.begin(1, Phase.LOAD)
+    worker.follow()
+    yield daemon, worker
+    daemon.close()
+    worker.close()
+
+
+def phases(journal: Journal) -> list[Phase]:
+    """Return the phases that were entered."""
+    return [entered.phase for entered in journal.read()[0]]
+
+
+def test_phases_are_found_in_their_order(sides: tuple[Journal, Journal]) -> None:
+    """From the one that the daemon begins with; of many the latest are there."""
+    daemon, worker = sides
+    assert phases(daemon) == [Phase.LOAD]
+    for phase in (Phase.FIRST_LAUNCH, Phase.CHECK, Phase.TIMING):
+        worker.enter(phase)
+    assert phases(daemon) == [Phase.LOAD, Phase.FIRST_LAUNCH, Phase.CHECK, Phase.TIMING]
+    for _ in range(100):
+        worker.enter(Phase.CHECK)
+        worker.enter(Phase.TIMING)
+    assert phases(daemon)[-3:] == [Phase.TIMING, Phase.CHECK, Phase.TIMING]
+
+
+def test_another_request_begins_with_nothing(sides: tuple[Journal, Journal]) -> None:
+    """What was written for the last one is void, before and after the worker has come to the new one."""
+    daemon, worker = sides
+    worker.enter(Phase.TIMING)
+    worker.hold(b"item")
+    daemon.begin(2, Phase.COMPILE)
+    assert phases(daemon) == [Phase.COMPILE]
+    assert daemon.read()[1].frames == b""
+    worker.enter(Phase.TIMING)
+    assert phases(daemon) == [Phase.COMPILE]
+    worker.follow()
+    worker.enter(Phase.CHECK)
+    assert phases(daemon) == [Phase.COMPILE, Phase.CHECK]
+
+
+def test_held_items_are_there_until_they_are_sent(sides: tuple[Journal, Journal]) -> None:
+    """With the number of the first, so that one that arrived nevertheless is not counted twice."""
+    daemon, worker = sides
+    worker.hold(b"one")
+    worker.hold(b"two")
+    held = daemon.read()[1]
+    assert (held.first, held.frames) == (0, b"onetwo")
+    worker.sent(2)
+    assert daemon.read()[1].frames == b""
+    worker.hold(b"three")
+    held = daemon.read()[1]
+    assert (held.first, held.frames) == (2, b"three")
+
+
+@given(noise=st.binary(max_size=2000), at=st.integers(0, 1500), end=st.integers(0, 1500))
+def test_nonsense_is_no_phase(noise: bytes, at: int, end: int) -> None:
+    """Whatever code in the worker writes there, or cuts off, reading it is safe."""
+    journal = Journal.create()
+    try:
+        journal.begin(1, Phase.LOAD)
+        journal.hold(b"item")
+        os.pwrite(journal.descriptor, noise, at)
+        os.ftruncate(journal.descriptor, end)
+        entered, held = journal.read()
+        assert all(isinstance(one.phase, Phase) for one in entered)
+        assert len(held.frames) <= 2000
+    finally:
+        journal.close()
