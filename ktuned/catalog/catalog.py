@@ -12,6 +12,7 @@ from typing import Any
 from ktuned.catalog.dependencies import Dependents
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.fleet import Environment
+from ktuned.ipc import trail
 from ktuned.model import (
     AmbiguousName,
     KernelInfo,
@@ -149,7 +150,8 @@ class Catalog:
     def note_project(self, path: str, digest: str, error: FileError | None = None) -> None:
         """Note that a root's project file had such a digest when it was read, and what is wrong with it."""
         file = os.path.join(path, PROJECT_FILE)
-        self._dependents.put(_OF_PROJECT + path, file, {file: digest})
+        # It may be a link to one that many projects share, and be edited where it lies.
+        self._dependents.put(_OF_PROJECT + path, file, {str(place): digest for place in trail(Path(file))})
         self._errors.pop(file, None)
         if error is not None:
             self._errors[file] = (error,)
@@ -264,9 +266,12 @@ class Catalog:
         """Return the file that decides about a kernel and is yet to be inspected as it is now; else nothing."""
         if not self._suspects:
             return ""
+        return next((file for file in self.declared_in(kernel) if file in self._suspects), "")
+
+    def declared_in(self, kernel: KernelInfo) -> tuple[str, ...]:
+        """Return the files whose inspection a kernel comes of: its own, and its project's (which may not exist)."""
         root = self.root_of(kernel.file)
-        files = [kernel.file] if root is None else [kernel.file, os.path.join(root.path, PROJECT_FILE)]
-        return next((file for file in files if file in self._suspects), "")
+        return (kernel.file,) if root is None else (kernel.file, os.path.join(root.path, PROJECT_FILE))
 
     def below(self, path: str) -> list[KernelInfo]:
         """Return the kernels that a file, or the files below a directory, declare."""

@@ -146,7 +146,12 @@ class FileInspector:
         moved = await self.adopt(again)
         self._catalog.note_project(root.path, again.project_digest)
         _log.info("project_file_followed", path=file, name=again.name, python=again.python)
-        found = await self.inspect_root(again)
+        try:
+            found = await self.inspect_root(again)
+        except BaseException:
+            # The kernels are still those of the root as it was: its file is to be followed once more.
+            self._catalog.add_root(root)
+            raise
         changes = found.changes
         return Inspected(
             replace(

@@ -14,7 +14,7 @@ from ktuned.ipc.memory_fault import (
     prepare_fault,
 )
 from ktuned.ipc.places import Places, absolute, artifact_place, relative, staging_place
-from ktuned.ipc.stamps import ABSENT, LISTING, lexical, sight, stamp, stamps
+from ktuned.ipc.stamps import ABSENT, LISTING, lexical, sight, stamp, stamps, trail
 from ktuned.ipc.trust import Trust, Untrusted
 
 __all__ = [
@@ -55,4 +55,5 @@ __all__ = [
     "stamp",
     "stamps",
     "to_plain",
+    "trail",
 ]

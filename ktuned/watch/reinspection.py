@@ -43,6 +43,7 @@ class Reinspection:
         self._on_changes = on_changes
         self._snapshot = Snapshot()
         self._seen: frozenset[str] = frozenset()
+        self._under_way: frozenset[str] = frozenset()
 
     async def prune(self, entries: set[tuple[str, str]]) -> None:
         """Forget the stamps of all files but these."""
@@ -106,6 +107,8 @@ class Reinspection:
         self._doubts_changed()
         async with self._looking():
             for root, files in by_root:
+                # What is noted of a project file before its kernels are inspected clears no doubt.
+                self._under_way = frozenset(files)
                 sights = await self._sights(files)
                 present = [file for file in files if os.path.isfile(file)]
                 try:
@@ -119,6 +122,8 @@ class Reinspection:
                 except Exception as error:
                     self._seen |= {*files}
                     self._refuse(error)
+                finally:
+                    self._under_way = frozenset()
 
     @asynccontextmanager
     async def _looking(self) -> AsyncIterator[None]:
@@ -141,7 +146,7 @@ class Reinspection:
         """Have all files suspected that differ from what was inspected, and no longer those that did and do not."""
         found = frozenset(self._catalog.dependents(await self.differing(self._catalog.stamps())))
         if found != self._seen:
-            self._catalog.clear(self._seen - found)
+            self._catalog.clear(self._seen - found - self._under_way)
             self._catalog.suspect(found)
             self._seen = found
             self._doubts_changed()

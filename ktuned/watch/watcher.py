@@ -248,7 +248,7 @@ class Watcher:
         files = {file for root in roots for file in self._catalog.files_of(root)}
         for name in self._looked_up():
             with suppress(NotFound, AmbiguousName):
-                files.add(self._catalog.resolve(name).file)
+                files.update(self._catalog.declared_in(self._catalog.resolve(name)))
         differences = Differences()
         if roots:
             differences = await anyio.to_thread.run_sync(partial(self._directories.differences, polled_only=True))

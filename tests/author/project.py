@@ -149,7 +149,8 @@ def kernel_file(kernels: list[tuple[str, str]], head: str, flags: str) -> str:
 class Project:
     """The files of one author, below ``root`` and beside it; what is ``None`` is not there.
 
-    Of the kernel files it has those that are named, or all. ``compiler`` is the one that its sources are compiled with.
+    Of the kernel files it has those that are named, or all. ``compiler`` is the one that its sources are compiled with,
+    and ``compiler_writes`` says how often it was put in place, the same text included.
     """
 
     def __init__(self, root: Path, seed: int | str, files: Sequence[str] = tuple(FILES)) -> None:
@@ -159,6 +160,7 @@ class Project:
         self.chance = random.Random(seed)
         self.texts: dict[str, str | None] = {}
         self.history: list[dict[str, str | None]] = []
+        self.compiler_writes = 0
         self._count = 100
         self._mend: dict[str, str | None] = {}
         for file in self.files:
@@ -199,6 +201,7 @@ class Project:
             beside.write_text(text)
             beside.chmod(0o755)
             beside.replace(path)
+            self.compiler_writes += 1
             return
         if text is None:
             path.unlink(missing_ok=True)

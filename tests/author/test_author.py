@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tests.author.conftest import Script, share
-from tests.author.project import COMPILER_FILE, DOWN_EVERY, HASTY_EVERY, IMPORTS, KERNEL, Project
+from tests.author.project import DOWN_EVERY, HASTY_EVERY, IMPORTS, KERNEL, Project
 from tests.author.tally import Tally
 from tests.e2e.harness import PATIENCE_S, Daemon
 
@@ -67,7 +67,7 @@ class Author:
     def edit(self, wanted: str | None = None) -> str:
         """Make one edit as one save: on a busy machine the author may pause for longer than a save takes."""
         assert self.daemon.process is not None
-        compiler = self.project.texts[COMPILER_FILE]
+        writes = self.project.compiler_writes
         chance = self.project.chance.random() if wanted is None else 1.0
         is_down, is_hasty = chance < 1 / DOWN_EVERY, chance > 1 - 1 / HASTY_EVERY and wanted is None
         if is_down:
@@ -84,7 +84,7 @@ class Author:
             finally:
                 self.daemon.process.send_signal(signal.SIGCONT)
         self._saved_at = monotonic()
-        self._is_compiler_new = compiler != self.project.texts[COMPILER_FILE] and not is_down
+        self._is_compiler_new = self.project.compiler_writes > writes and not is_down
         return kind
 
     def _edit_hastily(self) -> str:

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ktuned.catalog.inspection import Inspected
 from ktuned.catalog.project_file import PROJECT_FILE
+from ktuned.ipc.stamps import stamp
+from ktuned.model.errors import StoreError
+from ktuned.model.kernel import Root
 from ktuned.scheduling.job_requests import Wish
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
@@ -71,6 +75,27 @@ async def test_interpreter_and_environment_are_followed(parts: Parts, tmp_path: 
     (root,) = parts.catalog.roots
     assert (root.name, root.python, root.env) == ("project", str(python), {"A": "1"})
     assert used.exists()
+    parts.kill_workers()
+
+
+async def test_a_file_that_could_not_be_followed_to_the_end_is_followed_again(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The inspections after its change failed: until they were made, it counts as not inspected."""
+    await parts.inspect(kernel_text())
+    path = parts.project / PROJECT_FILE
+
+    async def fail(root: Root) -> Inspected:
+        raise StoreError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.inspector, "inspect_root", fail)
+        with pytest.raises(StoreError):
+            await saved(parts, "env = {A = '1'}")
+    assert (str(path), stamp(path)) not in parts.catalog.stamps()
+    found = await parts.inspector.inspect_files(parts.catalog.roots[0], [str(path)])
+    assert found.files == (str(parts.project / "tune_it.py"),)
+    assert (str(path), stamp(path)) in parts.catalog.stamps()
     parts.kill_workers()
 
 

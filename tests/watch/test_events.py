@@ -17,6 +17,7 @@ import pytest
 
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.discovery import find_kernel_files, walk
+from ktuned.catalog.roots import asked_again
 from ktuned.model.kernel import Root
 from ktuned.watch.notifications import Notifications, WatchError
 from ktuned.watch.watcher import Intervals, OpenWatches, Watcher
@@ -296,6 +297,22 @@ async def test_recently_looked_up_kernels_are_surveyed_more_often(parts: Parts, 
         for name in ("other", "asked"):
             (tmp_path / name).write_text(kernel_text(name, rtol="0.5"))
         await watched.until("asked")
+
+
+async def test_the_project_file_of_a_recently_looked_up_kernel_is_surveyed_with_it(
+    parts: Parts, tmp_path: Path
+) -> None:
+    """A lost event of the file that has a project's name, interpreter and variables waits for the shorter interval."""
+    write(parts, "it")
+    (tmp_path / "twin").hardlink_to(parts.write("", "ktuned.toml"))
+    parts.catalog.add_root(asked_again(parts.root))
+    async with watching(
+        parts, intervals=Intervals(all_s=PATIENCE_S, recent_s=0.2), looked_up=["project:it"]
+    ) as watched:
+        await watched.watcher.caught_up.wait()
+        (tmp_path / "twin").write_text("name = 'gemms'\n")
+        await watched.until("it", "it")
+    assert [kernel.name for kernel in parts.catalog.kernels] == ["gemms:it"]
 
 
 async def test_name_that_is_not_utf8_leads_to_polling(parts: Parts) -> None:

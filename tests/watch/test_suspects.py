@@ -11,9 +11,11 @@ import pytest
 
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.inspection import FileInspector, Inspected
+from ktuned.catalog.roots import asked_again
+from ktuned.ipc.stamps import stamp
 from ktuned.lookup.answer import Answer
 from ktuned.model.errors import StoreError
-from ktuned.model.kernel import Root
+from ktuned.model.kernel import KernelInfo, Root
 from ktuned.watch.reinspection import Reinspection
 from tests.assembled import PATIENCE_S, Parts, kernel_text
 
@@ -99,6 +101,64 @@ async def test_a_project_file_is_suspect_until_it_was_followed(parts: Parts, tmp
         assert "ktuned.toml" in (await until_stale(parts)).message
         gate.touch()
         assert (await until_certain(parts)).status == "stale"
+
+
+async def test_a_linked_project_file_is_followed_where_it_lies(parts: Parts, tmp_path: Path) -> None:
+    """One that several projects share is edited outside of them all."""
+    shared = tmp_path / "shared" / "ktuned.toml"
+    shared.parent.mkdir()
+    shared.write_text("")
+    (parts.project / "ktuned.toml").symlink_to(shared)
+    parts.catalog.add_root(asked_again(parts.root))
+    async with watched(parts):
+        shared.write_text("env = { ROWS = '2' }\n")
+        await until_stale(parts)
+        assert (await until_certain(parts)).status == "stale"
+        assert parts.catalog.roots[0].env == {"ROWS": "2"}
+
+
+class Following(FileInspector):
+    """An inspector that notes a project file early, as after its probe, and is at work until the next look."""
+
+    def __init__(self, parts: Parts, kernel: KernelInfo) -> None:
+        self.looks = 0
+        self.suspicion = ""
+        self._parts = parts
+        self._kernel = kernel
+        self._looked = anyio.Event()
+
+    def note(self) -> None:
+        """Take note that doubts have changed."""
+        self.looks += 1
+        self._looked.set()
+
+    async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Inspected:
+        """Note the file once a look has found that it differs."""
+        (file,) = files
+        await self._next_look()
+        self._parts.catalog.note_project(root.path, stamp(Path(file)))
+        await self._next_look()
+        self.suspicion = self._parts.catalog.suspicion(self._kernel)
+        return Inspected(Changes(), (file,))
+
+    async def _next_look(self) -> None:
+        self._looked = anyio.Event()
+        with anyio.fail_after(PATIENCE_S):
+            await self._looked.wait()
+
+
+async def test_a_project_file_is_suspect_until_its_kernels_were_inspected(parts: Parts) -> None:
+    """Its digest is noted before them: a look in between finds nothing that differs, and clears no doubt."""
+
+    async def take(changes: Changes, saved: bool) -> None:
+        pass
+
+    kernel = await parts.inspect(kernel_text())
+    following = Following(parts, kernel)
+    path = str(parts.write("env = { ROWS = '2' }\n", "ktuned.toml"))
+    await Reinspection(parts.catalog, following, take, following.note).inspect({path})
+    assert following.suspicion == path
+    assert parts.catalog.suspicion(kernel) == ""
 
 
 class Refusing(FileInspector):

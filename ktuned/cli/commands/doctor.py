@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from ktuned.cli import doctor as checks
-from ktuned.cli import equipment, output, versions
+from ktuned.cli import equipment, output, spawn, versions
 from ktuned.cli.commands.status import PROBE_DEADLINE_S
+from ktuned.cli.commands.tune import announce
 from ktuned.cli.doctor import Finding, Level
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
-from ktuned.cli.spawn import state_directory
 from ktuned.cli.versions import version
 from ktuned.model import MEMORY, PRECISIONS
 from ktuned_client import Client, DaemonError, DaemonUnavailable
@@ -32,7 +32,7 @@ PEAKS_DEADLINE_S = 600.0
 def doctor(peaks: bool, again: bool, as_json: bool) -> int:
     """Check this installation.
 
-    Works without a daemon, and reports more with one. Exits with 1 if a check fails.
+    Works without a daemon, and reports more with one; --peaks starts one. Exits with 1 if a check fails.
     """
     if again and not peaks:
         raise click.UsageError("--again goes with --peaks", click.get_current_context())
@@ -47,6 +47,7 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
 
 
 def _show_peaks(*, again: bool, as_json: bool) -> int:
+    announce(spawn.ensure())
     with Client() as client:
         answer = client.call("peaks", measure=True, again=again, deadline_s=PEAKS_DEADLINE_S)
     if as_json:
@@ -75,7 +76,7 @@ def _examine() -> list[Finding]:
     from ktuned.backends import ENTRY_POINT_GROUP
 
     status, environments, kernels, absence = _ask_daemon()
-    home = state_directory()
+    home = spawn.state_directory()
     findings = [
         checks.check_python(),
         checks.check_socket(socket_path()),
