@@ -2,21 +2,18 @@
 
 A private daemon tunes copies of the CPU example, with two problems, and of the README's kernel, in a temporary
 directory. When all have a winner, both sources are edited: the GEMM gets a prefetch, the dot product a typing error.
-The picture is the command's output, read from a pseudo-terminal, while the GEMM's second problem is tuned again. Only
+The picture is the command's screen in tmux (apt-get install tmux), while the GEMM's second problem is tuned again. Only
 the name of the temporary directory is replaced in it.
 """
 
-import fcntl
 import os
-import pty
 import re
 import select
+import shlex
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -28,7 +25,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = Path(__file__).with_name("live_screen.svg")
-COLUMNS, LINES = 100, 16
+COLUMNS, LINES = 100, 15
 DEADLINE_S = 900.0
 """For two tunings of both kernels on two busy cores."""
 
@@ -37,55 +34,48 @@ PREFETCH = "    __builtin_prefetch(b + kTileColumns);\n"
 PROBLEMS = "problems=[dict(M=384, N=384, K=400)]"
 TWO_PROBLEMS = "trials=40, problems=[dict(M=384, N=384, K=400), dict(M=192, N=768, K=400)]"
 DONE = re.compile(r"gemm .*× +tuned")
-HALF_DONE = re.compile(r"gemm .*tuning (2[0-9]|3[0-9])/")
+HALF_DONE = re.compile(r"gemm .*tuning (1[5-9]|2[0-9]|3[0-9])/")
 _REMOTE_FONT = re.compile(r",\s*url\([^)]*\) format\([^)]*\)")
-_FRAME = b"\x1b[H"
-_SEQUENCE = re.compile(r"\x1b\[[?\d;]*[A-Za-ln-z]")
-"""Every terminal sequence except those for colours, which end with m."""
+_POLL_S = 0.2
 
 
 class Screen:
-    """A running ``ktuned watch`` and what it draws."""
+    """A running ``ktuned watch`` in a tmux server of its own."""
 
-    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
-        self._process = process
-        self._descriptor = descriptor
-        self._output = b""
+    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+        self._words = ["tmux", "-S", str(directory / "tmux.sock"), "-f", "/dev/null"]
+        self._environment = environment
+
+    def run(self, *words: str) -> str:
+        """Run a command of tmux and return its output."""
+        words = (*self._words, *words)
+        return subprocess.run(words, env=self._environment, check=True, capture_output=True, text=True).stdout
 
     def frames(self) -> Iterator[str]:
-        """Yield each whole picture, with its colours, as it is drawn.
+        """Yield the screen with its colours, some times a second.
 
         Raises:
-            RuntimeError: the command ended, or the deadline passed.
+            RuntimeError: the deadline passed.
+            CalledProcessError: the command ended, and tmux with it.
         """
         ends = monotonic() + DEADLINE_S
         while monotonic() < ends:
-            readable, _, _ = select.select([self._descriptor], [], [], 1.0)
-            if not readable:
-                continue
-            try:
-                self._output += os.read(self._descriptor, 65536)
-            except OSError as error:
-                raise RuntimeError(f"ktuned watch ended with status {self._process.wait()}") from error
-            *whole, self._output = self._output.split(_FRAME)
-            yield from (_SEQUENCE.sub("", frame.decode(errors="replace")).replace("\r", "") for frame in whole)
+            yield self.run("capture-pane", "-p", "-e")
+            select.select([], [], [], _POLL_S)
         raise RuntimeError(f"the picture is not complete after {DEADLINE_S:g} s")
 
 
 @contextmanager
-def watching(project: Path, environment: dict[str, str]) -> Iterator[Screen]:
-    """Run ``ktuned watch`` of a directory in a pseudo-terminal, with a daemon that ends with it."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    command = [sys.executable, "-m", "ktuned", "watch", "."]
-    process = subprocess.Popen(command, cwd=project, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
+def watching(project: Path, directory: Path, environment: dict[str, str]) -> Iterator[Screen]:
+    """Run ``ktuned watch`` of a directory in tmux, with a daemon that ends with it."""
+    screen = Screen(directory, environment)
+    command = shlex.join([sys.executable, "-m", "ktuned", "watch", "."])
+    size = ["-x", str(COLUMNS), "-y", str(LINES)]
+    screen.run("new-session", "-d", *size, "-c", str(project), command)
     try:
-        yield Screen(process, ours)
+        yield screen
     finally:
-        process.terminate()
-        os.close(ours)
-        process.wait()
+        screen.run("kill-server")
         subprocess.run([sys.executable, "-m", "ktuned", "stop"], env=environment, check=False)
 
 
@@ -137,7 +127,7 @@ def main() -> None:
         (home / "config.toml").write_text("contention = false\n")
         private = {"KTUNED_HOME": str(home), "KTUNED_SOCKET": str(directory / "run/ktuned.sock")}
         environment = {**os.environ, **private, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-        with watching(project, environment) as screen:
+        with watching(project, directory, environment) as screen:
             frames = screen.frames()
             next(frame for frame in frames if is_tuned(frame))
             edit(project / "gemm.cc", LINE, LINE + PREFETCH)

@@ -43,7 +43,7 @@ class JobView:
     ``default`` are whichever counts. ``failures`` holds the first trial map of each failing outcome. ``announced`` is
     what the best figure that was news costs: a ``winner`` comes before the trial that made it. ``before`` is the figure
     of the winner when the job began. ``share`` is that of the device's limit, in words.
-    ``left_s`` and ``waits_for`` are the daemon's latest estimate and reason.
+    ``left_s`` and ``waits_for`` are the daemon's latest estimate and reason; ``planned`` and ``planned_s`` the budget.
     """
 
     id: int
@@ -70,6 +70,8 @@ class JobView:
     message: str = ""
     left_s: float | None = None
     waits_for: str = ""
+    planned: int | None = None
+    planned_s: float | None = None
     is_compile_only: bool = False
     objective: Objective = LATENCY
     best_figure: float | None = None
@@ -351,6 +353,7 @@ def _take_state(view: View, state: Mapping[str, Any]) -> tuple[View, tuple[News,
     announced = cost_of(objective, _best_of(state))
     named = JobView(state["id"], state["kernel"], state["problem"], state["device"], announced=announced)
     before = old or replace(named, objective=objective)
+    plan: Mapping[str, Any] = state.get("plan") or {}
     job = replace(
         _with_estimate(before, state),
         state=state["state"],
@@ -368,7 +371,9 @@ def _take_state(view: View, state: Mapping[str, Any]) -> tuple[View, tuple[News,
         default_figure=state.get("default_figure"),
         outcomes=state.get("outcomes", before.outcomes),
         message=state.get("message", ""),
-        is_compile_only=bool((state.get("plan") or {}).get("compile_only")),
+        planned=plan.get("trials"),
+        planned_s=plan.get("seconds"),
+        is_compile_only=bool(plan.get("compile_only")),
     )
     news: tuple[News, ...] = ()
     if job.state == JobState.RUNNING and (old is None or old.state != JobState.RUNNING):

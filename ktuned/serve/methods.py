@@ -308,7 +308,12 @@ class Methods:
             if trial is None:
                 raise NotFound(f"there is no trial {wanted.trial}", hint="`ktuned results KERNEL` lists them")
             won = [winner.objective for winner in self._store.winners(trial.kernel) if winner.trial == trial.id]
-            return {"trials": [_public(trial, won)]}
+            public = _public(trial, won)
+            with suppress(NotFound):
+                known = self._catalog.resolve(trial.kernel)
+                public["config"] = known.config_in_order(trial.config)
+                public["problem"] = known.problem_in_order(trial.problem)
+            return {"trials": [public]}
         if wanted.kernel is None:
             raise UsageError("results needs a kernel or a trial")
         if wanted.order not in ("fastest", "newest"):
@@ -345,17 +350,17 @@ class Methods:
         won_by: dict[int, list[Objective]] = {}
         for winner in self._lookups.served.of(kernel, self._catalog.environment(kernel)):
             won_by.setdefault(winner.trial, []).append(winner.objective)
-        public = [_public(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
-        for entry in public:
+        listed = [_public(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
+        for entry in listed:
             entry["config"] = kernel.config_in_order(entry["config"])
             entry["problem"] = kernel.problem_in_order(entry["problem"])
             entry["facts"] = _figures(entry["detail"].get("facts"))
             if not wanted.details:
                 del entry["detail"]
         if not wanted.count:
-            return {"trials": public}
+            return {"trials": listed}
         total = self._store.count_trials(kernel.name, problem, device, wanted.outcome, wanted.job, digests)
-        return {"trials": public, "total": total}
+        return {"trials": listed, "total": total}
 
     def _model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""

@@ -1,20 +1,16 @@
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
-from rich.console import Console
-
-from ktuned.cli.watch.board import Board, Row, catch_up, estimate, fold, keep, know, shown
-from ktuned.cli.watch.screen import render
+from ktuned.cli.watch.board import Board, Row, catch_up, estimate, fold, keep, know
 from ktuned.model.objective import LATENCY
 from ktuned.model.values import canonical
 from tests.cli.samples import DEVICE, KERNEL, PROBLEM, answer_map, job_map, state_event, trial_event, trial_map
 
 CASE = (KERNEL, canonical(PROBLEM), DEVICE, LATENCY)
 STALE = {"type": "stale", "kernel": KERNEL, "digest": "e"}
+NO_KERNELS: dict[str, Any] = {"kernels": [], "errors": []}
 
 
 def winner(latency_us: float, job: int | None = 1, **changes: Any) -> dict[str, Any]:
@@ -34,13 +30,6 @@ def after(*events: Mapping[str, Any], board: Board | None = None) -> Board:
 def row(board: Board) -> Row:
     """Return the sample's row."""
     return board.rows[CASE]
-
-
-def drawn(board: Board, *, now: float = 200.0, width: int = 140, height: int = 20) -> list[str]:
-    """Return what a terminal would show, line by line, without its colours."""
-    console = Console(file=io.StringIO(), record=True, width=width, height=height, markup=False, highlight=False)
-    console.print(render(board, "ktuned watch /src", now, height))
-    return [line.rstrip() for line in console.export_text().splitlines()]
 
 
 def test_a_save_and_its_retuning() -> None:
@@ -113,10 +102,19 @@ def test_catching_up_makes_no_news() -> None:
     job = row(board).job
     assert job is not None
     assert (row(board).state, job.id, row(board).before) == ("paused", 3, None)
-    known = keep(board, [], [{"path": "/src/tune_x.py", "line": 3, "message": "NameError: x"}])
+    error = {
+        "path": "/src/tune_x.py",
+        "line": 3,
+        "message": "NameError: x",
+        "excerpt": "y = x\n    ^",
+        "hint": "define x",
+    }
+    known = keep(board, {"kernels": [], "errors": [error], "roots": [{"path": "/src"}]})
     assert list(known.rows) == [CASE]
-    assert known.errors == {"/src/tune_x.py": "/src/tune_x.py:3: NameError: x"}
-    assert keep(know(Board(), [answer_map()]), [], []).rows == {}
+    assert known.errors["/src/tune_x.py"].line == "/src/tune_x.py:3: NameError: x"
+    assert known.errors["/src/tune_x.py"].excerpt == ("    y = x", "        ^")
+    assert (known.roots, known.problems) == (("/src",), 1)
+    assert keep(know(Board(), [answer_map()]), NO_KERNELS).rows == {}
 
 
 def test_row_of_an_unknown_device_becomes_its_job_s() -> None:
@@ -152,26 +150,6 @@ def test_unknown_events_change_nothing() -> None:
     assert after({"type": "of_a_newer_daemon", "kernel": None}) == after()
 
 
-def many(count: int) -> Board:
-    """Return a board of so many kernels."""
-    return know(Board(), [answer_map(kernel=f"project:k{number:02}") for number in range(count)])
-
-
-def test_choosing_rows() -> None:
-    """Arrows move within the rows, which stand by name; the picture keeps the chosen one in sight."""
-    board = many(30)
-    assert board.selected is not None
-    assert board.selected.kernel == "project:k00"
-    assert board.select(-1).selected == board.selected
-    far = board.select(20)
-    assert far.selected is not None
-    assert far.selected.kernel == "project:k20"
-    assert far.selected in shown(far, 5)
-    assert len(shown(far, 5)) == 5
-    assert far.select(99).selected == shown(far.select(99), 5)[-1]
-    assert Board().select(1).selected is None
-
-
 def test_a_job_without_a_device_has_one_row() -> None:
     """Where nothing can be measured the lookup's answer names no device, and the job what it compiled for."""
     failed = job_map(state="failed", device="sm_90a", message="no device: no GPU")
@@ -199,69 +177,25 @@ def test_a_save_makes_only_what_has_a_figure_stale() -> None:
 def test_a_kernel_that_is_gone_goes_from_the_board() -> None:
     """Its row stays only until its job has ended."""
     running = after(state_event("job_started", job_map()))
-    assert set(keep(running, [], []).rows) == {CASE}
+    assert set(keep(running, NO_KERNELS).rows) == {CASE}
     done = after(state_event("job_done", job_map(state="done", best_us=5.0)), board=running)
-    assert keep(done, [], []).rows == {}
-    assert set(keep(done, [KERNEL], []).rows) == {CASE}
+    assert keep(done, NO_KERNELS).rows == {}
+    assert set(keep(done, {"kernels": [{"name": KERNEL}], "errors": []}).rows) == {CASE}
 
 
-def test_rows_that_differ_in_the_device_alone_name_it() -> None:
-    """On one device no one needs its name."""
-    lines = drawn(after(state_event("job_started", job_map())))
-    assert not any(DEVICE in line for line in lines)
-    lines = drawn(after(state_event("job_started", job_map(2, device="H200"))))
-    assert any(f"on {DEVICE}" in line for line in lines)
-    assert any("on H200" in line for line in lines)
+def test_a_row_has_its_winner_s_config() -> None:
+    """From the lookup, from a winner that a job found, and through an edit until there is another."""
+    known = know(Board(), [answer_map()])
+    assert row(known).config == {"BM": 32, "fast": True}
+    assert row(after(STALE, board=known)).config == {"BM": 32, "fast": True}
+    assert row(after(state_event("job_started", job_map()), winner(9.0), board=known)).config == {"BM": 1}
 
 
-def test_picture_of_a_running_job() -> None:
-    """One line has the kernel, the save, both figures, the ratio and the state; the failure stands below it."""
-    board = after(
-        STALE,
-        state_event("job_started", job_map(left_s=12.0)),
-        trial_event(trial_map(1, "compile_error"), 1, outcomes={"compile_error": 1}),
-        winner(10.0),
-    )
-    lines = drawn(board)
-    assert lines[0] == "ktuned watch /src"
-    (line,) = [line for line in lines if "gemm" in line]
-    words = "▸  gemm M=64 dtype=float32  1 min 40 s ago  12.50 µs  10.00 µs  1.25×  tuning 1/4, 12 s left, 1 failed"
-    assert line.split() == words.split()
-    assert lines[lines.index(line) + 1].strip() == "compile_error: why it is compile_error"
-    assert any("t tune now" in line and "q quit" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("events", "words"),
-    [
-        ([{"type": "paused", "device": ""}], "all tuning is paused: P resumes it"),
-        ([{"type": "paused", "device": "H200"}], "paused: H200"),
-        ([{"type": "paused", "reason": "the disk is full"}], "nothing is tuned: the disk is full"),
-        (
-            [state_event("job_queued", job_map(state="queued", waits_for="policy is manual"))],
-            "queued: policy is manual",
-        ),
-        (
-            [
-                state_event("job_started", job_map()),
-                {"type": "refining", "kernel": KERNEL, "job": 1, "round": 2, "rounds": 5, "finalists": 3},
-            ],
-            "finalists again, 2 of 5",
-        ),
-    ],
-)
-def test_pictures_say_what_keeps_tuning(events: list[dict[str, Any]], words: str) -> None:
-    """Pauses, waiting and the finalists' rounds are reported in words."""
-    assert any(words in line for line in drawn(after(*events)))
-
-
-def test_picture_fits_its_terminal() -> None:
-    """However many kernels and errors there are, it is no higher than the terminal, and says what is left out."""
-    board = keep(many(50), [f"project:k{number:02}" for number in range(50)], [{"path": "/x.py", "message": "bad"}])
-    for height in (10, 24, 60):
-        lines = drawn(board.say("paused job 1"), height=height)
-        assert len(lines) <= height
-        assert "paused job 1" in lines[-1]
-        assert any("/x.py: bad" in line for line in lines)
-    assert any("more" in line for line in drawn(board, height=24))
-    assert any("no kernel yet" in line for line in drawn(Board()))
+def test_problems_are_errors_of_files_and_rows_without_a_figure() -> None:
+    """A config that fails among others that work is none; a failed job, or failures alone so far, are."""
+    failing = trial_event(trial_map(1, "compile_error"), 1, best_us=None)
+    begun = after(STALE, state_event("job_started", job_map()), failing)
+    assert (row(begun).is_problem, begun.problems) == (True, 1)
+    assert not row(after(winner(9.0), board=begun)).is_problem
+    failed = after(state_event("job_done", job_map(state="failed", message="no")))
+    assert failed.problems == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.cli.watch.keys import Keyboard, decode
+from ktuned.cli.watch.keys import GONE, Keyboard, decode
 
 
 @pytest.mark.parametrize(
@@ -20,15 +20,17 @@ from ktuned.cli.watch.keys import Keyboard, decode
         (b"\x1bOAj", ["up", "j"]),
         (b"\x1b[1;5Cq", ["q"]),
         (b"\x1b[200~x", ["x"]),
-        (b"\x1b", []),
+        (b"\x1b", ["escape"]),
+        (b"\x1b[5~\x1b[6~\x1b[H\x1b[4~", ["pageup", "pagedown", "home", "end"]),
+        (b"\x1b[D\x1b[C\x7f", ["left", "right", "backspace"]),
         (b"\x1bq", ["q"]),
         (b"\x1b[", []),
-        (b"\xc3\xa4q", ["q"]),
-        (b"\r\n\t\x00q", ["q"]),
+        (b"\xc3\xa4q\xc3", ["ä", "q"]),
+        (b"\r\t\x00q", ["enter", "q"]),
     ],
 )
 def test_keys_of_what_a_terminal_sends(data: bytes, keys: list[str]) -> None:
-    """Letters and arrows come through; other keys, and what is no key, do nothing."""
+    """Letters and named keys come through; other keys, and what is no key, do nothing."""
     assert decode(data) == keys
 
 
@@ -64,5 +66,5 @@ def test_terminal_that_is_gone_quits() -> None:
     master, slave = pty.openpty()
     with Keyboard(slave) as keyboard:
         os.close(master)
-        assert keyboard.read() == ["q"]
+        assert keyboard.read() == [GONE]
     os.close(slave)

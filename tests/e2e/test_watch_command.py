@@ -20,6 +20,7 @@ from time import monotonic
 import pytest
 
 from tests.e2e.harness import PATIENCE_S, UNHURRIED, Daemon, kernel_text, running
+from tests.e2e.terminal import Terminal
 
 SPACE = (
     "space([dict(us={us}, does='work', tag='a', gate={gate!r}), dict(us=1.0, does='compile_error', tag='b', gate='')])"
@@ -28,7 +29,6 @@ FIGURE = r"[\d.]+ [µm]s"
 """A latency as it is reported; how large it is on a busy machine is not what is tested here."""
 
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
-_STYLE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def text_of(us: float = 300.0, gate: str = "", **options: str) -> str:
@@ -37,11 +37,12 @@ def text_of(us: float = 300.0, gate: str = "", **options: str) -> str:
 
 
 class Sitting:
-    """A ``ktuned watch`` on a terminal of 30 lines, and all that it has shown."""
+    """A ``ktuned watch`` on a terminal of 30 lines and 140 columns, and all that it has written."""
 
     def __init__(self, daemon: Daemon, *words: str) -> None:
         self.master, self.slave = pty.openpty()
-        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 140, 0, 0))
+        self.terminal = Terminal(0, 0)
+        self.resize(140, 30)
         self.found = termios.tcgetattr(self.slave)
         self.shown = b""
         self.process = subprocess.Popen(
@@ -65,10 +66,20 @@ class Sitting:
         """Type."""
         os.write(self.master, keys.encode())
 
+    def resize(self, columns: int, lines: int) -> None:
+        """Give the terminal another size; the kernel signals that to the command."""
+        self.terminal = Terminal(columns, lines)
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
     @property
     def picture(self) -> str:
-        """The last picture, without its colours."""
-        return _STYLE.sub("", self.shown.rsplit(b"\x1b[H", 1)[-1].decode(errors="replace"))
+        """The lines on the terminal, without their colours."""
+        return self.terminal.picture
+
+    def _read(self) -> None:
+        data = os.read(self.master, 65536)
+        self.shown += data
+        self.terminal.feed(data)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Read what is shown until something holds."""
@@ -76,7 +87,7 @@ class Sitting:
         while not condition():
             assert monotonic() < deadline, f"waited for {what}; the picture:\n{self.picture}"
             if select.select([self.master], [], [], 0.05)[0]:
-                self.shown += os.read(self.master, 65536)
+                self._read()
 
     def sees(self, pattern: str) -> None:
         """Read until a line of the picture has a pattern."""
@@ -86,7 +97,7 @@ class Sitting:
         """Read until the command has ended, and return its exit status."""
         self.until(lambda: self.process.poll() is not None, "its end")
         while select.select([self.master], [], [], 0.1)[0]:
-            self.shown += os.read(self.master, 65536)
+            self._read()
         return self.process.wait()
 
     @property
@@ -136,6 +147,10 @@ def test_author_saves_sees_and_steers(daemon: Daemon, sit: Callable[..., Sitting
     screen.press("\x1b[Bc")
     # What is known already is soon done again: the key may come before, at or after its end.
     screen.sees(r"cancelled job|has no job to cancel|is done already")
+    screen.press("\r")
+    screen.sees(r"winner +us=300.0 .*\n(.*\n)*over saves +.*[▁-█]{2}.* in 2 versions")
+    screen.resize(60, 20)
+    screen.sees(r"(?m)^─{60}$(.*\n)+.*compile error")
     screen.press("q")
     assert screen.ends() == 0
     assert screen.is_left_as_found

@@ -234,8 +234,9 @@ async def test_knobs_and_keys_stand_in_the_declared_order(desk: Desk, parts: Par
     assert [*job["problem"]] == ["n", "m", "k"]
     trial = await parts.store.begin_trial(context, problem, job["id"], {"tag": "a", "us": 50.0})
     await parts.store.finish_trial(trial, TrialResult(Outcome.MEASURED, 7.0, 0.1))
-    (found,) = (await desk.call("results", kernel="it"))["trials"]
-    assert ([*found["config"]], [*found["problem"]]) == (["us", "tag"], ["n", "m", "k"])
+    for asked in ({"kernel": "it"}, {"trial": trial}):
+        (found,) = (await desk.call("results", **asked))["trials"]
+        assert ([*found["config"]], [*found["problem"]]) == (["us", "tag"], ["n", "m", "k"])
     assert kernel.config_in_order({"extra": 1, "tag": "a", "us": 1.0}) == {"us": 1.0, "tag": "a", "extra": 1}
 
 

@@ -14,8 +14,9 @@ from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.limits import Limits, limits, share_of
 from ktuned.cli.options import device_option, given, json_option, problem_option
+from ktuned.cli.trial_facts import facts_of, messages_of
 from ktuned.cli.trial_pages import all_trials
-from ktuned.model import LATENCY, TRIED_AGAIN, Outcome, canonical
+from ktuned.model import LATENCY, Outcome, canonical
 from ktuned.report import FORMATS, best_so_far, figure_of, front, rendered
 from ktuned_client import Client
 
@@ -28,8 +29,6 @@ PLOT = "plot"
 MAX_PLOT_COLUMNS = 100
 """Wider plots are no clearer."""
 
-_TOLD_APART = ("stdout", "stderr", "samples", "story")
-_LABELS = {"count": "samples", "open_s": "opening", "low_us": "median from", "high_us": "median to"}
 _COLUMNS = ["trial", "problem", "device", "config", "outcome", "latency", "spread", "compile", "lane", "age", "message"]
 _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
 
@@ -108,7 +107,7 @@ def results(
         output.emit(rendered(trials, form))
     elif trial is not None:
         for found in trials:
-            _tell(found)
+            _show_one(found)
     elif trials:
         _show(trials, known, with_age=everything)
     if len(trials) < total:
@@ -183,60 +182,13 @@ def _star(trial: Mapping[str, Any]) -> str:
     return "* " if objectives in ([], [LATENCY]) else f"* {', '.join(objectives)} "
 
 
-def _tell(trial: Mapping[str, Any]) -> None:
-    detail: Mapping[str, Any] = trial.get("detail") or {}
-    again = TRIED_AGAIN[Outcome(trial["outcome"])] if trial["outcome"] else text.ABSENT
-    facts = {
-        "trial": f"{trial['id']} of job {trial['job']}",
-        "kernel": trial["kernel"],
-        "problem": text.flat(trial["problem"]),
-        "device": trial["device"],
-        "config": text.flat(trial["config"]),
-        "outcome": trial["outcome"] or "under way",
-        "latency": f"{text.latency(trial['latency_us'])} (spread {text.spread(trial['spread_us'])})",
-        "compiling": text.duration(trial["compile_s"]),
-        "measuring": text.duration(trial["lane_s"]),
-        "artifact": trial["artifact"] or text.ABSENT,
-        "digest": trial.get("digest", text.ABSENT),
-        **{_label(name): _said(name, value) for name, value in detail.items() if name not in _TOLD_APART},
-        "tried again": again,
-    }
-    if "story" in detail:
-        facts["story"] = " → ".join(word.replace("_", " ") for word in detail["story"])
+def _show_one(trial: Mapping[str, Any]) -> None:
+    facts = facts_of(trial)
     width = max(map(len, facts))
     for name, value in facts.items():
-        output.emit(f"{name:<{width}}  {text.clean(value)}")
-    commands = detail.get("facts", {}).get("command", ())
-    told = {"message": trial["message"], "command": "\n".join(map(str, commands))}
-    for name, words in {**told, "stderr": detail.get("stderr"), "stdout": detail.get("stdout")}.items():
-        if words:
-            output.emit()
-            output.emit(f"{name}:")
-            for line in text.clean(str(words)).splitlines():
-                output.emit(f"  {line}")
-
-
-def _label(name: str) -> str:
-    """Return the name of a detail, without its unit."""
-    return _LABELS.get(name) or name.removesuffix("_us").removesuffix("_s").replace("_", " ")
-
-
-def _said(name: str, value: object) -> str:
-    """Return a detail's value for people, in the unit that its name ends in."""
-    match value:
-        case Mapping():
-            # Commands of compilers have their own lines.
-            pairs = {key: _said(key, item) for key, item in value.items() if key != "command"}
-            return " ".join(f"{key}={said}" for key, said in pairs.items() if said)
-        case list() | tuple():
-            return ", ".join(_said(name, item) for item in value)
-        case bool():
-            return str(value).lower()
-        case int() | float() if name.endswith("_us"):
-            return text.latency(value)
-        case int() | float() if name.endswith("_s"):
-            return text.duration(value)
-        case float():
-            return f"{value:.4g}"
-        case _:
-            return str(value)
+        output.emit(f"{name:<{width}}  {value}")
+    for name, words in messages_of(trial).items():
+        output.emit()
+        output.emit(f"{name}:")
+        for line in text.clean(words).splitlines():
+            output.emit(f"  {line}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +70,7 @@ def watch(path: str | None, once: bool, tolerance: float, no_spawn: bool, as_jso
             project = _project_of(root, roots)
         watched = _listed([entry["path"] for entry in roots])
         try:
-            if not as_json and sys.stdout.isatty() and sys.stdin.isatty():
+            if not as_json and _has_screen():
                 # rich and asyncio take a moment to import, and only a screen needs them.
                 from ktuned.cli.watch import live
 
@@ -81,6 +82,11 @@ def watch(path: str | None, once: bool, tolerance: float, no_spawn: bool, as_jso
             pass
         output.say(f"the daemon goes on watching {watched}; `ktuned unwatch PATH` ends that, `ktuned stop` the daemon")
     return Exit.DONE
+
+
+def _has_screen() -> bool:
+    """Return whether a screen can be drawn: on a terminal that can move its cursor."""
+    return sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 def _listed(paths: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from ktuned.cli.progress import (
     View,
     WinnerChanged,
 )
-from ktuned.model import LATENCY, JobState, Objective, Problem, canonical, figure_of, gain
+from ktuned.model import LATENCY, Config, JobState, Objective, Problem, canonical, figure_of, gain
 
 OPEN = (JobState.QUEUED, JobState.RUNNING, JobState.PAUSED)
 """States of a row whose job has not ended."""
@@ -33,7 +33,8 @@ class Row:
     """One kernel on one problem and device, by one objective; figures in its unit, times in Unix seconds.
 
     ``before`` is the winner's figure when the kernel was last saved, or when its job began; ``current`` the best one
-    known now, ``None`` while that is stale. ``failure`` is the first line of the first failure.
+    known now, ``None`` while that is stale; ``config`` is the config that has it, or had it before an edit. ``failure``
+    is the first line of the first failure.
     """
 
     kernel: str
@@ -46,6 +47,17 @@ class Row:
     job: JobView | None = None
     failure: str = ""
     objective: Objective = LATENCY
+    config: Config | None = None
+
+    @property
+    def name(self) -> str:
+        """The kernel's short name."""
+        return self.kernel.partition(":")[2] or self.kernel
+
+    @property
+    def is_problem(self) -> bool:
+        """True if it needs its author: its job failed, or configs fail and none is measured yet."""
+        return self.state == JobState.FAILED or (bool(self.failure) and self.current is None)
 
     @property
     def case(self) -> Case:
@@ -71,44 +83,35 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class FileError:
+    """An error in a kernel file: its one line, the line of source with its caret, and the remedy."""
+
+    line: str
+    excerpt: tuple[str, ...] = ()
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Board:
     """All rows, in the order in which they became known, with the jobs behind them and notices.
 
-    ``errors`` are errors in kernel files, by path; ``paused`` the paused device models; ``stalled`` the reason why
-    nothing can be recorded; ``chosen`` the row that keys act on; ``said`` the effect of the last key.
+    ``errors`` are errors in kernel files, by path; ``roots`` the watched directories; ``sizes`` kernels' numbers of
+    configs, where they can be counted; ``paused`` the paused device models; ``stalled`` the reason why nothing can be
+    recorded.
     """
 
     view: View = field(default_factory=View)
     rows: Mapping[Case, Row] = field(default_factory=dict)
-    errors: Mapping[str, str] = field(default_factory=dict)
+    errors: Mapping[str, FileError] = field(default_factory=dict)
+    roots: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
     paused: frozenset[str] = frozenset()
     stalled: str = ""
-    chosen: Case | None = None
-    said: str = ""
 
     @property
-    def ordered(self) -> list[Row]:
-        """The rows by kernel, so that one's problems stand together."""
-        return sorted(self.rows.values(), key=lambda row: row.kernel)
-
-    @property
-    def selected(self) -> Row | None:
-        """The row that keys act on: the first one until another is chosen."""
-        if self.chosen is not None and self.chosen in self.rows:
-            return self.rows[self.chosen]
-        return next(iter(self.ordered), None)
-
-    def select(self, step: int) -> Board:
-        """Return the board with another row chosen: ``step`` rows below the present one, or above it."""
-        ordered = [row.case for row in self.ordered]
-        if self.selected is None:
-            return self
-        place = ordered.index(self.selected.case) + step
-        return replace(self, chosen=ordered[max(0, min(place, len(ordered) - 1))])
-
-    def say(self, words: str) -> Board:
-        """Return the board with the effect of the last key."""
-        return replace(self, said=words)
+    def problems(self) -> int:
+        """The number of kernel files and rows that need their author."""
+        return len(self.errors) + sum(row.is_problem for row in self.rows.values())
 
     @property
     def paused_everything(self) -> bool:
@@ -128,22 +131,33 @@ def know(board: Board, answers: Iterable[Mapping[str, Any]]) -> Board:
         board, row = _adopt(board, new)
         figure = figure_of(objective, answer["latency_us"], answer.get("metrics") or {})
         if answer["status"] == "fresh":
-            row = replace(row, current=figure)
+            row = replace(row, current=figure, config=answer.get("config"))
         elif answer["status"] == "stale":
-            row = replace(row, before=row.before or figure, current=None)
+            row = replace(row, before=row.before or figure, current=None, config=answer.get("config"))
         if row.job is None:
             row = replace(row, state=answer["status"])
         board = _with(board, row)
     return board
 
 
-def keep(board: Board, kernels: Iterable[str], errors: Iterable[Mapping[str, Any]]) -> Board:
-    """Return the board with only the rows of these kernels, and with these errors of kernel files."""
-    names = set(kernels)
+def keep(board: Board, known: Mapping[str, Any]) -> Board:
+    """Return the board with only the rows of an answer's kernels (of ``kernels``), and with its roots and errors."""
+    kernels: Sequence[Mapping[str, Any]] = known["kernels"]
+    names = {kernel["name"] for kernel in kernels}
     rows = {key: row for key, row in board.rows.items() if row.kernel in names or row.is_open}
-    said = {str(error.get("path") or ""): error for error in errors}
-    wrong = {path: lines.error_line(path, error.get("line"), error["message"]) for path, error in said.items()}
-    return replace(board, rows=rows, errors=wrong)
+    sizes = {kernel["name"]: size for kernel in kernels if (size := (kernel.get("space") or {}).get("size"))}
+    return replace(
+        board,
+        rows=rows,
+        errors={str(error.get("path") or ""): _file_error(error) for error in known["errors"]},
+        roots=tuple(root["path"] for root in known.get("roots", ())),
+        sizes=sizes,
+    )
+
+
+def _file_error(error: Mapping[str, Any]) -> FileError:
+    said = lines.error_line(error.get("path"), error.get("line"), error["message"])
+    return FileError(said, tuple(lines.excerpt(error)), error.get("hint") or "")
 
 
 def catch_up(board: Board, jobs: Iterable[Mapping[str, Any]]) -> Board:
@@ -220,7 +234,7 @@ def _take_job(board: Board, job: JobView, *, is_news: bool) -> Board:
         return _with(board, replace(row, job=job))
     row = replace(row, job=job, state=job.state)
     if job.has_winner:
-        row = replace(row, state="tuned", current=job.best)
+        row = replace(row, state="tuned", current=job.best, config=job.best_config or row.config)
     elif job.state == JobState.FAILED:
         row = replace(row, failure=row.failure or text.first_line(job.message))
     elif job.state == JobState.CANCELLED and row.current is None and row.before is not None:
@@ -264,7 +278,7 @@ def _take_winner(board: Board, won: WinnerChanged) -> Board:
         is_same = (row.kernel, row.device, row.objective) == (won.kernel, won.device, won.objective)
         if of_job or (is_same and won.problem.items() <= row.problem.items()):
             state = "fresh" if row.state == "stale" else row.state
-            board = _with(board, replace(row, current=won.figure, state=state))
+            board = _with(board, replace(row, current=won.figure, state=state, config=won.config))
     return board
 
 
@@ -273,13 +287,3 @@ def _take_pause(board: Board, pause: PauseChanged) -> Board:
         return replace(board, stalled=pause.reason if pause.is_paused else "")
     changed = {pause.device}
     return replace(board, paused=board.paused | changed if pause.is_paused else board.paused - changed)
-
-
-def shown(board: Board, place: int) -> Sequence[Row]:
-    """Return at most ``place`` rows, with the selected one among them."""
-    ordered = board.ordered
-    if len(ordered) <= place or board.selected is None:
-        return ordered
-    middle = [row.case for row in ordered].index(board.selected.case)
-    first = max(0, min(middle - place // 2, len(ordered) - place))
-    return ordered[first : first + max(1, place)]

@@ -9,30 +9,50 @@ from types import TracebackType
 from typing import Self
 
 READ_BYTES = 1024
-_ARROWS = {b"A": "up", b"B": "down"}
+GONE = "gone"
+"""Key that stands for the end of the terminal."""
+
+_SEQUENCES = {
+    b"A": "up",
+    b"B": "down",
+    b"C": "right",
+    b"D": "left",
+    b"H": "home",
+    b"F": "end",
+    b"1~": "home",
+    b"4~": "end",
+    b"7~": "home",
+    b"8~": "end",
+    b"5~": "pageup",
+    b"6~": "pagedown",
+}
+_CONTROLS = {"\r": "enter", "\n": "enter", "\x7f": "backspace", "\b": "backspace"}
 _ESCAPE = 0x1B
 
 
 def decode(data: bytes) -> list[str]:
-    """Return the keys in a terminal's bytes: characters, and arrows as ``up`` and ``down``; others are dropped.
+    """Return the keys in a terminal's bytes: characters, and names such as ``up``, ``enter``, ``escape``.
 
-    A sequence arrives in one piece, because terminals write it at once.
+    Other keys are dropped. A sequence arrives in one piece, because terminals write it at once.
     """
     keys = []
     while data:
         if data[0] == _ESCAPE:
             introducer, rest = data[1:2], data[2:]
             if introducer not in (b"[", b"O"):
+                # The key itself comes alone; before another character it is that one with Alt.
+                keys.append("" if introducer else "escape")
                 data = data[1:]
                 continue
             # CSI and SS3 sequences end with their first byte from @ to ~ (ECMA-48, 5.4).
             length = next((index for index, byte in enumerate(rest) if 0x40 <= byte <= 0x7E), len(rest))
-            keys.append(_ARROWS.get(rest[: length + 1], ""))
+            keys.append(_SEQUENCES.get(rest[: length + 1], ""))
             data = rest[length + 1 :]
         else:
-            letter = data[:1].decode("ascii", "ignore")
-            keys.append(letter if letter.isprintable() else "")
-            data = data[1:]
+            end = data.find(_ESCAPE)
+            plain, data = (data, b"") if end < 0 else (data[:end], data[end:])
+            letters = plain.decode("utf-8", "ignore")
+            keys += [_CONTROLS.get(letter, letter if letter.isprintable() else "") for letter in letters]
     return [key for key in keys if key]
 
 
@@ -56,12 +76,12 @@ class Keyboard:
             termios.tcsetattr(self.descriptor, termios.TCSANOW, found)  # type: ignore[arg-type]
 
     def read(self) -> list[str]:
-        """Return the pressed keys; ``q`` if the terminal is gone."""
+        """Return the pressed keys; :data:`GONE` if the terminal is gone."""
         try:
             data = os.read(self.descriptor, READ_BYTES)
         except OSError:
             data = b""
-        return decode(data) if data else ["q"]
+        return decode(data) if data else [GONE]
 
     def __enter__(self) -> Self:
         self.take()

@@ -1,4 +1,4 @@
-"""``ktuned watch`` on a terminal: draws the board as events arrive, and acts on keys."""
+"""``ktuned watch`` on a terminal: draws the screen as events arrive, and acts on keys."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 
+from ktuned.backends import read_ticks
 from ktuned.cli import text
+from ktuned.cli.limits import Limits
 from ktuned.cli.options import given
 from ktuned.cli.watch.board import Board, Row, catch_up, estimate, fold, keep, know
 from ktuned.cli.watch.keys import Keyboard
-from ktuned.cli.watch.screen import render
-from ktuned.model import MAX_PRIORITY, Priority
+from ktuned.cli.watch.load import Sample, load_between, sample
+from ktuned.cli.watch.navigation import Act, draw, press
+from ktuned.cli.watch.painter import Painter
+from ktuned.cli.watch.state import Screen, Size
+from ktuned.cli.watch.trial_log import MAX_TRIALS, TrialLog, followed, is_outdated, opened
+from ktuned.model import MAX_PRIORITY, Outcome, Priority
 from ktuned_client import AsyncClient, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S
 
@@ -27,7 +33,10 @@ DRAWING_S = 0.1
 """Least time between two pictures; more would not be readable."""
 
 ESTIMATE_S = 2.0
-"""Interval of requests for the jobs' remaining time."""
+"""Interval of requests for load and remaining time, while there are jobs."""
+
+REST_S = 10.0
+"""The same without jobs: a screen that is left open must not keep a resting daemon awake."""
 
 MAX_CASES = 500
 """Cases that are looked up when the screen opens; more than fit on any screen."""
@@ -43,13 +52,16 @@ class LiveWatch:
         self._path = path
         self._project = project
         self._since = since
-        self._board = Board()
+        self._console = Console(markup=False, highlight=False, emoji=False)
+        self._screen = Screen(self._size(), f"ktuned watch {path or ''}".rstrip())
         self._news = asyncio.Event()
         self._quit = asyncio.Event()
+        self._stirred = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
-        self._console = Console(markup=False, highlight=False, emoji=False)
-        self._live = Live(console=self._console, screen=True, auto_refresh=False)
+        self._painter = Painter(self._console)
         self._keyboard = Keyboard(sys.stdin.fileno())
+        self._sample: Sample | None = None
+        self._is_outdated = False
 
     async def run(self) -> None:
         """Show the screen until the user quits.
@@ -85,23 +97,27 @@ class LiveWatch:
             for number, handler in handlers.items():
                 loop.add_signal_handler(number, handler)
             loop.add_reader(self._keyboard.descriptor, self._press)
-            self._live.start()
+            self._painter.enter()
             try:
                 yield
             finally:
-                self._live.stop()
+                self._painter.leave()
                 loop.remove_reader(self._keyboard.descriptor)
                 for number in handlers:
                     loop.remove_signal_handler(number)
 
     def _suspend(self) -> None:
         """Restore the terminal, stop for Ctrl-Z, and take the terminal again when continued."""
-        self._live.stop()
+        self._painter.leave()
         self._keyboard.give_back()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._keyboard.take()
-        self._live.start()
+        self._painter.enter()
         self._news.set()
+
+    def _size(self) -> Size:
+        width, height = self._console.size
+        return Size(max(1, width), max(1, height))
 
     async def _await_quit(self) -> None:
         await self._quit.wait()
@@ -111,14 +127,27 @@ class LiveWatch:
             if event.get("fresh") or event.get("type") == "reloaded":
                 await self._catch_up()
             elif self._concerns(event):
-                self._board = fold(self._board, event, time.time())
+                self._take(event)
             self._news.set()
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        screen = replace(self._screen, board=fold(self._screen.board, event, time.time()))
+        if screen.log is not None:
+            row = screen.board.rows.get(screen.log.row.case, screen.log.row)
+            screen = replace(screen, log=followed(replace(screen.log, row=row), event))
+            self._is_outdated |= is_outdated(replace(screen.log or TrialLog(row), row=row), event)
+        self._screen = screen
+        if event.get("type") in ("job_queued", "job_started"):
+            self._stirred.set()
 
     async def _draw(self) -> None:
         while True:
-            title = f"ktuned watch {self._path or ''}".rstrip()
-            picture = render(self._board, title, time.time(), self._console.size.height)
-            self._live.update(picture, refresh=True)
+            if self._is_outdated:
+                self._is_outdated = False
+                self._do(self._reopen())
+            self._screen = replace(self._screen, size=self._size())
+            size = self._screen.size
+            self._painter.draw(draw(self._screen, time.time()).lines, (size.columns, size.lines))
             await asyncio.sleep(DRAWING_S)
             # Ages are shown in seconds, so there is a new picture every second.
             with suppress(TimeoutError):
@@ -127,26 +156,45 @@ class LiveWatch:
             self._news.clear()
 
     async def _ask(self) -> None:
-        """Request the remaining time of open jobs, while there are any."""
+        """Request the load and the remaining time of open jobs: often while there are any."""
         while True:
+            status = await self._client.call("status")
+            now = sample(status, read_ticks(), time.monotonic())
+            load = load_between(self._sample, now, status)
+            self._sample = now
+            open_jobs = [job.id for job in self._screen.board.view.active]
+            jobs = (await self._client.call("jobs", ids=open_jobs))["jobs"] if open_jobs else []
+            board = estimate(self._screen.board, jobs)
+            self._screen = replace(self._screen, board=board, load=load, notices=tuple(status.get("notices", ())))
+            self._news.set()
+            self._stirred.clear()
             await asyncio.sleep(ESTIMATE_S)
-            open_jobs = [job.id for job in self._board.view.active]
-            if open_jobs:
-                answer = await self._client.call("jobs", ids=open_jobs)
-                self._board = estimate(self._board, answer["jobs"])
-                self._news.set()
+            if not open_jobs:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REST_S - ESTIMATE_S):
+                        await self._stirred.wait()
 
     async def _catch_up(self) -> None:
         """Request the present state."""
         known = await self._client.call("kernels", **given(path=self._path))
-        names = [kernel["name"] for kernel in known["kernels"]]
         cases = [(kernel["name"], problem) for kernel in known["kernels"] for problem in kernel["problems"]]
         lookups = [{"kernel": name, "problem": problem, "tune": False} for name, problem in cases[:MAX_CASES]]
         answers = (await self._client.call("lookup_many", lookups=lookups))["answers"] if lookups else []
         jobs = [job for job in (await self._client.call("jobs"))["jobs"] if self._concerns(job)]
         status = await self._client.call("status")
-        board = know(catch_up(self._board, jobs), answers)
-        self._board = fold_pauses(keep(board, names, known["errors"]), status)
+        limits = await self._limits()
+        board = self._screen.board
+        board = replace(board, view=replace(board.view, limits=limits))
+        board = fold_pauses(keep(know(catch_up(board, jobs), answers), known), status)
+        self._screen = replace(self._screen, board=board)
+
+    async def _limits(self) -> Limits:
+        try:
+            answer = await self._client.call("peaks")
+        except DaemonError:
+            # A daemon of an earlier version measures none.
+            return {}
+        return {peaks["device"]: peaks for peaks in answer.get("peaks", ())}
 
     def _concerns(self, subject: Mapping[str, Any]) -> bool:
         kernel = subject.get("kernel")
@@ -154,29 +202,31 @@ class LiveWatch:
 
     def _press(self) -> None:
         for key in self._keyboard.read():
-            match key:
-                case "q":
-                    self._quit.set()
-                case "up" | "k":
-                    self._board = self._board.select(-1)
-                case "down" | "j":
-                    self._board = self._board.select(1)
-                case "P":
-                    self._do(self._toggle_everything())
-                case "t":
-                    self._do_to_selected(self._tune)
-                case "p":
-                    self._do_to_selected(self._toggle)
-                case "c":
-                    self._do_to_selected(self._cancel)
+            self._screen, act = press(self._screen, key)
+            if act is not None:
+                self._act(act)
             self._news.set()
 
-    def _do_to_selected(self, act: Callable[[Row], Coroutine[Any, Any, str]]) -> None:
-        row = self._board.selected
-        if row is None:
-            self._board = self._board.say("there is no kernel to act on")
-        else:
-            self._do(act(row))
+    def _act(self, act: Act) -> None:
+        row, trial = self._screen.selected, self._screen.selected_trial
+        match act:
+            case Act.QUIT:
+                self._quit.set()
+            case Act.PAUSE_ALL:
+                self._do(self._toggle_everything())
+            case Act.OPEN_TRIAL if trial is not None:
+                self._do(self._open_trial(trial.id))
+            case _ if row is None:
+                self._screen = replace(self._screen, said="there is no kernel to act on")
+            case Act.OPEN_KERNEL:
+                self._screen = replace(self._screen, log=TrialLog(row))
+                self._do(self._reopen())
+            case Act.TUNE:
+                self._do(self._tune(row))
+            case Act.PAUSE:
+                self._do(self._toggle(row))
+            case Act.CANCEL:
+                self._do(self._cancel(row))
 
     def _do(self, action: Coroutine[Any, Any, str]) -> None:
         """Act on a key in the background, and show the result."""
@@ -186,12 +236,33 @@ class LiveWatch:
                 said = await action
             except DaemonError as error:
                 said = f"{error.message}; {error.hint}" if error.hint else error.message
-            self._board = self._board.say(text.first_line(said))
+            if said:
+                self._screen = replace(self._screen, said=text.first_line(said))
             self._news.set()
 
         task = asyncio.create_task(run())
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
+
+    async def _reopen(self) -> str:
+        """Request the trials of the kernel that is open."""
+        log = self._screen.log
+        if log is None:
+            return ""
+        asked = given(kernel=log.row.kernel, problem=dict(log.row.problem), device=log.row.device or None)
+        newest = {"order": "newest", "limit": MAX_TRIALS, **asked}
+        current = await self._client.call("results", current=True, **newest)
+        measured = await self._client.call("results", outcome=Outcome.MEASURED, **newest)
+        if self._screen.log is not None and self._screen.log.row.case == log.row.case:
+            self._screen = replace(
+                self._screen, log=opened(self._screen.log.row, current["trials"], measured["trials"])
+            )
+        return ""
+
+    async def _open_trial(self, number: int) -> str:
+        found = (await self._client.call("results", trial=number))["trials"]
+        self._screen = replace(self._screen, trial=found[0] if found else None)
+        return ""
 
     async def _tune(self, row: Row) -> str:
         wanted: dict[str, Any] = {"kernel": row.kernel, "problem": dict(row.problem), "objective": row.objective}
@@ -210,7 +281,7 @@ class LiveWatch:
         return f"{method}d job {row.job.id}"
 
     async def _toggle_everything(self) -> str:
-        method = "resume" if self._board.paused_everything else "pause"
+        method = "resume" if self._screen.board.paused_everything else "pause"
         await self._client.call(method)
         return f"{method}d all tuning"
 

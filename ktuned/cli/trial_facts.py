@@ -1,0 +1,76 @@
+"""Everything about one trial in words: ``ktuned results --trial`` and the live screen show it. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ktuned.cli import text
+from ktuned.model import TRIED_AGAIN, Outcome
+
+_SHOWN_APART = ("stdout", "stderr", "samples", "story", "spans")
+"""Details with a form of their own, and those that only a report draws."""
+
+_LABELS = {"count": "samples", "open_s": "opening", "low_us": "median from", "high_us": "median to"}
+
+
+def facts_of(trial: Mapping[str, Any]) -> dict[str, str]:
+    """Return a trial's facts (a map of the protocol), in the order in which people read them, by their names."""
+    detail: Mapping[str, Any] = trial.get("detail") or {}
+    facts = {
+        "trial": f"{trial['id']} of job {trial['job']}",
+        "kernel": trial["kernel"],
+        "problem": text.flat(trial["problem"]),
+        "device": trial["device"],
+        "config": text.flat(trial["config"]),
+        "outcome": trial["outcome"] or "under way",
+        "latency": f"{text.latency(trial['latency_us'])} (spread {text.spread(trial['spread_us'])})",
+        "compiling": text.duration(trial["compile_s"]),
+        "measuring": text.duration(trial["lane_s"]),
+        "artifact": trial["artifact"] or text.ABSENT,
+        "digest": trial.get("digest", text.ABSENT),
+        **{_label(name): _worded(name, value) for name, value in detail.items() if name not in _SHOWN_APART},
+        "tried again": TRIED_AGAIN[Outcome(trial["outcome"])] if trial["outcome"] else text.ABSENT,
+    }
+    if "story" in detail:
+        facts["story"] = " → ".join(word.replace("_", " ") for word in detail["story"])
+    return {name: text.clean(value) for name, value in facts.items()}
+
+
+def messages_of(trial: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of several lines that belong to a trial: its message, the commands, the process's output."""
+    detail: Mapping[str, Any] = trial.get("detail") or {}
+    commands = (detail.get("facts") or {}).get("command", ())
+    texts = {
+        "message": trial["message"],
+        "command": "\n".join(map(str, commands)),
+        "stderr": detail.get("stderr"),
+        "stdout": detail.get("stdout"),
+    }
+    return {name: str(words) for name, words in texts.items() if words}
+
+
+def _label(name: str) -> str:
+    """Return the name of a detail, without its unit."""
+    return _LABELS.get(name) or name.removesuffix("_us").removesuffix("_s").replace("_", " ")
+
+
+def _worded(name: str, value: object) -> str:
+    """Return a detail's value for people, in the unit that its name ends in."""
+    match value:
+        case Mapping():
+            # Commands of compilers have their own lines.
+            pairs = {key: _worded(key, item) for key, item in value.items() if key != "command"}
+            return " ".join(f"{key}={said}" for key, said in pairs.items() if said)
+        case list() | tuple():
+            return ", ".join(_worded(name, item) for item in value)
+        case bool():
+            return str(value).lower()
+        case int() | float() if name.endswith("_us"):
+            return text.latency(value)
+        case int() | float() if name.endswith("_s"):
+            return text.duration(value)
+        case float():
+            return f"{value:.4g}"
+        case _:
+            return str(value)

@@ -1,0 +1,117 @@
+"""The machine's use while it tunes: trials, lanes, CPUs, and the time that all jobs still take. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ktuned.backends import CpuTicks
+from ktuned.cli import text
+from ktuned.cli.progress import JobView
+from ktuned.model import JobState
+
+MIN_SPAN_S = 0.5
+"""Shares of a shorter time say little: a batch of trials occupies its lane for as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Counters at a time of a clock that does not jump: each lane's busy seconds, the CPUs' ticks."""
+
+    at: float
+    busy_s: Mapping[str, float] = field(default_factory=dict)
+    ticks: CpuTicks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Shares of time that lanes and CPUs are busy, and trials per second over the last minute; ``None`` is unknown.
+
+    ``sick`` has the reasons of lanes that do not work, by device.
+    """
+
+    lanes: Mapping[str, float] = field(default_factory=dict)
+    cpus: float | None = None
+    trials_per_s: float | None = None
+    sick: Mapping[str, str] = field(default_factory=dict)
+
+
+def sample(status: Mapping[str, Any], ticks: CpuTicks | None, at: float) -> Sample:
+    """Return the counters of a daemon's status and of the machine."""
+    busy = {lane["device"]: float(lane.get("busy_s") or 0.0) for lane in status.get("lanes", ())}
+    return Sample(at, busy, ticks)
+
+
+def load_between(before: Sample | None, now: Sample, status: Mapping[str, Any]) -> Load:
+    """Return the load between two samples; ``status`` is the daemon's at the second one."""
+    rate = (status.get("rates") or {}).get("trials")
+    sick = {lane["device"]: lane.get("reason") or "" for lane in status.get("lanes", ()) if lane["state"] == "sick"}
+    if before is None or now.at - before.at < MIN_SPAN_S:
+        return Load({}, None, rate, sick)
+    span_s = now.at - before.at
+    lanes = {
+        device: min(1.0, max(0.0, busy_s - before.busy_s.get(device, busy_s)) / span_s)
+        for device, busy_s in now.busy_s.items()
+    }
+    return Load(lanes, _busy(before.ticks, now.ticks), rate, sick)
+
+
+def _busy(before: CpuTicks | None, now: CpuTicks | None) -> float | None:
+    if before is None or now is None or now.total <= before.total:
+        return None
+    return min(1.0, max(0.0, 1 - (now.unused - before.unused) / (now.total - before.total)))
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLeft:
+    """Time until the last open job ends, by the present pace, and the number of jobs that it leaves out."""
+
+    seconds: float | None = None
+    unknown: int = 0
+
+
+def time_left(jobs: Iterable[JobView], sizes: Mapping[str, int]) -> TimeLeft:
+    """Return the time that open jobs take; ``sizes`` are kernels' numbers of configs, where they can be counted.
+
+    Devices work beside each other, and each at one job at a time. A job that waits takes as long for a config as the
+    one that runs on its device, or else as those on the others; paused ones are left out.
+    """
+    open_jobs = [job for job in jobs if job.state in (JobState.RUNNING, JobState.QUEUED)]
+    paces = {job.device: pace for job in open_jobs if (pace := _pace(job)) is not None}
+    spent: dict[str, float] = {}
+    unknown = 0
+    for job in open_jobs:
+        needed = job.left_s if job.state == JobState.RUNNING else _needed(job, sizes, paces)
+        if needed is None:
+            unknown += 1
+        else:
+            spent[job.device] = spent.get(job.device, 0.0) + needed
+    return TimeLeft(max(spent.values(), default=None), unknown)
+
+
+def _pace(job: JobView) -> float | None:
+    """Return the seconds that a running job still takes for each of its configs."""
+    if job.state != JobState.RUNNING or job.left_s is None or job.total is None or job.total <= job.done:
+        return None
+    return job.left_s / (job.total - job.done)
+
+
+def _needed(job: JobView, sizes: Mapping[str, int], paces: Mapping[str, float]) -> float | None:
+    configs = min((size for size in (job.total, job.planned, sizes.get(job.kernel)) if size), default=None)
+    pace = paces.get(job.device, max(paces.values(), default=None))
+    by_pace = None if configs is None or pace is None else pace * max(0, configs - job.done)
+    return min((needed for needed in (by_pace, job.planned_s) if needed is not None), default=None)
+
+
+def summary(load: Load, left: TimeLeft, *, running: int, waiting: int) -> str:
+    """Return the load in words: ``2.1 trials/s · cpu:0 93 % · CPUs 71 % · 1 running, 2 waiting · 4 min 10 s left``."""
+    parts = [] if load.trials_per_s is None else [f"{load.trials_per_s:.3g} trials/s"]
+    parts += [f"{device} {share:.0%}" for device, share in load.lanes.items() if device not in load.sick]
+    parts += [] if load.cpus is None else [f"CPUs {load.cpus:.0%}"]
+    waits = f", {waiting} waiting" if waiting else ""
+    parts.append(f"{running} running{waits}" if running or waiting else "no jobs")
+    if left.seconds is not None:
+        at_least = "more than " if left.unknown else ""
+        parts.append(f"{at_least}{text.duration(left.seconds)} left")
+    return " · ".join(parts).replace("%", " %")

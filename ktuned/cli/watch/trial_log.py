@@ -1,0 +1,146 @@
+"""Trials of one row of the board, as its page shows them: configs, the best so far, the history over saves. No IO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ktuned.cli import text
+from ktuned.cli.progress import Event
+from ktuned.cli.watch.board import Row
+from ktuned.cli.watch.choice import Listed
+from ktuned.model import Config, Objective, Outcome, cost_of, figure_of
+
+MAX_TRIALS = 1_000
+"""Trials that a page requests: more configs than an author scrolls through; a report has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One trial; ``figure`` is in the objective's unit, ``is_winner`` by that objective."""
+
+    id: int
+    config: Config
+    outcome: str
+    figure: float | None
+    latency_us: float | None
+    message: str
+    digest: str
+    updated: float
+    is_winner: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """True if it ended without a figure."""
+        return self.outcome != Outcome.MEASURED
+
+
+def tried(trial: Mapping[str, Any], objective: Objective) -> Tried:
+    """Return a trial of the protocol."""
+    return Tried(
+        trial["id"],
+        trial["config"],
+        trial["outcome"] or "under way",
+        figure_of(objective, trial.get("latency_us"), trial.get("metrics") or {}),
+        trial.get("latency_us"),
+        trial.get("message") or "",
+        trial.get("digest") or "",
+        trial.get("updated") or 0.0,
+        objective in (trial.get("objectives") or ()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLog:
+    """Trials of the kernel as it is now, by id, and the best of each earlier state of its sources, by digest."""
+
+    row: Row
+    trials: Mapping[int, Tried] = field(default_factory=dict)
+    earlier: Mapping[str, Tried] = field(default_factory=dict)
+
+    @property
+    def best_so_far(self) -> list[float]:
+        """The costs of the best config after each trial that was measured, in the order of trials."""
+        best: list[float] = []
+        for _, trial in sorted(self.trials.items()):
+            cost = self.cost(trial)
+            if cost is not None:
+                best.append(min(cost, best[-1]) if best else cost)
+        return best
+
+    @property
+    def history(self) -> list[Tried]:
+        """The best trial of each state of the sources, the first state first, the present one last."""
+        present = [trial for trial in self.trials.values() if self.cost(trial) is not None]
+        now = {trial.digest for trial in present}
+        past = [trial for digest, trial in self.earlier.items() if digest not in now]
+        return [*sorted(past, key=lambda trial: trial.id), *sorted(present, key=self._costs)[:1]]
+
+    def cost(self, trial: Tried) -> float | None:
+        """Return what a trial's figure costs: less is better; ``None`` unless it was measured."""
+        return None if trial.failed else cost_of(self.row.objective, trial.figure)
+
+    def _costs(self, trial: Tried) -> float:
+        return self.cost(trial) or 0.0
+
+    @property
+    def listed(self) -> Listed[Tried]:
+        """The list of trials on a page: the best first, the newest first, failures first."""
+        return Listed(
+            identity=lambda trial: trial.id,
+            words=lambda trial: (
+                f"{trial.id} {text.flat(trial.config)} {trial.outcome} {text.first_line(trial.message)}"
+            ),
+            orders={
+                "best": lambda trial: (self.cost(trial) is None, self.cost(trial) or 0.0, trial.id),
+                "newest": lambda trial: -trial.id,
+                "failures": lambda trial: (not trial.failed, trial.outcome, trial.id),
+            },
+        )
+
+
+def opened(row: Row, current: Iterable[Mapping[str, Any]], measured: Iterable[Mapping[str, Any]]) -> TrialLog:
+    """Return the log of a row: the trials of its present state, and measured ones of all states."""
+    log = TrialLog(row)
+    now = {trial["id"]: tried(trial, row.objective) for trial in current}
+    best: dict[str, Tried] = {}
+    for trial in measured:
+        known = tried(trial, row.objective)
+        cost = log.cost(known)
+        before = best.get(known.digest)
+        if cost is not None and (before is None or cost < (log.cost(before) or cost)):
+            best[known.digest] = known
+    return replace(log, trials=now, earlier=best)
+
+
+def followed(log: TrialLog, event: Event) -> TrialLog:
+    """Return the log after an event: a trial of its row takes its place, a new winner has the mark."""
+    trial = event.get("trial")
+    match event.get("type"):
+        case "trial_done" if trial is not None and _belongs(trial, log.row):
+            found = tried(trial, log.row.objective)
+            known = log.trials.get(found.id)
+            found = replace(found, is_winner=found.is_winner or (known is not None and known.is_winner))
+            return replace(log, trials={**log.trials, found.id: found})
+        case "winner" if event.get("job") is not None and event["job"] == _job(log.row):
+            marked = {key: replace(one, is_winner=key == trial) for key, one in log.trials.items()}
+            return replace(log, trials=marked)
+    return log
+
+
+def is_outdated(log: TrialLog, event: Event) -> bool:
+    """Return whether a log has to be requested again after an event: a job ended, an edit changed what is current."""
+    return event.get("kernel") == log.row.kernel and event.get("type") in ("job_done", "stale")
+
+
+def _job(row: Row) -> int | None:
+    return None if row.job is None else row.job.id
+
+
+def _belongs(trial: Mapping[str, Any], row: Row) -> bool:
+    if trial["job"] == _job(row):
+        return True
+    same = (trial["kernel"], trial["device"]) == (row.kernel, row.device)
+    # A trial has the key problem, of which the row's problem may have more.
+    return same and trial["problem"].items() <= row.problem.items()
