@@ -23,8 +23,12 @@ class AnswerCaches:
         self.winners: dict[str, list[Winner]] = {}
 
     def changed(self, kernel: str) -> None:
-        """Forget answers: a kernel's winners, or their context, have changed."""
-        self.winners.pop(kernel, None)
+        """Forget answers: a kernel's winners, or their context, have changed; kernels of its name may share them."""
+        short = kernel.rpartition(":")[2]
+        for other in [name for name in self.winners if name.rpartition(":")[2] == short]:
+            del self.winners[other]
+            if other != kernel:
+                self.generations.bump(other)
         self.shortcuts.clear()
         self.generations.bump(kernel)
 

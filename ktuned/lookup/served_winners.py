@@ -1,22 +1,26 @@
-"""Winners as lookups serve them: each problem's own, or one config for all of a kernel's declared problems."""
+"""Winners as lookups serve them: each problem's own, those of other checkouts of the same code, or one config for all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from ktuned.catalog import Admission
+from ktuned.catalog import Admission, Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.common_winner import MAX_TRIALS, Common, common_config, with_common
-from ktuned.model import KernelInfo, Objective, Winner, canonical, cost_of
+from ktuned.model import Context, Device, KernelInfo, Objective, Winner, canonical, cost_of
 from ktuned.store import Store
 
 
 class ServedWinners:
     """Reads winners from the store, and keeps them in ``caches`` until they change."""
 
-    def __init__(self, store: Store, machine: Machine, admission: Admission, caches: AnswerCaches) -> None:
+    def __init__(
+        self, catalog: Catalog, store: Store, machine: Machine, admission: Admission, caches: AnswerCaches
+    ) -> None:
+        self._catalog = catalog
         self._store = store
         self._machine = machine
         self._admission = admission
@@ -26,8 +30,38 @@ class ServedWinners:
         """Return a kernel's winners on all devices, by all objectives."""
         known = self._known.get(kernel.name)
         if known is None:
-            known = self._known[kernel.name] = self.in_place_of(self._store.winners(kernel.name), kernel, environment)
+            own = self._with_shared(self._store.winners(kernel.name), kernel, environment)
+            known = self._known[kernel.name] = self.in_place_of(own, kernel, environment)
         return known
+
+    def _with_shared(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
+        """Return winners with those of kernels of the same name that were measured in what is this one's own context.
+
+        Checkouts of one project, worktrees and clones, are projects of their own here. As long as nothing that decides
+        a measurement differs, what one of them has measured holds for all.
+        """
+        others = self._catalog.namesakes(kernel)
+        if not others:
+            return own
+        devices = {device.model: device for device in self._machine.devices(environment, kernel.backend)}
+        found = {winner.key: winner for winner in own}
+        for winner in (winner for other in others for winner in self._store.winners(other.name)):
+            context = replace(winner.context, kernel=kernel.name)
+            key = context.key_for(winner.objective)
+            device = devices.get(context.device)
+            if device is None or (key in found and found[key].context == context):
+                continue
+            if self._is_present(context, winner, kernel, environment, device):
+                found[key] = replace(winner, context=context)
+        return list(found.values())
+
+    def _is_present(
+        self, context: Context, winner: Winner, kernel: KernelInfo, environment: Environment, device: Device
+    ) -> bool:
+        """Return whether a measurement made now would have a winner's context."""
+        if kernel.specialize is not None and set(kernel.specialize) != set(winner.problem):
+            return False
+        return self._machine.context(kernel, environment, winner.problem, device) == context
 
     def in_place_of(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
         """Return problems' own winners with the common ones in their place, where the kernel file asks for those."""

@@ -71,7 +71,7 @@ class Lookups:
         self._artifacts = artifacts
         self._jobs = jobs
         self._winners = caches.winners
-        self.served = ServedWinners(store, machine, admission, caches)
+        self.served = ServedWinners(catalog, store, machine, admission, caches)
         self._answered = 0
         self._looked_up: dict[str, float] = {}
         self._follow_ups = FollowUps(admission, buckets, jobs, caches)

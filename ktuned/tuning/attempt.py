@@ -165,7 +165,8 @@ class Work:
         Sources, toolchain, macros and flags are not part of it: they decide the bytes, and those are the same.
         """
         parts = {
-            "kernel": self.job.kernel,
+            # Inputs are drawn from the short name: in another checkout of the project they are the same.
+            "kernel": self.kernel.kernel,
             "problem": dict(self.problem),
             "device": self.context.device,
             "driver": self.context.device_fingerprint,

@@ -21,7 +21,7 @@ from ktuned.model import UsageError
 _PROJECT_TEXT = """\
 # Settings of this project for ktuned, to be kept in git; docs/kernel-files.md describes them.
 
-# The first part of each kernel's full name. With it, worktrees and clones share their winners.
+# The first part of each kernel's full name.
 name = "{name}"
 
 # The interpreter that has the kernels' packages, relative to this file.
@@ -84,13 +84,16 @@ def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
         "idle_exit_s": "1800 if started on demand, else 0" if settings.idle_exit_s is None else settings.idle_exit_s,
     }
     for name in settings.file.__struct_fields__:
-        if name in ("roots", "deadlines"):
+        if name in ("roots", "deadlines", "cluster"):
             continue
         value = effective.get(name, getattr(settings.file, name))
         yield Setting(name, value, file if name in written else "default")
     given = settings.file.deadlines
     for phase, seconds in settings.deadlines.items():
         yield Setting(f"deadlines.{phase}", seconds, file if phase in given else "default")
+    for name in settings.file.cluster.__struct_fields__:
+        source = file if name in written.get("cluster", {}) else "default"
+        yield Setting(f"cluster.{name}", getattr(settings.file.cluster, name), source)
     for root in settings.roots:
         yield Setting(f"roots.{root.name}", root.path, file)
 
