@@ -11,6 +11,7 @@ import anyio.to_thread
 
 from ktuned.catalog import (
     MAX_DIRECTORIES,
+    PROJECT_FILE,
     Catalog,
     Changes,
     FileError,
@@ -19,6 +20,7 @@ from ktuned.catalog import (
     check_extent,
     environment_of,
     find_kernel_files,
+    is_below,
     make_root,
     named,
     project_top,
@@ -104,12 +106,14 @@ class Intake:
             raise UsageError(f"{path} is no kernel file", hint="kernel files are Python: tune_*.py, or any by its path")
         directory = place if os.path.isdir(place) else os.path.dirname(place)
         self._inspector.trust.check_directory(directory)
-        is_new = self._catalog.root_of(place) is None
-        if is_new:
-            directory = await anyio.to_thread.run_sync(project_top, directory, self._inspector.trust)
-        if is_new:
-            await anyio.to_thread.run_sync(check_extent, directory, self._max_directories)
-        root = await self._root_for(place, directory, python, measures=measures)
+        known = self._catalog.root_of(place)
+        top = await anyio.to_thread.run_sync(project_top, directory, self._inspector.trust)
+        # A project inside of a watched one has kernels of its own.
+        is_inner = known is not None and top != known.path and is_below(top, known.path)
+        if known is None or (is_inner and os.path.isfile(os.path.join(top, PROJECT_FILE))):
+            known = None
+            await anyio.to_thread.run_sync(check_extent, top, self._max_directories)
+        root = await self._root_for(known, top, python, measures=measures)
         if os.path.isfile(place):
             found = await self._inspector.inspect_files(root, [place])
         else:
@@ -118,7 +122,7 @@ class Intake:
         kernels = self._catalog.below(place)
         errors = self._catalog.errors_below(place)
         if not kernels and not errors:
-            if is_new and not self._catalog.below(root.path):
+            if known is None and not self._catalog.below(root.path):
                 # What was asked for in error is not watched for ever.
                 self._catalog.remove_root(root.path)
                 await self._store.remove_root(root.path)
@@ -127,15 +131,14 @@ class Intake:
             )
         return Added(root, kernels, errors, found.changes)
 
-    async def _root_for(self, place: str, directory: str, python: str | None, *, measures: bool) -> Root:
-        """Return the root of a path, with the interpreter that was asked for; ``directory`` becomes one if need be.
+    async def _root_for(self, known: Root | None, directory: str, python: str | None, *, measures: bool) -> Root:
+        """Return the ``known`` root with the interpreter that was asked for; without one ``directory`` becomes one.
 
         Where a job that ``measures`` follows, its workers start beside the first look at the root.
 
         Raises:
             SettingsError: its project file cannot be followed.
         """
-        known = self._catalog.root_of(place)
         if known is not None and python in (None, known.python):
             return known
         if known is not None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import anyio.to_thread
 
-from ktuned.catalog import Admission, Catalog, FileInspector, Traces, check_problem
+from ktuned.catalog import PROJECT_FILE, Admission, Catalog, FileInspector, Traces, check_problem
 from ktuned.devices import Machine
 from ktuned.ipc import relative
 from ktuned.lookup import ServedWinners
@@ -44,6 +44,10 @@ from ktuned_client.winners import FORMAT, check_document
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: some 20 ms of the loop's time."""
+
+
+MAX_NAMED: Final = 5
+"""Watched directories that an error names: more say less."""
 
 
 class WinnerExchange:
@@ -126,9 +130,7 @@ class WinnerExchange:
         try:
             kernel: KernelInfo = self._catalog.resolve(document["kernel"])
         except NotFound as error:
-            raise NotFound(
-                f"{document['kernel']} is not known here", hint="`ktuned add PATH` with its project's path adds it"
-            ) from error
+            raise self._unknown(document["kernel"]) from error
         kernel, exported = await self._with_names(kernel, document, is_dry=wanted.dry_run)
         taken: list[Offer] = []
         entries = []
@@ -142,6 +144,25 @@ class WinnerExchange:
         if taken and not wanted.dry_run:
             await self._adopt(kernel, taken)
         return {"kernel": kernel.name, "device": document["device"], "winners": entries}
+
+    def _unknown(self, name: str) -> NotFound:
+        """Return the error of a document's kernel that is not here: what was sought, where, and what comes near."""
+        project, _, short = name.rpartition(":")
+        alike = [kernel for kernel in self._catalog.kernels if kernel.kernel == short]
+        if alike:
+            names = ", ".join(kernel.name for kernel in alike)
+            other = self._catalog.root_of(alike[0].file)
+            place = other.path if other is not None else "its project"
+            return NotFound(
+                f"no watched project named {project!r} has a kernel {short!r}; there is {names}",
+                hint=f"if that is the same, name its project {project!r} in {place}/{PROJECT_FILE}",
+            )
+        watched = ", ".join(root.path for root in self._catalog.roots[:MAX_NAMED]) or "no directory"
+        more = ", …" if len(self._catalog.roots) > MAX_NAMED else ""
+        return NotFound(
+            f"no kernel {name!r} was found below what is watched: {watched}{more}",
+            hint="`ktuned add PATH` watches the directory that declares it",
+        )
 
     async def _with_names(
         self, kernel: KernelInfo, document: Mapping[str, Any], *, is_dry: bool

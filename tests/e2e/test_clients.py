@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -279,8 +280,22 @@ def test_winners_are_shared_through_files(tuned: Daemon, tmp_path: Path) -> None
     elsewhere.write_text(text.replace("project:it", "nowhere:it"))
     file.unlink()
     refused = tuned.ktuned("import", str(shared))
-    assert (refused.returncode, "nowhere:it is not known here" in refused.stdout) == (1, True)
+    assert (refused.returncode, "no watched project named 'nowhere' has a kernel 'it'" in refused.stdout) == (1, True)
+    assert "there is project:it; if that is the same, name its project 'nowhere'" in refused.stdout
     file.write_text(text)
     both = tuned.ktuned("import", str(shared), "--dry-run")
-    assert (both.returncode, "nowhere:it is not known here" in both.stdout) == (0, True)
+    assert (both.returncode, "named 'nowhere'" in both.stdout) == (0, True)
     assert "1 would be taken, 1 left" in both.stderr
+
+
+def test_the_readme_of_the_client_is_right_about_asyncio(tuned: Daemon) -> None:
+    """Its program runs as it stands, from a lookup to the end of a tuning."""
+    gemm = kernel_text(SPACE).replace("dict(n=64)", "dict(M=4096, N=4096, K=4096)").replace("p.n", "64")
+    path = tuned.kernel_file(gemm.replace("def it(", "def gemm("), "tune_gemm.py")
+    tuned.ktuned("add", str(path))
+    page = (Path(__file__).parent.parent.parent / "client/README.md").read_text()
+    (program,) = re.findall(r"^```python\n(import asyncio.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=tuned.env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "['done']"

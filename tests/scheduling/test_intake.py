@@ -72,6 +72,22 @@ class TestTunePath:
         jobs, errors = await parts.intake.tune_path(str(parts.project / "sub"), None, Wish())
         assert ([job.kernel for job in jobs], errors) == (["project:two"], [])
 
+    async def test_a_project_inside_a_watched_one_is_a_root_of_its_own(self, parts: Parts) -> None:
+        """By its own project file, wherever in it the path is; a directory without one stays part of the outer one."""
+        parts.write(kernel_text("two"), "sub/below/tune_two.py")
+        parts.write(kernel_text("one"), "other/tune_one.py")
+        await parts.intake.add_path(str(parts.project), None)
+        parts.write('name = "inner"\n[defaults]\ntrials = 7\n', "sub/ktuned.toml")
+        added = await parts.intake.add_path(str(parts.project / "sub/below"), None)
+        assert (added.root.path, [kernel.name for kernel in added.kernels]) == (
+            str(parts.project / "sub"),
+            ["inner:two"],
+        )
+        assert sorted(kernel.name for kernel in parts.catalog.kernels) == ["inner:two", "project:one"]
+        added = await parts.intake.add_path(str(parts.project / "other"), None)
+        assert added.root.path == str(parts.project)
+        parts.kill_workers()
+
     async def test_the_workers_of_a_first_job_start_beside_the_inspection(self, parts: Parts, tmp_path: Path) -> None:
         """While the first kernel file of a new root is still imported, all that its job will need is started."""
         parts.fleet.keeps_spares = True
