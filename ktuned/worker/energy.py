@@ -24,7 +24,14 @@ LEAST_S = 0.5
 """Time for one config's energy: five steps of a counter that moves ten times a second."""
 
 CHUNK_S = 0.002
-"""Work in one chunk of a GPU's queue; how much of it is done is known to much less."""
+"""Least work in one chunk of a GPU's queue; how much of it is done is known to much less."""
+
+CHUNK_READINGS = 10
+"""Work in one chunk by the time that a reading takes (an H100's: some 2 ms): while the host waits for the counter, and
+then fills the queue, the GPU must not run dry: at rest it draws a fifth of its power, which would be the kernel's."""
+
+MAX_CHUNK_S = 0.05
+"""Most work in one chunk: two of them are still in the queue when a config's time is over."""
 
 MAX_CHUNK = 10_000
 
@@ -66,7 +73,10 @@ class EnergyMeter:
 
     def _run(self, work: Callable[[], object], latency_us: float, trace: EnergyTrace) -> None:
         if self.device:
-            chunk = max(1, min(MAX_CHUNK, math.floor(CHUNK_S * 1e6 / max(latency_us, 0.1))))
+            # The first reading may open the device.
+            reading_s = min(self._reading_s(), self._reading_s())
+            work_s = min(MAX_CHUNK_S, max(CHUNK_S, CHUNK_READINGS * reading_s))
+            chunk = max(1, min(MAX_CHUNK, math.floor(work_s * 1e6 / max(latency_us, 0.1))))
             self._run_on_gpu(work, chunk, trace)
             return
         chunk = launches_per_sample(int(latency_us * 1000), restores=False)
@@ -76,6 +86,12 @@ class EnergyMeter:
                 work()
             launches += chunk
             trace.take(launches, self.counter(), perf_counter() - began)
+
+    def _reading_s(self) -> float:
+        """Return how long the counter takes to read."""
+        began = perf_counter()
+        self.counter()
+        return perf_counter() - began
 
     def _run_on_gpu(self, work: Callable[[], object], chunk: int, trace: EnergyTrace) -> None:
         """Keep the device busy with chunks of launches, and look at the counter until the oldest is done."""
