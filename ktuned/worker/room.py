@@ -12,17 +12,25 @@ from ktuned.model import KtunedError
 MARGIN: Final = 1.1
 """Memory that must be free beside the need: the application may allocate, too, while a problem is opened."""
 
-CONTEXT_BYTES: Final = 768 << 20
-"""A process's context with torch's kernels (some 500 MiB on an H100), and the buffer that flushes its cache."""
+LIMIT_SHARE: Final = 2
+"""The free memory by what a problem may take of it where that is more than its need: the need is an estimate, and a
+config that meets a limit is not to blame. Half of what was free stays the application's."""
+
+CONTEXT_BYTES: Final = 640 << 20
+"""A process's context with torch's kernels: some 500 MiB on an H100."""
+
+FLUSH_BYTES: Final = 128 << 20
+"""The buffer that flushes the second-level cache: twice as large as that."""
 
 BAND_BYTES: Final = 4 << 20
 """Guards around the two copies of each tensor."""
 
-COPIES: Final = 3
-"""Of each tensor: the config's, ktuned's own, and the one that the reference works on."""
+COPIES: Final = 4
+"""Of each tensor: the config's, ktuned's own, the one that the reference works on, and what that returns."""
 
-CHECK_BYTES: Final = 40
-"""Bytes for each element of an output while it is compared: both sides and their difference in double, and masks."""
+CHECK_BYTES: Final = 48
+"""Bytes for each element of an output while it is compared: both sides, their difference and the tolerance in double,
+and masks."""
 
 
 class DeviceCrowded(KtunedError):
@@ -33,7 +41,7 @@ class DeviceCrowded(KtunedError):
 
 def needed_bytes(tensors: Mapping[str, tuple[int, int]], *, has_context: bool) -> int:
     """Return the memory that a problem takes; ``tensors`` have a size in bytes and elements. No IO."""
-    total = 0 if has_context else CONTEXT_BYTES
+    total = FLUSH_BYTES + (0 if has_context else CONTEXT_BYTES)
     for size, _ in tensors.values():
         total += COPIES * size + BAND_BYTES
     # One output is compared at a time.
@@ -65,7 +73,13 @@ def require_room(device: str, declared: Mapping[str, Any]) -> None:
             f"{device} has {available >> 20} MiB free beside an application; this problem takes {need >> 20} MiB, "
             "and a tenth of that must stay free"
         )
-    torch.cuda.set_per_process_memory_fraction(min(1.0, MARGIN * need / total), device)
+    # Torch's limit is for what it allocates, not for the context.
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes(need, available) / total), device)
+
+
+def limit_bytes(need: int, available: int) -> float:
+    """Return the memory that a problem may take, of so much that is free. No IO."""
+    return max(MARGIN * need, available / LIMIT_SHARE)
 
 
 def _memory(device: str) -> tuple[int, int]:
