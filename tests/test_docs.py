@@ -30,6 +30,7 @@ from ktuned.serve.connection import Connection
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.params import NoParams
 from ktuned.spec.tensors import FILLS
+from ktuned.team.settings import TeamSettings
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client import wire
 from tests.assembled import Parts
@@ -132,6 +133,7 @@ def test_settings() -> None:
     assert (set(example), set(example["roots"][0])) == (set(names), set(root_names))
     assert sorted(_names("docs/settings.md", "## `config.toml`")) == sorted(names)
     assert _names("docs/settings.md", "## `[[roots]]`") == list(root_names)
+    assert _names("docs/settings.md", "## `[team]`") == list(TeamSettings.__struct_fields__)
 
 
 def test_project_settings() -> None:

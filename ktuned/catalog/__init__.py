@@ -13,6 +13,7 @@ from ktuned.catalog.discovery import (
     is_looked_into,
     walk,
 )
+from ktuned.catalog.foreign_names import ForeignNames
 from ktuned.catalog.inspection import FileInspector, printable
 from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
 from ktuned.catalog.roots import asked_again, known_roots, make_root, named, project_top
@@ -28,6 +29,7 @@ __all__ = [
     "Changes",
     "FileError",
     "FileInspector",
+    "ForeignNames",
     "Listing",
     "Project",
     "Traces",

@@ -45,6 +45,7 @@ COMMANDS = {
     "which": "kernels",
     "export": "share",
     "import": "share",
+    "team": "team",
     "backends": "status",
     "doctor": "doctor",
     "init": "settings",

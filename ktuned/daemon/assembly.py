@@ -13,7 +13,17 @@ from typing import Any
 
 import anyio
 
-from ktuned.catalog import Admission, Buckets, CapturedInputs, Catalog, Changes, FileInspector, Traces, environment_of
+from ktuned.catalog import (
+    Admission,
+    Buckets,
+    CapturedInputs,
+    Catalog,
+    Changes,
+    FileInspector,
+    ForeignNames,
+    Traces,
+    environment_of,
+)
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
 from ktuned.daemon.event_router import EventRouter, routes
@@ -40,6 +50,9 @@ from ktuned.scheduling import (
     Renewal,
     Reverification,
     RootExpiry,
+    TeamExchange,
+    TeamLink,
+    TeamWinners,
 )
 from ktuned.serve import (
     Activity,
@@ -54,6 +67,7 @@ from ktuned.serve import (
     RootMethods,
     Server,
     StatusReport,
+    TeamMethods,
     Traffic,
     TrialCount,
     WinnerExchange,
@@ -118,6 +132,8 @@ class Parts:
     server: Server
     stopping: anyio.Event
     store: Store
+    team_exchange: TeamExchange
+    team_link: TeamLink
     traces: Traces
     toolchain_survey: ToolchainSurvey
     inspector: FileInspector
@@ -195,10 +211,13 @@ def assemble(
     caches = AnswerCaches(Generations(os.path.dirname(settings.socket), epoch=events.epoch))
     artifact_cleanup = ArtifactCleanup(store, artifacts, on_collected=caches.changed_all)
     probes = Probes(catalog, machine, str(settings.state))
+    team_link = TeamLink(bridge, settings.team)
     trial_count = TrialCount()
     router = EventRouter(
         events,
-        routes(artifact_cleanup=artifact_cleanup, caches=caches, probes=probes, trial_count=trial_count),
+        routes(
+            artifact_cleanup=artifact_cleanup, caches=caches, probes=probes, team=team_link, trial_count=trial_count
+        ),
     )
 
     async def probe(root: Root) -> None:
@@ -215,6 +234,10 @@ def assemble(
 
     traces = Traces(catalog, store, renamed=names_learned, publish=router.publish)
 
+    # What others share.
+    foreign_names = ForeignNames(catalog, inspector, traces)
+    team_winners = TeamWinners(team_link, catalog=catalog, machine=machine, foreign_names=foreign_names)
+
     # What tunes.
     observer = HostObserver(fleet=fleet, machine=machine, environments=probes.environments, deadlines=deadlines)
     preparation = replaced.preparation_type(
@@ -227,6 +250,7 @@ def assemble(
         traces=traces,
         deadlines=deadlines,
         captured=captured_inputs.digest_for,
+        team=team_winners,
     )
     courtesy = Courtesy(
         is_waited_for=lambda job: job_machine.queue.level(job) >= Priority.WAITED_FOR, is_used=observer.is_used
@@ -285,6 +309,17 @@ def assemble(
     def in_use() -> set[str]:
         return {*lookups.looked_up(), *(job.kernel for job in jobs.live())}
 
+    team_exchange = TeamExchange(
+        team_link,
+        team_winners,
+        admission=admission,
+        catalog=catalog,
+        machine=machine,
+        store=store,
+        jobs=jobs,
+        in_use=lookups.looked_up,
+    )
+
     async def toolchain_probed(kernels: Sequence[KernelInfo], outdated: Sequence[KernelInfo]) -> None:
         caches.changed_all()
         for kernel in outdated:
@@ -327,6 +362,7 @@ def assemble(
         renewal=renewal,
         root_expiry=root_expiry,
         store=store,
+        team=team_link,
         watcher=watcher,
     )
     status = StatusReport(
@@ -361,6 +397,7 @@ def assemble(
         preparation=preparation,
         renewal=renewal,
         store=store,
+        team_link=team_link,
         inspector=inspector,
         trust=trust,
     )
@@ -381,8 +418,7 @@ def assemble(
     exchange = WinnerExchange(
         admission=admission,
         catalog=catalog,
-        inspector=inspector,
-        traces=traces,
+        foreign_names=foreign_names,
         machine=machine,
         store=store,
         artifacts=artifacts,
@@ -408,6 +444,9 @@ def assemble(
         **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),
         **RootMethods(
             catalog=catalog, intake=intake, renewal=renewal, store=store, configured=configured_roots
+        ).table(),
+        **TeamMethods(
+            catalog=catalog, events=events, exchange=team_exchange, jobs=jobs, link=team_link, winners=team_winners
         ).table(),
         **artifact_cleanup.table(),
         **reload.table(),
@@ -443,6 +482,8 @@ def assemble(
         server=Server(table, shortcuts=caches.shortcuts, traffic=traffic),
         stopping=stopping,
         store=store,
+        team_exchange=team_exchange,
+        team_link=team_link,
         traces=traces,
         toolchain_survey=toolchain_survey,
         inspector=inspector,

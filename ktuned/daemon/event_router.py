@@ -12,6 +12,7 @@ from typing import Any
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.devices import Probes
 from ktuned.lookup import AnswerCaches
+from ktuned.scheduling import TeamLink
 from ktuned.serve import Events, TrialCount
 
 Route = Callable[[Mapping[str, Any]], None]
@@ -33,7 +34,12 @@ class EventRouter:
 
 
 def routes(
-    *, artifact_cleanup: ArtifactCleanup, caches: AnswerCaches, probes: Probes, trial_count: TrialCount
+    *,
+    artifact_cleanup: ArtifactCleanup,
+    caches: AnswerCaches,
+    probes: Probes,
+    team: TeamLink,
+    trial_count: TrialCount,
 ) -> dict[str, tuple[Route, ...]]:
     """Return the table: for each type of event the parts that act on it."""
 
@@ -51,12 +57,15 @@ def routes(
         if event["state"] == "sick":
             probes.device_failed()
 
+    def winner_decided(event: Mapping[str, Any]) -> None:
+        team.winner_decided()
+
     def trial_ended(event: Mapping[str, Any]) -> None:
         if event.get("trial") is not None:
             trial_count.count()
 
     return {
-        "job_done": (kernel_changed, artifacts_grew),
+        "job_done": (kernel_changed, artifacts_grew, winner_decided),
         "learned": (kernel_changed,),
         "lane": (lane_changed,),
         "reloaded": (names_changed,),

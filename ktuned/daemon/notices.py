@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ktuned.daemon.reload import CurrentSettings
 from ktuned.devices import Machine
 from ktuned.fleet import Bridge, Fleet
-from ktuned.scheduling import Jobs, Renewal, RootExpiry
+from ktuned.scheduling import Jobs, Renewal, RootExpiry, TeamLink
 from ktuned.store import Store
 from ktuned.watch import Watcher
 
@@ -26,6 +26,7 @@ class Notices:
         renewal: Renewal,
         root_expiry: RootExpiry,
         store: Store,
+        team: TeamLink,
         watcher: Watcher,
     ) -> None:
         self._bridge = bridge
@@ -36,6 +37,7 @@ class Notices:
         self._renewal = renewal
         self._root_expiry = root_expiry
         self._store = store
+        self._team = team
         self._watcher = watcher
 
     def lines(self) -> list[str]:
@@ -53,4 +55,5 @@ class Notices:
             yield f"tuning is paused: {self._jobs.stalled}"
         yield from self._fleet.notices
         yield from self._bridge.notices
+        yield from self._team.notices
         yield from self._machine.notices

@@ -127,6 +127,8 @@ class Daemon:
         await self.parts.watcher.caught_up.wait()
         self.parts.lookups.caught_up()
         await self.parts.reverification.run()
+        # Contexts are what they are now, and jobs wait no longer for a first look.
+        await self.parts.team_exchange.run()
 
 
 def _first(group: BaseExceptionGroup[KtunedError]) -> KtunedError:

@@ -18,7 +18,7 @@ from ktuned.devices import Machine
 from ktuned.fleet import Fleet
 from ktuned.ipc import Trust
 from ktuned.model import KtunedError, Root
-from ktuned.scheduling import IdlePolicy, Jobs, JobSettings, Preparation, Renewal
+from ktuned.scheduling import IdlePolicy, Jobs, JobSettings, Preparation, Renewal, TeamLink
 from ktuned.serve import Connection, Method, NoParams
 from ktuned.store import Artifacts, Store
 
@@ -70,6 +70,7 @@ class Reload:
         preparation: Preparation,
         renewal: Renewal,
         store: Store,
+        team_link: TeamLink,
         inspector: FileInspector,
         trust: Trust,
     ) -> None:
@@ -87,6 +88,7 @@ class Reload:
         self._preparation = preparation
         self._renewal = renewal
         self._store = store
+        self._team_link = team_link
         self._inspector = inspector
         self._trust = trust
         self._lock = anyio.Lock()
@@ -140,6 +142,7 @@ class Reload:
         self._artifacts.cap_bytes = settings.artifacts_bytes
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
         self._artifact_cleanup.due()
+        self._team_link.follow(settings.team)
         await self._follow_roots(settings)
 
     async def _follow_roots(self, settings: Settings) -> None:

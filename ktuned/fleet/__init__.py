@@ -6,6 +6,7 @@ from ktuned.fleet.bridge_process import BridgeDown, BridgeSlow
 from ktuned.fleet.courtesy import Applications, Courtesy
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
 from ktuned.fleet.failures import KILLS_EXCUSED, DeadlineExpired, Output, RequestFailed, WorkerDied, is_outside_kill
+from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.pool import BENCH_MODULES, Fleet
@@ -29,6 +30,7 @@ __all__ = [
     "Environment",
     "Executor",
     "Fleet",
+    "Health",
     "KernelCode",
     "Lane",
     "LaneSick",

@@ -51,7 +51,8 @@ class Plan(Record):
     """Plan of a job for a space: objective, strategy, seed, preset, budgets; or only compiling.
 
     ``until`` is in :data:`UNTIL`, ``objective`` a text of :mod:`ktuned.model.objective`. ``configs`` are tried in place
-    of the space that they are part of; with ``again``, known measurements are repeated.
+    of the space that they are part of; with ``again``, known measurements are repeated; with ``no_team`` nothing that
+    others share is used, and nothing of it is shared.
     """
 
     strategy: str = "auto"
@@ -66,6 +67,7 @@ class Plan(Record):
     configs: tuple[Config, ...] = ()
     again: bool = False
     objective: str = LATENCY
+    no_team: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data; :meth:`from_wire` rebuilds it. What kernel files need not have is left out if unset.
@@ -74,7 +76,7 @@ class Plan(Record):
         """
         plain = dataclasses.asdict(self)
         plain["configs"] = [dict(config) for config in self.configs]
-        unset = {"configs": [], "again": False, "objective": LATENCY}
+        unset = {"configs": [], "again": False, "objective": LATENCY, "no_team": False}
         return {name: value for name, value in plain.items() if name not in unset or value != unset[name]}
 
     @classmethod

@@ -12,6 +12,9 @@ from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.reverification import Reverification
 from ktuned.scheduling.root_expiry import RootExpiry
+from ktuned.scheduling.team_exchange import TeamExchange
+from ktuned.scheduling.team_link import TeamLink
+from ktuned.scheduling.team_winners import TeamWinners
 
 __all__ = [
     "EVERYTHING",
@@ -30,6 +33,9 @@ __all__ = [
     "Renewal",
     "Reverification",
     "RootExpiry",
+    "TeamExchange",
+    "TeamLink",
+    "TeamWinners",
     "Wish",
     "default_compile_slots",
 ]

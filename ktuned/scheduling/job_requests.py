@@ -51,6 +51,7 @@ class Wish:
     arch: str | None = None
     configs: tuple[Config, ...] = ()
     again: bool = False
+    no_team: bool = False
 
     def plan(self, declared: Plan) -> Plan:
         """Return the declared plan with what was wished for.
@@ -70,7 +71,7 @@ class Wish:
             raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
         names = ("preset", "trials", "seconds", "strategy", "until", "seed")
         wished = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        wished |= {"configs": self.configs, "again": self.again}
+        wished |= {"configs": self.configs, "again": self.again, "no_team": self.no_team}
         # By whatever a config is judged, it is compiled alike.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
         return replace(declared, **wished, objective=objective, compile_only=self.compile_only)

@@ -11,7 +11,7 @@ from ktuned.devices import Machine
 from ktuned.fleet import Fleet
 from ktuned.ipc import Trust
 from ktuned.model import PRESETS, Job, KernelInfo, NotFound, Problem, Unsupported, unmeasurable
-from ktuned.tuning import Work, merged
+from ktuned.tuning import Team, Work, merged
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
@@ -30,7 +30,8 @@ class JobSettings:
 class Preparation:
     """Makes a job's work of what is known when its turn comes; ``settings`` are replaced when they are read again.
 
-    ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any.
+    ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any; ``team``
+    is what others share.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Preparation:
         traces: Traces,
         deadlines: Mapping[str, float],
         captured: Callable[[KernelInfo, Problem], str],
+        team: Team | None = None,
     ) -> None:
         self.settings = settings
         self._admission = admission
@@ -55,6 +57,7 @@ class Preparation:
         self._traces = traces
         self._deadlines = deadlines
         self._captured = captured
+        self._team = team
 
     def prepare(self, job: Job) -> Work:
         """Return the work that a job means now, and set the compilers' cores by the devices that there are for it.
@@ -93,6 +96,7 @@ class Preparation:
             traces=self._traces,
             toolchain=self._machine.toolchain_files(environment),
             group_size=self._machine.group_size(environment, kernel.backend),
+            team=self._team,
         )
 
     def _leave_cores(self, lanes: int) -> None:

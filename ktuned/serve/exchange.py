@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import anyio.to_thread
 
-from ktuned.catalog import PROJECT_FILE, Admission, Catalog, FileInspector, Traces, check_problem
+from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check_problem
 from ktuned.devices import Machine
-from ktuned.ipc import relative
 from ktuned.lookup import ServedWinners
 from ktuned.model import (
     LATENCY,
@@ -34,7 +33,6 @@ from ktuned.model import (
     WorkerError,
     canonical,
     metric_of,
-    without,
 )
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Method
@@ -58,8 +56,7 @@ class WinnerExchange:
         *,
         admission: Admission,
         catalog: Catalog,
-        inspector: FileInspector,
-        traces: Traces,
+        foreign_names: ForeignNames,
         machine: Machine,
         store: Store,
         artifacts: Artifacts,
@@ -68,8 +65,7 @@ class WinnerExchange:
     ) -> None:
         self._admission = admission
         self._catalog = catalog
-        self._inspector = inspector
-        self._traces = traces
+        self._foreign_names = foreign_names
         self._machine = machine
         self._store = store
         self._artifacts = artifacts
@@ -169,29 +165,21 @@ class WinnerExchange:
     ) -> tuple[KernelInfo, str]:
         """Return a kernel with a document's names too, and the digest that it has with these names alone.
 
-        They are learned, unless the run is dry, if that is the digest of one of the winners: then they hold here what
-        they held there, and no winner depends on another name. Otherwise the kernel stays as it is.
+        They are learned, unless the run is dry, if that is the digest of one of the winners.
         """
-        names, root = document.get("names"), self._catalog.root_of(kernel.file)
-        if names is None or root is None:
+        names = document.get("names")
+        if names is None:
             return kernel, kernel.digest
-        missing = [
-            Observation(name, "", is_source="source" in ends, is_data="data" in ends)
-            for name, ends in names.items()
-            if name not in kernel.learned
+        entries = [
+            Observation(name, "", is_source="source" in ends, is_data="data" in ends) for name, ends in names.items()
         ]
-        found = await self._inspector.look(kernel, missing) if missing else ()
-        named = kernel.observed(found)
-        exported = without(named.digest, [entry for name, entry in named.learned.items() if name not in names])
         wanted = {winner["digest"] for winner in document["winners"]}
         problems = [canonical(winner["problem"]) for winner in document["winners"]]
-        if not wanted & {self._digest(kernel, problem, exported) for problem in problems}:
-            return kernel, kernel.digest
-        if is_dry or not found:
-            return named, exported
-        below = [replace(one, places=tuple(relative(path, root.path) for path in one.places)) for one in found]
-        await self._traces.learn(kernel, below)
-        return self._catalog.resolve(kernel.name), exported
+
+        def is_known(exported: str) -> bool:
+            return bool(wanted & {self._digest(kernel, problem, exported) for problem in problems})
+
+        return await self._foreign_names.match(kernel, entries, is_known, learns=not is_dry)
 
     def _digest(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
         """Return what a kernel means for a specialised problem; with another ``digest``, what that would mean."""

@@ -51,8 +51,8 @@ class JobParams(msgspec.Struct, frozen=True):
 class TuneParams(JobParams, frozen=True):
     """``tune``: also the device, the thoroughness, the priority and the objective.
 
-    ``configs`` alone, or known ones ``again``; ``beside`` is the process of an application that uses the device, and
-    goes on while it is tuned.
+    ``configs`` alone, or known ones ``again``; with ``no_team`` without what others share, and not shared. ``beside``
+    is the process of an application that uses the device, and goes on while it is tuned.
     """
 
     device: str | None = None
@@ -64,6 +64,7 @@ class TuneParams(JobParams, frozen=True):
     configs: list[dict[str, Scalar]] | None = None
     again: bool = False
     objective: str | None = None
+    no_team: bool = False
 
 
 class CompileParams(JobParams, frozen=True):

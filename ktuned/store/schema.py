@@ -20,6 +20,8 @@
 
     peaks                               (measured limits of device models)
 
+    published_winners                      (which decisions a team's storage has)
+
     meanings   fingerprints             (contents of the digests in contexts, to find what has changed since)
 """
 
@@ -152,6 +154,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE jobs ADD COLUMN default_figure REAL",
     ),
     ("CREATE TABLE peaks (device TEXT PRIMARY KEY, figures TEXT NOT NULL) WITHOUT ROWID",),
+    (
+        """CREATE TABLE published_winners (
+            trial_id INTEGER NOT NULL, objective TEXT NOT NULL, storage TEXT NOT NULL,
+            decided REAL NOT NULL, is_there INTEGER NOT NULL, noted REAL NOT NULL,
+            PRIMARY KEY (trial_id, objective, storage)
+        ) WITHOUT ROWID""",
+    ),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

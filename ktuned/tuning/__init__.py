@@ -6,6 +6,7 @@ from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merged
 from ktuned.tuning.job_events import Publish, publish_job, publish_winner
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore
+from ktuned.tuning.shared_lead import Team
 from ktuned.tuning.winner_check import Checked, Sanitizers, WinnerCheck
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Pipeline",
     "Publish",
     "Sanitizers",
+    "Team",
     "WinnerCheck",
     "Work",
     "merged",

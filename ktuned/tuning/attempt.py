@@ -44,6 +44,7 @@ from ktuned.model import (
     cost_of,
     with_captured,
 )
+from ktuned.tuning.shared_lead import Team
 from ktuned.tuning.trial_detail import NO_DETAIL, TrialDetail, rounds_name
 
 _COMPILED_IN = frozenset({"defines", "flags"})
@@ -60,6 +61,7 @@ class Work:
     ``captured`` is the digest of the inputs that an application handed over for the problem; empty without any.
     Without ``devices`` its configs are only compiled, for ``target``; ``absence`` then says why nothing is measured, if
     measuring was asked for. ``toolchain`` are the sights of the files by which the context's toolchain is known.
+    ``team`` is asked what others share, if anything may be used of it.
     """
 
     job: Job
@@ -78,6 +80,7 @@ class Work:
     absence: str = ""
     captured: str = ""
     toolchain: Mapping[str, str] = field(default_factory=dict)
+    team: Team | None = None
     kernel_ref: requests.KernelRef = field(init=False)
     """The kernel as requests name it."""
 

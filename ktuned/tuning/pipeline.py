@@ -46,6 +46,7 @@ from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.opening import Opening, served_configs
 from ktuned.tuning.prior_results import PriorResults, restore
+from ktuned.tuning.shared_lead import SharedLead
 from ktuned.tuning.trial_detail import TrialDetail, completed_result, doubt
 
 _log = structlog.get_logger()
@@ -83,6 +84,7 @@ class Pipeline:
         self._most_ahead = 0
         self._first_failure = ""
         self._opening = Opening(())
+        self._lead = SharedLead(objective=work.objective)
         self._has_winner = False
         self._tried: list[requests.Tried] = []
         self._has_fresh = anyio.Event()
@@ -103,8 +105,11 @@ class Pipeline:
         if self.progress.best_cost is None:
             lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
             return JobState.FAILED, f"no config could be measured{lost}"
-        words = self.summary.words(self.progress.done, self.progress.best)
-        lines = filter(None, (self._dissent.line(), *self._findings.lines()))
+        words = (
+            self._lead.words() if self._lead.ends_job else self.summary.words(self.progress.done, self.progress.best)
+        )
+        shared = "" if self._lead.ends_job else self._lead.words()
+        lines = filter(None, (shared, self._dissent.line(), *self._findings.lines()))
         return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, lines))))
 
     async def run(self) -> None:
@@ -155,7 +160,8 @@ class Pipeline:
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan = self.work.job.plan
         deadlines = self.work.deadlines
-        order = self._prior.order(self._opening.served)
+        self._lead = await self._shared_lead()
+        order = self._prior.order(self._opening.served, self._lead.configs)
         began = monotonic()
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request(order.first, order.last)
@@ -167,13 +173,19 @@ class Pipeline:
             is_bounded = opened.size is not None and not opened.is_estimate
             self.progress.total = min(opened.size or 0, plan.trials) if is_bounded else plan.trials
             asked = 0
+            lead = len(self._lead.configs)
             fruitful = monotonic()
             while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
-                answer = await self._ask_some(exploring, min(ASK_AT_ONCE, plan.trials - asked))
+                most = min(ASK_AT_ONCE, plan.trials - asked, lead or ASK_AT_ONCE)
+                answer = await self._ask_some(exploring, most)
                 asked += len(answer.proposals)
                 await self._admit(answer.proposals, channel)
                 if answer.finished:
                     break
+                if lead:
+                    lead = max(0, lead - len(answer.proposals))
+                    if not lead and await self._is_over_with_lead():
+                        break
                 if plan.until == "converged" and answer.converged:
                     self.summary.converged = True
                     break
@@ -188,6 +200,23 @@ class Pipeline:
                 if not answer.proposals and self._under_way:
                     await self._news.wait()
             self.progress.total = asked
+
+    async def _shared_lead(self) -> SharedLead:
+        """Return what the job begins with if others share a winner of its context."""
+        work, plan = self.work, self.work.job.plan
+        if work.team is None or plan.no_team or plan.configs or plan.again:
+            return SharedLead(objective=work.objective)
+        candidate = await work.team.best(work.kernel, work.context, work.objective)
+        served = [*self._opening.served, *([] if work.kernel.default is None else [work.kernel.default])]
+        # A job for a context that has a winner is to find a better one.
+        return SharedLead(candidate, served, objective=work.objective, is_decisive=not self._has_winner)
+
+    async def _is_over_with_lead(self) -> bool:
+        """Wait for the outcomes of what was proposed; return whether they make a search needless."""
+        while self._under_way:
+            self._news = anyio.Event()
+            await self._news.wait()
+        return self._lead.ends_job
 
     async def _restore(self) -> None:
         """Make the best known config the winner where that is certain to be no worse than what is served now."""
@@ -432,6 +461,7 @@ class Pipeline:
         is_default = config == self.work.kernel.default
         self.progress.count(trial, is_default=is_default)
         self._dissent.note(trial)
+        self._lead.note(trial)
         self.summary.note(self.progress.done, self.progress.best)
         known = doubt(trial.detail, trial.latency_us, by_energy=self.work.needs_energy)
         # One that was given up has a latency, and no figure by another objective.

@@ -70,20 +70,22 @@ def order(
     near: Sequence[Config] = (),
     settled: Sequence[Config] = (),
     served: Sequence[Config] = (),
+    lead: Sequence[Config] = (),
 ) -> Order:
     """Return the most promising order, by results of earlier contexts (``past``, the newest first). No IO.
 
-    First come the winner and the configs ``served`` to lookups so far, so that these soon get a fresh one that is no
-    slower; then the default, which is the base of speed-ups; then measured configs, the fastest of the newest context
-    first. Hopelessly slow ones come after the unknown ones, failed ones last of all. Where nothing was measured yet,
-    ``near`` follows the default: the winners of near problems and of other devices. ``settled`` are configs whose
-    failure in this very context is known. Like its measured ones they cost nothing and count towards the budget, so
-    that a job that is asked for again has no more to do, whichever configs its strategy would choose now.
+    The ``lead`` comes before all. Then the winner and the configs ``served`` to lookups so far, so that these soon get
+    a fresh one that is no slower; then the default, which is the base of speed-ups; then measured configs, the fastest
+    of the newest context first. Hopelessly slow ones come after the unknown ones, failed ones last of all. Where
+    nothing was measured yet, ``near`` follows the default: the winners of near problems and of other devices.
+    ``settled`` are configs whose failure in this very context is known. Like its measured ones they cost nothing and
+    count towards the budget, so that a job that is asked for again has no more to do, whichever configs its strategy
+    would choose now.
     """
     known: dict[str, Past] = {}
     for entry in past:
         known.setdefault(canonical(entry.config), entry)
-    first = {canonical(config): config for config in (seated, *served, default) if config is not None}
+    first = {canonical(config): config for config in (*lead, seated, *served, default) if config is not None}
     measured = {text: entry.config for text, entry in known.items() if entry.outcome is Outcome.MEASURED}
     first |= measured or {canonical(config): config for config in near}
     first |= {canonical(config): config for config in settled}
@@ -222,7 +224,7 @@ class PriorResults:
         self._work = work
         self._store = store
 
-    def order(self, served: Sequence[Config]) -> Order:
+    def order(self, served: Sequence[Config], lead: Sequence[Config] = ()) -> Order:
         """Return the order in which to try configs; ``served`` are those that lookups were answered with."""
         context = self._work.context
         seated = self._store.winner(self._work.key)
@@ -238,7 +240,9 @@ class PriorResults:
         best = self._store.best_trials(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = near_configs(winners, [trial.config for trial in best])
         settled = [trial.config for trial in self._store.failed_trials(context, MAX_PREDICTED)]
-        return order(None if seated is None else seated.config, self._work.kernel.default, found, near, settled, served)
+        return order(
+            None if seated is None else seated.config, self._work.kernel.default, found, near, settled, served, lead
+        )
 
     def carried(self, compiled: Compiled) -> TrialResult | None:
         """Return the result of a compiled attempt whose twin was measured: equal bytes, called alike, on equal data."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ktuned.catalog.foreign_names import ForeignNames
 from ktuned.ipc.places import relative
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import ENERGY, LATENCY
@@ -47,8 +48,7 @@ def sharing(parts: Parts) -> WinnerExchange:
     return WinnerExchange(
         admission=parts.daemon.admission,
         catalog=parts.catalog,
-        inspector=parts.inspector,
-        traces=parts.daemon.traces,
+        foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces),
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,

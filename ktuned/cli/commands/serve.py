@@ -43,6 +43,7 @@ OPEN_FILES = 4096
     metavar="SECONDS",
     help="Exit after this time without clients, jobs and watched directories; 0 never exits.",
 )
+@click.option("--no-team", is_flag=True, help="Do without the team's store of config.toml.")
 @click.option("--auto-started", is_flag=True, hidden=True, help="Started by a command: exit when idle by default.")
 @click.option("--json", "as_json", is_flag=True, help="Log as JSON, one event a line, on stderr.")
 def serve(
@@ -51,6 +52,7 @@ def serve(
     config: Path | None,
     log_level: str,
     idle_exit_s: float | None,
+    no_team: bool,
     auto_started: bool,
     as_json: bool,
 ) -> int:
@@ -66,7 +68,7 @@ def serve(
     _may_open_files()
     logs.configure(log_level, logs.choose(os.environ, sys.stderr.fileno(), as_json=as_json))
     listen_at = None if socket is None else socket.absolute()
-    settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s)
+    settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s, no_team=no_team)
     is_handed_over = "LISTEN_FDS" in os.environ
     try:
         return run(settings, starts_by_itself=auto_started)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=int, help="The strategy's seed.")
 @config_option
 @click.option("--again", is_flag=True, help="Measure known configs again; their results stay until then.")
+@click.option("--no-team", is_flag=True, help="Search, whatever others share, and share nothing.")
 @objective_option
 @device_option
 @priority_option
@@ -64,6 +65,7 @@ def tune(
     seed: int | None,
     configs: list[dict[str, Any]] | None,
     again: bool,
+    no_team: bool,
     objective: str | None,
     device: str | None,
     priority: int | None,
@@ -84,7 +86,7 @@ def tune(
             output.say(f"wrote {path}, which declares the kernel of {target}")
     plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
     plan |= given(strategy=strategy, until=until, seed=seed, priority=priority, objective=objective)
-    plan |= given(configs=configs, again=again or None)
+    plan |= given(configs=configs, again=again or None, no_team=no_team or None)
     if not no_spawn:
         announce(spawn.ensure())
     with Client() as client, client.tune(kernel, path=path, **plan) as tuning:

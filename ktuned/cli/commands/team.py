@@ -1,0 +1,112 @@
+"""``ktuned team``: the team's store, and an exchange with it at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from ktuned.cli import output, spawn, text
+from ktuned.cli.commands.tune import announce, follow
+from ktuned.cli.exit_status import Exit
+from ktuned.cli.limits import limits
+from ktuned.cli.options import given, json_option, no_spawn_option
+from ktuned_client import Client
+from ktuned_client.client import Tuning
+
+_EXCHANGE_S = 600.0
+"""Deadline of an exchange: thousands of winners over a slow link, each with a deadline of its own."""
+
+
+@click.group()
+def team() -> None:
+    """Share winners with a team through a store that it has.
+
+    `[team] url = …` in config.toml says where: a directory, object storage or Redis.
+    """
+
+
+@team.command()
+@no_spawn_option
+@json_option
+def status(no_spawn: bool, as_json: bool) -> int:
+    """Show the store, what is shared, and what keeps it from being shared."""
+    if not no_spawn:
+        announce(spawn.ensure())
+    with Client() as client:
+        state = client.call("team")
+    if as_json:
+        output.emit_json(state)
+    elif state["url"] is None:
+        output.emit("there is no team's store; set `url` of [team] in config.toml")
+    else:
+        for line in _lines(state):
+            output.emit(line)
+    return Exit.NOT_REACHED if state.get("fault") else Exit.DONE
+
+
+def _lines(state: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{state['url']}{', only read' if state['read_only'] else ''}"
+    yield f"{text.number(state['published'], 'winner')} of ours there, {state['waiting']} to be published"
+    looked = "not looked at yet" if state["looked"] is None else f"looked at {_ago(state['looked'])}"
+    yield f"{text.number(state['read'], 'winner')} there for this machine's contexts, {looked}"
+    yield from state["notices"]
+
+
+def _ago(then: float) -> str:
+    return f"{max(0.0, time.time() - then):.0f} s ago"
+
+
+@team.command()
+@no_spawn_option
+@json_option
+def push(no_spawn: bool, as_json: bool) -> int:
+    """Publish winners now, and wait until they are there.
+
+    For the end of a CI job, whose machine goes. Exits with 1 if the store cannot be reached or refuses.
+    """
+    if not no_spawn:
+        announce(spawn.ensure())
+    with Client() as client:
+        done = client.call("team_push", deadline_s=_EXCHANGE_S)
+    if as_json:
+        output.emit_json(done)
+    else:
+        output.emit(f"{done['url']} has {text.number(done['published'], 'winner')} of ours, {done['sent']} sent now")
+    return Exit.NOT_REACHED if done["waiting"] else Exit.DONE
+
+
+@team.command()
+@click.argument("kernel", required=False)
+@no_spawn_option
+@json_option
+def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
+    """Take others' winners for the declared problems of KERNEL, or of all kernels.
+
+    Each is compiled, checked and timed here. It is served without a search if it is as fast here as it was there; else
+    the search begins with it.
+    """
+    if not no_spawn:
+        announce(spawn.ensure())
+    with Client() as client:
+        accepted = client.call("team_pull", deadline_s=_EXCHANGE_S, **given(kernel=kernel))
+        for notice in accepted["notices"]:
+            output.say(notice)
+        with Tuning(client, accepted) as tuning:
+            view = follow(tuning, as_json, limits(client)) if tuning.jobs else None
+            jobs = tuning.jobs
+    if as_json:
+        output.emit_json({name: accepted[name] for name in ("url", "found", "fresh")} | {"jobs": jobs})
+    else:
+        output.emit(
+            f"{accepted['url']} has winners for {text.number(accepted['found'], 'problem')} of this machine's: "
+            f"{accepted['fresh']} known here, {len(jobs)} tried now"
+        )
+        for job in jobs:
+            output.emit(
+                f"{job['kernel']} {text.flat(job['problem'])}: {job['state']}; {text.first_line(job['message'])}"
+            )
+    reached = view is None or all(job.has_winner for job in view.jobs.values())
+    return Exit.DONE if reached else Exit.NOT_REACHED

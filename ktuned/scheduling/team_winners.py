@@ -1,0 +1,164 @@
+"""A team's findings about the contexts of this machine: read ahead, kept in memory, matched when they are needed.
+
+A lookup never comes here. A job asks once, when it begins, and waits briefly if its kernel was not looked at yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import anyio
+import structlog
+
+from ktuned.catalog import Catalog, ForeignNames
+from ktuned.devices import Machine
+from ktuned.model import Context, KernelInfo, KtunedError, Objective, Observation, canonical
+from ktuned.scheduling.team_link import TeamDown, TeamLink, newest
+from ktuned.team import MAX_CANDIDATES, Candidate, SharedWinner, address_of, candidates, kernel_prefix
+
+_log = structlog.get_logger()
+
+FIRST_LOOK_S: Final = 5.0
+"""A job waits this long for a first look at its context: a search costs more, and a store elsewhere takes a second."""
+
+MAX_HELD: Final = 2_000
+"""Winners in memory, some 3 KiB each; beyond it the kernel that was looked at the longest ago is forgotten."""
+
+MAX_MATCHED: Final = 4
+"""Digests of one context that are matched: each may take a look at its names by a worker."""
+
+
+@dataclass(slots=True)
+class _Kernel:
+    """The knowledge about one kernel: the addresses that were looked at, and the sound objects there by their names."""
+
+    looked_at: set[str] = field(default_factory=set)
+    objects: dict[str, dict[str, SharedWinner]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.objects.values()))
+
+
+class TeamWinners:
+    """Others' winners for contexts of this machine; :meth:`look` reads them, :meth:`best` matches them."""
+
+    def __init__(
+        self,
+        link: TeamLink,
+        *,
+        catalog: Catalog,
+        machine: Machine,
+        foreign_names: ForeignNames,
+        first_look_s: float = FIRST_LOOK_S,
+    ) -> None:
+        self._link = link
+        self._catalog = catalog
+        self._machine = machine
+        self._foreign_names = foreign_names
+        self._first_look_s = first_look_s
+        self._kernels: dict[str, _Kernel] = {}
+        self._locks: dict[str, anyio.Lock] = {}
+        self._store = link.settings.identity
+
+    @property
+    def held(self) -> int:
+        """The number of winners in memory."""
+        return sum(kernel.count for kernel in self._kernels.values())
+
+    async def look(self, kernel: KernelInfo, contexts: Iterable[tuple[Context, Objective]]) -> None:
+        """Read the winners of some contexts of a kernel, and again those of contexts that were looked at before.
+
+        Raises:
+            TeamDown: the storage cannot be used now.
+        """
+        async with self._locks.setdefault(kernel.name, anyio.Lock()):
+            self._forget_other_stores()
+            # The last one looked at stands last.
+            known = self._kernels[kernel.name] = self._kernels.pop(kernel.name, _Kernel())
+            wanted = known.looked_at | {self.address(kernel, context, by) for context, by in contexts}
+            listed = newest(await self._link.names(kernel_prefix(kernel.name)), MAX_CANDIDATES)
+            here = {address: listed[address] for address in wanted & listed.keys()}
+            held = {name: winner for found in known.objects.values() for name, winner in found.items()}
+            missing = [name for names in here.values() for name in names if name not in held]
+            fetched = await self._link.fetch(kernel.name, missing)
+            sound = held | fetched
+            known.objects = {
+                address: {name: sound[name] for name in names if name in sound} for address, names in here.items()
+            }
+            known.looked_at = wanted
+            self._forget_oldest()
+
+    async def best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
+        """Return the best config that others have found in this very context; waits briefly for a first look at it."""
+        if not self._link.settings.is_on:
+            return None
+        address = self.address(kernel, context, objective)
+        known = self._kernels.get(kernel.name)
+        is_looked_at = known is not None and address in known.looked_at and self._is_store_same()
+        if not is_looked_at and not self._link.pause_s:
+            with anyio.move_on_after(self._first_look_s):
+                try:
+                    await self.look(kernel, [(context, objective)])
+                except TeamDown:
+                    # The link has a notice of it.
+                    return None
+        return next(iter(await self.match(kernel, context, objective)), None)
+
+    async def match(self, kernel: KernelInfo, context: Context, objective: Objective) -> list[Candidate]:
+        """Return the configs among those that were read whose very context this is, the best first."""
+        known = self._kernels.get(kernel.name)
+        if known is None or not self._is_store_same():
+            return []
+        shared = known.objects.get(self.address(kernel, context, objective), {}).values()
+        groups: dict[tuple[str, tuple[str, ...]], list[SharedWinner]] = {}
+        for winner in shared:
+            if _is_alike(winner, context, objective):
+                names = tuple(sorted(entry.name for entry in winner.names))
+                groups.setdefault((winner.digest, names), []).append(winner)
+        matching: list[SharedWinner] = []
+        for (digest, _), group in list(groups.items())[:MAX_MATCHED]:
+            try:
+                if await self._is_digest(kernel, context, digest, group[0]):
+                    matching += group
+            except KtunedError as error:
+                _log.info("team_names_not_matched", kernel=kernel.name, reason=error.message)
+        return candidates(matching)
+
+    def address(self, kernel: KernelInfo, context: Context, objective: Objective) -> str:
+        """Return where the winners of a context of a kernel are."""
+        return address_of(context, kernel.learned.values(), objective)
+
+    async def _is_digest(self, kernel: KernelInfo, context: Context, digest: str, winner: SharedWinner) -> bool:
+        """Return whether a winner's digest is what the kernel means here; names that hold are learned."""
+        now = self._catalog.resolve(kernel.name)
+        if now.version != kernel.version:
+            return False
+
+        def is_known(exported: str) -> bool:
+            return self._machine.digest(replace(now, digest=exported), context.problem) == digest
+
+        names = [Observation(one.name, "", is_source=one.is_source, is_data=one.is_data) for one in winner.names]
+        _, exported = await self._foreign_names.match(now, names, is_known)
+        return is_known(exported)
+
+    def _is_store_same(self) -> bool:
+        return self._store == self._link.settings.identity
+
+    def _forget_other_stores(self) -> None:
+        if not self._is_store_same():
+            self._store = self._link.settings.identity
+            self._kernels.clear()
+
+    def _forget_oldest(self) -> None:
+        while self.held > MAX_HELD and len(self._kernels) > 1:
+            del self._kernels[next(iter(self._kernels))]
+
+
+def _is_alike(winner: SharedWinner, context: Context, objective: Objective) -> bool:
+    """Return whether a winner is of a context, but for its digest: an object's name is only what its writer says."""
+    theirs = (winner.kernel, canonical(winner.problem), winner.device, winner.toolchain, winner.device_fingerprint)
+    ours = (context.kernel, context.problem, context.device, context.toolchain, context.device_fingerprint)
+    return (theirs, winner.measuring_version, winner.objective) == (ours, context.measuring_version, objective)

@@ -1,0 +1,142 @@
+"""A directory as a team's storage: a network file system, a synchronised folder, a second disk.
+
+An object is written beside its place, synced and renamed: a reader finds the whole of it or nothing, on every POSIX
+file system. File systems hang, so that all of it runs in threads.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio.to_thread
+
+from ktuned.team.storage import MAX_LISTED, OPERATION_S, Entry, Storage, StorageError, within_deadline
+
+T = TypeVar("T")
+
+STAGED: Final = ".staged-"
+"""Prefix of files that are being written; one that a killed writer has left is removed by a sweep."""
+
+
+class DirectoryStorage(Storage):
+    """Objects as files below a directory, which must exist: a share that is not mounted must not be written beside."""
+
+    def __init__(self, directory: str, *, deadline_s: float = OPERATION_S) -> None:
+        self._directory = Path(os.path.expanduser(directory))
+        self._deadline_s = deadline_s
+
+    async def entries(self, prefix: str) -> list[Entry]:
+        """Return the files below a prefix."""
+        return await self._do("listing it", partial(self._entries, prefix))
+
+    async def read(self, name: str, limit: int) -> bytes | None:
+        """Return a file's bytes."""
+        return await self._do(f"reading {name}", partial(self._read, name, limit))
+
+    async def write(self, name: str, data: bytes) -> None:
+        """Write a file beside its place, and rename it."""
+        await self._do(f"writing {name}", partial(self._write, name, data))
+
+    async def remove(self, name: str) -> None:
+        """Remove a file, and its directory if that is empty."""
+        await self._do(f"removing {name}", partial(self._remove, name))
+
+    async def _do(self, doing: str, work: Callable[[], T]) -> T:
+        url = str(self._directory)
+        async with within_deadline(doing, url, self._deadline_s):
+            try:
+                # A thread that hangs in a file system is left there: the daemon kills the process in the end.
+                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+            except FileNotFoundError as error:
+                hint = "make it, or mount what belongs there"
+                raise StorageError(f"{url}: {doing}: it does not exist", hint=hint) from error
+            except OSError as error:
+                raise StorageError(f"{url}: {doing}: {error.strerror or error}") from error
+
+    def _check(self) -> None:
+        os.stat(self._directory)
+
+    def _entries(self, prefix: str) -> list[Entry]:
+        self._check()
+        found: list[Entry] = []
+        for path in _files(self._directory / prefix):
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue
+            if len(found) >= MAX_LISTED:
+                break
+            found.append(Entry(path.relative_to(self._directory).as_posix(), status.st_size, status.st_mtime))
+        return found
+
+    def _read(self, name: str, limit: int) -> bytes | None:
+        self._check()
+        try:
+            with open(self._directory / name, "rb", opener=_opened) as stream:
+                return stream.read(limit + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _write(self, name: str, data: bytes) -> None:
+        self._check()
+        place = self._directory / name
+        # Members of the team read it: with the directory's own rights, not with the daemon's private umask.
+        mode = os.stat(self._directory).st_mode
+        _make_directories(place.parent, self._directory, mode)
+        staged = place.with_name(f"{STAGED}{secrets.token_hex(8)}")
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fchmod(stream.fileno(), mode & 0o666)
+                os.fsync(stream.fileno())
+            os.rename(staged, place)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(staged)
+            raise
+
+    def _remove(self, name: str) -> None:
+        self._check()
+        place = self._directory / name
+        with suppress(FileNotFoundError):
+            os.unlink(place)
+        # Another writer may be about to put something there; an empty directory hurts no one.
+        with suppress(OSError):
+            os.rmdir(place.parent)
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    """Yield the files below a directory, those included that a killed writer has left, and no links."""
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path))
+        elif entry.is_file(follow_symlinks=False):
+            yield Path(entry.path)
+
+
+def _make_directories(directory: Path, top: Path, mode: int) -> None:
+    for parent in reversed([directory, *directory.parents]):
+        if not parent.is_relative_to(top) or parent == top:
+            continue
+        try:
+            os.mkdir(parent)
+        except FileExistsError:
+            continue
+        os.chmod(parent, mode & 0o7777)
+
+
+def _opened(path: str, flags: int) -> int:
+    """Open for reading what is a regular file: a pipe would be waited at."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,0 +1,95 @@
+"""S3-compatible object storage, and whatever else obstore speaks to (Google Cloud, Azure), as a team's storage.
+
+A put is whole or not at all there. Credentials, region and endpoint are those of the environment and of the machine's
+role, as for every program: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ….
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import obstore
+import obstore.exceptions
+import obstore.store
+
+from ktuned.team.storage import MAX_LISTED, OPERATION_S, Entry, Storage, StorageError, fault, within_deadline
+
+T = TypeVar("T")
+
+_MAX_RETRIES: Final = 2
+"""Repetitions of a request that the server could not answer; the deadline holds for all of them together."""
+
+
+class ObjectStorage(Storage):
+    """Objects in a bucket, below the URL's path."""
+
+    def __init__(self, url: str, *, deadline_s: float = OPERATION_S) -> None:
+        self._url = url
+        self._deadline_s = deadline_s
+        options: dict[str, Any] = {"timeout": timedelta(seconds=deadline_s), "connect_timeout": timedelta(seconds=5)}
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        if urlsplit(url).scheme == "s3" and endpoint.startswith("http://"):
+            # An endpoint without TLS was chosen: a server in the same network, or on this machine.
+            options["allow_http"] = True
+        retries: Any = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=deadline_s)}
+        try:
+            opened: Any = obstore.store.from_url
+            self._store: Any = opened(url, client_options=options, retry_config=retries)
+        except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
+            hint = "give a directory, s3://BUCKET/PREFIX or redis://HOST:PORT/DATABASE"
+            raise StorageError(
+                f"the team's url cannot be used: {fault(error, 'opening it', url).message}", hint=hint
+            ) from error
+
+    async def entries(self, prefix: str) -> list[Entry]:
+        """Return the objects below a prefix."""
+        found: list[Entry] = []
+
+        async def collect() -> None:
+            async for part in obstore.list(self._store, prefix=prefix, chunk_size=1_000):
+                found.extend(Entry(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in part)
+                if len(found) >= MAX_LISTED:
+                    break
+
+        await self._do("listing it", collect())
+        return found[:MAX_LISTED]
+
+    async def read(self, name: str, limit: int) -> bytes | None:
+        """Return an object's bytes; of one that is too large the first ones."""
+
+        async def get() -> bytes | None:
+            try:
+                answer = await obstore.get_async(self._store, name)
+                if answer.meta["size"] > limit:
+                    return bytes(await obstore.get_range_async(self._store, name, start=0, length=limit + 1))
+                return bytes(await answer.bytes_async())
+            except (FileNotFoundError, obstore.exceptions.NotFoundError):
+                return None
+
+        return await self._do(f"reading {name}", get())
+
+    async def write(self, name: str, data: bytes) -> None:
+        """Put an object."""
+        await self._do(f"writing {name}", obstore.put_async(self._store, name, data, use_multipart=False))
+
+    async def remove(self, name: str) -> None:
+        """Delete an object."""
+
+        async def delete() -> None:
+            try:
+                await obstore.delete_async(self._store, name)
+            except (FileNotFoundError, obstore.exceptions.NotFoundError):
+                return
+
+        await self._do(f"removing {name}", delete())
+
+    async def _do(self, doing: str, work: Awaitable[T]) -> T:
+        async with within_deadline(doing, self._url, self._deadline_s):
+            try:
+                return await work
+            except (obstore.exceptions.BaseError, OSError, ValueError) as error:
+                raise fault(error, doing, self._url) from error

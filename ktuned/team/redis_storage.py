@@ -1,0 +1,82 @@
+"""Redis, or Valkey, as a team's storage: a key for each object, and a sorted set of all names.
+
+::
+
+    ktuned:NAME          the object's bytes
+    ktuned:names         NAME <size> <time written>, all with the score 0, so that a range is a prefix
+
+Both are written in one transaction, so that a killed writer leaves all of an object or nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable
+from typing import Any, Final, TypeVar
+
+import redis.asyncio
+import redis.exceptions
+
+from ktuned.team.storage import MAX_LISTED, OPERATION_S, Entry, Storage, StorageError, fault, within_deadline
+
+T = TypeVar("T")
+
+PREFIX: Final = "ktuned:"
+INDEX: Final = f"{PREFIX}names"
+
+
+class RedisStorage(Storage):
+    """Objects in a Redis database; other programs' keys in it are left alone."""
+
+    def __init__(self, url: str, *, deadline_s: float = OPERATION_S) -> None:
+        self._url = url
+        self._deadline_s = deadline_s
+        try:
+            self._client: Any = redis.asyncio.Redis.from_url(
+                url, socket_timeout=deadline_s, socket_connect_timeout=deadline_s, protocol=2
+            )
+        except ValueError as error:
+            raise StorageError(f"the team's url is no address of Redis: {error}") from error
+
+    async def entries(self, prefix: str) -> list[Entry]:
+        """Return the objects whose names begin with a prefix."""
+        start, end = f"[{prefix}", f"[{prefix}\xff"
+        members = await self._do("listing it", self._client.zrangebylex(INDEX, start, end, start=0, num=MAX_LISTED))
+        found: dict[str, Entry] = {}
+        for member in members:
+            words = bytes(member).decode(errors="replace").split(" ")
+            if len(words) == 3 and words[1].isdecimal() and words[2].isdecimal():
+                # The first one counts: that was when it was new.
+                found.setdefault(words[0], Entry(words[0], int(words[1]), float(words[2])))
+        return list(found.values())
+
+    async def read(self, name: str, limit: int) -> bytes | None:
+        """Return the beginning of a value."""
+        held = self._client.getrange(f"{PREFIX}{name}", 0, limit)
+        data = bytes(await self._do(f"reading {name}", held))
+        return data or None
+
+    async def write(self, name: str, data: bytes) -> None:
+        """Set the value and enter the name, at once."""
+        change = self._client.pipeline(transaction=True)
+        change.set(f"{PREFIX}{name}", data)
+        change.zadd(INDEX, {f"{name} {len(data)} {int(time.time())}": 0})
+        await self._do(f"writing {name}", change.execute())
+
+    async def remove(self, name: str) -> None:
+        """Delete the value and its name, at once."""
+        change = self._client.pipeline(transaction=True)
+        change.delete(f"{PREFIX}{name}")
+        change.zremrangebylex(INDEX, f"[{name} ", f"[{name} \xff")
+        await self._do(f"removing {name}", change.execute())
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _do(self, doing: str, work: Awaitable[T]) -> T:
+        async with within_deadline(doing, self._url, self._deadline_s):
+            try:
+                return await work
+            except (redis.exceptions.RedisError, OSError) as error:
+                raise fault(error, doing, self._url) from error

@@ -1,0 +1,84 @@
+"""The lead of a job for which others share a winner: their config first, with those that are served. Decides; no IO.
+
+If their config is as good here as it was there, the job needs no search: its final round is among the lead alone. If
+not, it was the first candidate, and the search goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from ktuned.model import (
+    Config,
+    Context,
+    KernelInfo,
+    Objective,
+    Outcome,
+    Trial,
+    canonical,
+    cost_of,
+    is_maximized,
+    unit_of,
+)
+from ktuned.team import Candidate, holds
+
+
+class Team(Protocol):
+    """A team's knowledge."""
+
+    async def best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
+        """Return the best config that others have found in a context; bounded in time, and raises nothing."""
+
+
+class SharedLead:
+    """A shared candidate and its outcome here; without a candidate there is no lead.
+
+    ``configs`` are the lead's, in order. One that ``is_decisive`` may end the job.
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate | None = None,
+        served: Iterable[Config] = (),
+        *,
+        objective: Objective,
+        is_decisive: bool = False,
+    ) -> None:
+        self._candidate = candidate
+        self._objective = objective
+        self._is_decisive = is_decisive
+        self._cost: float | None = None
+        self._outcome: Outcome | None = None
+        wanted = [] if candidate is None else [candidate.config, *served]
+        self.configs = tuple({canonical(config): config for config in wanted}.values())
+        self._shared = "" if candidate is None else canonical(candidate.config)
+
+    def note(self, trial: Trial) -> None:
+        """Take in the outcome of a config."""
+        if self._shared and canonical(trial.config) == self._shared:
+            self._outcome = trial.outcome
+            is_measured = trial.outcome is Outcome.MEASURED
+            self._cost = cost_of(self._objective, trial.figure(self._objective)) if is_measured else None
+
+    @property
+    def ends_job(self) -> bool:
+        """True if no search is needed."""
+        return self._is_decisive and self._candidate is not None and holds(self._candidate.cost, self._cost)
+
+    def words(self) -> str:
+        """Return what became of the shared config, in one sentence; nothing without one, or before its outcome."""
+        if self._candidate is None or self._outcome is None:
+            return ""
+        there = self._figure(self._candidate.cost)
+        if self._cost is None:
+            return f"the team's config, {there} where it was found, ended as {self._outcome} here"
+        here = self._figure(self._cost)
+        if self.ends_job:
+            return f"the team's config holds here, {here}, {there} where it was found; nothing else was searched"
+        if not holds(self._candidate.cost, self._cost):
+            return f"the team's config takes {here} here, {there} where it was found; the search went on"
+        return ""
+
+    def _figure(self, cost: float) -> str:
+        return f"{1 / cost if is_maximized(self._objective) else cost:.4g} {unit_of(self._objective)}"

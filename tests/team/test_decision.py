@@ -1,0 +1,88 @@
+"""The rules of sharing, case by case."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from ktuned.team.decision import (
+    BETTER_BY,
+    MAX_CANDIDATES,
+    Action,
+    Candidate,
+    Decided,
+    Kept,
+    Ours,
+    action,
+    candidates,
+    holds,
+    is_published,
+    surplus,
+)
+from tests.team.test_objects import WINNER
+
+SHARED = Candidate({"BM": 64}, 100.0, WINNER)
+
+
+@pytest.mark.parametrize(
+    ("cost", "wanted"), [(None, False), (1.0, True), (100.0, True), (109.9, True), (110.0, True), (110.2, False)]
+)
+def test_a_config_holds_within_a_tenth(cost: float | None, wanted: bool) -> None:
+    """One that is faster here holds, too; one that failed does not."""
+    assert holds(100.0, cost) is wanted
+
+
+def test_every_case_of_an_action() -> None:
+    """Without a present winner it is verified, beside one only what is better competes; known work is not repeated."""
+    standings = [None, *(Ours(cost, current) for cost in (None, 50.0, 102.0, 200.0) for current in (False, True))]
+    for ours, is_tried, is_open in itertools.product(standings, (False, True), (False, True)):
+        found = action(SHARED, ours, is_tried=is_tried, is_open=is_open)
+        if is_tried or is_open:
+            assert found is Action.NOTHING
+        elif ours is None or not ours.is_current:
+            assert found is Action.VERIFY
+        else:
+            is_better = ours.cost is not None and SHARED.cost < BETTER_BY * ours.cost
+            assert found is (Action.COMPETE if is_better else Action.NOTHING), ours
+
+
+def test_candidates_are_the_cheapest_configs_by_the_median() -> None:
+    """One member's wrong clock decides nothing where others have measured the same config."""
+    quick = replace(WINNER, config={"BM": 1}, latency_us=5.0)
+    figures = [(1.0, 10.0), (2.0, 20.0), (3.0, 21.0)]
+    often = [replace(WINNER, config={"BM": 2}, decided=at, latency_us=us) for at, us in figures]
+    found = candidates([*often, quick])
+    assert [(dict(one.config), one.cost) for one in found] == [({"BM": 1}, 5.0), ({"BM": 2}, 20.0)]
+
+
+def test_candidates_are_bounded() -> None:
+    """The newest count."""
+    many = [replace(WINNER, config={"BM": at}, decided=float(at)) for at in range(2 * MAX_CANDIDATES)]
+    assert {one.config["BM"] for one in candidates(many)} == set(range(MAX_CANDIDATES, 2 * MAX_CANDIDATES))
+    assert candidates([]) == []
+
+
+def test_every_case_of_publishing() -> None:
+    """Only what a final round decided, here, in the present context, by a job that shares."""
+    for flags in itertools.product((False, True), repeat=4):
+        decided = Decided(*flags)
+        wanted = flags == (True, True, False, False)
+        assert is_published(decided, 100.0, {"BM": 64}, []) is wanted
+        # A better config of others does not make ours less of a finding; the same figure again is none.
+        assert is_published(decided, 100.0, {"BM": 8}, [SHARED]) is wanted
+        assert not is_published(decided, 105.0, {"BM": 64}, [SHARED])
+        assert is_published(decided, 150.0, {"BM": 64}, [SHARED]) is wanted
+        assert is_published(decided, 50.0, {"BM": 64}, [SHARED]) is wanted
+
+
+def test_retention_comes_before_the_cap() -> None:
+    """What is too old goes first, then the oldest until the rest fits; nothing goes that need not."""
+    kept = [Kept(f"o{age}", 10, 1000.0 - age) for age in range(0, 100, 10)]
+    assert surplus(kept, 1000.0, 0, 1000) == []
+    assert surplus(kept, 1000.0, 75.0, 1000) == ["o90", "o80"]
+    assert surplus(kept, 1000.0, 75.0, 50) == ["o90", "o80", "o70", "o60", "o50"]
+    assert surplus(kept, 1000.0, 0, 95) == ["o90"]
+    assert len(surplus(kept, 1000.0, 0, 0)) == 10
+    assert surplus([], 0.0, 1.0, 0) == []

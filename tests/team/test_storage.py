@@ -1,0 +1,233 @@
+"""What every storage promises, by real servers: objects by name, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from time import monotonic
+
+import anyio
+import pytest
+
+from ktuned.team.directory_storage import DirectoryStorage
+from ktuned.team.storage import Storage, StorageError, fault, shown
+from ktuned.team.storage_kinds import open_storage
+from tests.assembled import PATIENCE_S
+from tests.team.conftest import Server
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def url(store: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the URL of an empty storage of each kind."""
+    for name, value in store.env.items():
+        monkeypatch.setenv(name, value)
+    return store.url
+
+
+@pytest.fixture
+async def storage(url: str) -> AsyncIterator[Storage]:
+    """Return an empty storage of each kind."""
+    opened = open_storage(url, deadline_s=PATIENCE_S)
+    yield opened
+    await opened.close()
+
+
+async def test_what_is_written_is_read(storage: Storage) -> None:
+    """Bytes of any kind come back as they were; what is not there is nothing."""
+    data = bytes(range(256)) * 100
+    await storage.write("v1/winners/k/a", data)
+    assert await storage.read("v1/winners/k/a", len(data)) == data
+    assert await storage.read("v1/winners/k/b", 10) is None
+
+
+async def test_a_reader_takes_no_more_than_its_limit(storage: Storage) -> None:
+    """One byte more shows that there is more."""
+    await storage.write("v1/winners/k/a", b"x" * 1000)
+    assert await storage.read("v1/winners/k/a", 10) == b"x" * 11
+
+
+async def test_listing_has_a_prefix_and_all_of_it(storage: Storage) -> None:
+    """Names, sizes and times of one kernel, however many pages they take; not those of its neighbours."""
+    names = {f"v1/winners/k/{number:04}" for number in range(1_050)}
+    limiter = anyio.CapacityLimiter(16)
+
+    async def write(name: str) -> None:
+        async with limiter:
+            await storage.write(name, name.encode())
+
+    async with anyio.create_task_group() as tasks:
+        for name in (*names, "v1/winners/k-2/a", "v1/winners/j/a"):
+            tasks.start_soon(write, name)
+    found = await storage.entries("v1/winners/k/")
+    assert {entry.name for entry in found} == names
+    assert {entry.size for entry in found} == {len("v1/winners/k/0000")}
+    assert len(await storage.entries("v1/")) == 1_052
+    assert await storage.entries("v1/winners/none/") == []
+    assert max(entry.modified for entry in found) - min(entry.modified for entry in found) < PATIENCE_S
+
+
+async def test_a_rewrite_mends_a_damaged_object(storage: Storage) -> None:
+    """The whole one takes the place of what was cut off, and is listed once."""
+    await storage.write("v1/winners/k/a", b"who")
+    await storage.write("v1/winners/k/a", b"whole")
+    assert await storage.read("v1/winners/k/a", 10) == b"whole"
+    assert [entry.name for entry in await storage.entries("v1/")] == ["v1/winners/k/a"]
+
+
+async def test_what_is_removed_is_gone(storage: Storage) -> None:
+    """From the listing, too; twice is no error."""
+    for name in ("v1/winners/k/a", "v1/winners/k/b"):
+        await storage.write(name, b"x")
+    for _ in range(2):
+        await storage.remove("v1/winners/k/a")
+    assert await storage.read("v1/winners/k/a", 10) is None
+    assert [entry.name for entry in await storage.entries("v1/")] == ["v1/winners/k/b"]
+
+
+WRITER = """
+import anyio, sys
+from ktuned.team.storage_kinds import open_storage
+
+async def main():
+    storage = open_storage(sys.argv[1])
+    for number in range(int(sys.argv[3])):
+        await storage.write(f"v1/winners/k/{number % 50}", bytes([number % 50]) * 50_000)
+        if not number:
+            print("began", flush=True)
+
+anyio.run(main)
+"""
+
+
+@pytest.fixture
+def writers(url: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run two processes that write the same names."""
+    command = [sys.executable, "-c", WRITER, url, "", "2000"]
+    found = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    yield found
+    for writer in found:
+        writer.kill()
+        writer.communicate()
+
+
+async def test_two_writers_and_their_deaths_leave_whole_objects(
+    url: str, storage: Storage, writers: list[subprocess.Popen[str]]
+) -> None:
+    """`kill -9` of both in the middle: each name has all its bytes, or is not there."""
+    for writer in writers:
+        assert writer.stdout is not None
+        assert await anyio.to_thread.run_sync(writer.stdout.readline) == "began\n"
+    seen = 0
+    for round_ in range(6):
+        if round_ == 3:
+            for writer in writers:
+                writer.send_signal(signal.SIGKILL)
+                writer.wait(PATIENCE_S)
+        for entry in await storage.entries("v1/winners/k/"):
+            if ".staged-" in entry.name:
+                continue
+            seen += 1
+            number = int(entry.name.rpartition("/")[2])
+            assert await storage.read(entry.name, 100_000) == bytes([number]) * 50_000
+    assert seen
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+async def test_a_full_store_is_an_error_of_one_line(storage: Storage) -> None:
+    """What was there stays readable."""
+    await storage.write("v1/winners/k/first", b"first")
+
+    async def fill() -> None:
+        for number in range(100):
+            await storage.write(f"v1/winners/k/{number}", os.urandom(200_000))
+
+    with pytest.raises(StorageError, match=r"writing v1/winners/k/\d+: .*maxmemory"):
+        await fill()
+    assert await storage.read("v1/winners/k/first", 10) == b"first"
+
+
+@pytest.mark.parametrize("scheme", ["s3", "redis"])
+async def test_a_server_that_does_not_answer_is_an_error_in_time(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes connections and says nothing holds a call up for its deadline, and no longer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"127.0.0.1:{silent.getsockname()[1]}"
+        for name, value in (("ENDPOINT_URL", f"http://{place}"), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        storage = open_storage("s3://team/x" if scheme == "s3" else f"redis://me:secret@{place}/0", deadline_s=0.3)
+        began = monotonic()
+        with pytest.raises(StorageError) as caught:
+            await storage.entries("v1/")
+        assert monotonic() - began < 10.0
+        assert "secret" not in caught.value.message
+        await storage.close()
+
+
+@pytest.mark.parametrize("scheme", ["s3", "redis"])
+async def test_a_server_that_is_not_there_is_an_error(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens there."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+    for name, value in (("ENDPOINT_URL", f"http://{place}"), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    storage = open_storage("s3://team/x" if scheme == "s3" else f"redis://{place}/0", deadline_s=PATIENCE_S)
+    with pytest.raises(StorageError):
+        await storage.write("v1/winners/k/a", b"x")
+    await storage.close()
+
+
+async def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
+    """Its error says so; nothing is written beside the mount."""
+    storage = DirectoryStorage(str(tmp_path / "share"))
+    with pytest.raises(StorageError, match="it does not exist") as caught:
+        await storage.write("v1/winners/k/a", b"x")
+    assert caught.value.hint == "make it, or mount what belongs there"
+    assert not (tmp_path / "share").exists()
+
+
+async def test_objects_in_a_directory_have_its_rights(tmp_path: Path) -> None:
+    """Members of a group read each other's, whatever the daemon's umask."""
+    tmp_path.chmod(0o2770)
+    before = os.umask(0o077)
+    try:
+        await DirectoryStorage(str(tmp_path)).write("v1/winners/k/a", b"x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "v1/winners/k").stat().st_mode & 0o7777 == 0o2770
+    assert (tmp_path / "v1/winners/k/a").stat().st_mode & 0o7777 == 0o660
+
+
+async def test_links_and_pipes_in_a_directory_are_not_followed(tmp_path: Path) -> None:
+    """Others may write there: a link leads nowhere, and a pipe is not waited at."""
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "v1/link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "v1/pipe")
+    storage = DirectoryStorage(str(tmp_path), deadline_s=5.0)
+    assert await storage.entries("v1/") == []
+    with pytest.raises(StorageError):
+        await storage.read("v1/link", 10)
+    assert not await storage.read("v1/pipe", 10)
+
+
+def test_passwords_are_never_shown() -> None:
+    """Neither a URL's nor one that a library repeats in its message."""
+    url = "rediss://user:pa%40ss@host:6379/0"
+    assert shown(url) == "rediss://…@host:6379/0"
+    assert shown("s3://bucket/x") == "s3://bucket/x"
+    told = fault(ValueError(f"cannot connect to {url} with pa%40ss"), "listing it", url).message
+    assert "pa%40ss" not in told
+    assert "user" not in told
+
+
+@pytest.mark.parametrize("wrong", ["ftp://host/x", "s3://", "redis://host:port/0"])
+def test_a_url_that_means_nothing_is_refused(wrong: str) -> None:
+    """In one line, with what to give."""
+    with pytest.raises(StorageError):
+        open_storage(wrong)
