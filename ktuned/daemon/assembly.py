@@ -50,6 +50,7 @@ from ktuned.scheduling import (
     Renewal,
     Reverification,
     RootExpiry,
+    RootMoves,
     TeamExchange,
     TeamLink,
     TeamWinners,
@@ -284,13 +285,20 @@ def assemble(
         requests=requests,
         publish=router.publish,
     )
-    intake = Intake(
-        catalog=catalog, inspector=inspector, machine=machine, store=store, requests=requests, renewal=renewal
-    )
 
     def configured_roots() -> set[str]:
         return {root.path for root in current.settings.roots}
 
+    moves = RootMoves(catalog=catalog, store=store, configured=configured_roots, drop=renewal.drop_roots)
+    intake = Intake(
+        catalog=catalog,
+        inspector=inspector,
+        machine=machine,
+        store=store,
+        requests=requests,
+        renewal=renewal,
+        moves=moves,
+    )
     root_expiry = RootExpiry(catalog=catalog, store=store, configured=configured_roots, drop=renewal.drop_roots)
 
     # What answers and watches.
@@ -361,6 +369,7 @@ def assemble(
         machine=machine,
         renewal=renewal,
         root_expiry=root_expiry,
+        root_moves=moves,
         store=store,
         team=team_link,
         watcher=watcher,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ktuned.daemon.reload import CurrentSettings
 from ktuned.devices import Machine
 from ktuned.fleet import Bridge, Fleet
-from ktuned.scheduling import Jobs, Renewal, RootExpiry, TeamLink
+from ktuned.scheduling import Jobs, Renewal, RootExpiry, RootMoves, TeamLink
 from ktuned.store import Store
 from ktuned.watch import Watcher
 
@@ -25,6 +25,7 @@ class Notices:
         machine: Machine,
         renewal: Renewal,
         root_expiry: RootExpiry,
+        root_moves: RootMoves,
         store: Store,
         team: TeamLink,
         watcher: Watcher,
@@ -36,6 +37,7 @@ class Notices:
         self._machine = machine
         self._renewal = renewal
         self._root_expiry = root_expiry
+        self._root_moves = root_moves
         self._store = store
         self._team = team
         self._watcher = watcher
@@ -50,6 +52,7 @@ class Notices:
         yield self._watcher.notice
         yield self._renewal.notice
         yield self._root_expiry.notice
+        yield from self._root_moves.notices
         yield self._current.notice
         if self._jobs.stalled:
             yield f"tuning is paused: {self._jobs.stalled}"

@@ -12,6 +12,7 @@ from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.reverification import Reverification
 from ktuned.scheduling.root_expiry import RootExpiry
+from ktuned.scheduling.root_moves import RootMoves
 from ktuned.scheduling.team_exchange import TeamExchange
 from ktuned.scheduling.team_link import TeamLink
 from ktuned.scheduling.team_winners import TeamWinners
@@ -33,6 +34,7 @@ __all__ = [
     "Renewal",
     "Reverification",
     "RootExpiry",
+    "RootMoves",
     "TeamExchange",
     "TeamLink",
     "TeamWinners",

@@ -31,6 +31,7 @@ from ktuned.ipc import stamp
 from ktuned.model import Job, KernelInfo, NotFound, Root, UsageError
 from ktuned.scheduling.job_requests import JobRequests, Wish
 from ktuned.scheduling.renewal import Renewal
+from ktuned.scheduling.root_moves import RootMoves
 from ktuned.store import Store
 
 
@@ -56,6 +57,7 @@ class Intake:
         store: Store,
         requests: JobRequests,
         renewal: Renewal,
+        moves: RootMoves,
         max_directories: int = MAX_DIRECTORIES,
     ) -> None:
         self._catalog = catalog
@@ -64,7 +66,13 @@ class Intake:
         self._store = store
         self._requests = requests
         self._renewal = renewal
+        self._moves = moves
         self._max_directories = max_directories
+
+    @property
+    def moves(self) -> list[str]:
+        """A line for each root that was found at another place."""
+        return self._moves.notices
 
     async def tune_path(
         self, path: str, python: str | None, wish: Wish, name: str | None = None
@@ -148,6 +156,7 @@ class Intake:
         else:
             project = await anyio.to_thread.run_sync(read_project, directory, self._inspector.trust)
             root = make_root(directory, python=python or "", project=project)
+            await self._moves.follow(root)
             taken = [other.name for other in self._catalog.roots]
             (root,) = named([root], self._store.projects.names(), taken)
         if measures:

@@ -212,7 +212,7 @@ class Methods:
         """Create jobs for a wish; the answer has the place in the event stream from which their events come."""
         place = {"epoch": self._events.epoch, "seq": self._events.seq}
         errors: list[FileError] = []
-        known = {kernel.name for kernel in self._catalog.kernels}
+        known, moves = {kernel.name for kernel in self._catalog.kernels}, self._intake.moves
         live = {job.id for job in self._jobs.live()}
         if wanted.path is not None:
             jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish, wanted.kernel)
@@ -221,7 +221,8 @@ class Methods:
         else:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
         entries = [self._jobs.describe(job) for job in jobs]
-        notices = [self._ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
+        notices = [line for line in self._intake.moves if line not in moves]
+        notices += [self._ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
         if wanted.trials is not None or wanted.seconds is not None:
             notices += [_joined(job) for job in jobs if job.id in live]
         return {

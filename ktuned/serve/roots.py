@@ -39,11 +39,13 @@ class RootMethods:
 
     async def add(self, wanted: AddParams, connection: Connection) -> dict[str, Any]:
         """Inspect and watch what is at a path; no job comes of it."""
+        moves = self._intake.moves
         added = await self._intake.add_path(wanted.path, wanted.python)
         return {
             "root": added.root.to_wire(),
             "kernels": [{"name": kernel.name, **kernel.to_wire()} for kernel in added.kernels],
             "errors": [error.to_wire() for error in added.errors],
+            "notices": [line for line in self._intake.moves if line not in moves],
         }
 
     async def unwatch(self, wanted: UnwatchParams, connection: Connection) -> dict[str, Any]:

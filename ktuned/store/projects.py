@@ -46,6 +46,18 @@ class Projects:
         """
         return await self._write(lambda connection: _name(connection, names))
 
+    async def move(self, old: str, new: str) -> None:
+        """Give a root's name and its earlier names to another path."""
+        await self._write(lambda connection: _move_path(connection, old, new))
+
+
+def _move_path(connection: sqlite3.Connection, old: str, new: str) -> None:
+    if not connection.execute("SELECT 1 FROM projects WHERE path = ?", (old,)).fetchone():
+        return
+    for table in ("projects", "aliases"):
+        connection.execute(f"DELETE FROM {table} WHERE path = ?", (new,))
+        connection.execute(f"UPDATE {table} SET path = ? WHERE path = ?", (new, old))
+
 
 def _name(connection: sqlite3.Connection, names: Mapping[str, str]) -> dict[ProjectName, ProjectName]:
     before: dict[str, str] = dict(connection.execute("SELECT path, name FROM projects"))

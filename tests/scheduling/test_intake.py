@@ -12,6 +12,7 @@ from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.root_moves import RootMoves
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 from tests.fleet.playing import until
 
@@ -51,6 +52,7 @@ def limited(parts: Parts, directories: int) -> Intake:
         store=parts.store,
         requests=parts.requests,
         renewal=parts.renewal,
+        moves=RootMoves(catalog=parts.catalog, store=parts.store, configured=set, drop=parts.renewal.drop_roots),
         max_directories=directories,
     )
 

@@ -33,6 +33,9 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
     if as_json:
         output.emit_json(added)
     else:
+        # A daemon of an earlier version has none.
+        for notice in added.get("notices", ()):
+            output.say(notice)
         show(added)
         output.say(f"watching {added['root']['path']}; `ktuned unwatch {added['root']['path']}` ends it")
     return Exit.NOT_REACHED if added["errors"] else Exit.DONE
