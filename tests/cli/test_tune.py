@@ -58,6 +58,19 @@ def test_a_t1_file_is_tuned_by_a_kernel_file_beside_it(run: Run, serve: Serve, t
     assert run("tune", str(spec), "--no-spawn").err == ""
 
 
+def test_configs_to_measure_again(run: Run, serve: Serve) -> None:
+    """Each --config is one config, with values read as those of a problem; --again goes with or without them."""
+    daemon = tuning(serve)
+    given = ["--config", "BM=64,fast=true", "--config", "BM=32,fast=false"]
+    assert run("tune", "gemm", "--again", *given, "--no-spawn").code == 0
+    configs = [{"BM": 64, "fast": True}, {"BM": 32, "fast": False}]
+    assert daemon.params_of("tune") == {"kernel": "gemm", "configs": configs, "again": True}
+    for wrong in ("BM", "BM=1,BM=2", "=3"):
+        ran = run("tune", "gemm", "--config", wrong, "--no-spawn")
+        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
+        assert "--config" in ran.err
+
+
 def test_tune_tells_bests_and_first_failures(run: Run, serve: Serve) -> None:
     """In a pipe: one line per new best, one per failure kind, then the table of winners and the failures."""
     daemon = tuning(serve)
