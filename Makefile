@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 TILELANG := .venv-tilelang
-PROJECTS := . client plugins/command plugins/cutedsl plugins/nvrtc plugins/optuna plugins/torch plugins/triton plugins/tvm_ffi
+PROJECTS := . client plugins/command plugins/cutedsl plugins/nvrtc plugins/optuna plugins/ray plugins/torch plugins/triton plugins/tvm_ffi
 # Beside them, in an environment of its own: plugins/tilelang.
 # torch for the CPU. PyPI's wheel for Linux brings 2.5 GiB of CUDA, and an NVRTC older than the pinned one: `make install
 # CUDA=1` takes it from there.
@@ -12,8 +12,8 @@ CUDA ?=
 TORCH_INDEX ?= $(if $(CUDA),,https://download.pytorch.org/whl/cpu)
 TORCH := -c constraints.txt --retries 0 --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 # Measured as wheels for CPython 3.11 on x86-64; to be measured again when constraints.txt changes by much.
-DOWNLOAD := 0.6 GiB (torch 180 MiB, Triton 180 MiB, CuTe DSL 90 MiB, NVRTC 50 MiB, 90 smaller packages)
-INSTALLED := 2.4 GiB
+DOWNLOAD := 0.7 GiB (torch 180 MiB, Triton 180 MiB, CuTe DSL 90 MiB, Ray 80 MiB, NVRTC 50 MiB, 90 smaller packages)
+INSTALLED := 2.7 GiB
 
 # Ends with an error if the torch that pip would install requires CUDA's wheels.
 define REFUSE_CUDA

@@ -5,8 +5,22 @@ The daemon's side is :class:`ktuned.fleet.Bridge`. This package is what both sid
 import what they need.
 """
 
-from ktuned.bridge import messages
+from ktuned.bridge import cluster, messages, node, parcels
+from ktuned.bridge.host import Host
 from ktuned.bridge.messages import Call, CallFailed, Hello, Versions
 from ktuned.bridge.service import SERVICES, Send, Service
 
-__all__ = ["SERVICES", "Call", "CallFailed", "Hello", "Send", "Service", "Versions", "messages"]
+__all__ = [
+    "SERVICES",
+    "Call",
+    "CallFailed",
+    "Hello",
+    "Host",
+    "Send",
+    "Service",
+    "Versions",
+    "cluster",
+    "messages",
+    "node",
+    "parcels",
+]

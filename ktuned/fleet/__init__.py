@@ -2,7 +2,7 @@
 
 from ktuned.fleet import memory
 from ktuned.fleet.bridge import Bridge
-from ktuned.fleet.bridge_process import BridgeDown, BridgeSlow
+from ktuned.fleet.calls import BridgeDown, BridgeSlow
 from ktuned.fleet.courtesy import Applications, Courtesy
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
 from ktuned.fleet.failures import KILLS_EXCUSED, DeadlineExpired, Output, RequestFailed, WorkerDied, is_outside_kill

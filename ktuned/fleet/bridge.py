@@ -23,7 +23,8 @@ import structlog
 
 from ktuned.bridge import Call, Hello
 from ktuned.fleet import warden
-from ktuned.fleet.bridge_process import BridgeDown, BridgeProcess, BridgeSlow, I, R
+from ktuned.fleet.bridge_process import BridgeProcess
+from ktuned.fleet.calls import BridgeDown, BridgeSlow, I, R
 from ktuned.fleet.health import Health
 
 _log = structlog.get_logger()
@@ -128,7 +129,7 @@ class Bridge:
             CallFailed: the service says that it cannot.
         """
         process = await self._up()
-        return await process.exchange(call, deadline_s, on_item)
+        return await process.calls.exchange(call, deadline_s, on_item)
 
     async def _up(self) -> BridgeProcess:
         """Return the process, started if it is not there."""
@@ -144,7 +145,7 @@ class Bridge:
             process = await self._start()
             self._tasks.start_soon(self._attend, process)
             try:
-                hello = await process.exchange(Hello(), START_S, None)
+                hello = await process.calls.exchange(Hello(), START_S)
             except BaseException as error:
                 process.kill("" if isinstance(error, BridgeDown) else "it did not answer")
                 raise
@@ -208,7 +209,7 @@ class Bridge:
         while True:
             await anyio.sleep(self._beat_s)
             try:
-                await process.exchange(Hello(), self._silence_s, None)
+                await process.calls.exchange(Hello(), self._silence_s)
             except BridgeSlow:
                 process.kill(f"it gave no sign of life for {self._silence_s:.0f} s")
             except BridgeDown:

@@ -1,57 +1,25 @@
-"""One process of the bridge: its socket, the calls under way, its end.
-
-Many calls are under way at once, each with a number and a deadline of its own.
-"""
+"""One process of the bridge: its socket, its output, its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import math
 import os
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final, TypeVar, cast
+from typing import Final, cast
 
 import anyio
 
-from ktuned.bridge import Call, CallFailed, messages
+from ktuned.fleet.calls import BridgeDown, Calls
 from ktuned.fleet.failures import describe_exit
 from ktuned.fleet.output_tail import Tail
 from ktuned.ipc import InvalidMessage, frames
-from ktuned.model import KtunedError
-
-R = TypeVar("R")
-I = TypeVar("I")  # noqa: E741 - an item
 
 CLOSED_S: Final = 1.0
 """Time for a process that has closed its socket to end by itself."""
-
-
-class BridgeDown(KtunedError):
-    """The bridge's process is not there, or ended during a call; it is started again by a later call."""
-
-    code = "bridge_down"
-
-
-class BridgeSlow(KtunedError):
-    """A call took longer than its deadline; it is taken back, and the bridge lives on."""
-
-    code = "bridge_deadline"
-
-
-@dataclass(eq=False, slots=True)
-class _Pending:
-    """A call under way; ``last_at`` is when its last answer came, from which its deadline counts."""
-
-    call: type[Call[Any, Any]]
-    done: asyncio.Future[Any]
-    on_item: Callable[[Any], None] | None
-    last_at: float
 
 
 class BridgeProcess(asyncio.Protocol):
@@ -69,12 +37,10 @@ class BridgeProcess(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(process.pid)
         self._tail = Tail(process.stdout.fileno())
-        self._decoder = frames.Decoder()
-        self._pending: dict[int, _Pending] = {}
-        self._numbers = itertools.count(1)
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self.calls = Calls("ktuned-bridge", self._send, self._writable.wait)
         os.set_blocking(self._tail.fd, False)
         self._loop.add_reader(self._pidfd, self._on_exit)
         self._loop.add_reader(self._tail.fd, self._on_output)
@@ -98,59 +64,14 @@ class BridgeProcess(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take each answer that the bytes complete."""
         try:
-            for message in self._decoder.feed(data):
-                self._take(messages.decode_answer(message))
+            self.calls.feed(data)
         except (frames.FrameError, InvalidMessage) as error:
             self.kill(f"it sent what is no answer: {error}")
 
-    def _take(self, answer: messages.Answer) -> None:
-        pending = self._pending.get(answer.number)
-        if pending is None or pending.done.done():
-            # Taken back meanwhile.
-            return
-        pending.last_at = monotonic()
-        if answer.fault is not None:
-            fault = answer.fault
-            pending.done.set_exception(CallFailed(fault.code, fault.message, hint=fault.hint))
-            return
-        value = messages.value_of(pending.call, answer)
-        if answer.is_last:
-            pending.done.set_result(value)
-        elif pending.on_item is not None:
-            pending.on_item(value)
-
-    async def exchange(self, call: Call[R, I], deadline_s: float, on_item: Callable[[I], None] | None) -> R:
-        """Send a call and wait for its reply, as :meth:`ktuned.fleet.Bridge.exchange`."""
-        number = next(self._numbers)
-        pending = _Pending(type(call), self._loop.create_future(), on_item, monotonic())
-        data = messages.encode_call(number, call)
-        self._pending[number] = pending
-        try:
-            with anyio.move_on_after(deadline_s):
-                await self._writable.wait()
-            if self._transport is None or self._transport.is_closing():
-                raise BridgeDown(self._down())
-            self._transport.write(data)
-            reply: R = await self._reply(pending, deadline_s)
-        finally:
-            del self._pending[number]
-            if not pending.done.done():
-                pending.done.cancel()
-                if self._transport is not None and not self._transport.is_closing():
-                    self._transport.write(messages.encode_cancel(number))
-            elif not pending.done.cancelled():
-                # Seen, also where the caller was cancelled as it came.
-                pending.done.exception()
-        return reply
-
-    async def _reply(self, pending: _Pending, deadline_s: float) -> Any:
-        while True:
-            left_s = pending.last_at + deadline_s - monotonic()
-            if left_s <= 0:
-                raise BridgeSlow(f"ktuned-bridge: {pending.call.operation} was not over after {deadline_s:.3g} s")
-            await asyncio.wait([pending.done], timeout=None if left_s == math.inf else left_s)
-            if pending.done.done():
-                return pending.done.result()
+    def _send(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            raise BridgeDown(self._down())
+        self._transport.write(data)
 
     def _on_output(self) -> None:
         if not self._tail.read_some():
@@ -179,9 +100,7 @@ class BridgeProcess(asyncio.Protocol):
         self._process.stdout.close()
         if self._transport is not None:
             self._transport.abort()
-        for pending in self._pending.values():
-            if not pending.done.done():
-                pending.done.set_exception(BridgeDown(self._down()))
+        self.calls.fail(self._down())
         self.gone.set()
         self._on_gone(self)
 

@@ -25,12 +25,16 @@ I = TypeVar("I")  # noqa: E741 - an item
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The code that a worker runs: interpreter, directory, additions to the environment, the project in it."""
+    """The code that a worker runs: interpreter, directory, additions to the environment, the project in it.
+
+    On another ``node`` than this machine, interpreter and directory are those that stand for them there.
+    """
 
     python: str
     cwd: str
     env: tuple[tuple[str, str], ...] = ()
     project: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

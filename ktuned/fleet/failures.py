@@ -19,6 +19,7 @@ class WorkerDied(WorkerError):
         self.phase = phase
         self.output = output
         self.stopped = stopped
+        self.fault = fault
         if returncode == frames.OUT_OF_MEMORY:
             stopped = "out of memory: the worker was refused what it asked for"
         if stopped:
@@ -38,6 +39,24 @@ class WorkerDied(WorkerError):
     def is_outside_kill(self) -> bool:
         """True if a SIGKILL that ktuned did not send ended it: a user's, or the kernel's for want of memory."""
         return self.returncode == -signal.SIGKILL and not self.stopped
+
+
+class NodeLost(WorkerDied):
+    """The node of a worker was lost, with all that was under way there; this says nothing about the work."""
+
+    code = "node_lost"
+
+    def __init__(self, node: str, reason: str, phase: Phase) -> None:
+        super().__init__(-signal.SIGKILL, phase, Output())
+        self.node = node
+        self.message = f"the node {node} was lost during {phase}: {reason}"
+        self.args = (self.message,)
+
+
+class NodeAbsent(WorkerError):
+    """A node is not there now: no worker can be started on it."""
+
+    code = "node_absent"
 
 
 class DeadlineExpired(WorkerError):

@@ -40,6 +40,11 @@ def cap(pid: int, limit_bytes: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_DATA, (bound, bound))
 
 
+def exceeded(used: int, limit: int) -> str:
+    """Return why a worker is stopped that outgrew its limit."""
+    return f"out of memory: the worker used {used / 2**30:.1f} GiB of the {limit / 2**30:.1f} GiB it may"
+
+
 def tree_bytes(pid: int) -> int:
     """Return the resident memory of a process and its descendants; 0 for one that is gone."""
     try:

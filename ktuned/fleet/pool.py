@@ -348,8 +348,7 @@ class Fleet:
                 worker.measure_memory()
                 limit = self._limits[worker.role]
                 if worker.memory_bytes > limit:
-                    used, allowed = worker.memory_bytes / 2**30, limit / 2**30
-                    worker.stop(f"out of memory: the worker used {used:.1f} GiB of the {allowed:.1f} GiB it may")
+                    worker.stop(memory.exceeded(worker.memory_bytes, limit))
             await anyio.sleep(_MEMORY_S)
 
     @property

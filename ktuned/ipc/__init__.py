@@ -1,7 +1,7 @@
 """Exchange between the daemon and its workers: typed requests and replies in frames, artifact manifests, stamps."""
 
 from ktuned.ipc import frames, manifest, parent, replies, requests
-from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
+from ktuned.ipc.codec import InvalidMessage, from_plain, to_message, to_plain
 from ktuned.ipc.journal import JOURNAL_VARIABLE, MAX_HELD_BYTES, Entered, Held, Journal
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
 from ktuned.ipc.memory_fault import (
@@ -54,6 +54,7 @@ __all__ = [
     "staging_place",
     "stamp",
     "stamps",
+    "to_message",
     "to_plain",
     "trail",
 ]

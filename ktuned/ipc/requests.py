@@ -389,7 +389,12 @@ def encode(request: Request[Any, Any]) -> bytes:
     Raises:
         FrameError: it is too large.
     """
-    return frames.encode({_OPERATION: request.operation, **to_message(request)})
+    return frames.encode(plain(request))
+
+
+def plain(request: Request[Any, Any]) -> dict[str, Any]:
+    """Return a request as the map that its frame holds, and :func:`decode` reads."""
+    return {_OPERATION: request.operation, **to_message(request)}
 
 
 def decode(data: Mapping[str, Any]) -> Request[Any, Any]:

@@ -1,0 +1,93 @@
+"""Parcels: files and directories as they travel to a node, each by a name that its content decides.
+
+``file-SHA256`` is a file of a project, ``artifact-KEY`` a sealed artifact, ``capture-SHA256`` an application's captured
+inputs. A directory travels as one MessagePack map of its files. Content from a node is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgpack
+
+from ktuned.ipc import artifact_place
+
+MAX_PARCEL_BYTES: Final = 512 << 20
+"""The largest parcel: an artifact with its debug information; Ray holds it in memory."""
+
+_NAME = re.compile(r"(file|artifact|capture)-([0-9A-Za-z_.]{1,200})")
+
+
+class BadParcel(Exception):
+    """A parcel's name, size or content is not what one may have."""
+
+
+def place_of(name: str, home: Path) -> Path:
+    """Return where a parcel lies below a keeper's directory.
+
+    Raises:
+        BadParcel: there can be none of that name.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or ".." in name:
+        raise BadParcel(f"no parcel can be named {name[:100]!r}")
+    kind, key = match.groups()
+    if kind == "artifact":
+        return artifact_place(home / "artifacts", key)
+    if kind == "capture":
+        return home / "captures" / f"{key}.safetensors"
+    return home / "files" / key
+
+
+def pack(path: Path) -> bytes:
+    """Return a file's bytes, or a directory's files as one.
+
+    Raises:
+        OSError: it cannot be read.
+        BadParcel: it is too large.
+    """
+    files = [path] if path.is_file() else sorted(entry for entry in path.rglob("*") if entry.is_file())
+    if sum(entry.stat().st_size for entry in files) > MAX_PARCEL_BYTES:
+        raise BadParcel(f"{path} is larger than {MAX_PARCEL_BYTES >> 20} MiB")
+    if path.is_file():
+        return path.read_bytes()
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} does not exist")
+    packed: bytes = msgpack.packb({entry.relative_to(path).as_posix(): entry.read_bytes() for entry in files})
+    return packed
+
+
+def unpack_file(data: bytes, place: Path) -> None:
+    """Write a file as a whole, or not at all."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=".part-")
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(data)
+    os.replace(temporary, place)
+
+
+def unpack_directory(data: bytes, place: Path) -> None:
+    """Make a directory of the files that :func:`pack` took; ``place`` must not exist, or be empty.
+
+    Raises:
+        BadParcel: it is no such thing, or names files outside.
+    """
+    try:
+        files = msgpack.unpackb(data, raw=False)
+    except (ValueError, TypeError) as error:
+        raise BadParcel(f"no parcel: {error}") from error
+    if not isinstance(files, dict):
+        raise BadParcel("no parcel: not a map of files")
+    for name, content in files.items():
+        if not isinstance(name, str) or not isinstance(content, bytes):
+            raise BadParcel("no parcel: not a map of files")
+        parts = Path(name).parts
+        if not parts or Path(name).is_absolute() or ".." in parts:
+            raise BadParcel(f"a parcel names the file {name[:200]!r}")
+    place.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        unpack_file(content, place / name)

@@ -1,0 +1,174 @@
+"""A cluster: joined in the background, left when it is lost, and tried again with pauses that grow.
+
+Local tuning goes on meanwhile. Each node has a keeper of its own, which is started again likewise while its node lives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import anyio
+import anyio.abc
+import structlog
+
+from ktuned.bridge import CallFailed, cluster
+from ktuned.fleet.bridge import Bridge
+from ktuned.fleet.calls import BridgeDown, BridgeSlow
+from ktuned.fleet.health import Health
+from ktuned.fleet.node_link import NodeLink
+from ktuned.fleet.remote_executor import RemoteExecutor
+
+_log = structlog.get_logger()
+
+JOIN_S: Final = 60.0
+"""Time for a cluster to say which nodes it has; longer, and joining it hangs."""
+
+MAX_NODES: Final = 256
+"""Nodes that are used; each has its keeper and its lanes."""
+
+
+class Cluster:
+    """The nodes of one cluster.
+
+    ``on_up`` is called when workers can be started on a node, ``on_lost`` when they cannot any more.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        executor: RemoteExecutor,
+        *,
+        on_up: Callable[[NodeLink], None] = lambda link: None,
+        on_lost: Callable[[NodeLink], None] = lambda link: None,
+        health: Health | None = None,
+    ) -> None:
+        self.news: cluster.ClusterNews | None = None
+        self.address = ""
+        self._bridge = bridge
+        self._executor = executor
+        self._on_up = on_up
+        self._on_lost = on_lost
+        self._health = health or Health()
+        self._links: dict[str, NodeLink] = {}
+        self._failures: dict[str, tuple[str, Health]] = {}
+        self._changed = anyio.Event()
+        self._settings = anyio.Event()
+        self._scope: anyio.CancelScope | None = None
+        self._runtime_env = ""
+
+    def follow(self, address: str, runtime_env: str = "") -> None:
+        """Join another cluster from now on, or none where the address is empty."""
+        if (address, runtime_env) == (self.address, self._runtime_env):
+            return
+        self.address, self._runtime_env = address, runtime_env
+        self._health.succeeded()
+        self._settings.set()
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def run(self) -> None:
+        """Be in the cluster that the settings name, until cancelled."""
+        while True:
+            self._settings = anyio.Event()
+            if self.address:
+                with anyio.CancelScope() as self._scope:
+                    await self._stay()
+            else:
+                await self._settings.wait()
+
+    async def _stay(self) -> None:
+        while True:
+            reason, hint = "", ""
+            try:
+                await self._member()
+            except* (BridgeDown, BridgeSlow, CallFailed) as group:
+                error: BaseException = group
+                while isinstance(error, BaseExceptionGroup):
+                    error = error.exceptions[0]
+                assert isinstance(error, BridgeDown | BridgeSlow | CallFailed)
+                reason, hint = error.message, error.hint
+            finally:
+                self.news = None
+            self._health.failed(f"{reason} ({hint})" if hint else reason)
+            pause_s = max(self._health.pause_s, self._bridge.pause_s)
+            _log.warning("cluster_lost", address=self.address, reason=reason, again_in_s=round(pause_s, 1))
+            await anyio.sleep(pause_s)
+
+    async def _member(self) -> None:
+        """Be in the cluster until it is lost."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._join, tasks)
+            known: set[str] = set()
+            while True:
+                await self._changed.wait()
+                self._changed = anyio.Event()
+                for info in self.news.nodes[:MAX_NODES] if self.news is not None else ():
+                    if info.id not in known:
+                        known.add(info.id)
+                        tasks.start_soon(self._keep, info)
+
+    async def _join(self, tasks: anyio.abc.TaskGroup) -> None:
+        tasks.start_soon(self._expect_news)
+        await self._bridge.exchange(cluster.Join(self.address, self._runtime_env), math.inf, on_item=self._take)
+
+    async def _expect_news(self) -> None:
+        with anyio.move_on_after(JOIN_S):
+            while self.news is None:
+                await self._changed.wait()
+        if self.news is None:
+            self._bridge.kill(f"it did not join {self.address} within {JOIN_S:.0f} s")
+
+    def _take(self, news: cluster.ClusterNews) -> None:
+        if self.news is None:
+            _log.info("cluster_joined", address=self.address, ray=news.ray, nodes=len(news.nodes))
+        self.news = news
+        self._health.succeeded()
+        self._changed.set()
+
+    def _is_listed(self, info: cluster.NodeInfo) -> bool:
+        return self.news is not None and any(node.id == info.id for node in self.news.nodes)
+
+    async def _keep(self, info: cluster.NodeInfo) -> None:
+        """Have a keeper on a node for as long as the node lives."""
+        health = Health()
+        while self._is_listed(info):
+            link = NodeLink(self._bridge, info)
+            try:
+                reason = await link.run(self._up)
+            finally:
+                self._down(link)
+            health.failed(reason)
+            self._failures[info.id] = (info.name, health)
+            _log.warning("node_lost", node=info.name, reason=reason, again_in_s=round(health.pause_s, 1))
+            await anyio.sleep(max(health.pause_s, self._bridge.pause_s))
+        self._failures.pop(info.id, None)
+
+    def _up(self, link: NodeLink) -> None:
+        self._failures.pop(link.info.id, None)
+        self._links[link.info.id] = link
+        self._executor.attach(link)
+        _log.info("node_joined", node=link.info.name, cpus=link.info.cpus, gpus=link.info.gpus)
+        self._on_up(link)
+
+    def _down(self, link: NodeLink) -> None:
+        self._executor.detach(link)
+        if self._links.pop(link.info.id, None) is not None:
+            self._on_lost(link)
+
+    @property
+    def links(self) -> list[NodeLink]:
+        """The nodes whose keepers take calls."""
+        return [link for link in self._links.values() if link.is_up]
+
+    @property
+    def notices(self) -> Iterator[str]:
+        """What of the cluster cannot be used, one line each."""
+        if self._health.is_sick:
+            yield (
+                f"the cluster {self.address} cannot be used, tried again in {self._health.pause_s:.0f} s: "
+                f"{self._health.reason}"
+            )
+        for name, health in self._failures.values():
+            yield f"the node {name} cannot be used, tried again in {health.pause_s:.0f} s: {health.reason}"

@@ -1,0 +1,42 @@
+"""All machines that workers run on: this one, and the nodes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+from ktuned.fleet.executor import Environment, Executor, Worker
+from ktuned.model import Role
+
+
+class Executors(Executor):
+    """Starts each worker where its environment says: on a node by ``remote``, on this machine by ``local``.
+
+    A class of its own, as short as it is, because the fleet is made with one executor.
+    """
+
+    def __init__(self, local: Executor, remote: Executor) -> None:
+        self._local = local
+        self._remote = remote
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Hold both."""
+        async with self._local.running(), self._remote.running():
+            yield self
+
+    async def start(self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float) -> Worker:
+        """Start a worker, as :meth:`Executor.start`."""
+        executor = self._remote if environment.node else self._local
+        return await executor.start(role, environment, limit_bytes=limit_bytes, deadline_s=deadline_s)
+
+    @property
+    def workers(self) -> Iterator[Worker]:
+        """All workers that have not ended, anywhere."""
+        yield from list(self._local.workers)
+        yield from list(self._remote.workers)
+
+    def leave_cores(self, lanes: int) -> None:
+        """Keep this machine's compilers off so many cores."""
+        self._local.leave_cores(lanes)

@@ -1,0 +1,216 @@
+"""A node's keeper: a process that runs workers there as a daemon does, for one that is on another machine.
+
+``python -m ktuned.fleet.keeper SOCKET_FD DIRECTORY``. It has its own executor and warden, watches deadlines and
+memory itself, and ends with everything that it started when its socket closes. ``DIRECTORY`` is private, and removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import itertools
+import os
+import platform
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import anyio
+import anyio.to_thread
+
+from ktuned.bridge import Call, CallFailed, Host, Send, Service, node
+from ktuned.fleet import memory
+from ktuned.fleet.executor import Environment, Worker
+from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
+from ktuned.fleet.local_executor import LocalExecutor
+from ktuned.fleet.node_layout import NodeLayouts
+from ktuned.ipc import Trust, replies, requests, to_message
+from ktuned.model import Record, Role, WorkerError
+
+MEMORY_S: Final = 0.2
+"""Interval between two looks at workers' memory, as in a daemon."""
+
+_OTHERS = ("KTUNED_HOME", "KTUNED_SOCKET")
+
+
+class Keeper(Service):
+    """Carries out a daemon's calls on this node."""
+
+    calls: ClassVar = (node.Describe, node.LayOut, node.Start, node.Exchange, node.Kill, node.LeaveCores)
+
+    def __init__(self, executor: LocalExecutor, home: Path) -> None:
+        self._executor = executor
+        self._layouts = NodeLayouts(home)
+        self._laying_out = anyio.Lock()
+        self._workers: dict[int, Worker] = {}
+        self._limits: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+        self._cores = sorted(os.sched_getaffinity(0))
+        self._granted = memory.default_limits(max(1, len(self._cores) - 1))
+
+    async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
+        """Carry one call out."""
+        match call:
+            case node.Describe():
+                return await anyio.to_thread.run_sync(self._describe)
+            case node.LayOut():
+                async with self._laying_out:
+                    return node.Layout(await anyio.to_thread.run_sync(self._layouts.lay_out, call))
+            case node.Start():
+                return await self._run(call, send)
+            case node.Exchange():
+                return await self._exchange(call, send)
+            case node.Kill():
+                self._kill(call)
+                return replies.Empty()
+            case node.LeaveCores():
+                self._executor.leave_cores(call.lanes)
+                return replies.Empty()
+        raise AssertionError(call)
+
+    def _describe(self) -> node.NodeReport:
+        found = importlib.metadata.distributions()
+        return node.NodeReport(
+            os.getpid(),
+            sys.executable,
+            platform.python_version(),
+            importlib.metadata.version("ktuned"),
+            len(self._cores),
+            {entry.metadata["Name"]: entry.version for entry in found if entry.metadata["Name"]},
+        )
+
+    async def _run(self, call: node.Start, send: Send) -> node.Ended:
+        """Run a worker until it has ended, or is not wanted any more."""
+        role = Role(call.role)
+        root = self._layouts.root(call.project, call.root)
+        root.mkdir(parents=True, exist_ok=True)
+        environment = Environment(sys.executable, str(root), tuple(sorted(call.env.items())), call.project)
+        limit = call.limit_bytes or self._granted[role is Role.COMPILE]
+        try:
+            worker = await self._executor.start(role, environment, limit_bytes=limit, deadline_s=call.deadline_s)
+        except WorkerError as error:
+            raise CallFailed("worker", error.message, hint=error.hint) from error
+        number = next(self._numbers)
+        self._workers[number], self._limits[number] = worker, limit
+        try:
+            await send(node.Started(number, worker.pid))
+            await worker.gone.wait()
+        finally:
+            worker.kill()
+            del self._workers[number], self._limits[number]
+        return node.Ended()
+
+    def _kill(self, call: node.Kill) -> None:
+        worker = self._workers.get(call.worker)
+        if worker is None:
+            return
+        if call.why:
+            worker.stop(call.why)
+        else:
+            worker.kill()
+
+    async def _exchange(self, call: node.Exchange, send: Send) -> node.Exchanged:
+        worker = self._workers.get(call.worker)
+        if worker is None:
+            raise CallFailed("no_worker", "the worker has ended")
+        request = requests.decode(call.message)
+        waiting: asyncio.Queue[node.Item | None] = asyncio.Queue()
+
+        def on_item(item: Any) -> None:
+            output = worker.output()
+            waiting.put_nowait(node.Item(to_message(item), output.stdout, output.stderr))
+
+        async def pass_on() -> None:
+            while (item := await waiting.get()) is not None:
+                await send(item)
+
+        passing = asyncio.ensure_future(pass_on())
+        try:
+            ended = await _ended(worker, request, call.deadlines, on_item)
+            waiting.put_nowait(None)
+            await passing
+        finally:
+            passing.cancel()
+        return ended
+
+    async def watch_memory(self) -> None:
+        """Stop workers that outgrow their limits, until cancelled."""
+        while True:
+            for number, worker in list(self._workers.items()):
+                worker.measure_memory()
+                limit = self._limits[number]
+                if worker.memory_bytes > limit:
+                    worker.stop(memory.exceeded(worker.memory_bytes, limit))
+            await anyio.sleep(MEMORY_S)
+
+
+async def _ended(
+    worker: Worker, request: requests.Request[Any, Any], deadlines: Mapping[str, float], on_item: Any
+) -> node.Exchanged:
+    """Have a worker carry a request out, and return how that ended as data."""
+    try:
+        reply, output = await worker.exchange(request, deadlines, on_item=on_item)
+    except WorkerDied as error:
+        return _failed(error, error.output, returncode=error.returncode, stopped=error.stopped, fault=error.fault)
+    except DeadlineExpired as error:
+        return _failed(error, error.output, expired_s=error.deadline_s)
+    except RequestFailed as error:
+        return _failed(error, error.output, failure=error.failure)
+    worker.measure_memory()
+    return node.Exchanged(
+        to_message(reply),
+        output.stdout,
+        output.stderr,
+        phases=worker.timeline(),
+        memory_bytes=worker.memory_bytes,
+    )
+
+
+def _failed(error: WorkerDied | DeadlineExpired | RequestFailed, output: Output, **fields: Any) -> node.Exchanged:
+    return node.Exchanged(None, output.stdout, output.stderr, phase=error.phase, **fields)
+
+
+async def keep(descriptor: int, home: Path) -> None:
+    """Keep workers until the socket closes, or a signal asks for the end."""
+    cores = sorted(os.sched_getaffinity(0))
+    executor = LocalExecutor(
+        scratch=home / "tmp",
+        cache=home / "cache",
+        artifacts=home / "artifacts",
+        captures=home / "captures",
+        base_env={name: value for name, value in os.environ.items() if name not in _OTHERS},
+        compile_cores=cores[1:],
+        adopts=True,
+        trust=Trust((str(home),)),
+    )
+    async with executor.running(), anyio.create_task_group() as tasks:
+        keeper = Keeper(executor, home)
+        tasks.start_soon(keeper.watch_memory)
+        # Closed by the transport.
+        connection = socket.socket(fileno=descriptor)
+        loop = asyncio.get_running_loop()
+        _, host = await loop.create_connection(lambda: Host(lambda name: keeper), sock=connection)
+        loop.add_signal_handler(signal.SIGTERM, host.connection_lost, None)
+        await host.closed
+        await host.close()
+        tasks.cancel_scope.cancel()
+
+
+def main(argv: list[str]) -> int:
+    """Be a keeper: ``argv`` is the socket's descriptor and a private directory."""
+    descriptor, home = int(argv[0]), Path(argv[1])
+    os.set_inheritable(descriptor, False)
+    os.umask(0o077)
+    try:
+        anyio.run(keep, descriptor, home)
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

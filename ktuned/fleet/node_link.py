@@ -1,0 +1,135 @@
+"""Link to the keeper of one node: calls over the bridge, signs of life, and the end of it all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import anyio
+import structlog
+
+from ktuned.bridge import Call, CallFailed, Hello, cluster, node
+from ktuned.fleet.bridge import Bridge
+from ktuned.fleet.calls import BridgeDown, BridgeSlow, Calls, I, R
+from ktuned.ipc import InvalidMessage, frames
+
+_log = structlog.get_logger()
+
+ATTACH_S: Final = 120.0
+"""Time for a keeper to take calls: Ray may first have to install a runtime environment."""
+
+CALL_S: Final = 30.0
+"""Time for the bridge, or a keeper, to answer what takes no time."""
+
+BEAT_S: Final = 5.0
+SILENCE_S: Final = 20.0
+"""Interval of signs of life of a keeper, and the silence after which it is given up: the network is parted, or it hangs."""
+
+MAX_WAITING_BYTES: Final = 32 << 20
+"""Bytes of calls that may wait for the bridge: two frames."""
+
+MAX_RELAYED_BYTES: Final = 4 << 20
+"""Bytes that are relayed at once."""
+
+
+class NodeLink:
+    """The keeper of a node while it lives; :meth:`run` starts it, and returns the reason why it has ended."""
+
+    def __init__(self, bridge: Bridge, info: cluster.NodeInfo) -> None:
+        self.info = info
+        self.report: node.NodeReport | None = None
+        self.reason = ""
+        self._bridge = bridge
+        self._calls = Calls(f"the keeper on {info.name}", self._send, self._writable)
+        self._outbox = bytearray()
+        self._news = anyio.Event()
+        self._room = anyio.Event()
+        self._attached = anyio.Event()
+        self._fault = ""
+
+    @property
+    def is_up(self) -> bool:
+        """True while its keeper takes calls."""
+        return self.report is not None and not self.reason
+
+    async def run(self, on_up: Callable[[NodeLink], None]) -> str:
+        """Keep the link until it is lost; ``on_up`` is called when the keeper takes calls. Returns why it was lost."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._pump)
+                tasks.start_soon(self._attend, on_up)
+                await self._bridge.exchange(cluster.Attach(self.info.id), math.inf, on_item=self._take)
+        except* (BridgeDown, BridgeSlow, CallFailed) as group:
+            self.reason = self._fault or _first(group)
+        except* _Lost as group:
+            self.reason = self._fault or _first(group)
+        finally:
+            self.reason = self.reason or "the daemon has left it"
+            self._calls.fail(self.reason)
+        return self.reason
+
+    async def exchange(self, call: Call[R, I], deadline_s: float, on_item: Callable[[I], None] | None = None) -> R:
+        """Call the keeper.
+
+        Raises:
+            BridgeDown: the link is lost.
+            BridgeSlow: the deadline passed.
+            CallFailed: the keeper says that it cannot.
+        """
+        if self.reason:
+            raise BridgeDown(self.reason)
+        return await self._calls.exchange(call, deadline_s, on_item)
+
+    def _take(self, chunk: cluster.Chunk) -> None:
+        self._attached.set()
+        try:
+            self._calls.feed(chunk.data)
+        except (frames.FrameError, InvalidMessage) as error:
+            self._fault = f"its keeper sent what is no answer: {error}"
+
+    def _send(self, data: bytes) -> None:
+        if self.reason:
+            raise BridgeDown(self.reason)
+        self._outbox += data
+        self._news.set()
+
+    async def _writable(self) -> None:
+        while len(self._outbox) > MAX_WAITING_BYTES:
+            await self._room.wait()
+
+    async def _pump(self) -> None:
+        await self._attached.wait()
+        while True:
+            await self._news.wait()
+            data = bytes(self._outbox[:MAX_RELAYED_BYTES])
+            del self._outbox[:MAX_RELAYED_BYTES]
+            if not self._outbox:
+                self._news = anyio.Event()
+            await self._bridge.exchange(cluster.Relay(self.info.id, data), CALL_S)
+            self._room.set()
+            self._room = anyio.Event()
+
+    async def _attend(self, on_up: Callable[[NodeLink], None]) -> None:
+        self.report = await self._ask(node.Describe(), ATTACH_S)
+        on_up(self)
+        while True:
+            await anyio.sleep(BEAT_S)
+            await self._ask(Hello(), SILENCE_S)
+
+    async def _ask(self, call: Call[R, Any], deadline_s: float) -> R:
+        try:
+            return await self._calls.exchange(call, deadline_s)
+        except BridgeSlow:
+            raise _Lost(f"its keeper gave no sign of life for {deadline_s:.0f} s") from None
+
+
+class _Lost(Exception):
+    """The link is given up; the message says why."""
+
+
+def _first(group: BaseExceptionGroup[Any]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)

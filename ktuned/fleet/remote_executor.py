@@ -1,0 +1,447 @@
+"""Workers on the nodes of a cluster: the same requests and replies, by way of the bridge and each node's keeper.
+
+Before a request that names files of a project, or artifacts, they are put there; after a compile its artifacts are
+brought here. All under way on a node that is lost fails with :class:`~ktuned.fleet.failures.NodeLost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import structlog
+
+from ktuned.bridge import CallFailed, cluster, node
+from ktuned.fleet.bridge import Bridge
+from ktuned.fleet.calls import BridgeDown, BridgeSlow
+from ktuned.fleet.executor import Environment, Executor, I, R, Worker
+from ktuned.fleet.failures import DeadlineExpired, NodeAbsent, NodeLost, Output, RequestFailed, WorkerDied
+from ktuned.fleet.node_link import CALL_S, NodeLink
+from ktuned.fleet.snapshot import Snapshot, Snapshots, holds
+from ktuned.ipc import artifact_place, from_plain, manifest, replies, requests
+from ktuned.model import Device, DeviceName, KtunedError, Phase, Role, WorkerError
+
+_log = structlog.get_logger()
+
+CARRY_S = 120.0
+"""Time for files to travel: a hundred MiB over a slow network."""
+
+GRACE_S = 10.0
+"""Time that an answer may take beyond its phases' deadlines, which the keeper watches."""
+
+SNAPSHOT_S = 1.0
+"""For this long a snapshot counts, as long as it has what a request names."""
+
+MAX_SEALED = 4096
+"""Artifacts that a node is known to have; they are carried again when they are forgotten."""
+
+KERNELS = (requests.Compile, requests.Open, requests.Explore, requests.Admits, requests.Represent)
+"""Requests that name a kernel's files."""
+
+
+@dataclass(eq=False, slots=True)
+class _Project:
+    """A project as one node has it."""
+
+    snapshots: Snapshots
+    laid_out: Snapshot | None = None
+    taken_at: float = -math.inf
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+
+class RemoteWorker(Worker):
+    """A worker on a node; made by :class:`RemoteExecutor`."""
+
+    def __init__(
+        self, role: Role, environment: Environment, started: node.Started, executor: RemoteExecutor, link: NodeLink
+    ) -> None:
+        super().__init__(role, environment, started.pid)
+        self._number = started.worker
+        self._executor = executor
+        self._link = link
+        self._said: list[Output] = []
+        self._phases: Mapping[str, float] = {}
+        self._stopped = ""
+        self._is_killed = False
+
+    @property
+    def is_alive(self) -> bool:
+        """True until it has ended, or was killed."""
+        return not self.gone.is_set() and not self._is_killed
+
+    async def exchange(
+        self,
+        request: requests.Request[R, I],
+        deadlines: Mapping[str, float],
+        *,
+        on_item: Callable[[I], None] | None = None,
+    ) -> tuple[R, Output]:
+        """Send a request; return its reply, and what the worker's code printed meanwhile.
+
+        Raises:
+            WorkerDied, DeadlineExpired, RequestFailed: as :meth:`Worker.exchange`; :class:`NodeLost` with the node.
+        """
+        self.requests += 1
+        self._said = []
+        done = False
+        try:
+            try:
+                reply = await self._exchange(request, deadlines, on_item)
+            except (BridgeDown, BridgeSlow, CallFailed) as error:
+                await self._settle_end()
+                raise self._death(error, request.first_phase) from error
+            done = True
+            return reply, self.output()
+        except RequestFailed:
+            done = True
+            raise
+        finally:
+            if not done:
+                self.kill()
+
+    async def _settle_end(self) -> None:
+        """Wait a moment for the reason why a call failed: the worker's end, or its node's."""
+        with anyio.move_on_after(CALL_S if self._link.reason else 1.0):
+            await self.gone.wait()
+
+    def _death(self, error: KtunedError, phase: Phase) -> WorkerDied:
+        if self._stopped:
+            return WorkerDied(-9, phase, self.output(), self._stopped)
+        return NodeLost(self.environment.node, self._link.reason or error.message, phase)
+
+    async def _exchange(
+        self, request: requests.Request[R, I], deadlines: Mapping[str, float], on_item: Callable[[I], None] | None
+    ) -> R:
+        files = self._executor.files(self._link)
+        await files.provide(request, self.environment)
+        sent = _local(request)
+        reply_type, item_type = requests.answer_types(type(request))
+        brought: list[Any] = []
+
+        def take(item: node.Item) -> None:
+            self._said.append(Output(item.stdout, item.stderr))
+            value = from_plain(item_type, item.value) if item_type is not None else None
+            if isinstance(value, replies.CompiledUnit):
+                brought.append(value)
+                return
+            files.note(value, request)
+            if on_item is not None:
+                on_item(value)
+
+        call = node.Exchange(self._number, requests.plain(sent), dict(deadlines))
+        # Begun again by each item, as a phase is.
+        ended = await self._link.exchange(call, sum(deadlines.values()) + GRACE_S, take)
+        for value in brought:
+            # Bounded by the group that was compiled.
+            kept = await files.bring(value)
+            if on_item is not None:
+                on_item(kept)
+        self._said.append(Output(ended.stdout, ended.stderr))
+        self._phases = ended.phases or {}
+        self.memory_bytes = ended.memory_bytes or self.memory_bytes
+        self._raise_failure(ended)
+        reply: R = from_plain(reply_type, ended.value)
+        files.note(reply, request)
+        return reply
+
+    def _raise_failure(self, ended: node.Exchanged) -> None:
+        if ended.failure is not None:
+            raise RequestFailed(ended.failure, Phase(ended.phase), self.output())
+        if ended.expired_s is not None:
+            raise DeadlineExpired(Phase(ended.phase), ended.expired_s, self.output())
+        if ended.returncode is not None:
+            stopped = ended.stopped or self._stopped
+            raise WorkerDied(ended.returncode, Phase(ended.phase), self.output(), stopped, ended.fault)
+
+    def kill(self) -> None:
+        """End the worker and all that it started; :attr:`gone` is set when it has."""
+        if self.is_alive:
+            self._is_killed = True
+            self._executor.end(self._link, self._number, "")
+
+    def stop(self, why: str) -> None:
+        """Kill the worker for what it does."""
+        self._stopped = why
+        if self.is_alive:
+            self._is_killed = True
+            self._executor.end(self._link, self._number, why)
+
+    def measure_memory(self) -> None:
+        """Leave :attr:`memory_bytes` as its last answer said: the keeper watches the limit."""
+
+    def output(self) -> Output:
+        """Return what was printed since this was last asked."""
+        said, self._said = self._said, []
+        return Output("".join(one.stdout for one in said), "".join(one.stderr for one in said))
+
+    def timeline(self) -> Mapping[str, float]:
+        """Return the seconds of each phase of the last request."""
+        return self._phases
+
+
+class RemoteExecutor(Executor):
+    """Runs workers on nodes whose links it is given; ``artifacts`` and ``captures`` are the directories here.
+
+    Workers get ``limits`` of memory only where the settings give them; else their node's own.
+    """
+
+    def __init__(self, bridge: Bridge, *, artifacts: Path, captures: Path, limits_are_given: bool = False) -> None:
+        self._bridge = bridge
+        self._artifacts = artifacts
+        self._captures = captures
+        self._limits_are_given = limits_are_given
+        self._links: dict[str, NodeLink] = {}
+        self._files: dict[NodeLink, Carrier] = {}
+        self._workers: set[RemoteWorker] = set()
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Hold the calls under way; on leaving, every worker is killed."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            try:
+                yield self
+            finally:
+                self._tasks = None
+                # With its call a worker is killed.
+                tasks.cancel_scope.cancel()
+
+    def attach(self, link: NodeLink) -> None:
+        """Let workers be started on a node."""
+        self._links[link.info.name] = link
+        self._files[link] = Carrier(self._bridge, link, self._artifacts, self._captures)
+
+    def detach(self, link: NodeLink) -> None:
+        """Forget a node that was lost; all of its workers have ended."""
+        self._files.pop(link, None)
+        if self._links.get(link.info.name) is link:
+            del self._links[link.info.name]
+
+    def files(self, link: NodeLink) -> Carrier:
+        """Return what carries files to a node.
+
+        Raises:
+            BridgeDown: it is lost.
+        """
+        if link not in self._files:
+            raise BridgeDown(link.reason or "it was left")
+        return self._files[link]
+
+    @property
+    def workers(self) -> Iterable[RemoteWorker]:
+        """All workers that have not ended."""
+        return list(self._workers)
+
+    def leave_cores(self, lanes: int) -> None:
+        """Do nothing: each node keeps one core for its lane."""
+
+    async def start(
+        self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float
+    ) -> RemoteWorker:
+        """Start a worker on its environment's node, and wait until it takes requests.
+
+        Raises:
+            NodeAbsent: the node is not there now.
+            WorkerError: it cannot be started, or is not ready within ``deadline_s``.
+        """
+        link = self._links.get(environment.node)
+        if link is None or not link.is_up or self._tasks is None:
+            raise NodeAbsent(f"the node {environment.node} is not there now")
+        call = node.Start(
+            role,
+            environment.project,
+            environment.cwd,
+            dict(environment.env),
+            limit_bytes if self._limits_are_given else 0,
+            deadline_s,
+        )
+        starting = _Starting()
+        self._tasks.start_soon(self._run, call, link, role, environment, starting)
+        try:
+            with anyio.fail_after(deadline_s + GRACE_S):
+                await starting.known.wait()
+        except BaseException as error:
+            starting.scope.cancel()
+            if isinstance(error, TimeoutError):
+                raise WorkerError(f"{environment.node}: no worker after {deadline_s:.3g} s") from error
+            raise
+        if starting.error is not None:
+            raise starting.error
+        assert starting.worker is not None
+        return starting.worker
+
+    async def _run(
+        self, call: node.Start, link: NodeLink, role: Role, environment: Environment, starting: _Starting
+    ) -> None:
+        """Hold a worker's call until it has ended."""
+
+        def started(item: node.Started) -> None:
+            starting.worker = RemoteWorker(role, environment, item, self, link)
+            self._workers.add(starting.worker)
+            starting.known.set()
+
+        try:
+            with starting.scope:
+                await link.exchange(call, math.inf, started)
+        except CallFailed as error:
+            starting.error = WorkerError(f"{environment.node}: {error.message}", hint=error.hint)
+        except (BridgeDown, BridgeSlow) as error:
+            starting.error = NodeAbsent(f"the node {environment.node} was lost: {error.message}")
+        finally:
+            if starting.worker is not None:
+                self._workers.discard(starting.worker)
+                starting.worker.gone.set()
+            starting.known.set()
+
+    def end(self, link: NodeLink, number: int, why: str) -> None:
+        """Have a worker killed, as soon as its keeper hears of it."""
+        if self._tasks is not None and not link.reason:
+            self._tasks.start_soon(self._kill, link, number, why)
+
+    async def _kill(self, link: NodeLink, number: int, why: str) -> None:
+        with contextlib.suppress(BridgeDown, BridgeSlow, CallFailed):
+            await link.exchange(node.Kill(number, why), CALL_S)
+
+
+@dataclass(eq=False, slots=True)
+class _Starting:
+    """A worker on its way: ``known`` is set when it is there, or has failed."""
+
+    known: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    worker: RemoteWorker | None = None
+    error: WorkerError | None = None
+
+
+class Carrier:
+    """Carries files between this machine and one node: projects by content, artifacts and captures by key."""
+
+    def __init__(self, bridge: Bridge, link: NodeLink, artifacts: Path, captures: Path) -> None:
+        self._bridge = bridge
+        self._link = link
+        self._artifacts = artifacts
+        self._captures = captures
+        self._projects: dict[tuple[str, str], _Project] = {}
+        self._parcels: dict[str, None] = {}
+
+    async def provide(self, request: requests.Request[Any, Any], environment: Environment) -> None:
+        """Have the node hold all that a request names.
+
+        Raises:
+            BridgeDown, BridgeSlow, CallFailed: it cannot be carried there.
+        """
+        if isinstance(request, KERNELS):
+            await self._lay_out(environment, request.kernel.digests)
+        elif isinstance(request, requests.Inspect):
+            await self._lay_out(environment, dict.fromkeys(request.files))
+        parcels: dict[str, str] = {}
+        if isinstance(request, requests.Trial):
+            parcels = {f"artifact-{unit.key}": self._artifact(unit.key) for unit in request.units}
+        elif isinstance(request, requests.Time | requests.Check):
+            parcels = {f"artifact-{request.unit.key}": self._artifact(request.unit.key)}
+        elif isinstance(request, requests.Open) and request.captured:
+            parcels = {f"capture-{request.captured}": str(self._captures / f"{request.captured}.safetensors")}
+        await self.give(parcels)
+
+    def _artifact(self, key: str) -> str:
+        return str(artifact_place(self._artifacts, key))
+
+    async def give(self, parcels: Mapping[str, str]) -> None:
+        """Put parcels onto the node that it is not known to have."""
+        lacking = {name: place for name, place in parcels.items() if name not in self._parcels}
+        if not lacking:
+            return
+        await self._bridge.exchange(cluster.Give(self._link.info.id, lacking), CARRY_S)
+        self._parcels |= dict.fromkeys(lacking)
+        while len(self._parcels) > MAX_SEALED:
+            del self._parcels[next(iter(self._parcels))]
+
+    def note(self, answer: object, request: requests.Request[Any, Any]) -> None:
+        """Carry a request's artifacts again the next time, if one of them is damaged on the node."""
+        if not isinstance(answer, replies.Measurement) or answer.outcome is not None:
+            return
+        for unit in request.units if isinstance(request, requests.Trial) else ():
+            self._parcels.pop(f"artifact-{unit.key}", None)
+
+    async def bring(self, unit: replies.CompiledUnit) -> replies.CompiledUnit:
+        """Bring a compiled unit's artifact here; return the unit with the bytes that were added to this disk."""
+        if unit.outcome is not None:
+            return unit
+        key = unit.artifact or unit.key
+        self._parcels[f"artifact-{key}"] = None
+        place = artifact_place(self._artifacts, key)
+        if place.exists():
+            return replace(unit, bytes=0)
+        staging = place.with_name(f".{key}.from-{self._link.info.id[:8]}")
+        await self._bridge.exchange(cluster.Fetch(self._link.info.id, f"artifact-{key}", str(staging)), CARRY_S)
+        size = await anyio.to_thread.run_sync(_seal, staging, place)
+        return replace(unit, bytes=size)
+
+    async def _lay_out(self, environment: Environment, digests: Mapping[str, str | None]) -> None:
+        key = environment.project, environment.cwd
+        project = self._projects.get(key)
+        if project is None:
+            project = self._projects[key] = _Project(Snapshots(environment.cwd))
+        async with project.lock:
+            listed = {name: digest for name, digest in digests.items() if digest}
+            is_recent = monotonic() < project.taken_at + SNAPSHOT_S and None not in digests.values()
+            if is_recent and project.laid_out is not None and holds(project.laid_out, listed):
+                return
+            taken = await anyio.to_thread.run_sync(project.snapshots.take, tuple(digests))
+            if taken != project.laid_out:
+                await self._carry(environment, taken)
+                project.laid_out = taken
+            project.taken_at = monotonic()
+
+    async def _carry(self, environment: Environment, taken: Snapshot) -> None:
+        call = node.LayOut(
+            environment.project, environment.cwd, dict(taken.files), taken.executable, taken.directories
+        )
+        places = {digest: f"{environment.cwd}/{name}" for name, digest in taken.files.items()}
+        for _ in range(3):
+            lacking = (await self._link.exchange(call, CARRY_S)).missing
+            if not lacking:
+                return
+            parcels = {f"file-{digest}": places[digest] for digest in lacking}
+            await self._bridge.exchange(cluster.Give(self._link.info.id, parcels), CARRY_S)
+        # Saved while it was carried: the request finds that out by the digests.
+        _log.info("project_not_laid_out", node=self._link.info.name, project=environment.project)
+
+
+def _seal(staging: Path, place: Path) -> int:
+    """Move a checked artifact into its place; return its size."""
+    try:
+        manifest.verify(staging, required=())
+        size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
+        for path in staging.rglob("*"):
+            if path.is_file():
+                path.chmod(path.stat().st_mode & ~0o222)
+        with contextlib.suppress(OSError):
+            # An equal one may have been sealed meanwhile.
+            staging.rename(place)
+        return size
+    except manifest.DamagedArtifact as error:
+        raise BridgeDown(f"an artifact came damaged: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _local(request: requests.Request[R, I]) -> requests.Request[R, I]:
+    """Return a request with its device's name on the node."""
+    device = getattr(request, "device", None)
+    if not isinstance(device, Device) or "/" not in device.name:
+        return request
+    local = replace(device, name=DeviceName(device.name.rpartition("/")[2]))
+    return replace(request, device=local)  # type: ignore[type-var]
+

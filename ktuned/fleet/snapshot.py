@@ -1,0 +1,111 @@
+"""Snapshot of a project's root: its files by content, so that another machine can have the same.
+
+All regular files below the root belong to it, up to a limit, without what editors, version control and package
+managers keep; and those that a kernel's context lists, wherever they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ktuned.ipc import LISTING, absolute, relative
+
+MAX_FILES: Final = 8192
+MAX_FILE_BYTES: Final = 32 << 20
+MAX_BYTES: Final = 256 << 20
+"""Limits of what travels besides a context's own files: sources, and small data; not checkpoints and build trees."""
+
+_LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
+"""Directories that are never part of a project's code; those whose names begin with a dot are not either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A root's files as they were: SHA-256 by path relative to the root, which of them can be executed, directories.
+
+    ``left_out`` counts the files beyond the limits.
+    """
+
+    files: Mapping[str, str]
+    executable: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()
+    left_out: int = 0
+
+
+@dataclass(slots=True)
+class _Found:
+    files: dict[str, str] = field(default_factory=dict)
+    executable: list[str] = field(default_factory=list)
+    directories: list[str] = field(default_factory=list)
+    total: int = 0
+    left_out: int = 0
+
+
+class Snapshots:
+    """Takes snapshots of one root; a file that looks as before is not read again."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._known: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def take(self, listed: Iterable[str] = ()) -> Snapshot:
+        """Return the root's files as they are now, and those ``listed`` by a context (relative paths). Blocks."""
+        found = _Found()
+        seen: dict[str, tuple[tuple[int, ...], str]] = {}
+        for place in (*self._below(self._root, found), *(absolute(name, self._root) for name in listed)):
+            name = relative(place, self._root)
+            if name not in found.files:
+                self._add(name, place, found, seen)
+        self._known = seen
+        return Snapshot(found.files, tuple(found.executable), tuple(found.directories), found.left_out)
+
+    def _below(self, top: str, found: _Found) -> Iterator[str]:
+        for directory, directories, files in os.walk(top):
+            directories[:] = sorted(name for name in directories if not name.startswith("."))
+            found.directories += (relative(os.path.join(directory, name), self._root) for name in directories)
+            directories[:] = [name for name in directories if name not in _LEFT_OUT]
+            for name in sorted(files):
+                place = os.path.join(directory, name)
+                if len(found.files) >= MAX_FILES or found.total >= MAX_BYTES or not _is_small(place):
+                    found.left_out += 1
+                    continue
+                yield place
+
+    def _add(self, name: str, place: str, found: _Found, seen: dict[str, tuple[tuple[int, ...], str]]) -> None:
+        try:
+            state = os.stat(place)
+            if not stat.S_ISREG(state.st_mode):
+                return
+            looks = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+            known = self._known.get(place)
+            if known is not None and known[0] == looks:
+                digest = known[1]
+            else:
+                digest = hashlib.sha256(Path(place).read_bytes()).hexdigest()
+        except OSError:
+            return
+        seen[place] = looks, digest
+        found.files[name] = digest
+        found.total += state.st_size
+        if state.st_mode & 0o111:
+            found.executable.append(name)
+
+
+def holds(snapshot: Snapshot, digests: Mapping[str, str]) -> bool:
+    """Return whether a snapshot has every file of a context with the content that it lists."""
+    return all(
+        snapshot.files.get(name, "") == digest for name, digest in digests.items() if not digest.startswith(LISTING)
+    )
+
+
+def _is_small(place: str) -> bool:
+    try:
+        return os.stat(place).st_size <= MAX_FILE_BYTES
+    except OSError:
+        return False

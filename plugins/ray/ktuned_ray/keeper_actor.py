@@ -1,0 +1,159 @@
+"""The actor on each node: starts one keeper process there, and relays bytes between it and the bridge.
+
+The keeper starts the workers, from its main thread: the kernel ends a worker with the thread that started it, and an
+actor's threads come and go. It ends when the actor does, because its socket closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ktuned.bridge import parcels
+
+POLL_S: Final = 10.0
+"""Longest wait of one call for answers: a bridge that was killed leaves no call behind for longer."""
+
+LINGER_S: Final = 0.002
+"""Time that items of a batch wait for those that follow at once: each call of an actor costs half a millisecond."""
+
+MAX_BYTES: Final = 8 << 20
+"""Bytes that one call returns."""
+
+END_S: Final = 10.0
+"""Time for a keeper to end its workers."""
+
+_OF_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NVIDIA_VISIBLE_DEVICES")
+"""Variables that Ray sets for actors by rules that differ by version; workers get the node's own."""
+
+
+class KeeperActor:
+    """Holds a node's keeper; its methods run on one event loop."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._home = Path()
+        self._writer: asyncio.StreamWriter
+        self._reader: asyncio.StreamReader
+        self._inbox = bytearray()
+        self._news = asyncio.Event()
+        self._sent = asyncio.Lock()
+        self._next = 0
+        self._turn = asyncio.Condition()
+        self._end = ""
+        self._reading: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Start the keeper; return its process id."""
+        self._home = Path(tempfile.mkdtemp(prefix="ktuned-keeper-"))
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ktuned.fleet.keeper", str(theirs.fileno()), str(self._home)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                cwd=self._home,
+                env=environment(os.environ, node_environment(os.getppid())),
+            )
+        self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+        return self._process.pid
+
+    async def send(self, number: int, data: bytes) -> None:
+        """Pass calls on to the keeper; ``number`` counts up from 0, and is their order."""
+        async with self._turn:
+            await self._turn.wait_for(lambda: self._next == number)
+            self._writer.write(data)
+            self._next += 1
+            self._turn.notify_all()
+        await self._writer.drain()
+
+    async def receive(self) -> bytes:
+        """Return the keeper's next answers, or nothing after a while.
+
+        Raises:
+            RuntimeError: it has ended.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), POLL_S)
+        if self._inbox and not self._end:
+            await asyncio.sleep(LINGER_S)
+        data = bytes(self._inbox[:MAX_BYTES])
+        del self._inbox[:MAX_BYTES]
+        if not self._inbox and not self._end:
+            self._news.clear()
+        if not data and self._end:
+            raise RuntimeError(self._end)
+        return data
+
+    async def _read(self) -> None:
+        while data := await self._reader.read(1 << 18):
+            self._inbox += data
+            self._news.set()
+        assert self._process is not None
+        returncode = await asyncio.to_thread(self._process.wait)
+        how = f"was killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
+        self._end = f"its keeper {how}"
+        self._news.set()
+
+    def take(self, parcel: Mapping[str, bytes]) -> None:
+        """Put parcels where the keeper finds them."""
+        for name, data in parcel.items():
+            place = parcels.place_of(name, self._home)
+            if name.startswith("artifact-"):
+                parcels.unpack_directory(data, place)
+            else:
+                parcels.unpack_file(data, place)
+
+    def take_one(self, name: str, data: bytes) -> None:
+        """Put one parcel there, whose bytes come from Ray's object store."""
+        self.take({name: data})
+
+    def pack(self, name: str) -> bytes:
+        """Return a parcel's bytes."""
+        return parcels.pack(parcels.place_of(name, self._home))
+
+    async def end(self) -> None:
+        """End the keeper and all of its workers."""
+        if self._process is None:
+            return
+        self._writer.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(self._process.wait), END_S)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def node_environment(pid: int) -> Mapping[str, str]:
+    """Return the environment that a node was started with: its raylet's, the parent of all of its actors."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
+    return {name: value for name, _, value in pairs}
+
+
+def environment(own: Mapping[str, str], node: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a keeper: the actor's, with a runtime environment's variables, without Ray's rules."""
+    kept: dict[str, Any] = {name: value for name, value in own.items() if not name.startswith("RAY_")}
+    for name in _OF_RAY:
+        kept.pop(name, None)
+        if name in node:
+            kept[name] = node[name]
+    # Ray puts the directories of its own packages and of its job there.
+    kept.pop("PYTHONPATH", None)
+    if "PYTHONPATH" in node:
+        kept["PYTHONPATH"] = node["PYTHONPATH"]
+    return kept

@@ -1,0 +1,323 @@
+"""The bridge's service ``cluster``: joins a Ray cluster, and reaches the keepers on its nodes.
+
+Whatever of Ray blocks runs in threads of its own, with deadlines. When the cluster's head is lost Ray may end this
+process; the daemon starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import platform
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar
+
+import ray
+import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from ktuned.bridge import Call, CallFailed, Send, Service, cluster, parcels
+from ktuned.ipc import replies
+from ktuned.model import Record
+from ktuned_ray.keeper_actor import POLL_S, KeeperActor
+from ktuned_ray.lease_actor import LeaseActor
+
+T = TypeVar("T")
+
+JOIN_S: Final = 45.0
+"""Time to join: a client's server starts a process for it, in up to half a minute."""
+
+NODES_S: Final = 1.0
+"""Interval of looks at the cluster's nodes."""
+
+ANSWER_S: Final = 10.0
+"""Time for the cluster's head to answer; longer, and it is taken for lost."""
+
+START_S: Final = 100.0
+"""Time for an actor to start: its runtime environment may have to be installed first."""
+
+TRANSFER_S: Final = 110.0
+"""Time for parcels to travel."""
+
+KEPT_PARCELS: Final = 64
+"""Parcels that stay in Ray's object store, for the next node that needs them."""
+
+
+class Cluster(Service):
+    """One cluster at a time; keepers by node, leases by name."""
+
+    calls: ClassVar = (
+        cluster.Join,
+        cluster.Attach,
+        cluster.Relay,
+        cluster.Give,
+        cluster.Fetch,
+        cluster.Lease,
+        cluster.Release,
+    )
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(8, "ktuned-ray")
+        self._joined = False
+        self._runtime_env: dict[str, Any] = {}
+        self._keepers: dict[str, Any] = {}
+        self._sent: dict[str, int] = {}
+        self._leases: dict[str, Any] = {}
+        self._parcels: dict[str, Any] = {}
+
+    async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
+        """Carry one call out."""
+        match call:
+            case cluster.Join():
+                return await self._join(call, send)
+            case cluster.Attach():
+                return await self._attach(call, send)
+            case cluster.Relay():
+                return await self._relay(call)
+            case cluster.Give():
+                return await self._give(call)
+            case cluster.Fetch():
+                return await self._fetch(call)
+            case cluster.Lease():
+                return await self._lease(call)
+            case cluster.Release():
+                return self._release(call)
+        raise AssertionError(call)
+
+    async def _join(self, call: cluster.Join, send: Send) -> Record:
+        if self._joined:
+            raise CallFailed("joined", "a cluster is joined already")
+        self._runtime_env = json.loads(call.runtime_env or "{}")
+        self._joined = True
+        try:
+            await self._blocking(lambda: _connect(call.address, self._runtime_env), JOIN_S, "did not let us join")
+            known: tuple[cluster.NodeInfo, ...] | None = None
+            while True:
+                found = await self._blocking(_nodes, ANSWER_S, "did not answer")
+                if found != known:
+                    known = found
+                    await send(cluster.ClusterNews(found, ray.__version__, platform.python_version()))
+                await asyncio.sleep(NODES_S)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._joined = False
+        self._keepers.clear()
+        self._leases.clear()
+        self._parcels.clear()
+        # In a thread that is not waited for: it asks a head that may be gone.
+        self._threads.submit(ray.shutdown)
+
+    async def _blocking(self, work: Callable[[], T], deadline_s: float, failure: str) -> T:
+        """Do in a thread what blocks.
+
+        Raises:
+            CallFailed: it raised, or took too long.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return await asyncio.wait_for(loop.run_in_executor(self._threads, work), deadline_s)
+        except TimeoutError:
+            raise CallFailed("cluster_lost", f"the cluster {failure} within {deadline_s:.0f} s") from None
+        except Exception as error:
+            raise CallFailed("cluster_lost", f"the cluster {failure}: {_line(error)}", hint=_hint(error)) from error
+
+    async def _attach(self, call: cluster.Attach, send: Send) -> Record:
+        node = call.node
+        if node in self._keepers:
+            raise CallFailed("attached", "it has a keeper already")
+        actor = await self._blocking(lambda: self._actor(KeeperActor, node, 0, 0), ANSWER_S, "started no keeper")
+        self._keepers[node], self._sent[node] = actor, 0
+        try:
+            await _answer(actor.start.remote(), START_S)
+            await send(cluster.Chunk(b""))
+            while True:
+                data = await _answer(actor.receive.remote(), POLL_S + ANSWER_S)
+                if data:
+                    await send(cluster.Chunk(data))
+        finally:
+            self._keepers.pop(node, None)
+            self._threads.submit(_kill, actor)
+
+    async def _relay(self, call: cluster.Relay) -> Record:
+        keeper, number = self._keeper(call.node), self._sent[call.node]
+        keeper.send.remote(number, call.data)
+        self._sent[call.node] = number + 1
+        return replies.Empty()
+
+    def _keeper(self, node: str) -> Any:
+        if node not in self._keepers:
+            raise CallFailed("no_keeper", "the node has no keeper now")
+        return self._keepers[node]
+
+    async def _give(self, call: cluster.Give) -> Record:
+        actor = self._keeper(call.node)
+        small: dict[str, bytes] = {}
+        waiting = []
+        for name, place in call.parcels.items():
+            ref = self._parcels.get(name)
+            if ref is None:
+                try:
+                    data = await asyncio.to_thread(parcels.pack, Path(place))
+                except (OSError, parcels.BadParcel) as error:
+                    raise CallFailed("parcel", f"{place} cannot be carried: {error}") from error
+                if len(data) <= _INLINE_BYTES or name.startswith("file-"):
+                    small[name] = data
+                    continue
+                ref = self._keep(name, await self._blocking(lambda data=data: ray.put(data), TRANSFER_S, "took no file"))
+            waiting.append(actor.take_one.remote(name, ref))
+        for group in _groups(small):
+            waiting.append(actor.take.remote(group))
+        for one in waiting:
+            await _answer(one, TRANSFER_S)
+        return replies.Empty()
+
+    def _keep(self, name: str, ref: Any) -> Any:
+        self._parcels[name] = ref
+        while len(self._parcels) > KEPT_PARCELS:
+            del self._parcels[next(iter(self._parcels))]
+        return ref
+
+    async def _fetch(self, call: cluster.Fetch) -> Record:
+        data = await _answer(self._keeper(call.node).pack.remote(call.name), TRANSFER_S)
+        try:
+            await asyncio.to_thread(parcels.unpack_directory, data, Path(call.place))
+        except (OSError, parcels.BadParcel) as error:
+            raise CallFailed("parcel", f"{call.name} cannot be kept: {error}") from error
+        return replies.Empty()
+
+    async def _lease(self, call: cluster.Lease) -> Record:
+        actor = await self._blocking(
+            lambda: self._actor(LeaseActor, call.node, call.cpus, call.gpus), ANSWER_S, "gave no lease"
+        )
+        try:
+            ids = await _answer(actor.gpus.remote(), call.wait_s)
+        except BaseException as error:
+            self._threads.submit(_kill, actor)
+            if isinstance(error, CallFailed) and error.code == "slow":
+                what = f"{call.gpus} GPU" if call.gpus else f"{call.cpus} CPU"
+                raise CallFailed("not_leased", f"other jobs of the cluster have it: no {what} came free") from error
+            raise
+        name = uuid.uuid4().hex
+        self._leases[name] = actor
+        return cluster.Leased(name, ids[0] if ids else "")
+
+    def _release(self, call: cluster.Release) -> Record:
+        actor = self._leases.pop(call.lease, None)
+        if actor is not None:
+            self._threads.submit(_kill, actor)
+        return replies.Empty()
+
+    def _actor(self, kind: type, node: str, cpus: int, gpus: int) -> Any:
+        """Start an actor on a node; it is not started again, nor are its calls."""
+        remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0)(kind)
+        # Of the same name in any version of Ray: no node but this one.
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        return remote.options(scheduling_strategy=strategy, max_concurrency=100).remote()
+
+    async def close(self) -> None:
+        """Kill our actors, as far as the cluster answers."""
+        for actor in (*self._keepers.values(), *self._leases.values()):
+            self._threads.submit(_kill, actor)
+
+
+_INLINE_BYTES = 64 << 10
+"""A parcel of this size travels with its call; Ray would do the same with an object."""
+
+_GROUP_BYTES = 4 << 20
+
+
+def _groups(small: dict[str, bytes]) -> Iterable[dict[str, bytes]]:
+    """Return parcels in groups that travel with one call each."""
+    group: dict[str, bytes] = {}
+    size = 0
+    for name, data in small.items():
+        if group and size + len(data) > _GROUP_BYTES:
+            yield group
+            group, size = {}, 0
+        group[name] = data
+        size += len(data)
+    if group:
+        yield group
+
+
+async def _answer(ref: Any, deadline_s: float) -> Any:
+    """Wait for an actor's answer.
+
+    Raises:
+        CallFailed: the actor has ended, or does not answer in time.
+    """
+    try:
+        return await asyncio.wait_for(_awaited(ref), deadline_s)
+    except TimeoutError:
+        raise CallFailed("slow", f"the node did not answer within {deadline_s:.0f} s") from None
+    except (ray.exceptions.RayError, RuntimeError) as error:
+        raise CallFailed("node_lost", _line(error), hint=_hint(error)) from error
+
+
+async def _awaited(ref: Any) -> Any:
+    return await ref
+
+
+def _connect(address: str, runtime_env: dict[str, Any]) -> None:
+    ray.init(
+        address=address,
+        namespace=f"ktuned-{uuid.uuid4().hex[:8]}",
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env=runtime_env or None,
+    )
+
+
+def _nodes() -> tuple[cluster.NodeInfo, ...]:
+    found = []
+    names: set[str] = set()
+    for entry in sorted(ray.nodes(), key=lambda entry: str(entry["NodeID"])):
+        if not entry["Alive"]:
+            continue
+        host = str(entry.get("NodeManagerHostname") or entry["NodeManagerAddress"])
+        given = str(entry.get("NodeName") or "")
+        # Without a name of its own Ray names a node by its address.
+        name = host if given in ("", entry["NodeManagerAddress"]) else given
+        name = name.replace("/", "-").replace(":", "-")
+        if name in names:
+            name = f"{name}-{entry['NodeID'][:6]}"
+        names.add(name)
+        resources = entry["Resources"]
+        found.append(
+            cluster.NodeInfo(
+                str(entry["NodeID"]), name, host, int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
+            )
+        )
+    return tuple(found)
+
+
+def _kill(actor: Any) -> None:
+    with contextlib.suppress(Exception):
+        ray.kill(actor, no_restart=True)
+
+
+def _line(error: BaseException) -> str:
+    """Return an error as one line: the last of what Ray says, which is the cause."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, Exception):
+        error = cause
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, ray.exceptions.ActorDiedError):
+        said = [line for line in lines if "dead because" in line or "killed" in line or "node" in line.lower()]
+        return f"its actor died: {(said or lines)[-1][:300]}"
+    return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
+
+
+def _hint(error: BaseException) -> str:
+    text = str(error)
+    if "ersion mismatch" in text or "differ" in text and "version" in text:
+        return "give [cluster] python an interpreter with the cluster's versions of Ray and Python"
+    if "No module named 'ktuned" in text:
+        return "install ktuned-ray on every node, or bring it by [cluster] runtime_env"
+    return ""

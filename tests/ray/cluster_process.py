@@ -1,0 +1,59 @@
+"""A Ray cluster of some nodes on this machine, for as long as standard input is open.
+
+``python tests/ray/cluster_process.py NODES DIRECTORY``; prints one line of JSON: the ``address``, and for each node its
+``name``, ``id`` and raylet's ``pid``; and the ``head`` server's. Then it takes commands, one a line: ``add NAME``.
+"""
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+os.environ |= {
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A dead node is noticed after some 3 s instead of 30.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+from ray.cluster_utils import Cluster  # noqa: E402 - its settings are read on import
+
+
+def _pid(node: Any, kind: str) -> int:
+    (process,) = node.all_processes[kind]
+    return int(process.process.pid)
+
+
+def main(nodes: int, directory: str) -> None:
+    """Run a cluster until standard input ends."""
+    logging.disable(logging.CRITICAL)
+    cluster = Cluster()
+    made = {}
+    for number in range(nodes):
+        made[f"n{number}"] = _add(cluster, f"n{number}", directory if number == 0 else None)
+    found = [
+        {"name": name, "id": node.node_id, "pid": _pid(node, "raylet")} for name, node in made.items()
+    ]
+    print(json.dumps({"address": cluster.address, "head": _pid(made["n0"], "gcs_server"), "nodes": found}), flush=True)
+    for line in sys.stdin:
+        match line.split():
+            case ["add", name]:
+                node = _add(cluster, name, None)
+                print(json.dumps({"name": name, "id": node.node_id, "pid": _pid(node, "raylet")}), flush=True)
+    cluster.shutdown()
+
+
+def _add(cluster: Cluster, name: str, directory: str | None) -> Any:
+    head = {} if directory is None else {"temp_dir": directory}
+    return cluster.add_node(
+        wait=False, num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, node_name=name, **head
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
