@@ -12,6 +12,7 @@ PLUGINS = {
     "ktuned_cutedsl": ROOT / "plugins/cutedsl",
     "ktuned_nvrtc": ROOT / "plugins/nvrtc",
     "ktuned_optuna": ROOT / "plugins/optuna",
+    "ktuned_ray": ROOT / "plugins/ray",
     "ktuned_tilelang": ROOT / "plugins/tilelang",
     "ktuned_torch": ROOT / "plugins/torch",
     "ktuned_triton": ROOT / "plugins/triton",
@@ -19,6 +20,11 @@ PLUGINS = {
 }
 STRATEGIES = {"ktuned_optuna"}
 """Plugins without a backend: one is imported when a job names its strategy, and imports the rooms that it extends."""
+
+SERVICES = {"ktuned_ray"}
+"""Plugins of the bridge, which imports them in its own process; on a cluster's nodes they have the fleet."""
+
+SERVICES_MAY_IMPORT = {"bridge", "fleet", "ipc", "model"}
 
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 
@@ -70,7 +76,7 @@ BY_NAME_ALONE = {
 }
 """Modules that need NumPy; an entry point imports them, and no other module does."""
 
-HEAVY = LAZILY_IN_WORKERS | {"tvm_ffi", "cuda", "cutlass", "tilelang", "tvm", "triton"}
+HEAVY = LAZILY_IN_WORKERS | {"ray", "cloudpickle", "tvm_ffi", "cuda", "cutlass", "tilelang", "tvm", "triton"}
 """Packages that the daemon must never have imported."""
 
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "shared", "tools", "base"}
@@ -277,7 +283,7 @@ def test_the_client_needs_msgpack_alone() -> None:
 
 def test_plugins_know_the_contract_alone() -> None:
     """A backend imports the contract and its own toolchain, the latter not before it is needed."""
-    backends = [plugin for plugin in PLUGINS if plugin not in STRATEGIES]
+    backends = [plugin for plugin in PLUGINS if plugin not in STRATEGIES | SERVICES]
     found = [
         f"{entry.where}: {part}"
         for plugin in backends
@@ -291,6 +297,18 @@ def test_plugins_know_the_contract_alone() -> None:
         for module in _of(plugin)
         for top, entry in _foreign(module)
         if entry.is_eager
+    ]
+    assert found == []
+
+
+def test_services_reach_the_daemon_by_calls_alone() -> None:
+    """A plugin of the bridge imports its face, and nothing that keeps the daemon's state."""
+    found = [
+        f"{entry.where}: {part}"
+        for plugin in SERVICES
+        for module in _of(plugin)
+        for part, entry in _ours(module)
+        if part not in SERVICES_MAY_IMPORT
     ]
     assert found == []
 

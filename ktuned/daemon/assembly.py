@@ -32,7 +32,17 @@ from ktuned.daemon.notices import Notices
 from ktuned.daemon.reload import CurrentSettings, Reload, watched_roots
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Machine, Probes, SurveyIntervals, ToolchainSurvey
-from ktuned.fleet import BENCH_MODULES, Bridge, Courtesy, Fleet, LocalExecutor
+from ktuned.fleet import (
+    BENCH_MODULES,
+    Bridge,
+    Cluster,
+    Courtesy,
+    Executors,
+    Fleet,
+    LocalExecutor,
+    NodeLink,
+    RemoteExecutor,
+)
 from ktuned.ipc import Trust
 from ktuned.lookup import AnswerCaches, Certainty, Generations, Lookups
 from ktuned.model import KernelInfo, KernelName, Observation, Priority, Root
@@ -112,6 +122,7 @@ class Parts:
     caches: AnswerCaches
     captured_inputs: CapturedInputs
     catalog: Catalog
+    cluster: Cluster
     current: CurrentSettings
     events: Events
     fleet: Fleet
@@ -180,8 +191,16 @@ def assemble(
     bridge = Bridge(
         python=settings.bridge_python, directory=settings.state, base_env=base_env, mark=executor.mark, kept=kept
     )
+    remote = RemoteExecutor(
+        bridge,
+        artifacts=settings.artifacts,
+        captures=settings.captures,
+        limits_are_given=settings.limits_are_given,
+    )
+    cluster = Cluster(bridge, remote)
+    cluster.follow(settings.file.cluster.ray, settings.file.cluster.runtime_env)
     fleet = Fleet(
-        executor,
+        Executors(executor, remote),
         compile_slots=settings.compile_slots,
         spawn_s=settings.deadlines["spawn"],
         memory_limits=(settings.bench_bytes, settings.compile_bytes),
@@ -204,6 +223,7 @@ def assemble(
         arch=settings.arch,
         chosen=settings.devices,
         captured=captured_inputs.digest,
+        settled=cluster.settled,
         base_env=replaced.base_env,
     )
 
@@ -211,8 +231,18 @@ def assemble(
     events = replaced.events or Events()
     caches = AnswerCaches(Generations(os.path.dirname(settings.socket), epoch=events.epoch))
     artifact_cleanup = ArtifactCleanup(store, artifacts, on_collected=caches.changed_all)
-    probes = Probes(catalog, machine, str(settings.state))
+    probes = Probes(catalog, machine, str(settings.state), changed=caches.changed_all)
+
     team_link = TeamLink(bridge, settings.team)
+
+    def node_up(link: NodeLink) -> None:
+        fleet.add_node(link.info.name, link.cores)
+        probes.node_up(link.info.name)
+
+    def node_lost(link: NodeLink) -> None:
+        machine.node_lost(link.info.name)
+
+    cluster.when_nodes_change(node_up, node_lost)
     trial_count = TrialCount()
     router = EventRouter(
         events,
@@ -363,6 +393,7 @@ def assemble(
     )
     notices = Notices(
         bridge=bridge,
+        cluster=cluster,
         current=current,
         fleet=fleet,
         jobs=jobs,
@@ -380,6 +411,7 @@ def assemble(
         activity=activity,
         artifacts=artifacts,
         catalog=catalog,
+        cluster=cluster,
         events=events,
         fleet=fleet,
         idle_policy=idle_policy,
@@ -396,7 +428,9 @@ def assemble(
         notifier,
         artifact_cleanup=artifact_cleanup,
         artifacts=artifacts,
+        bridge=bridge,
         catalog=catalog,
+        cluster=cluster,
         describe=activity.line,
         fleet=fleet,
         idle_policy=idle_policy,
@@ -470,6 +504,7 @@ def assemble(
         caches=caches,
         captured_inputs=captured_inputs,
         catalog=catalog,
+        cluster=cluster,
         current=current,
         events=events,
         fleet=fleet,

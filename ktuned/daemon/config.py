@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -44,10 +45,13 @@ class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The ``[cluster]`` table: the Ray cluster to join, and the interpreter of the bridge to it."""
+    """The ``[cluster]`` table: the Ray cluster to join, the interpreter of the bridge to it, and Ray's runtime
+    environment (JSON) for what runs on the nodes.
+    """
 
     ray: str = ""
     python: str = ""
+    runtime_env: str = ""
 
 
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +107,11 @@ class Settings(msgspec.Struct, frozen=True):
     def artifacts(self) -> Path:
         """The directory of sealed artifacts."""
         return self.cache / "artifacts"
+
+    @property
+    def limits_are_given(self) -> bool:
+        """True if workers' memory is limited by the file, and not by half of each machine's."""
+        return self.file.bench_memory_gib is not None or self.file.compile_memory_gib is not None
 
     @property
     def bridge_python(self) -> str:
@@ -218,6 +227,12 @@ def _read(path: Path, *, must_exist: bool) -> File:
         raise SettingsError(f"{path}: devices holds an empty name", hint="name devices (cuda:0) or models (H200)")
     if file.policy not in POLICIES:
         raise SettingsError(f"{path}: policy is {file.policy!r}", hint=f"there are {', '.join(POLICIES)}")
+    try:
+        json.loads(file.cluster.runtime_env or "{}")
+    except ValueError as error:
+        raise SettingsError(
+            f"{path}: [cluster] runtime_env is not JSON: {error}", hint="see docs/cluster.md"
+        ) from error
     for field in ("artifacts_gib", "bench_memory_gib", "compile_memory_gib"):
         value = getattr(file, field)
         if value is not None and not 0 < value < math.inf:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ktuned.daemon.reload import CurrentSettings
 from ktuned.devices import Machine
-from ktuned.fleet import Bridge, Fleet
+from ktuned.fleet import Bridge, Cluster, Fleet
 from ktuned.scheduling import Jobs, Renewal, RootExpiry, RootMoves, TeamLink
 from ktuned.store import Store
 from ktuned.watch import Watcher
@@ -19,6 +19,7 @@ class Notices:
         self,
         *,
         bridge: Bridge,
+        cluster: Cluster,
         current: CurrentSettings,
         fleet: Fleet,
         jobs: Jobs,
@@ -31,6 +32,7 @@ class Notices:
         watcher: Watcher,
     ) -> None:
         self._bridge = bridge
+        self._cluster = cluster
         self._current = current
         self._fleet = fleet
         self._jobs = jobs
@@ -59,4 +61,5 @@ class Notices:
         yield from self._fleet.notices
         yield from self._bridge.notices
         yield from self._team.notices
+        yield from self._cluster.notices
         yield from self._machine.notices

@@ -19,7 +19,8 @@ class EnvironmentReport:
     """An interpreter and its backends; ``error`` says why the last probe failed, the backends are then older.
 
     ``version`` is Python's. ``nvml`` says why NVML cannot list the programs on the GPUs, empty if it can;
-    ``strategies`` are the installed ones' names, ``observed`` is what the report depends on.
+    ``strategies`` are the installed ones' names, ``observed`` is what the report depends on. ``node`` is where the
+    interpreter is, empty for this machine; ``distributions`` are those installed there, by version.
     """
 
     python: str
@@ -29,6 +30,8 @@ class EnvironmentReport:
     nvml: str | None = None
     strategies: tuple[str, ...] | None = None
     observed: replies.Observed | None = None
+    node: str = ""
+    distributions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def devices(self) -> Iterator[Device]:
@@ -41,12 +44,15 @@ class EnvironmentReport:
         for name in ("version", "nvml", "strategies", "observed"):
             if report[name] is None:
                 del report[name]
+        if not self.node:
+            del report["node"]
         return report
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's map: without the hundreds of files that only this machine can compare."""
         report = self.to_json()
         report.pop("observed", None)
+        report.pop("distributions", None)
         return report
 
     @classmethod

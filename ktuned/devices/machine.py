@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import monotonic
 from typing import Any
@@ -56,8 +56,10 @@ def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:
 
 
 def is_named(device: Device, name: str) -> bool:
-    """Return whether a name of config.toml's ``devices`` means a device: its name, its kind, or a part of its model."""
-    return name in (device.name, device.kind) or name.casefold() in device.model.casefold()
+    """Return whether a name of config.toml's ``devices`` means a device: its name, its node, its kind, or a part of its
+    model.
+    """
+    return name in (device.name, device.kind, device.node or None) or name.casefold() in device.model.casefold()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,17 @@ def _fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:
     return {fingerprint_digest(fingerprint): fingerprint for fingerprint in found}
 
 
+async def _at_once() -> None:
+    """Wait for nothing."""
+
+
 class Machine:
     """Knows backends and devices per environment; asks a worker for what it does not know yet.
 
     ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty if none were.
     ``arch`` is what is compiled for where a backend has no device (the backend's own default if empty); ``chosen``
-    names the devices that may be used (all if empty). ``base_env`` is the workers' environment.
+    names the devices that may be used (all if empty). ``base_env`` is the workers' environment. ``settled`` waits until
+    the nodes of a cluster have come.
     """
 
     def __init__(
@@ -101,7 +108,9 @@ class Machine:
         chosen: Sequence[str] = (),
         captured: Callable[[str, str], str] = lambda kernel, problem: "",
         base_env: Mapping[str, str] | None = None,
+        settled: Callable[[], Awaitable[None]] = _at_once,
     ) -> None:
+        self._settled = settled
         self.arch = arch
         self.chosen = tuple(chosen)
         self._captured = captured
@@ -114,6 +123,8 @@ class Machine:
             if (report := EnvironmentReport.from_json(kept)) is not None
         }
         self._base_env = dict(os.environ if base_env is None else base_env)
+        self._nodes: dict[str, None] = {}
+        """The nodes that are there, in the order of their coming."""
         self._probed: set[str] = set()
         self._expected: set[str] = set()
         self._looked_at: dict[str, float] = {}
@@ -129,7 +140,7 @@ class Machine:
         async with self._locks.setdefault(key, anyio.Lock()):
             if key in self._probed and not again and not self.look(environment):
                 return self._reports[key]
-            known = self._reports.get(key, EnvironmentReport(environment.python))
+            known = self._reports.get(key, EnvironmentReport(environment.python, node=environment.node))
             if self.look(environment):
                 # Workers have imported the libraries that were there before.
                 self._fleet.renew(environment)
@@ -139,19 +150,25 @@ class Machine:
                     found, _ = await worker.exchange(request, self._deadlines)
                 report = EnvironmentReport(
                     environment.python,
-                    found.backends,
+                    self._placed(found, environment),
                     None,
                     found.version,
                     found.nvml,
                     found.strategies,
                     found.observed,
+                    environment.node,
+                    found.distributions,
                 )
                 self._probed.add(key)
                 self._doubts.pop(key, None)
             except WorkerError as error:
                 # Lookups depend on the backends, so those that were known stay while no worker can answer.
                 fault = replies.Fault(error.code, error.message, error.hint)
-                report = EnvironmentReport(environment.python, known.backends, fault, observed=known.observed)
+                report = replace(
+                    EnvironmentReport(environment.python, known.backends, fault, observed=known.observed),
+                    node=environment.node,
+                    distributions=known.distributions,
+                )
                 _log.warning("probe_failed", python=environment.python, reason=error.message)
             if report != self._reports.get(key):
                 self._reports[key] = report
@@ -162,11 +179,69 @@ class Machine:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report
 
+    def _placed(self, found: replies.ProbeReport, environment: Environment) -> Mapping[str, replies.BackendReport]:
+        """Return the backends of a report; of a node, with the places of its devices.
+
+        A node's environment is part of the context: where it differs from this machine's for the project, that is in
+        the fingerprints of its devices.
+        """
+        if not environment.node:
+            return found.backends
+        here = self.report(replace(environment, node=""))
+        packages = _difference(here, found)
+        return {
+            name: replace(
+                backend,
+                devices=tuple(
+                    replace(
+                        device,
+                        name=DeviceName(f"{environment.node}/{device.name}"),
+                        fingerprint={**device.fingerprint, **packages},
+                    )
+                    for device in backend.devices
+                ),
+            )
+            for name, backend in found.backends.items()
+        }
+
+    def node_up(self, node: str) -> None:
+        """Count on a node from now on; its environments are to be probed."""
+        self._nodes[node] = None
+        self._probed -= {key for key in self._probed if self._reports[key].node == node}
+
+    def node_lost(self, node: str) -> None:
+        """Count on a node no more; what was measured there stays known."""
+        self._nodes.pop(node, None)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that are there."""
+        return tuple(self._nodes)
+
+    async def probe_nodes(self, environment: Environment) -> None:
+        """Wait for the cluster's nodes, and probe an environment on each that is there."""
+        await self._settled()
+        async with anyio.create_task_group() as tasks:
+            for site in self.sites(environment)[1:]:
+                tasks.start_soon(self.probe, site)
+
+    def sites(self, environment: Environment) -> list[Environment]:
+        """Return an environment on this machine, and on each node that is there."""
+        return [environment, *(replace(environment, node=node) for node in self._nodes)]
+
+    def _known_sites(self, environment: Environment) -> list[Environment]:
+        """Return an environment on this machine, and on each node that was ever there."""
+        nodes = dict.fromkeys((*self._nodes, *(report.node for report in self._reports.values() if report.node)))
+        return [environment, *(replace(environment, node=node) for node in nodes)]
+
     def look(self, environment: Environment) -> str:
         """Look whether an environment's report still holds; return why not, or nothing.
 
         Once in a second at most: it takes some 100 µs, and many kernels of one request ask.
         """
+        if environment.node:
+            # Its files are there: a compile on the node compares them, and it is probed whenever it comes.
+            return ""
         key = _key(environment)
         report = self._reports.get(key)
         if report is None or key in self._doubts or monotonic() < self._looked_at.get(key, -LOOK_S) + LOOK_S:
@@ -233,11 +308,14 @@ class Machine:
         return self._reports.get(_key(environment))
 
     def devices(self, environment: Environment, backend: str) -> list[Device]:
-        """Return the devices that a backend may use; none when it has none, or has not been asked yet."""
+        """Return the devices that a backend may use, those of this machine first, then those known of nodes.
+
+        None when it has none, or has not been asked yet.
+        """
         return [device for device in self._found(environment, backend) if self._is_chosen(device)]
 
     def _found(self, environment: Environment, backend: str) -> list[Device]:
-        return list(self._backend(environment, backend).devices)
+        return [device for site in self._known_sites(environment) for device in self._backend(site, backend).devices]
 
     def _is_chosen(self, device: Device) -> bool:
         return not self.chosen or any(is_named(device, name) for name in self.chosen)
@@ -284,8 +362,38 @@ class Machine:
         if not devices:
             absence = self._why_none(environment, backend)
             return Aim(self.target(environment, backend), (), absence.message)
-        first = self.device(environment, backend, wanted)
-        return Aim(first.target, tuple(other for other in devices if _is_like(other, first)))
+        there = [device for device in devices if not device.node or device.node in self._nodes]
+        meant = [device for device in there if wanted in (device.name, device.model)]
+        first = meant[0] if meant else self.device(environment, backend, wanted)
+        if not meant:
+            return Aim(first.target, (), f"the node {first.node} is not there now")
+        toolchain = self._toolchain(environment, backend, first)
+        alike = [
+            other
+            for other in there
+            if _is_like(other, first) and self._toolchain(environment, backend, other) == toolchain
+        ]
+        return Aim(first.target, tuple(alike))
+
+    def _toolchain(self, environment: Environment, backend: str, device: Device) -> str:
+        """Return the digest of the toolchain where a device is."""
+        site = replace(environment, node=device.node)
+        return fingerprint_digest(self._backend(site, backend).fingerprint)
+
+    def compilers(self, environment: Environment, backend: str, toolchain: str) -> list[Environment]:
+        """Return where there is a toolchain by its digest: here first, then on the nodes that are there."""
+        return [
+            site
+            for site in self.sites(environment)
+            if fingerprint_digest(self._backend(site, backend).fingerprint) == toolchain
+        ]
+
+    def has_device(self, environment: Environment, backend: str, wanted: str | None) -> bool:
+        """Return whether a device that is wanted (any, without a name or model) is there now."""
+        return any(
+            wanted in (None, device.name, device.model) and (not device.node or device.node in self._nodes)
+            for device in self.devices(environment, backend)
+        )
 
     def device(self, environment: Environment, backend: str, wanted: str | None) -> Device:
         """Return the device that a request means: by name (``cpu:0``), by model, or the backend's first.
@@ -333,18 +441,20 @@ class Machine:
             problem=KeyProblem(specialized),
             device=device.model,
             digest=self.digest(kernel, specialized),
-            toolchain=fingerprint_digest(self._backend(environment, kernel.backend).fingerprint),
+            toolchain=self._toolchain(environment, kernel.backend, device),
             device_fingerprint=fingerprint_digest(device.fingerprint),
         )
 
     def is_outdated(self, environment: Environment, backend: str, context: Context) -> bool:
         """Return whether a context has another toolchain, or another driver of its device, than is known now."""
-        if context.toolchain != fingerprint_digest(self._backend(environment, backend).fingerprint):
-            return True
         alike = [device for device in self._found(environment, backend) if device.model == context.device]
-        return bool(alike) and context.device_fingerprint not in {
-            fingerprint_digest(device.fingerprint) for device in alike
-        }
+        if not alike:
+            return context.toolchain != fingerprint_digest(self._backend(environment, backend).fingerprint)
+        return not any(
+            context.toolchain == self._toolchain(environment, backend, device)
+            and context.device_fingerprint == fingerprint_digest(device.fingerprint)
+            for device in alike
+        )
 
     def digest(self, kernel: KernelInfo, specialized: str) -> str:
         """Return what a kernel means for a specialised problem (canonical text), whose captured inputs belong to it."""
@@ -394,6 +504,27 @@ def _is_like(one: Device, other: Device) -> bool:
     return (one.model, one.target, one.fingerprint) == (other.model, other.target, other.fingerprint)
 
 
+def _difference(here: EnvironmentReport | None, node: replies.ProbeReport) -> dict[str, str]:
+    """Return how a node's interpreter differs from this machine's, by what is installed here; nothing if it does not.
+
+    Other distributions that the node has besides are not imported by code that was inspected here.
+    """
+    if here is None:
+        return {"node python": node.version}
+    differs = {
+        name: node.distributions.get(name, "absent")
+        for name, version in here.distributions.items()
+        if node.distributions.get(name) != version and name not in _INSTALLERS
+    }
+    found = {"node packages": fingerprint_digest(differs)} if differs else {}
+    return found if node.version == here.version else {**found, "node python": node.version}
+
+
+_INSTALLERS = frozenset({"pip", "setuptools", "wheel", "uv", "ray", "ktuned_ray"})
+"""Distributions that no kernel runs with."""
+
+
 @lru_cache(MAX_ENVIRONMENTS)
 def _key(environment: Environment) -> str:
-    return canonical({"python": environment.python, "env": dict(environment.env)})
+    key: dict[str, Any] = {"python": environment.python, "env": dict(environment.env)}
+    return canonical(key | {"node": environment.node} if environment.node else key)

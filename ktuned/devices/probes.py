@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -13,13 +15,22 @@ from ktuned.fleet import Environment
 
 
 class Probes:
-    """Has the machine probed for every environment that a root has; ``directory`` is where a worker of none runs."""
+    """Has the machine probed for every environment that a root has; ``directory`` is where a worker of none runs.
 
-    def __init__(self, catalog: Catalog, machine: Machine, directory: str) -> None:
+    ``changed`` is called when nodes were probed: answers may be others now.
+    """
+
+    def __init__(
+        self, catalog: Catalog, machine: Machine, directory: str, *, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._changed = changed
         self._catalog = catalog
         self._machine = machine
         self._directory = directory
-        self._device_failed = anyio.Event()
+        self._news = anyio.Event()
+        self._has_failed = False
+        self._due: set[str] = set()
+        catalog.when_roots_change(self._news_of_roots)
 
     def environments(self) -> list[Environment]:
         """Return the environments of all roots, each once."""
@@ -37,12 +48,36 @@ class Probes:
 
     def device_failed(self) -> None:
         """Note that a device may be gone: the next job must not count on it."""
-        self._device_failed.set()
+        self._has_failed = True
+        self._news.set()
+
+    def node_up(self, node: str) -> None:
+        """Note that workers can be started on a node."""
+        self._machine.node_up(node)
+        self._due.add(node)
+        self._news.set()
+
+    def _news_of_roots(self) -> None:
+        self._due.update(self._machine.nodes)
+        self._news.set()
 
     async def run(self) -> None:
-        """Probe all devices again whenever one fails; until cancelled."""
+        """Probe all devices again whenever one fails, and nodes when they come; until cancelled."""
         while True:
-            await self._device_failed.wait()
-            self._device_failed = anyio.Event()
+            await self._news.wait()
+            self._news = anyio.Event()
+            has_failed, self._has_failed = self._has_failed, False
+            due, self._due = self._due & set(self._machine.nodes), set()
             for environment in self.environments():
-                await self._machine.probe(environment, again=True)
+                if has_failed:
+                    await self._machine.probe(environment, again=True)
+                async with anyio.create_task_group() as tasks:
+                    for node in sorted(due):
+                        tasks.start_soon(self._probe_node, environment, node)
+            if due:
+                self._changed()
+
+    async def _probe_node(self, environment: Environment, node: str) -> None:
+        # Its packages are compared with those here.
+        await self._machine.probe(environment)
+        await self._machine.probe(replace(environment, node=node))

@@ -3,15 +3,28 @@
 from ktuned.fleet import memory
 from ktuned.fleet.bridge import Bridge
 from ktuned.fleet.calls import BridgeDown, BridgeSlow
+from ktuned.fleet.cluster import Cluster
 from ktuned.fleet.courtesy import Applications, Courtesy
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
-from ktuned.fleet.failures import KILLS_EXCUSED, DeadlineExpired, Output, RequestFailed, WorkerDied, is_outside_kill
+from ktuned.fleet.executors import Executors
+from ktuned.fleet.failures import (
+    KILLS_EXCUSED,
+    DeadlineExpired,
+    NodeAbsent,
+    NodeLost,
+    Output,
+    RequestFailed,
+    WorkerDied,
+    is_outside_kill,
+)
 from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
+from ktuned.fleet.node_link import NodeLink
 from ktuned.fleet.pool import BENCH_MODULES, Fleet
 from ktuned.fleet.priority_semaphore import Turns, aged
 from ktuned.fleet.quiet import ALL_CORES
+from ktuned.fleet.remote_executor import RemoteExecutor
 from ktuned.fleet.usage import CpuUse, Usage
 
 __all__ = [
@@ -24,18 +37,24 @@ __all__ = [
     "BridgeDown",
     "BridgeSlow",
     "CannotOpen",
+    "Cluster",
     "Courtesy",
     "CpuUse",
     "DeadlineExpired",
     "Environment",
     "Executor",
+    "Executors",
     "Fleet",
     "Health",
     "KernelCode",
     "Lane",
     "LaneSick",
     "LocalExecutor",
+    "NodeAbsent",
+    "NodeLink",
+    "NodeLost",
     "Output",
+    "RemoteExecutor",
     "RequestFailed",
     "Turns",
     "Usage",

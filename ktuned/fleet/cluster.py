@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import anyio.abc
@@ -25,14 +25,20 @@ _log = structlog.get_logger()
 JOIN_S: Final = 60.0
 """Time for a cluster to say which nodes it has; longer, and joining it hangs."""
 
+SETTLED_S: Final = 30.0
+"""Time that a first job waits for the cluster, where this machine has no device for it."""
+
 MAX_NODES: Final = 256
 """Nodes that are used; each has its keeper and its lanes."""
+
+
+_Listener = Callable[[NodeLink], None]
 
 
 class Cluster:
     """The nodes of one cluster.
 
-    ``on_up`` is called when workers can be started on a node, ``on_lost`` when they cannot any more.
+    Nodes come and go: see :meth:`when_nodes_change`.
     """
 
     def __init__(
@@ -40,16 +46,14 @@ class Cluster:
         bridge: Bridge,
         executor: RemoteExecutor,
         *,
-        on_up: Callable[[NodeLink], None] = lambda link: None,
-        on_lost: Callable[[NodeLink], None] = lambda link: None,
         health: Health | None = None,
     ) -> None:
         self.news: cluster.ClusterNews | None = None
         self.address = ""
         self._bridge = bridge
         self._executor = executor
-        self._on_up = on_up
-        self._on_lost = on_lost
+        self._listeners: list[tuple[_Listener, _Listener]] = []
+        self._settled = anyio.Event()
         self._health = health or Health()
         self._links: dict[str, NodeLink] = {}
         self._failures: dict[str, tuple[str, Health]] = {}
@@ -57,6 +61,21 @@ class Cluster:
         self._settings = anyio.Event()
         self._scope: anyio.CancelScope | None = None
         self._runtime_env = ""
+
+    def when_nodes_change(self, on_up: _Listener, on_lost: _Listener) -> None:
+        """Call ``on_up`` when workers can be started on a node, ``on_lost`` when they cannot any more."""
+        self._listeners.append((on_up, on_lost))
+
+    async def settled(self) -> None:
+        """Wait until each node of the cluster was tried once, or the cluster itself; not longer than a while."""
+        if self.address:
+            with anyio.move_on_after(SETTLED_S):
+                await self._settled.wait()
+
+    def _settle(self) -> None:
+        nodes = () if self.news is None else self.news.nodes
+        if all(node.id in self._links or node.id in self._failures for node in nodes):
+            self._settled.set()
 
     def follow(self, address: str, runtime_env: str = "") -> None:
         """Join another cluster from now on, or none where the address is empty."""
@@ -91,6 +110,7 @@ class Cluster:
                 reason, hint = error.message, error.hint
             finally:
                 self.news = None
+            self._settled.set()
             self._health.failed(f"{reason} ({hint})" if hint else reason)
             pause_s = max(self._health.pause_s, self._bridge.pause_s)
             _log.warning("cluster_lost", address=self.address, reason=reason, again_in_s=round(pause_s, 1))
@@ -141,6 +161,7 @@ class Cluster:
                 self._down(link)
             health.failed(reason)
             self._failures[info.id] = (info.name, health)
+            self._settle()
             _log.warning("node_lost", node=info.name, reason=reason, again_in_s=round(health.pause_s, 1))
             await anyio.sleep(max(health.pause_s, self._bridge.pause_s))
         self._failures.pop(info.id, None)
@@ -150,17 +171,48 @@ class Cluster:
         self._links[link.info.id] = link
         self._executor.attach(link)
         _log.info("node_joined", node=link.info.name, cpus=link.info.cpus, gpus=link.info.gpus)
-        self._on_up(link)
+        for on_up, _ in self._listeners:
+            on_up(link)
+        self._settle()
 
     def _down(self, link: NodeLink) -> None:
         self._executor.detach(link)
         if self._links.pop(link.info.id, None) is not None:
-            self._on_lost(link)
+            for _, on_lost in self._listeners:
+                on_lost(link)
 
     @property
     def links(self) -> list[NodeLink]:
         """The nodes whose keepers take calls."""
         return [link for link in self._links.values() if link.is_up]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the cluster for a status; nothing without one."""
+        if not self.address:
+            return {}
+        news = self.news
+        return {
+            "address": self.address,
+            "ray": "" if news is None else news.ray,
+            "python": "" if news is None else news.python,
+            "nodes": [] if news is None else [self._describe(info) for info in news.nodes],
+        }
+
+    def _describe(self, info: cluster.NodeInfo) -> dict[str, Any]:
+        link = self._links.get(info.id)
+        report = None if link is None else link.report
+        failure = self._failures.get(info.id)
+        return {
+            "name": info.name,
+            "host": info.host,
+            "cpus": info.cpus,
+            "gpus": info.gpus,
+            "state": "ready" if report is not None else "starting" if failure is None else "failed",
+            "reason": "" if failure is None else failure[1].reason,
+            "interpreter": "" if report is None else report.python,
+            "python": "" if report is None else report.python_version,
+            "ktuned": "" if report is None else report.ktuned,
+        }
 
     @property
     def notices(self) -> Iterator[str]:

@@ -13,10 +13,11 @@ import structlog
 
 from ktuned.fleet.courtesy import LINGER_S, Courtesy
 from ktuned.fleet.executor import Environment, I, KernelCode, R, Worker
-from ktuned.fleet.failures import Output, RequestFailed
+from ktuned.fleet.failures import NodeAbsent, NodeLost, Output, RequestFailed
 from ktuned.fleet.health import Health
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.priority_semaphore import Turns
+from ktuned.fleet.quiet import QuietGate
 from ktuned.ipc import requests
 from ktuned.model import Device, Observation, Role, WorkerError
 
@@ -144,12 +145,16 @@ class Lane:
         """
         if self._cores < cores:
             self._give_cores()
-            self._cores = await self._fleet.gate.take(cores)
+            self._cores = await self._gate.take(cores)
         return self._cores
+
+    @property
+    def _gate(self) -> QuietGate:
+        return self._fleet.gate_of(self.device.node)
 
     def _give_cores(self) -> None:
         if self._cores:
-            self._fleet.gate.give(self._cores)
+            self._gate.give(self._cores)
             self._cores = 0
 
     async def open(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
@@ -203,6 +208,10 @@ class Lane:
                 self._sick(error.message)
                 raise LaneCrowded(error.message) from error
             self.drop()
+            if isinstance(error, NodeAbsent | NodeLost):
+                # This says nothing about the problem; the lane waits for its node, or another one stands in.
+                self._sick(error.message)
+                raise LaneSick(error.message) from error
             if isinstance(error, LaneSick) or (isinstance(error, WorkerError) and error.code == "source_changed"):
                 raise
             if isinstance(error, WorkerError):

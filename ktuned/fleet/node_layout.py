@@ -36,10 +36,10 @@ class NodeLayouts:
         private = top.removesuffix(os.path.normpath(call.root))
         wanted: dict[Path, str] = {}
         for name, digest in call.files.items():
-            place = absolute(name, top)
+            path = absolute(name, top)
             # More `..` than there are directories would leave the private one.
-            if place.startswith(f"{private}/") and digest:
-                wanted[Path(place)] = digest
+            if path.startswith(f"{private}/") and digest:
+                wanted[Path(path)] = digest
         known = {digest: place for place, digest in self._files.items()}
         fresh = {place: digest for place, digest in wanted.items() if self._files.get(place) != digest}
         missing = {digest for digest in fresh.values() if digest not in known and not self._has(digest)}
@@ -55,8 +55,7 @@ class NodeLayouts:
             parcels.unpack_file(contents[digest], place)
             place.chmod(0o755 if str(place) in executable else 0o644)
             self._files[place] = digest
-        gone = self._of.get(top, set()) - wanted.keys()
-        for place in gone:
+        for place in self._of.get(top, set()) - wanted.keys():
             place.unlink(missing_ok=True)
             self._files.pop(place, None)
         self._of[top] = set(wanted)

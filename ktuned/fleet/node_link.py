@@ -24,7 +24,8 @@ CALL_S: Final = 30.0
 
 BEAT_S: Final = 5.0
 SILENCE_S: Final = 20.0
-"""Interval of signs of life of a keeper, and the silence after which it is given up: the network is parted, or it hangs."""
+"""Interval of signs of life of a keeper, and the silence after which it is given up: it hangs, or the network is
+parted."""
 
 MAX_WAITING_BYTES: Final = 32 << 20
 """Bytes of calls that may wait for the bridge: two frames."""
@@ -52,6 +53,12 @@ class NodeLink:
     def is_up(self) -> bool:
         """True while its keeper takes calls."""
         return self.report is not None and not self.reason
+
+    @property
+    def cores(self) -> int:
+        """The cores that workers may use there: as many as Ray counts, and as there are."""
+        cores = self.info.cpus if self.report is None else min(self.info.cpus, self.report.cores)
+        return max(1, cores)
 
     async def run(self, on_up: Callable[[NodeLink], None]) -> str:
         """Keep the link until it is lost; ``on_up`` is called when the keeper takes calls. Returns why it was lost."""

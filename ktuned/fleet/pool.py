@@ -15,7 +15,7 @@ import structlog
 
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
-from ktuned.fleet.failures import RequestFailed, is_outside_kill
+from ktuned.fleet.failures import NodeAbsent, RequestFailed, is_outside_kill
 from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.fleet.idle import KEPT_LOADED, IdleWorkers
 from ktuned.fleet.priority_semaphore import RankOf, Turns
@@ -74,6 +74,14 @@ class _Spare:
     made: anyio.Event = field(default_factory=anyio.Event)
 
 
+@dataclass(frozen=True, eq=False)
+class _Node:
+    """The compile slots of a node, and its gate."""
+
+    gate: QuietGate
+    slots: Turns
+
+
 class Fleet:
     """Lends workers, keeps the idle ones, and stops those that outgrow their memory.
 
@@ -98,6 +106,8 @@ class Fleet:
         self._lanes = 1
         self._wide = 0
         self.compile_slots = Turns(compile_slots, rank_of=rank_of)
+        self._rank_of = rank_of
+        self._nodes: dict[str, _Node] = {}
         self.spawn_s = spawn_s
         self.keeps_spares = keeps_spares
         self._executor = executor
@@ -126,6 +136,33 @@ class Fleet:
             finally:
                 self._closing = True
                 self._tasks.cancel_scope.cancel()
+
+    def add_node(self, node: str, cores: int) -> None:
+        """Count on a node: it keeps one of its cores for a lane, and compiles on the others."""
+        slots = max(1, cores - 1)
+        if node in self._nodes:
+            # It was there before, and jobs hold its turns.
+            self._nodes[node].slots.total_tokens = slots
+        else:
+            self._nodes[node] = _Node(QuietGate(cores), Turns(slots, rank_of=self._rank_of))
+
+    def gate_of(self, node: str) -> QuietGate:
+        """Return the gate between compiles and timing on a node; without a name, on this machine."""
+        if not node:
+            return self.gate
+        return self._node(node).gate
+
+    def slots_of(self, node: str) -> Turns:
+        """Return the compile slots of a node; without a name, of this machine."""
+        if not node:
+            return self.compile_slots
+        return self._node(node).slots
+
+    def _node(self, node: str) -> _Node:
+        if node not in self._nodes:
+            # Known from an earlier daemon, and not there yet.
+            self.add_node(node, 1)
+        return self._nodes[node]
 
     def resize(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
         """Follow new settings; what runs goes on, and counts under the new limits."""
@@ -274,7 +311,7 @@ class Fleet:
             try:
                 modules = self._spare_modules if role is Role.BENCH else ()
                 wanted = requests.Prepare((backend,) if backend else (), modules)
-                with self.gate.starting():
+                with self.gate_of(environment.node).starting():
                     await worker.exchange(wanted, {Phase.LOAD: self.spawn_s})
                 if device is not None:
                     await self._warm(worker, device)
@@ -316,12 +353,12 @@ class Fleet:
             )
         self._busy.set()
         try:
-            with self.gate.starting():
+            with self.gate_of(environment.node).starting():
                 worker = await self._executor.start(
                     role, environment, limit_bytes=self._limits[role], deadline_s=self.spawn_s
                 )
         except WorkerError as error:
-            if not is_outside_kill(error):
+            if not is_outside_kill(error) and not isinstance(error, NodeAbsent):
                 health.failed(error.message)
             raise
         health.succeeded()
@@ -370,6 +407,7 @@ class Fleet:
         return [
             {
                 "pid": worker.pid,
+                "node": worker.environment.node,
                 "role": worker.role,
                 "state": "idle" if worker in idle else "busy",
                 "age_s": round(monotonic() - worker.started, 3),

@@ -126,17 +126,19 @@ class RemoteWorker(Worker):
         await files.provide(request, self.environment)
         sent = _local(request)
         reply_type, item_type = requests.answer_types(type(request))
-        brought: list[Any] = []
+        brought: list[replies.CompiledUnit] = []
+        pass_on: Callable[[Any], None] | None = on_item
 
         def take(item: node.Item) -> None:
             self._said.append(Output(item.stdout, item.stderr))
-            value = from_plain(item_type, item.value) if item_type is not None else None
+            assert item_type is not None
+            value = from_plain(item_type, item.value)
             if isinstance(value, replies.CompiledUnit):
                 brought.append(value)
                 return
             files.note(value, request)
-            if on_item is not None:
-                on_item(value)
+            if pass_on is not None:
+                pass_on(value)
 
         call = node.Exchange(self._number, requests.plain(sent), dict(deadlines))
         # Begun again by each item, as a phase is.
@@ -144,8 +146,8 @@ class RemoteWorker(Worker):
         for value in brought:
             # Bounded by the group that was compiled.
             kept = await files.bring(value)
-            if on_item is not None:
-                on_item(kept)
+            if pass_on is not None:
+                pass_on(kept)
         self._said.append(Output(ended.stdout, ended.stderr))
         self._phases = ended.phases or {}
         self.memory_bytes = ended.memory_bytes or self.memory_bytes
@@ -246,9 +248,7 @@ class RemoteExecutor(Executor):
     def leave_cores(self, lanes: int) -> None:
         """Do nothing: each node keeps one core for its lane."""
 
-    async def start(
-        self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float
-    ) -> RemoteWorker:
+    async def start(self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float) -> RemoteWorker:
         """Start a worker on its environment's node, and wait until it takes requests.
 
         Raises:
@@ -405,9 +405,7 @@ class Carrier:
             project.taken_at = monotonic()
 
     async def _carry(self, environment: Environment, taken: Snapshot) -> None:
-        call = node.LayOut(
-            environment.project, environment.cwd, dict(taken.files), taken.executable, taken.directories
-        )
+        call = node.LayOut(environment.project, environment.cwd, dict(taken.files), taken.executable, taken.directories)
         places = {digest: f"{environment.cwd}/{name}" for name, digest in taken.files.items()}
         for _ in range(3):
             lacking = (await self._link.exchange(call, CARRY_S)).missing
@@ -440,8 +438,7 @@ def _seal(staging: Path, place: Path) -> int:
 def _local(request: requests.Request[R, I]) -> requests.Request[R, I]:
     """Return a request with its device's name on the node."""
     device = getattr(request, "device", None)
-    if not isinstance(device, Device) or "/" not in device.name:
+    if not isinstance(device, Device) or not device.node:
         return request
-    local = replace(device, name=DeviceName(device.name.rpartition("/")[2]))
-    return replace(request, device=local)  # type: ignore[type-var]
-
+    local = replace(device, name=DeviceName(device.local_name))
+    return replace(request, device=local)

@@ -79,7 +79,8 @@ class Observed(Record):
 class ProbeReport(Record):
     """An interpreter's backends by name, and its strategies.
 
-    ``nvml`` says why NVML cannot be used, empty if it can or need not be.
+    ``nvml`` says why NVML cannot be used, empty if it can or need not be. ``distributions`` are those installed, with
+    their versions.
     """
 
     version: str
@@ -87,6 +88,7 @@ class ProbeReport(Record):
     nvml: str = ""
     strategies: tuple[str, ...] = ()
     observed: Observed | None = None
+    distributions: Mapping[str, str] = field(default_factory=dict)
 
 
 @record

@@ -20,9 +20,9 @@ NO_COUNTER = "it has no energy counter"
 class Device(Record):
     """A CPU or GPU that kernels can run on, as a backend found it.
 
-    ``name`` is its place on this machine (``cpu:0``), ``model`` the key of winners, ``target`` the architecture for
-    compilers, ``fingerprint`` the driver and everything else that can change a kernel's speed. ``no_energy`` says why
-    its energy cannot be measured, empty if it can; a probe finds that out.
+    ``name`` is its place on this machine (``cpu:0``), or on a node (``rack7/cuda:0``); ``model`` is the key of winners,
+    ``target`` the architecture for compilers, ``fingerprint`` the driver and everything else that can change a kernel's
+    speed. ``no_energy`` says why its energy cannot be measured, empty if it can; a probe finds that out.
     """
 
     name: DeviceName
@@ -34,7 +34,17 @@ class Device(Record):
     @property
     def kind(self) -> str:
         """``cpu`` or ``cuda``."""
-        return self.name.partition(":")[0]
+        return self.name.rpartition("/")[2].partition(":")[0]
+
+    @property
+    def node(self) -> str:
+        """The node that it is on; empty for this machine."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def local_name(self) -> str:
+        """Its name on its own machine."""
+        return self.name.rpartition("/")[2]
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data that :meth:`from_wire` reads."""

@@ -115,6 +115,8 @@ class JobRequests:
             self._machine.expect_measuring(environment)
         await self._machine.probe(environment)
         await self._machine.check_strategy(environment, plan.strategy)
+        if not wish.compile_only and not self._machine.has_device(environment, kernel.backend, wish.device):
+            await self._machine.probe_nodes(environment)
         if not self._machine.devices(environment, kernel.backend):
             # Perhaps what was missing has been installed since.
             await self._machine.probe(environment, again=True)

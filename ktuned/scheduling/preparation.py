@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ktuned.catalog import Admission, Catalog, Traces, check_problem, environment_of
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
 from ktuned.ipc import Trust
 from ktuned.model import PRESETS, Job, KernelInfo, NotFound, Problem, Unsupported, unmeasurable
-from ktuned.tuning import Team, Work, merged
+from ktuned.tuning import Compiler, Team, Work, merged
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
@@ -78,6 +78,7 @@ class Preparation:
             for device in aim.devices:
                 if device.no_energy:
                     raise Unsupported(unmeasurable(objective, device))
+        context = self._machine.context(kernel, environment, job.problem, aim.model)
         self._leave_cores(len(self._machine.device_models(environment)))
         return Work(
             job=job,
@@ -87,7 +88,7 @@ class Preparation:
             target=aim.target,
             absence=aim.absence,
             captured=self._captured(kernel, job.problem),
-            context=self._machine.context(kernel, environment, job.problem, aim.model),
+            context=context,
             environment=environment,
             preset=PRESETS[job.plan.preset],
             deadlines=merged(self._deadlines, kernel.plan.deadlines),
@@ -95,8 +96,12 @@ class Preparation:
             admission=self._admission,
             traces=self._traces,
             toolchain=self._machine.toolchain_files(environment),
-            group_size=self._machine.group_size(environment, kernel.backend),
             team=self._team,
+            group_size=self._machine.group_size(replace(environment, node=aim.model.node), kernel.backend),
+            compilers=tuple(
+                Compiler(site, self._machine.toolchain_files(site))
+                for site in self._machine.compilers(environment, kernel.backend, context.toolchain)
+            ),
         )
 
     def _leave_cores(self, lanes: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import ktuned
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
-from ktuned.fleet import Fleet
+from ktuned.fleet import Cluster, Fleet
 from ktuned.lookup import Lookups
 from ktuned.scheduling import IdlePolicy, Jobs
 from ktuned.serve.activity import Activity
@@ -43,6 +43,7 @@ class StatusReport:
         activity: Activity,
         artifacts: Artifacts,
         catalog: Catalog,
+        cluster: Cluster,
         events: Events,
         fleet: Fleet,
         idle_policy: IdlePolicy,
@@ -59,6 +60,7 @@ class StatusReport:
         self._activity = activity
         self._artifacts = artifacts
         self._catalog = catalog
+        self._cluster = cluster
         self._events = events
         self._fleet = fleet
         self._idle_policy = idle_policy
@@ -115,6 +117,7 @@ class StatusReport:
                 "cap_bytes": self._artifacts.cap_bytes,
                 "directory": str(self._artifacts.directory),
             },
+            "cluster": self._cluster.describe(),
             "environments": self._machine.describe(),
             "roots": [{"path": root.path, "name": root.name, "python": root.python} for root in self._catalog.roots],
             "notices": list(self._notices()),

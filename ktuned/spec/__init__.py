@@ -6,7 +6,7 @@ from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
 from ktuned.spec.c_tokens import follow
 from ktuned.spec.declaration import Kernel, end_declarations, kernel
 from ktuned.spec.digest import describe, file_meaning, opacity
-from ktuned.spec.distributions import distribution, owners
+from ktuned.spec.distributions import distribution, installed_versions, owners
 from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.include_trace import IncludeSearch
 from ktuned.spec.loader import forget_modules, load_file, load_unless_held
@@ -43,6 +43,7 @@ __all__ = [
     "free_names",
     "functions",
     "installed_in",
+    "installed_versions",
     "is_distinct",
     "is_ours",
     "is_same",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -51,6 +53,16 @@ def distribution(site: str, name: str) -> Distribution | None:
     except OSError:
         return None
     return next((found for found in _installed(site, changed) if found.name == name), None)
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the version of every distribution that this interpreter finds, by its name as it compares."""
+    found: dict[str, str] = {}
+    for site in filter(None, sys.path):
+        with suppress(OSError):
+            for one in _installed(site, os.stat(site).st_mtime_ns):
+                found.setdefault(one.name.lower().replace("-", "_").replace(".", "_"), one.version)
+    return found
 
 
 def siblings(place: Installed) -> frozenset[str]:

@@ -1,6 +1,6 @@
 """Tuning one problem: the pipeline of bounded channels from strategy to store."""
 
-from ktuned.tuning.attempt import Work
+from ktuned.tuning.attempt import Compiler, Work
 from ktuned.tuning.compile_only import CompileOnly
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merged
 from ktuned.tuning.job_events import Publish, publish_job, publish_winner
@@ -13,6 +13,7 @@ __all__ = [
     "DEFAULT_DEADLINES",
     "Checked",
     "CompileOnly",
+    "Compiler",
     "Pipeline",
     "Publish",
     "Sanitizers",

@@ -14,7 +14,16 @@ from time import monotonic, time
 from typing import Any, Literal
 
 from ktuned.catalog import Admission, Traces
-from ktuned.fleet import KILLS_EXCUSED, DeadlineExpired, Environment, Output, RequestFailed, WorkerDied, is_outside_kill
+from ktuned.fleet import (
+    KILLS_EXCUSED,
+    DeadlineExpired,
+    Environment,
+    NodeLost,
+    Output,
+    RequestFailed,
+    WorkerDied,
+    is_outside_kill,
+)
 from ktuned.ipc import replies, requests
 from ktuned.model import (
     ENERGY,
@@ -51,6 +60,14 @@ _COMPILED_IN = frozenset({"defines", "flags"})
 """Fields of Builds that decide an artifact's bytes, and nothing about its call."""
 
 
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A machine that has the context's toolchain: the workers' environment there, and the sights of its files."""
+
+    environment: Environment
+    toolchain: Mapping[str, str]
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Work:
     """Everything that a job needs to know before it begins.
@@ -60,7 +77,8 @@ class Work:
 
     ``captured`` is the digest of the inputs that an application handed over for the problem; empty without any.
     Without ``devices`` its configs are only compiled, for ``target``; ``absence`` then says why nothing is measured, if
-    measuring was asked for. ``toolchain`` are the sights of the files by which the context's toolchain is known.
+    measuring was asked for. ``compilers`` are where the context's toolchain is, this machine first. ``toolchain`` are
+    the sights of the files by which it is known there.
     ``team`` is asked what others share, if anything may be used of it.
     """
 
@@ -81,11 +99,17 @@ class Work:
     captured: str = ""
     toolchain: Mapping[str, str] = field(default_factory=dict)
     team: Team | None = None
+    compilers: tuple[Compiler, ...] = ()
     kernel_ref: requests.KernelRef = field(init=False)
     """The kernel as requests name it."""
 
     def __post_init__(self) -> None:
         self.kernel_ref = self._ref()
+        self.compilers = self.compilers or (Compiler(self.environment, self.toolchain),)
+
+    def environment_on(self, device: Device) -> Environment:
+        """Return the environment of the workers that measure on a device."""
+        return replace(self.environment, node=device.node) if device.node else self.environment
 
     def _ref(self) -> requests.KernelRef:
         return requests.KernelRef.of(self.kernel, self.environment.project, self.environment.cwd)
@@ -238,6 +262,10 @@ class Attempt:
 
         A few kills say nothing about the config; one whose workers are killed each time is believed to be the reason.
         """
+        if isinstance(error, NodeLost):
+            # Nothing of that is the config's doing, however often it happens.
+            self.life.tell(Event.KILLED)
+            return True
         if not is_outside_kill(error) or self.killed == KILLS_EXCUSED:
             return False
         self.killed += 1

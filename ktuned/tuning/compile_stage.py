@@ -7,20 +7,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from ktuned.fleet import DeadlineExpired, Fleet, RequestFailed, WorkerDied, is_outside_kill
+from ktuned.fleet import DeadlineExpired, Fleet, NodeAbsent, NodeLost, RequestFailed, WorkerDied, is_outside_kill
 from ktuned.ipc import replies, requests
 from ktuned.model import Event, Outcome, Phase, Role, WorkerError
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
-from ktuned.tuning.attempt import Attempt, Compiled, Ended, Work
+from ktuned.tuning.attempt import Attempt, Compiled, Compiler, Ended, Work
 from ktuned.tuning.compile_groups import GroupSize
 from ktuned.tuning.trial_detail import TrialDetail
 
 _log = structlog.get_logger()
+
+
+ABSENT_S = 4.0
+"""For this long a node is left out that was not there when a worker was to be started on it."""
 
 
 class CompileStage:
@@ -33,6 +38,7 @@ class CompileStage:
         self._group_size = GroupSize(work.group_size)
         self._directories: list[Path] = []
         self._made = 0
+        self._absent: dict[str, float] = {}
 
     def group(
         self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt], *, lanes_starve: bool
@@ -69,21 +75,54 @@ class CompileStage:
                 facts, files = ({}, "") if sealed is None else (sealed.facts, sealed.content)
                 done.append(Compiled(attempt, facts, self._content(attempt, files)))
         if missing:
-            # The slot first: a job that waits for one does not compile, so it must not keep others from having quiet.
-            async with self._fleet.compile_slots.hold(self._work.job.id), self._fleet.gate.compiling():
-                for attempt in missing:
-                    attempt.life.tell(Event.COMPILE_STARTED)
-                done += await self._compile_group(missing)
+            left = missing
+            while left:
+                compiler = await self._free()
+                node = compiler.environment.node
+                lost: list[Attempt] = []
+                # The slot first: a job that waits for one does not compile, so it must not keep others from having
+                # quiet.
+                async with self._fleet.slots_of(node).hold(self._work.job.id), self._fleet.gate_of(node).compiling():
+                    for attempt in left:
+                        attempt.life.tell(Event.COMPILE_STARTED)
+                    done += await self._compile_group(left, compiler, lost)
+                left = lost
         return done
 
-    async def _compile_group(self, group: list[Attempt]) -> list[Compiled | Ended]:
-        """Compile a group in one request; one that fails as a whole is halved until the config at fault is alone."""
+    async def _free(self) -> Compiler:
+        """Return where the next group compiles: the first machine with a free slot, this one before nodes.
+
+        A node that is not there is left out for a while; where no other has the toolchain, it is waited for.
+        """
+        while True:
+            now = monotonic()
+            there = [
+                one
+                for one in self._work.compilers
+                if now >= self._absent.get(one.environment.node, -ABSENT_S) + ABSENT_S
+            ]
+            free = [one for one in there if not self._fleet.slots_of(one.environment.node).is_full]
+            if free or there:
+                return (free or there)[0]
+            await anyio.sleep(ABSENT_S / 4)
+
+    async def _compile_group(
+        self, group: list[Attempt], compiler: Compiler, lost: list[Attempt]
+    ) -> list[Compiled | Ended]:
+        """Compile a group in one request; one that fails as a whole is halved until the config at fault is alone.
+
+        With their node, attempts are ``lost``: they are to be compiled elsewhere.
+        """
         items: dict[str, replies.CompiledUnit] = {}
         done: list[Compiled | Ended] = []
         failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
+        is_lost = False
         with self._staged() as directory:
             try:
-                await self._request(group, directory.name, items)
+                await self._request(group, compiler, directory.name, items)
+            except (NodeAbsent, NodeLost):
+                self._absent[compiler.environment.node] = monotonic()
+                is_lost = True
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 await self._raise_if_general(error)
                 failure = error
@@ -91,6 +130,11 @@ class CompileStage:
             for attempt in group:
                 if attempt not in rest:
                     done.append(await self._take(attempt, items[attempt.unit.key]))
+        if is_lost:
+            for attempt in rest:
+                attempt.life.tell(Event.KILLED)
+            lost += rest
+            return done
         if failure is None:
             silent, detail = "the backend reported nothing about this config", TrialDetail(phase=Phase.COMPILE)
             done += [Ended(attempt, attempt.result(Event.COMPILE_FAILED, silent, detail=detail)) for attempt in rest]
@@ -100,11 +144,12 @@ class CompileStage:
             for attempt in excused:
                 attempt.life.tell(Event.COMPILE_STARTED)
             blamed = [self._failed(attempt, failure) for attempt in rest if attempt not in excused]
-            return [*done, *blamed, *await self._compile_group(excused)]
+            return [*done, *blamed, *await self._compile_group(excused, compiler, lost)]
         if len(rest) == 1:
             return [*done, self._failed(rest[0], failure)]
         half = len(rest) // 2
-        return done + await self._compile_group(rest[:half]) + await self._compile_group(rest[half:])
+        done += await self._compile_group(rest[:half], compiler, lost)
+        return done + await self._compile_group(rest[half:], compiler, lost)
 
     async def _raise_if_general(self, error: WorkerDied | DeadlineExpired | RequestFailed) -> None:
         """Raise a failure that is no config's fault.
@@ -128,13 +173,15 @@ class CompileStage:
             fault = OSError(error.errno, error.message)
             raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error
 
-    async def _request(self, group: list[Attempt], staging: str, items: dict[str, replies.CompiledUnit]) -> None:
-        work = self._work
+    async def _request(
+        self, group: list[Attempt], compiler: Compiler, staging: str, items: dict[str, replies.CompiledUnit]
+    ) -> None:
+        work, environment = self._work, compiler.environment
         units = {attempt.unit.key: attempt.unit for attempt in group}
-        request = requests.Compile(work.kernel_ref, work.target, staging, tuple(units.values()), work.toolchain)
+        request = requests.Compile(work.kernel_ref, work.target, staging, tuple(units.values()), compiler.toolchain)
         deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * len(group)}
 
-        slot = f"slot {staging.rpartition('-')[2]}"
+        slot = f"{environment.node} slot {staging.rpartition('-')[2]}".lstrip()
 
         def note(item: replies.CompiledUnit) -> None:
             items[item.key] = item
@@ -142,7 +189,7 @@ class CompileStage:
                 if attempt.unit.key == item.key:
                     attempt.worked("compile", slot, item.seconds)
 
-        async with self._fleet.lend(Role.COMPILE, work.environment) as worker:
+        async with self._fleet.lend(Role.COMPILE, environment) as worker:
             await worker.exchange(request, deadlines, on_item=note)
         if items and all(item.outcome is None for item in items.values()):
             self._group_size.took(len(items), sum(item.seconds for item in items.values()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
@@ -166,7 +167,9 @@ class FinalRound:
             finalists = [_Finalist.of(trial) for trial in await checking.run()]
         if not finalists:
             return
-        async with self._fleet.gate.quiet():
+        async with AsyncExitStack() as machines:
+            for node in sorted({lane.device.node for lane in self._lanes}):
+                await machines.enter_async_context(self._fleet.gate_of(node).quiet())
             contest = await self._contest(rounds, finalists)
         self._progress.spend("finalists_s", monotonic() - began)
         await self._settle(contest)

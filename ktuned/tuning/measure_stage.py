@@ -398,4 +398,4 @@ class MeasureStage:
         )
         identity = canonical({**data, "stamps": dict(work.kernel.stamps), "objective": work.objective})
         code = KernelCode(work.kernel.file, work.kernel.code_digest)
-        return Bench(work.environment, work.kernel.backend, code, identity, request, work.learn)
+        return Bench(work.environment_on(lane.device), work.kernel.backend, code, identity, request, work.learn)

@@ -140,7 +140,7 @@ class Pipeline:
             await self._abandon_rest()
 
     async def _try_all(self) -> None:
-        slots = self._fleet.compile_slots.total_tokens
+        slots = sum(self._fleet.slots_of(one.environment.node).total_tokens for one in self.work.compilers)
         to_compile, compile_from = anyio.create_memory_object_stream[Attempt](slots * self.work.group_size)
         # Besides what each lane takes next, a whole group: its worker goes on with another one meanwhile.
         to_bench, bench_from = anyio.create_memory_object_stream[Compiled](2 * len(self._lanes) + self.work.group_size)
@@ -351,9 +351,9 @@ class Pipeline:
         takes seconds. Like a compile it keeps out of other jobs' quiet windows.
         """
         await self._has_fresh.wait()
-        async with self._fleet.gate.compiling():
+        async with self._fleet.gate_of(lane.device.node).compiling():
             cores = len(os.sched_getaffinity(0)) // len(self._lanes)
-            lane.prepare(self.work.environment, self.work.kernel.backend, cores)
+            lane.prepare(self.work.environment_on(lane.device), self.work.kernel.backend, cores)
             if lane.state == "ready":
                 async with lane.hold(self.work.job.id):
                     began = monotonic()

@@ -12,6 +12,7 @@ from pathlib import Path
 from ktuned.backends import Absent, Registry, absence_of_energy, cpu, cuda_devices, nvml
 from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
+from ktuned.spec import installed_versions
 from ktuned.worker import bytecode
 from ktuned.worker.toolchain import Observation
 
@@ -33,6 +34,7 @@ def probe(registry: Registry, request: requests.Probe, environ: Path = ENVIRON) 
         nvml.absence() if has_gpu else "",
         tuple(search.installed()),
         observation.report(),
+        installed_versions(),
     )
 
 

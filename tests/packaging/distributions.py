@@ -10,6 +10,7 @@ PROJECTS = {
     "ktuned-cutedsl": (ROOT / "plugins/cutedsl", "ktuned_cutedsl"),
     "ktuned-nvrtc": (ROOT / "plugins/nvrtc", "ktuned_nvrtc"),
     "ktuned-optuna": (ROOT / "plugins/optuna", "ktuned_optuna"),
+    "ktuned-ray": (ROOT / "plugins/ray", "ktuned_ray"),
     "ktuned-tilelang": (ROOT / "plugins/tilelang", "ktuned_tilelang"),
     "ktuned-torch": (ROOT / "plugins/torch", "ktuned_torch"),
     "ktuned-triton": (ROOT / "plugins/triton", "ktuned_triton"),

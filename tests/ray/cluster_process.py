@@ -21,7 +21,7 @@ os.environ |= {
     "RAY_health_check_failure_threshold": "3",
 }
 
-from ray.cluster_utils import Cluster  # noqa: E402 - its settings are read on import
+from ray.cluster_utils import Cluster
 
 
 def _pid(node: Any, kind: str) -> int:
@@ -36,16 +36,14 @@ def main(nodes: int, directory: str) -> None:
     made = {}
     for number in range(nodes):
         made[f"n{number}"] = _add(cluster, f"n{number}", directory if number == 0 else None)
-    found = [
-        {"name": name, "id": node.node_id, "pid": _pid(node, "raylet")} for name, node in made.items()
-    ]
+    found = [{"name": name, "id": node.node_id, "pid": _pid(node, "raylet")} for name, node in made.items()]
     print(json.dumps({"address": cluster.address, "head": _pid(made["n0"], "gcs_server"), "nodes": found}), flush=True)
     for line in sys.stdin:
         match line.split():
             case ["add", name]:
                 node = _add(cluster, name, None)
                 print(json.dumps({"name": name, "id": node.node_id, "pid": _pid(node, "raylet")}), flush=True)
-    cluster.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _add(cluster: Cluster, name: str, directory: str | None) -> Any:

@@ -57,17 +57,20 @@ class KeeperActor:
         self._home = Path(tempfile.mkdtemp(prefix="ktuned-keeper-"))
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ktuned.fleet.keeper", str(theirs.fileno()), str(self._home)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                cwd=self._home,
-                env=environment(os.environ, node_environment(os.getppid())),
-            )
+            self._process = self._spawn(theirs.fileno())
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.get_running_loop().create_task(self._read())
         return self._process.pid
+
+    def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "ktuned.fleet.keeper", str(descriptor), str(self._home)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(descriptor,),
+            start_new_session=True,
+            cwd=self._home,
+            env=environment(os.environ, node_environment(os.getppid())),
+        )
 
     async def send(self, number: int, data: bytes) -> None:
         """Pass calls on to the keeper; ``number`` counts up from 0, and is their order."""

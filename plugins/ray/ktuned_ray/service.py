@@ -169,7 +169,9 @@ class Cluster(Service):
                 if len(data) <= _INLINE_BYTES or name.startswith("file-"):
                     small[name] = data
                     continue
-                ref = self._keep(name, await self._blocking(lambda data=data: ray.put(data), TRANSFER_S, "took no file"))
+                ref = self._keep(
+                    name, await self._blocking(lambda data=data: ray.put(data), TRANSFER_S, "took no file")
+                )
             waiting.append(actor.take_one.remote(name, ref))
         for group in _groups(small):
             waiting.append(actor.take.remote(group))
@@ -316,7 +318,7 @@ def _line(error: BaseException) -> str:
 
 def _hint(error: BaseException) -> str:
     text = str(error)
-    if "ersion mismatch" in text or "differ" in text and "version" in text:
+    if "ersion mismatch" in text or ("differ" in text and "version" in text):
         return "give [cluster] python an interpreter with the cluster's versions of Ray and Python"
     if "No module named 'ktuned" in text:
         return "install ktuned-ray on every node, or bring it by [cluster] runtime_env"
