@@ -190,12 +190,12 @@ class FileInspector:
         halves = files[::2], files[1::2]
         done: list[Inspection] = []
 
-        async def inspect(half: list[str]) -> None:
+        async def inspect_half(half: list[str]) -> None:
             done.extend(await self._inspect_by_one(root, half))
 
         async with anyio.create_task_group() as tasks:
             for half in halves:
-                tasks.start_soon(inspect, half)
+                tasks.start_soon(inspect_half, half)
         # In the order of their names, which decides who has a name that two files declare.
         return sorted(done, key=lambda inspection: inspection.file)
 

@@ -406,11 +406,11 @@ def _take_trial(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
     )
     news: tuple[News, ...] = ()
     if trial is not None:
-        job, news = _judge(job, trial)
+        job, news = _news_of_trial(job, trial)
     return _with_job(view, job), news
 
 
-def _judge(job: JobView, trial: Mapping[str, Any]) -> tuple[JobView, tuple[News, ...]]:
+def _news_of_trial(job: JobView, trial: Mapping[str, Any]) -> tuple[JobView, tuple[News, ...]]:
     outcome = trial["outcome"]
     figure = figure_of(job.objective, trial.get("latency_us"), trial.get("metrics") or {})
     cost = cost_of(job.objective, figure)

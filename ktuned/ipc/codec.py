@@ -80,13 +80,13 @@ def _dataclass_writer(kind: Any) -> _Convert:
     plain = [name for name, write in writers if write is None]
     nested = [(name, write) for name, write in writers if write is not None]
 
-    def write_fields(value: Any) -> dict[str, Any]:
+    def encode_fields(value: Any) -> dict[str, Any]:
         data = {name: getattr(value, name) for name in plain}
         for name, write in nested:
             data[name] = write(getattr(value, name))
         return data
 
-    return write_fields
+    return encode_fields
 
 
 @cache
@@ -94,7 +94,7 @@ def _message_writer(kind: Any) -> _Convert:
     hints = typing.get_type_hints(kind)
     writers = [(field.name, field.default, _writer(hints[field.name])) for field in dataclasses.fields(kind)]
 
-    def write_fields(value: Any) -> dict[str, Any]:
+    def encode_fields(value: Any) -> dict[str, Any]:
         data = {}
         for name, default, write in writers:
             held = getattr(value, name)
@@ -102,7 +102,7 @@ def _message_writer(kind: Any) -> _Convert:
                 data[name] = held if write is None else write(held)
         return data
 
-    return write_fields
+    return encode_fields
 
 
 def _writer(hint: Any) -> _Convert | None:

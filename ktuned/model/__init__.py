@@ -39,7 +39,7 @@ from ktuned.model.keys import (
     project_of,
 )
 from ktuned.model.lifecycle import TRIED_AGAIN, Event, Life
-from ktuned.model.near import nearest_winners, stand_ins
+from ktuned.model.near import most_similar, nearest_winners, stand_ins
 from ktuned.model.objective import (
     BUILT_IN,
     EDP,
@@ -172,6 +172,7 @@ __all__ = [
     "maximize",
     "metric_of",
     "minimize",
+    "most_similar",
     "nearest_winners",
     "notices",
     "project_of",

@@ -1,13 +1,15 @@
 """Near problems: how far two problems are apart, and the winners of the nearest ones. No IO.
 
-The nearest problem is the one with the same strings and bools and the least log distance over its numbers: the sum of
-abs(ln(a / b)) over all numeric keys, so that 1024 is as far from 512 as from 2048.
+To a lookup, which serves a winner as it is, the nearest problem is the one with the same strings and bools and the
+least log distance over its numbers: the sum of abs(ln(a / b)) over all numeric keys, so that 1024 is as far from 512
+as from 2048. A job, which only begins with near configs, takes those of any other key, the most similar ones first.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ktuned.model.keys import WinnerKey
 from ktuned.model.objective import LATENCY
@@ -54,3 +56,42 @@ def distance(left: Problem, right: Problem) -> float | None:
             return None
         total += abs(math.log(value) - math.log(other))
     return total
+
+
+def most_similar(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
+    """Return the winners for other problems, devices and objectives, those of the most similar ones first.
+
+    The distance of two sizes is the logarithm of their ratio. Any other difference counts as a factor of 16, another
+    device as one of 2: how sizes change a kernel's best config is mostly alike on all of them. So are another
+    objective's.
+    """
+    wanted = json.loads(key.problem)
+    found = [
+        (
+            _difference(wanted, winner.problem)
+            + (0.0 if winner.context.device == key.device else 1.0)
+            + (0.0 if winner.objective == key.objective else 1.0),
+            winner,
+        )
+        for winner in winners
+        if winner.key != key
+    ]
+    found.sort(key=lambda pair: pair[0])
+    return [winner for _, winner in found]
+
+
+def _difference(one: Problem, other: Problem) -> float:
+    total = 0.0
+    for name in one.keys() | other.keys():
+        value, another = one.get(name), other.get(name)
+        if value == another:
+            continue
+        if _is_size(value) and _is_size(another):
+            total += abs(math.log2(float(value) / float(another)))  # type: ignore[arg-type]
+        else:
+            total += 4.0
+    return total
+
+
+def _is_size(value: object) -> bool:
+    return type(value) in (int, float) and float(value) > 0  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ class Packer:
             coded[row] = place
         self._add(Column(name, "codes", 1 if len(found) <= 256 else 2, found), coded)
 
-    def scale(self, name: str, values: Sequence[float | None], steps: int = FINE) -> None:
+    def figures(self, name: str, values: Sequence[float | None], steps: int = FINE) -> None:
         """Add a column of figures: logarithmic where all are positive, else linear."""
         present = [value for value in values if value is not None and math.isfinite(value)]
         low, high = min(present, default=1.0), max(present, default=1.0)

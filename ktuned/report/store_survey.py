@@ -217,10 +217,10 @@ def _packed(
     packer.codes("outcome", [row.outcome for row in rows], [Outcome.MEASURED.value])
     packer.codes("job", [row.job for row in rows])
     packer.codes("message", _messages(rows), [""])
-    packer.scale("latency", [row.latency_us for row in rows])
-    packer.scale("spread", [row.spread_us for row in rows], COARSE)
-    packer.scale("compile_s", [row.compile_s or None for row in rows], COARSE)
-    packer.scale("lane_s", [row.lane_s or None for row in rows], COARSE)
+    packer.figures("latency", [row.latency_us for row in rows])
+    packer.figures("spread", [row.spread_us for row in rows], COARSE)
+    packer.figures("compile_s", [row.compile_s or None for row in rows], COARSE)
+    packer.figures("lane_s", [row.lane_s or None for row in rows], COARSE)
     packer.times("ended", [row.updated for row in rows])
     spans = [_spans(row) for row in rows]
     for place in (COMPILE, LANE):
@@ -236,7 +236,7 @@ def _packed(
         )
     for prefix, (values, names) in (("fact", facts), ("metric", metrics)):
         for number, name in enumerate(names):
-            packer.scale(f"{prefix} {number}", [found.get(name) for found in values])
+            packer.figures(f"{prefix} {number}", [found.get(name) for found in values])
     return packer.packed()
 
 

@@ -174,7 +174,7 @@ class ProductDomain(Domain):
         if self._sieve is not None:
             return self._sieve.sample(random)
         for _ in range(PROBES_PER_SAMPLE):
-            code = self._draw(random)
+            code = self._random_code(random)
             if self.is_exact or (self._admits(code, self._late) and self._space.accepts(self.config(code))):
                 return code
         return None
@@ -211,7 +211,7 @@ class ProductDomain(Domain):
         except Unable:
             return None
 
-    def _draw(self, random: Random) -> Code:
+    def _random_code(self, random: Random) -> Code:
         if self._is_plain:
             return tuple([int(random.random() * len(axis)) for axis in self.axes])
         return self._chain.at(int(random.random() * self._chain.count))
@@ -228,7 +228,7 @@ class ProductDomain(Domain):
         """
         random = Random(0)
         if self.is_exact and self._chain.count:
-            drawn = [self._draw(random) for _ in range(CHECKED_POINTS)]
+            drawn = [self._random_code(random) for _ in range(CHECKED_POINTS)]
             self.is_exact = all(self._space.accepts(self.config(code)) for code in drawn)
         for _ in range(CHECKED_POINTS):
             code = tuple([int(random.random() * len(axis)) for axis in self.axes])
@@ -246,7 +246,7 @@ class ProductDomain(Domain):
         hits = drawn = 0
         while hits < ESTIMATE_HITS and monotonic() < deadline:
             drawn += 1
-            code = self._draw(random)
+            code = self._random_code(random)
             hits += self._admits(code, self._late) and self._space.accepts(self.config(code))
         return max(1, self._chain.count * max(hits, 1) // max(drawn, 1))
 

@@ -126,7 +126,7 @@ class Overview:
 
     def trials(self, context: int) -> Sequence[TrialRow]:
         """Return the trials of a context that have ended, in the order in which they began."""
-        return self._reader.values(_trial, _TRIALS, context)
+        return self._reader.values(_trial_row, _TRIALS, context)
 
     def peaks(self) -> Mapping[DeviceModel, Peaks]:
         """Return the measured limits of devices."""
@@ -157,5 +157,5 @@ def _sums(row: Row) -> ContextSums:
     return ContextSums(number, Context(*context), trials, measured, first, last, best)
 
 
-def _trial(row: Row) -> TrialRow:
+def _trial_row(row: Row) -> TrialRow:
     return TrialRow._make(row)

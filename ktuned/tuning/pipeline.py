@@ -287,7 +287,7 @@ class Pipeline:
             else:
                 self.progress.reused += 1
                 self._findings.note(known.config, known.detail)
-                self._report(known)
+                self._note_outcome(known)
         if not fresh:
             return
         if any(proposal.build is not None for proposal in fresh):
@@ -418,7 +418,7 @@ class Pipeline:
         elif is_over_now or (not is_opening and not self._has_winner and kept.outcome is Outcome.MEASURED):
             await self._elect()
         self._findings.note(attempt.config, kept.detail)
-        self._report(self._trial(attempt, kept))
+        self._note_outcome(self._trial(attempt, kept))
 
     async def _acquit(self) -> None:
         """Take mismatches back where the default's outputs prove nothing, and let the fastest config win."""
@@ -453,7 +453,8 @@ class Pipeline:
             detail=result.detail,
         )
 
-    def _report(self, trial: Trial) -> None:
+    def _note_outcome(self, trial: Trial) -> None:
+        """Count a trial that has ended, keep it for the strategy, and publish it."""
         assert trial.outcome is not None
         config, outcome = trial.config, trial.outcome
         if outcome is not Outcome.MEASURED and trial.message and not self._first_failure:

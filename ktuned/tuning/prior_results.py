@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +20,9 @@ from ktuned.model import (
     Trial,
     TrialResult,
     Winner,
-    WinnerKey,
     canonical,
     cost_of,
+    most_similar,
 )
 from ktuned.store import Store
 from ktuned.tuning.attempt import Compiled, Work
@@ -94,50 +93,11 @@ def order(
     return Order(tuple(first.values()), tuple(entry.config for _, entry in failed))
 
 
-def nearest(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
-    """Return the winners for other problems, devices and objectives, those of the most similar ones first.
-
-    The distance of two sizes is the logarithm of their ratio. Any other difference counts as a factor of 16, another
-    device as one of 2: how sizes change a kernel's best config is mostly alike on all of them. So are another
-    objective's. No IO.
-    """
-    wanted = json.loads(key.problem)
-    found = [
-        (
-            _distance(wanted, winner.problem)
-            + (0.0 if winner.context.device == key.device else 1.0)
-            + (0.0 if winner.objective == key.objective else 1.0),
-            winner,
-        )
-        for winner in winners
-        if winner.key != key
-    ]
-    found.sort(key=lambda pair: pair[0])
-    return [winner for _, winner in found]
-
-
 def near_configs(winners: Sequence[Winner], best_of_nearest: Sequence[Config]) -> list[Config]:
     """Return the configs to begin with: the nearest winner's, the next best of its key, the other winners'. No IO."""
     configs = [winner.config for winner in winners]
     distinct = {canonical(config): config for config in [*configs[:1], *best_of_nearest, *configs[1:]]}
     return list(distinct.values())[:MAX_NEAR]
-
-
-def _distance(one: Problem, other: Problem) -> float:
-    total = 0.0
-    for name in one.keys() | other.keys():
-        value, another = one.get(name), other.get(name)
-        if value == another:
-            continue
-        if _is_size(value) and _is_size(another):
-            total += abs(math.log2(float(value) / float(another)))  # type: ignore[arg-type]
-        else:
-            total += 4.0
-    return total
-
-
-def _is_size(value: object) -> bool:
-    return type(value) in (int, float) and float(value) > 0  # type: ignore[arg-type]
 
 
 def chosen(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial | None:
@@ -236,7 +196,7 @@ class PriorResults:
             # Of those whose figure is unknown the fastest are as good a guess as any.
             past.sort(key=lambda trial: _cost(trial, self._work.objective))
         found = [Past(trial.config, trial.outcome, trial.latency_us) for trial in past if trial.outcome is not None]
-        winners = nearest(self._work.key, self._store.winners(context.kernel))
+        winners = most_similar(self._work.key, self._store.winners(context.kernel))
         best = self._store.best_trials(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = near_configs(winners, [trial.config for trial in best])
         settled = [trial.config for trial in self._store.failed_trials(context, MAX_PREDICTED)]

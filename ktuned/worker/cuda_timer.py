@@ -133,7 +133,7 @@ class CudaTimer:
         graph.replay()
         self.synchronize()
 
-        def sample(count: int, samples: Samples) -> None:
+        def time_replays(count: int, samples: Samples) -> None:
             event = self._torch.cuda.Event
             pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]
             for start, end in pairs:
@@ -145,7 +145,7 @@ class CudaTimer:
             for start, end in pairs:
                 samples.add(start.elapsed_time(end) * 1000 / GRAPH_LAUNCHES)
 
-        return sample
+        return time_replays
 
     def _warm_clocks(self) -> None:
         if perf_counter() - self._last_work < IDLE_S:

@@ -60,7 +60,7 @@ def test_scales_are_close(steps: int, within: float) -> None:
     source = random.Random(1)
     values = [10 ** source.uniform(0, 6) for _ in range(500)]
     packer = Packer(3 + len(values))
-    packer.scale("a", [None, math.inf, math.nan, *values], steps)
+    packer.figures("a", [None, math.inf, math.nan, *values], steps)
     found = unpacked(packer.packed())["a"]
     assert found[:3] == [None, None, None]
     assert all(math.isclose(one, other, rel_tol=within) for one, other in zip(found[3:], values, strict=True))
@@ -70,7 +70,7 @@ def test_scales_are_close(steps: int, within: float) -> None:
 def test_scales_of_any_figures(values: list[float | None]) -> None:
     """Zeros, negative figures, a single one or none are as exact as the linear scale."""
     packer = Packer(len(values))
-    packer.scale("a", values)
+    packer.figures("a", values)
     assert unpacked(packer.packed())["a"] == pytest.approx(values, abs=1e-3)
 
 

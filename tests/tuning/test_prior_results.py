@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import Context, DeviceModel, KernelName, KeyProblem, Winner, canonical
+from ktuned.model import Context, DeviceModel, KernelName, KeyProblem, Winner, canonical, most_similar
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import MAX_NEAR, Past, near_configs, nearest, order
+from ktuned.tuning.prior_results import MAX_NEAR, Past, near_configs, order
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 
 
@@ -46,7 +46,7 @@ def won(tag: int, device: str = "H100", **problem: Any) -> Winner:
 def test_the_nearest_key_gives_its_best_few() -> None:
     """Its winner comes first, then the next best of its key, then the winners of farther ones, all bounded."""
     here = won(0, M=64).key
-    winners = nearest(here, [won(1, M=4096), won(2, M=128), won(3, "A100", M=64), won(4, M=64)])
+    winners = most_similar(here, [won(1, M=4096), won(2, M=128), won(3, "A100", M=64), won(4, M=64)])
     assert [winner.config["n"] for winner in winners] == [2, 3, 1]
     assert [config["n"] for config in near_configs(winners, [{"n": 7}, {"n": 2}, {"n": 8}])] == [2, 7, 8, 3, 1]
     assert len(near_configs([won(tag, M=tag) for tag in range(1, 30)], [])) == MAX_NEAR
