@@ -275,3 +275,25 @@ def test_the_tour_visits_every_part() -> None:
     names = {f"{path.name}/" if path.is_dir() else path.name for path in parts if not path.stem.startswith("__")}
     told = set(re.findall(r"`(?:ktuned/)?([\w]+(?:/|\.py))", tour))
     assert names - told == set()
+
+
+def test_documents_name_commands_and_options_that_exist() -> None:
+    """Every command line of ``ktuned`` in a document has a command and options that there are."""
+    commands = _commands()
+    wrong = []
+    for document in DOCUMENTS:
+        if document.name == "CHANGELOG.md":
+            continue
+        text = document.read_text()
+        blocks = "".join(re.findall(r"^```(?:console)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+        lines = re.findall(r"`ktuned ([a-z][^`\n]*)", text)
+        for line in [*lines, *re.findall(r"^(?:\$ )?ktuned ([a-z].*)", blocks, re.MULTILINE)]:
+            words = re.split(r"\s+#|\s&&\s", line)[0].split()
+            name = " ".join(words[:2]) if " ".join(words[:2]) in commands else words[0]
+            if name == "run" or (name == "service" and len(words) == 1):
+                continue
+            known = {option for param in commands[name].params for option in param.opts} if name in commands else set()
+            flags = {word.partition("=")[0].rstrip(",.;:)") for word in words[1:] if word.startswith("--")}
+            if name not in commands or flags - known - {"--help"}:
+                wrong.append((document.name, line))
+    assert wrong == []

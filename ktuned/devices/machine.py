@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 import structlog
 
-from ktuned.backends import Absence, cpu, install_hint
+from ktuned.backends import Absence, cpu, extra_of, install_hint
 from ktuned.devices.environment_report import EnvironmentReport, difference
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import replies, requests
@@ -282,9 +282,11 @@ class Machine:
             # It may have been installed since.
             names = (await self.probe(environment, again=True)).strategies
         if names is not None and name not in names:
+            # A plugin's strategies begin with its name: optuna_tpe.
+            extra = extra_of(name.partition("_")[0]) if "_" in name else ""
             raise UsageError(
                 f"there is no strategy {name!r} in {environment.python} (installed: {', '.join(names)})",
-                hint="name one that is installed",
+                hint=f"{environment.python} -m pip install '{extra}'" if extra else "name one that is installed",
             )
 
     def expect_measuring(self, environment: Environment) -> None:

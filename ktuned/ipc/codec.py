@@ -131,7 +131,7 @@ def _is_nested(hint: Any) -> bool:
 @cache
 def _dataclass_reader(kind: Any) -> _Convert:
     hints = typing.get_type_hints(kind)
-    readers = [(field.name, _reader(hints[field.name]), _is_required(field)) for field in dataclasses.fields(kind)]
+    readers = [(field.name, _reader(hints[field.name]), _lacks_default(field)) for field in dataclasses.fields(kind)]
 
     def read_fields(data: object) -> Any:
         if type(data) is not dict:
@@ -151,7 +151,7 @@ def _dataclass_reader(kind: Any) -> _Convert:
     return read_fields
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
+def _lacks_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 

@@ -125,7 +125,7 @@ class JobMachine:
             case Reviewed():
                 yield from self._review()
             case Ended():
-                yield from self._end(event)
+                yield from self._end_job(event)
             case StoreMended():
                 self.stalled = ""
             case _:
@@ -273,7 +273,7 @@ class JobMachine:
         self._stop_reasons[job.id] = reason
         return Stop(job.id)
 
-    def _end(self, event: Ended) -> Iterator[Instruction]:
+    def _end_job(self, event: Ended) -> Iterator[Instruction]:
         job, message = event.job, event.message
         self._job(job.id)
         kills = 1 if event.gets_on else self._kills[job.id] + 1

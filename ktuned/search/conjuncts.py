@@ -129,14 +129,14 @@ def _conditions(node: ast.Lambda | ast.FunctionDef) -> Iterator[ast.expr]:
             if len(statement.targets) > 1:
                 raise _Unsplittable
             assigned[statement.targets[0].id] = _inlined(statement.value, assigned)
-        elif isinstance(statement, ast.If) and _is_refusal(statement):
+        elif isinstance(statement, ast.If) and _returns_false(statement):
             yield from _split(ast.UnaryOp(ast.Not(), _inlined(statement.test, assigned)))
         else:
             raise _Unsplittable
     raise _Unsplittable
 
 
-def _is_refusal(statement: ast.If) -> bool:
+def _returns_false(statement: ast.If) -> bool:
     if statement.orelse or len(statement.body) != 1:
         return False
     (only,) = statement.body

@@ -120,14 +120,14 @@ def kernel_module(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not OBSERVER.may_restart:
-        return _applications_module(path, name)
+        return _imported_kernel_file(path, name)
     loaded = load_file(path, path.parent)
     if name not in sys.modules:
         raise loaded.errors[0]
     return sys.modules[name]
 
 
-def _applications_module(path: Path, name: str) -> ModuleType:
+def _imported_kernel_file(path: Path, name: str) -> ModuleType:
     """Return the module that an application has of a kernel file; import it as any other if it has none."""
     for module in list(sys.modules.values()):
         if module_file(module) == path:
