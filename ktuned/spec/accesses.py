@@ -1,25 +1,26 @@
 """Accesses of a kernel file's code beside its modules: data files, environment variables, child processes.
 
-An audit hook sees each file that Python code opens and each directory that the project lists; a recording
-``os.environ`` sees the variables that the project reads, a recording ``os.stat`` the files that it finds missing. Child
+An audit hook sees each file that Python code opens and each directory that the project lists; interposed functions of
+``os`` see the variables that the project reads, and the files that it looks for or at without opening them. Child
 processes, native libraries, databases and connections of the project cannot be looked into: the kernel is then not
 fully observed, unless it declares its files (``depends=``).
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ktuned.ipc import ABSENT, Untrusted, lexical, stamp
+from ktuned.spec import callers
+from ktuned.spec.interposed import interpose
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.origin import caches, installed_in, is_foreign, is_our_file, is_ours
 
@@ -29,18 +30,17 @@ _SYSTEM = (
 )
 """Directories of the system's own files: they belong to the toolchain, or to no kernel."""
 
-_STDLIB = f"{Path(sysconfig.get_path('stdlib')).resolve()}/"
-"""Not ``platstdlib``: in a virtual environment that is where its packages are installed."""
-
 _ASKING = ("/platform.py", "/ctypes/util.py", "/uuid.py", "/sysconfig.py", "/webbrowser.py")
 """Modules of the standard library that start programs to ask the system what it is."""
 
-_READING = ("/os.py", "/_collections_abc.py", "<frozen os>", "<frozen _collections_abc>")
 _BUILDERS = ("torch.utils.cpp_extension", "torch.utils._cpp_extension_versioner", "cffi")
 """Modules of other packages that compile the project's own sources: what compilers read there is not observed."""
 
 NATIVE_READERS = frozenset({"safetensors", "h5py", "pyarrow", "tables", "netCDF4"})
 """Packages that open files natively, where no audit hook sees it."""
+
+_MODULES = (".py", ".pyc", *(f".{suffix.rpartition('.')[2]}" for suffix in EXTENSION_SUFFIXES))
+"""Suffixes of files that are a module each, which the observer has read."""
 
 _OWN_VARIABLES = ("KTUNED_", "TMPDIR", "LC_", "PWD", "OLDPWD", "SHLVL")
 """Beginnings of the names of variables that ktuned or a shell sets for itself."""
@@ -57,6 +57,7 @@ class Accesses:
         self._is_watching = False
         self._generation = 0
         self._files: dict[Path, str] = {}
+        self._asked: dict[Path, str] = {}
         self._written: set[Path] = set()
         self._variables: dict[str, str | None] = {}
         self._unobserved: dict[str, None] = {}
@@ -71,9 +72,7 @@ class Accesses:
         places = (tempfile.gettempdir(), *self.own)
         self._caches = (*caches(), *(f"{os.path.abspath(place)}/" for place in places))
         self._system = (*_SYSTEM, *(f"{prefix}/" for prefix in prefixes))
-        for environment in (os.environ, os.environb):
-            environment.__class__ = _RecordingEnviron
-        _record_missing()
+        interpose(self)
         sys.addaudithook(self._audit)
 
     @property
@@ -100,16 +99,24 @@ class Accesses:
         self._begin()
         return list(self._unobserved)
 
-    def miss(self, name: object, user: FrameType | None) -> None:
-        """Note that the code of a frame found no file of a name, if that is the project's: its appearance matters."""
-        if OBSERVER.kernel_file is None or getattr(self._state, "is_busy", False):
+    def ask(self, name: object, user: FrameType | None) -> None:
+        """Note that the code of a frame looks for a file, or at one, if that is the project's.
+
+        One that is missing matters when it appears; one that is there counts by its content, which has a size.
+        """
+        if getattr(self._state, "is_busy", False) or not callers.is_project(user):
             return
-        if not isinstance(name, str | bytes | os.PathLike) or user is None or not _is_project(user):
+        if not isinstance(name, str | bytes | os.PathLike):
             return
-        path = lexical(Path(os.fsdecode(name)))
-        if not self._is_excluded(str(path)):
+        self._state.is_busy = True
+        try:
+            path = lexical(Path(os.fsdecode(name)))
             self._begin()
-            self._files.setdefault(path, ABSENT)
+            is_known = path in self._written or path in self._files or OBSERVER.digest(path) is not None
+            if not is_known and not self._is_excluded(str(path)) and not path.is_dir():
+                self._files[path] = self._asked[path] = stamp(path)
+        finally:
+            self._state.is_busy = False
 
     def hide(self, reason: str) -> None:
         """Note something that cannot be observed."""
@@ -118,19 +125,28 @@ class Accesses:
 
     def read(self, name: str, user: FrameType | None) -> None:
         """Note that a variable was read by the code of a frame, if that is the project's."""
-        if user is not None and _is_project(user) and not name.startswith(_OWN_VARIABLES):
+        if callers.is_project(user) and not name.startswith(_OWN_VARIABLES):
             self._begin()
             self._variables.setdefault(name, OBSERVER.environ.get(name))
 
     def read_all(self, user: FrameType) -> None:
         """Note that the code of a frame walks over all variables, if that is the project's: it may use any of them."""
-        if OBSERVER.kernel_file is not None and _is_project(user):
-            self.hide(f"{_place(user)} reads all environment variables")
+        if OBSERVER.kernel_file is not None and callers.is_project(user):
+            self.hide(f"{callers.place(user)} reads all environment variables")
+
+    def follow_link(self, name: object, user: FrameType | None) -> None:
+        """Note that the code of a frame reads what a link says, if that is the project's."""
+        if user is not None and callers.is_project(user):
+            self.hide(f"{callers.place(user)} reads the link {os.path.basename(str(name))}")
+
+    def start(self, frame: FrameType, program: str) -> None:
+        """Note that a child process is started by or for the code of a frame, if that is the project's."""
+        self._started("os.posix_spawn", (program,), frame)
 
     def _begin(self) -> None:
         if self._generation != OBSERVER.generation:
             self._generation = OBSERVER.generation
-            self._files, self._written, self._variables, self._unobserved = {}, set(), {}, {}
+            self._files, self._asked, self._written, self._variables, self._unobserved = {}, {}, set(), {}, {}
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         handle = _HANDLERS.get(event)
@@ -149,26 +165,40 @@ class Accesses:
 
     def _opened(self, event: str, arguments: tuple[Any, ...]) -> None:
         name, _, flags = arguments
-        if not isinstance(name, str | bytes | os.PathLike) or _is_plainly_foreign(name):
+        if not isinstance(name, str | bytes | os.PathLike) or str(name).startswith(callers.STDLIB):
             return
-        path = lexical(Path(os.fsdecode(name)))
-        if self._is_excluded(str(path)) or not _is_outside_import(sys._getframe(2)):
+        path, user = lexical(Path(os.fsdecode(name))), callers.user(sys._getframe(2))
+        if not (self._is_archive(path) if user is None else self._is_read_for(path, user)):
             return
         self._begin()
         if flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_CREAT | os.O_TRUNC):
             self._written.add(path)
-            if self._files.get(path) == ABSENT:
-                # It was missing until the code made it.
+            if path in self._asked or self._files.get(path) == ABSENT:
+                # It was missing until the code made it, or what it held is gone.
+                self._asked.pop(path, None)
                 del self._files[path]
-        elif path not in self._written and path not in self._files and OBSERVER.digest(path) is None:
+        elif path in self._files:
+            self._asked.pop(path, None)
+        elif path not in self._written and OBSERVER.digest(path) is None:
             self._note(path)
+
+    def _is_read_for(self, path: Path, user: FrameType) -> bool:
+        """Return whether a file that some code opens may be a kernel's data."""
+        if is_ours(callers.module_name(user)):
+            return False
+        # Other packages read their own files; the project's code may read theirs.
+        return not self._is_excluded(str(path)) or (installed_in(str(path)) is not None and callers.is_project(user))
+
+    def _is_archive(self, path: Path) -> bool:
+        """Return whether a file that an import opens is no module of its own, but has some of the project's in it."""
+        return path.suffix not in _MODULES and OBSERVER.counts(str(path))
 
     def _listed(self, event: str, arguments: tuple[Any, ...]) -> None:
         name = "." if arguments[0] is None else arguments[0]
         if not isinstance(name, str | bytes | os.PathLike):
             return
-        path, user = lexical(Path(os.fsdecode(name))), _user(sys._getframe(2))
-        if user is not None and _is_project(user) and not self._is_excluded(f"{path}/"):
+        path, user = lexical(Path(os.fsdecode(name))), callers.user(sys._getframe(2))
+        if callers.is_project(user) and not self._is_excluded(f"{path}/"):
             self._begin()
             self._note(path)
 
@@ -182,30 +212,30 @@ class Accesses:
             OBSERVER.check([path])
         self._files.setdefault(path, digest)
 
-    def _started(self, event: str, arguments: tuple[Any, ...]) -> None:
-        frame = sys._getframe(2)
-        user = _user(frame)
-        if user is None or not (_is_project(user) or user.f_globals.get("__name__") in _BUILDERS):
+    def _started(self, event: str, arguments: tuple[Any, ...], frame: FrameType | None = None) -> None:
+        frame = frame or sys._getframe(2)
+        user = callers.user(frame)
+        if user is None or not (callers.is_project(user) or callers.module_name(user) in _BUILDERS):
             return
-        if not any(step.f_code.co_filename.endswith(_ASKING) for step in _frames(frame)):
-            self.hide(f"{_place(user)} starts a child process{_program(event, arguments)}")
+        if not any(step.f_code.co_filename.endswith(_ASKING) for step in callers.frames(frame)):
+            self.hide(f"{callers.place(user)} starts a child process{_program(event, arguments)}")
 
     def _loaded(self, event: str, arguments: tuple[Any, ...]) -> None:
         name = arguments[0]
-        user = _user(sys._getframe(2))
-        if not isinstance(name, str) or user is None or is_ours(str(user.f_globals.get("__name__", ""))):
+        user = callers.user(sys._getframe(2))
+        if not isinstance(name, str) or user is None or is_ours(callers.module_name(user)):
             return
         is_own = "/" in name and not self._is_excluded(os.path.abspath(name))
-        if (is_own or _is_project(user)) and not _is_mapped(os.path.basename(name)):
+        if (is_own or callers.is_project(user)) and not _is_mapped(os.path.basename(name)):
             if is_own:
                 self._note(lexical(Path(name)))
-            self.hide(f"{_place(user)} loads the library {os.path.basename(name)}")
+            self.hide(f"{callers.place(user)} loads the library {os.path.basename(name)}")
 
     def _connected(self, event: str, arguments: tuple[Any, ...]) -> None:
-        user = _user(sys._getframe(2))
+        user = callers.user(sys._getframe(2))
         target = arguments[-1]
-        if user is not None and _is_project(user) and target not in (":memory:", b":memory:", ""):
-            self.hide(f"{_place(user)} {_CONNECTIONS[event]}")
+        if user is not None and callers.is_project(user) and target not in (":memory:", b":memory:", ""):
+            self.hide(f"{callers.place(user)} {_CONNECTIONS[event]}")
 
     def _imported(self, event: str, arguments: tuple[Any, ...]) -> None:
         file = arguments[1]
@@ -243,98 +273,10 @@ _HANDLERS: Mapping[str, _Handler] = {
 }
 
 
-class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
-    """The environment of a worker, which notes what the project reads."""
-
-    def __getitem__(self, key: Any) -> Any:
-        if OBSERVER.kernel_file is not None and isinstance(key, str | bytes):
-            user = _reader(sys._getframe(1))
-            # Who walks over all of them names none.
-            if user is not None and _walking.get(id(user)) != user.f_lasti:
-                ACCESSES.read(os.fsdecode(key), user)
-        return super().__getitem__(key)
-
-    def __iter__(self) -> Iterator[Any]:
-        user = _reader(sys._getframe(1))
-        if user is not None:
-            _walking.clear()
-            _walking[id(user)] = user.f_lasti
-            ACCESSES.read_all(user)
-        return super().__iter__()
-
-
-def _record_missing() -> None:
-    """Have ``os.stat``, and all that asks it whether a file exists, note what the project finds missing."""
-    looked: Callable[..., os.stat_result] = os.stat
-
-    @functools.wraps(looked)
-    def recording_stat(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
-        try:
-            return looked(path, *arguments, **options)
-        except (FileNotFoundError, NotADirectoryError):
-            if options.get("dir_fd") is None:
-                ACCESSES.miss(path, _user(sys._getframe(1)))
-            raise
-
-    os.stat = recording_stat
-    for supports in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
-        supports.add(recording_stat)
-
-
-_walking: dict[int, int] = {}
-"""The place of the code that walks over all variables, by its frame."""
-
-
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a frame and its callers in the standard library, up to the first outside it."""
-    while frame is not None:
-        yield frame
-        file = frame.f_code.co_filename
-        if not file.startswith((_STDLIB, "<frozen ")) or installed_in(file) is not None:
-            return
-        frame = frame.f_back
-
-
-def _user(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame outside the standard library; ``None`` below an import."""
-    last = None
-    for last in _frames(frame):
-        if last.f_code.co_filename.startswith("<frozen importlib"):
-            return None
-    return last
-
-
-def _reader(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame that is not of ``os.environ`` itself."""
-    while frame is not None and frame.f_code.co_filename.endswith(_READING):
-        frame = frame.f_back
-    return frame
-
-
-def _is_project(frame: FrameType) -> bool:
-    """Return whether a frame's code counts by content."""
-    return OBSERVER.counts(frame.f_code.co_filename) and not is_ours(str(frame.f_globals.get("__name__", "")))
-
-
-def _is_outside_import(frame: FrameType) -> bool:
-    """Return whether a file is opened by neither an import nor ktuned itself."""
-    user = _user(frame)
-    return user is not None and not is_ours(str(user.f_globals.get("__name__", "")))
-
-
-def _is_plainly_foreign(name: str | bytes | os.PathLike[Any]) -> bool:
-    """Return whether a path is one of the thousands that importing a large package opens."""
-    return isinstance(name, str) and (name.startswith(_STDLIB) or "/site-packages/" in name)
-
-
 def _is_mapped(library: str) -> bool:
     """Return whether this process has a library of that name already."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as stream:
         return any(line.rstrip("\n").endswith(f"/{library}") for line in stream)
-
-
-def _place(frame: FrameType) -> str:
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _program(event: str, arguments: tuple[Any, ...]) -> str:

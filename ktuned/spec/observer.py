@@ -15,7 +15,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from ktuned.spec import distributions
 from ktuned.spec.origin import installed_in, is_foreign, is_ours
 
 _get_code = SourceFileLoader.get_code
+_get_bytecode = SourcelessFileLoader.get_code
 
 
 class FreshProcessNeeded(BaseException):
@@ -222,6 +223,7 @@ class Observer:
         self._is_installed = True
         self._at_start = frozenset(sys.modules)
         SourceFileLoader.get_code = _observed_code  # type: ignore[method-assign, assignment]
+        SourcelessFileLoader.get_code = _observed_bytecode  # type: ignore[method-assign, assignment]
         sys.meta_path.append(_Missed())
 
 
@@ -268,6 +270,14 @@ def _observed_code(loader: SourceFileLoader, name: str) -> CodeType | None:
     place = lexical(Path(path))
     content = OBSERVER.take(place, loader.get_data(path))
     return loader.source_to_code(content, path)
+
+
+def _observed_bytecode(loader: SourcelessFileLoader, name: str) -> CodeType | None:
+    """Take in a module that has no source, such as a compiled one that was handed out."""
+    path = loader.get_filename(name)
+    if OBSERVER.counts(path) and not is_ours(name):
+        OBSERVER.read(lexical(Path(path)))
+    return _get_bytecode(loader, name)
 
 
 def _own_places(kernel_file: Path, root: Path) -> tuple[str, ...]:

@@ -15,11 +15,12 @@ import ast
 import dataclasses
 import enum
 import functools
+import hashlib
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -46,6 +47,13 @@ _NAMING = ast.Constant, ast.Name, ast.Attribute
 _DYNAMIC_NAMES = frozenset({"__import__", "eval", "exec", "globals", "vars"})
 _DYNAMIC_ATTRIBUTES = frozenset({"__dict__", "__globals__", "__subclasses__", "getmembers", "iter_modules", "modules"})
 """Means of looking names up that no text has."""
+
+_TEXTUAL = frozenset(
+    {"__doc__", "getdoc", "getcomments", "getsource", "getsourcelines", "co_firstlineno", "co_lines", "co_positions"}
+)
+"""Means of reading what a file says besides what it does: comments, docstrings, the numbers of its lines."""
+
+_PLAIN: tuple[type[Any], ...] = (bool, int, float, complex, str, bytes)
 
 
 class Reach:
@@ -121,8 +129,9 @@ class Reach:
             path = module_file(module)
             if path is None or path in seen:
                 continue
-            if path.suffix == ".py":
-                self._add_whole(self._source(path, vars(module)))
+            loaded = self._loaded_source(module)
+            if loaded is not None:
+                self._add_whole(loaded)
             else:
                 self.parts[self._label(path, module.__name__)] = OBSERVER.files.get(path, "")
 
@@ -223,7 +232,7 @@ class Reach:
                 label, value, {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
             )
         elif self._class_source(type(value)) is not None:
-            self._add_fields(label, value, getattr(value, "__dict__", {}))
+            self._add_fields(label, value, {**_as_plain(value), **getattr(value, "__dict__", {})})
         elif (place := self._find_name(value)) is not None:
             # Its definition says more than its text: a decorator of other packages made it of a function.
             self.parts[label] = f"{type(value).__qualname__} {place[1]}"
@@ -282,6 +291,8 @@ class Reach:
             self._add_dotted(source, dotted)
             if dotted[0] in _DYNAMIC_NAMES or not _DYNAMIC_ATTRIBUTES.isdisjoint(dotted[1:]):
                 self._add_all_within_reach(source)
+            if not _TEXTUAL.isdisjoint(dotted):
+                self._add_texts(source)
         self._add_named_by_text(source, node)
         for inner in source.syntax.imports_in(node):
             self._add_import(source, inner)
@@ -302,11 +313,26 @@ class Reach:
     def _add_all_within_reach(self, source: Source) -> None:
         """Add a file and those that it imports as a whole: its code looks names up that its text does not have."""
         self._add_whole(source)
+        for found in self._imported(source):
+            self._add_whole(found)
+
+    def _imported(self, source: Source) -> Iterator[Source]:
+        """Yield the project's files that a file imports itself."""
         for node in source.syntax.imports:
             for module, name in imported_names(node, source.package):
                 for found in (self._module_source(module, source), self._module_source(f"{module}.{name}", source)):
                     if found is not None:
-                        self._add_whole(found)
+                        yield found
+
+    def _add_texts(self, source: Source) -> None:
+        """Add a file and those that it imports by their bytes: its code reads comments, docstrings or line numbers."""
+        label = f"{self._place(source)}:(text)"
+        if label in self.parts:
+            return
+        self._add_all_within_reach(source)
+        for found in (source, *self._imported(source)):
+            content = OBSERVER.read(found.path)
+            self.parts[f"{self._place(found)}:(text)"] = hashlib.sha256(content).hexdigest()
 
     def _add_dotted(self, source: Source, dotted: tuple[str, ...]) -> None:
         """Add ``a.b.c``: through modules of the project only the name at the end counts."""
@@ -379,6 +405,9 @@ class Reach:
         path = module_file(module)
         if path is None or path.suffix != ".py" or is_ours(module.__name__) or not OBSERVER.counts(str(path)):
             return None
+        if OBSERVER.digest(path) is None and not path.is_file():
+            # It lies in an archive, which counts as a whole.
+            return None
         return self._source(path, vars(module))
 
     def _source(self, path: Path, namespace: Mapping[str, Any]) -> Source:
@@ -428,11 +457,20 @@ def _imports_all(node: ast.Import | ast.ImportFrom) -> bool:
 
 def is_plain(value: object) -> bool:
     """Return whether a value is data all through, so that its text is its meaning."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | range | enum.Enum):
+    if value is None or isinstance(value, range) or type(value) in _PLAIN:
         return True
+    if isinstance(value, (enum.Enum, *_PLAIN)):
+        # Of a class that the project defines, the methods count, too.
+        module = sys.modules.get(type(value).__module__)
+        return not OBSERVER.counts(str(getattr(module, "__file__", None)))
     if isinstance(value, dict):
         return all(is_plain(key) and is_plain(item) for key, item in value.items())
     return type(value) in (list, tuple, set, frozenset) and all(map(is_plain, value))  # type: ignore[call-overload]
+
+
+def _as_plain(value: Any) -> dict[str, object]:
+    """Return the number or text that an object is, besides what its class makes of it."""
+    return next(({kind.__name__: kind(value)} for kind in _PLAIN if isinstance(value, kind)), {})
 
 
 def plain_text(value: Any) -> str:

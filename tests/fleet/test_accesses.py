@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import py_compile
+import zipfile
+from py_compile import PycInvalidationMode
 from typing import Any
 
 import pytest
@@ -195,6 +198,73 @@ async def test_a_variable_that_is_read_counts_by_its_value(project: Project) -> 
 
 
 @pytest.mark.parametrize(
+    "asking",
+    [
+        "(HERE / 'data/one.bin').exists()",
+        "os.path.getsize(HERE / 'data/one.bin')",
+        "os.access(HERE / 'data/one.bin', os.R_OK)",
+        "os.path.lexists(HERE / 'data/one.bin')",
+    ],
+)
+async def test_a_file_that_is_looked_at_and_not_opened_counts(project: Project, asking: str) -> None:
+    """Whether it is there, and how large it is, decides what the code does; so it counts when it goes, too."""
+    before = await project.inspect(f"F = {asking}")
+    assert before.learned["data/one.bin"].digest == hashlib.sha256(b"1").hexdigest()
+    assert before.unobserved == ""
+
+
+async def test_a_file_that_is_looked_at_and_then_written_is_no_input(project: Project) -> None:
+    """What it held before is gone."""
+    kernel = await project.inspect("P = HERE / 'data/one.bin'\nif P.exists(): P.write_text('2')")
+    assert kernel.learned == {}
+
+
+async def test_the_way_to_the_project_is_no_input(project: Project) -> None:
+    """Code that finds its own directory asks for each directory above it, and follows links."""
+    (project.root / "link").symlink_to(project.root / "data")
+    kernel = await project.inspect("import pathlib; D = pathlib.Path(__file__).resolve(), (HERE / 'link').resolve()")
+    assert (kernel.learned, kernel.unobserved) == ({}, "")
+
+
+async def test_a_variable_that_the_standard_library_reads_for_the_project_counts(project: Project) -> None:
+    """Not those by which it finds files, which are observed themselves."""
+    reading = "os.path.expandvars('$FAST'), os.path.expanduser('~'), shutil.which('no such program')"
+    kernel = await project.inspect(f"import shutil; F = {reading}")
+    assert [name for name in kernel.learned if name.startswith("env:")] == ["env:FAST"]
+
+
+@pytest.mark.parametrize("kind", ["an archive", "bytecode"])
+async def test_a_module_without_a_source_of_its_own_counts(project: Project, kind: str) -> None:
+    """One in an archive by the archive, one that was handed out compiled by its bytes."""
+
+    def write(value: int) -> None:
+        (project.root / "sent.py").write_text(f"V = {value}")
+        if kind == "bytecode":
+            compiled = project.root / "sent.pyc"
+            py_compile.compile(
+                str(project.root / "sent.py"), str(compiled), invalidation_mode=PycInvalidationMode.UNCHECKED_HASH
+            )
+        else:
+            with zipfile.ZipFile(project.root / "lib.zip", "w") as archive:
+                archive.write(project.root / "sent.py", "sent.py")
+        (project.root / "sent.py").unlink()
+
+    write(1)
+    importing = "import sys; sys.path.insert(0, str(HERE / 'lib.zip')); import sent\nF = sent.V"
+    before = await project.inspect(importing)
+    write(2)
+    after = await project.inspect(importing)
+    assert before.digest != after.digest or before.learned != after.learned
+    assert "sent.pyc" in str(before.stamps) or before.learned["lib.zip"].digest != after.learned["lib.zip"].digest
+
+
+async def test_what_the_project_reads_of_installed_packages_counts(project: Project) -> None:
+    """A version that is asked for decides, though nothing of the package is imported."""
+    kernel = await project.inspect("from importlib import metadata; V = metadata.version('msgpack')")
+    assert any(name.endswith("/METADATA") for name in kernel.learned), kernel.learned.keys()
+
+
+@pytest.mark.parametrize(
     "walking",
     ["dict(os.environ)['FAST']", "{**os.environ}", "os.environ.copy()", "[*os.environ.items()]", "dict(os.environb)"],
 )
@@ -217,6 +287,11 @@ async def test_a_variable_that_the_file_sets_counts_as_it_was(project: Project) 
     [
         ("subprocess.run(['true'])", "tune_1.py:7 starts a child process (true)"),
         ("os.system('true')", "starts a child process (true)"),
+        ("import multiprocessing; multiprocessing.get_context('spawn').Process().start()", "starts a child process"),
+        (
+            "os.symlink('data', HERE / 'link'); os.readlink(HERE / 'link'); os.unlink(HERE / 'link')",
+            "reads the link link",
+        ),
         ("import multiprocessing; multiprocessing.get_context('fork').Process().start()", "starts a child process"),
         ("ctypes.CDLL('libresolv.so.2')", "loads the library libresolv.so.2"),
         ("import sqlite3; sqlite3.connect(HERE / 'data/one.bin').close()", "tune_it.py:7 opens a database"),

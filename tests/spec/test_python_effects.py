@@ -47,6 +47,39 @@ WRAPPER += "        return self.fn(A)\n    def __repr__(self):\n        return '
     [
         (
             {
+                "tune_it.py": "from modes import Mode\nMODE = Mode.TWO\n"
+                "def double(A): return dict(A=MODE.factor() * A)\n" + kernel(),
+                "modes.py": "import enum\nclass Mode(enum.Enum):\n    TWO = 1\n    def factor(self): return 2\n",
+            },
+            "modes.py",
+            "return 2",
+            "return 3",
+        ),
+        (
+            {
+                "tune_it.py": "from sizes import SIZES\ndef double(A): return dict(A=SIZES[0].twice() * A)\n"
+                + kernel(),
+                "sizes.py": "class Size(int):\n    def twice(self): return 2 * self\nSIZES = [Size(1)]\n",
+            },
+            "sizes.py",
+            "return 2",
+            "return 3",
+        ),
+        *(
+            (
+                {
+                    "tune_it.py": f"import inspect, text\ndef double(A): return dict(A=len({reading}) * A)\n"
+                    + kernel(),
+                    "text.py": "def source():\n    '''two'''\n    # two\n",
+                },
+                "text.py",
+                "two",
+                "three",
+            )
+            for reading in ("text.source.__doc__", "inspect.getsource(text.source)", "inspect.getdoc(text.source)")
+        ),
+        (
+            {
                 "tune_it.py": "from pkg import double\n" + kernel(),
                 "pkg/__init__.py": "from .impl import *\n",
                 "pkg/impl.py": DOUBLE,
@@ -165,6 +198,11 @@ WRAPPER += "        return self.fn(A)\n    def __repr__(self):\n        return '
         ),
     ],
     ids=[
+        "a method of an enum",
+        "a method of a number",
+        "a docstring",
+        "a source",
+        "a cleaned docstring",
         *("star", "registry", "attribute", "environment", "setting", "named", "wrapped", "condition", "getattr"),
         *("subclasses", "import_module", "foreign decorator", "globals"),
     ],
