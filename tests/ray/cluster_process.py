@@ -43,7 +43,7 @@ def main(nodes: int, directory: str) -> None:
             case ["add", name]:
                 node = _add(cluster, name, None)
                 print(json.dumps({"name": name, "id": node.node_id, "pid": _pid(node, "raylet")}), flush=True)
-    cluster.shutdown()  # type: ignore[no-untyped-call]
+    cluster.shutdown()
 
 
 def _add(cluster: Cluster, name: str, directory: str | None) -> Any:
