@@ -6,7 +6,8 @@ budgets are: at most 0.9 times that after 25 configs, 0.7 times after the others
 25. A proposal takes at most 20 ms of processor time in the mean and 200 ms at worst. Failed configs count as tried, and
 nothing is carried from one space to another.
 
-Without a folder the spaces are synthetic: kernels by analytic models on made-up devices (``--machines``).
+Without a folder the spaces are synthetic: kernels by analytic models on made-up devices (``--machines``). Constants of
+``guided`` were chosen on some of them; ``--unseen`` leaves only those on which none was.
 
 ``--transfer`` is the other way round: how many configs a search needs to come within 5 % of the optimum, with nothing
 known, and after a search of the same kernel for another device, another problem, or before an edit. A folder's spaces
@@ -23,6 +24,7 @@ from typing import Any
 
 from benchmarks.report import show
 from benchmarks.synthetic_spaces import KERNELS, Machine, synthetic
+from benchmarks.unseen_spaces import UNSEEN
 from ktuned.model import Config
 from ktuned.search import RecordedSpace, Run, read_recorded, relative, simulate
 from ktuned.tuning.prior_results import BEST_OF_NEAREST
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--strategy", action="append", help=f"default: {OURS} and random")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--machines", type=int, default=2, help="made-up devices, where no folder is given")
+    parser.add_argument("--unseen", action="store_true", help="only made-up kernels that no constant was chosen on")
     parser.add_argument("--spaces", action="store_true", help="a row for each space too")
     parser.add_argument("--transfer", action="store_true", help="configs needed with and without what is known")
     parser.add_argument("--json", action="store_true")
@@ -51,7 +54,11 @@ def main() -> None:
         rows = [_needed(transfer, arguments.seeds) for transfer in transfers]
         show(title, rows, as_json=arguments.json)
         return
-    spaces = _recorded(arguments.folder) if arguments.folder else _synthetic(arguments.machines)
+    spaces = (
+        _recorded(arguments.folder)
+        if arguments.folder
+        else _synthetic(arguments.machines, only_unseen=arguments.unseen)
+    )
     if not spaces:
         parser.error(f"{arguments.folder} holds no recorded space")
     rows = _compared(spaces, arguments.strategy or [OURS, "random"], arguments.seeds, with_spaces=arguments.spaces)
@@ -65,8 +72,11 @@ def _recorded(folder: Path) -> list[RecordedSpace]:
     return [read_recorded(path) for path in sorted(found) if ".T1." not in path.name]
 
 
-def _synthetic(machines: int) -> list[RecordedSpace]:
-    return [synthetic(kernel, Machine.drawn(seed)) for kernel in KERNELS for seed in range(machines)]
+def _synthetic(machines: int, *, only_unseen: bool) -> list[RecordedSpace]:
+    kernels = UNSEEN if only_unseen else {**KERNELS, **UNSEEN}
+    return [
+        synthetic(name, kernel, Machine.drawn(seed)) for name, kernel in kernels.items() for seed in range(machines)
+    ]
 
 
 def _compared(
@@ -147,13 +157,13 @@ def _recorded_transfers(folder: Path) -> Iterator[Transfer]:
 
 
 def _made_up(machines: int) -> Iterator[Transfer]:
-    for kernel in KERNELS:
+    for name, kernel in {**KERNELS, **UNSEEN}.items():
         for seed in range(machines):
             machine = Machine.drawn(seed)
-            source = synthetic(kernel, machine)
-            yield Transfer(f"problem: {source.name}", source, synthetic(kernel, machine, scale=3))
-            yield Transfer(f"device: {source.name}", source, synthetic(kernel, Machine.drawn(seed + machines)))
-            yield Transfer(f"edit: {source.name}", source, synthetic(kernel, machine.edited()), is_edit=True)
+            source = synthetic(name, kernel, machine)
+            yield Transfer(f"problem: {source.name}", source, synthetic(name, kernel, machine, scale=3))
+            yield Transfer(f"device: {source.name}", source, synthetic(name, kernel, Machine.drawn(seed + machines)))
+            yield Transfer(f"edit: {source.name}", source, synthetic(name, kernel, machine.edited()), is_edit=True)
 
 
 def _needed(transfer: Transfer, seeds: int) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def gemm(machine: Machine, scale: int) -> Iterator[tuple[Config, float | None]]:
         "BM": [16, 32, 64, 128, 256], "BN": [16, 32, 64, 128, 256], "BK": [8, 16, 32, 64],
         "TM": [1, 2, 4, 8], "TN": [1, 2, 4, 8, 16], "STAGES": [1, 2, 3, 4], "VEC": [1, 2, 4], "SWIZZLE": [False, True],
     }  # fmt: skip
-    for c in _configs(knobs):
+    for c in configs(knobs):
         threads = c["BM"] // c["TM"] * (c["BN"] // c["TN"])
         if not 32 <= threads <= 1024 or c["TN"] % c["VEC"] or c["BK"] * c["BM"] % threads:
             continue
@@ -151,7 +151,7 @@ def convolution(machine: Machine, scale: int) -> Iterator[tuple[Config, float | 
         "tile_x": [1, 2, 3, 4, 5, 8], "tile_y": [1, 2, 3, 4, 8], "use_shared": [0, 1], "padding": [0, 1],
         "read_only": [0, 1], "unroll": [1, 3, 17],
     }  # fmt: skip
-    for c in _configs(knobs):
+    for c in configs(knobs):
         threads = c["block_x"] * c["block_y"]
         if not 32 <= threads <= 1024 or (c["padding"] and not c["use_shared"]):
             continue
@@ -180,7 +180,7 @@ def stencil(machine: Machine, scale: int) -> Iterator[tuple[Config, float | None
         "bx": [16, 32, 64, 128, 256], "by": [1, 2, 4, 8, 16], "bz": [1, 2, 4, 8], "steps": [1, 2, 3, 4],
         "method": ["global", "shared", "registers"], "loop": ["x", "z"], "prefetch": [0, 1, 2], "cache": [0, 1],
     }  # fmt: skip
-    for c in _configs(knobs):
+    for c in configs(knobs):
         threads = c["bx"] * c["by"] * c["bz"]
         if not 64 <= threads <= 1024 or (c["steps"] > 1 and c["method"] == "global"):
             continue
@@ -207,7 +207,7 @@ def reduction(machine: Machine, scale: int) -> Iterator[tuple[Config, float | No
         "threads": list(range(32, 1025, 32)), "each": list(range(1, 17)), "vector": [1, 2, 4],
         "grid": [1, 2, 4, 8, 16, 32], "tree": ["shuffle", "shared", "atomic"],
     }  # fmt: skip
-    for c in _configs(knobs):
+    for c in configs(knobs):
         blocks = machine.units * c["grid"]
         is_power = c["threads"] & (c["threads"] - 1) == 0
         slowdown = {"shuffle": 1.0, "shared": 1.05 if is_power else 1.4, "atomic": 1 + 0.03 * c["grid"]}[c["tree"]]
@@ -219,7 +219,9 @@ def reduction(machine: Machine, scale: int) -> Iterator[tuple[Config, float | No
         ))  # fmt: skip
 
 
-KERNELS: Mapping[str, Callable[[Machine, int], Iterator[tuple[Config, float | None]]]] = {
+Kernel = Callable[[Machine, int], Iterator[tuple[Config, float | None]]]
+
+KERNELS: Mapping[str, Kernel] = {
     "gemm": gemm,
     "convolution": convolution,
     "stencil": stencil,
@@ -227,20 +229,21 @@ KERNELS: Mapping[str, Callable[[Machine, int], Iterator[tuple[Config, float | No
 }
 
 
-def synthetic(kernel: str, machine: Machine, scale: int = 2) -> RecordedSpace:
+def synthetic(name: str, kernel: Kernel, machine: Machine, scale: int = 2) -> RecordedSpace:
     """Return a whole space of a kernel, for a device and a size of its problem."""
-    found = list(KERNELS[kernel](machine, scale))
+    found = list(kernel(machine, scale))
     if len(found) > MAX_CONFIGS:
         # The same configs for every device and size.
-        found = sorted(found, key=lambda pair: _unit(f"thin {kernel}", pair[0]))[:MAX_CONFIGS]
+        found = sorted(found, key=lambda pair: _unit(f"thin {name}", pair[0]))[:MAX_CONFIGS]
     results = [
-        (config, None if value is None else value * math.exp(UNEXPLAINED * _normal(f"{kernel} {machine.seed}", config)))
+        (config, None if value is None else value * math.exp(UNEXPLAINED * normal(f"{name} {machine.seed}", config)))
         for config, value in found
     ]
-    return recorded(f"{kernel}-{machine.seed}", results)
+    return recorded(f"{name}-{machine.seed}", results)
 
 
-def _configs(knobs: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+def configs(knobs: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield every combination of values."""
     for values in product(*knobs.values()):
         yield dict(zip(knobs, values, strict=True))
 
@@ -250,7 +253,7 @@ def _unit(salt: str, config: Config) -> float:
     return (int.from_bytes(digest, "big") + 0.5) / 2**64
 
 
-def _normal(salt: str, config: Config) -> float:
+def normal(salt: str, config: Config) -> float:
     """Return a standard normal number that belongs to a config (Box and Muller)."""
     radius = math.sqrt(-2 * math.log(_unit(salt, config)))
     return radius * math.cos(2 * math.pi * _unit(f"{salt} angle", config))

@@ -31,7 +31,7 @@ DRAWING_S = 0.02
 FIRST_DRAWING_S = 0.08
 """Limit of the first drawing."""
 
-KNOWN_STEPS = 512
+KNOWN_STEPS = 64
 """Points whose neighbours are remembered; they are those of the best ones, which change slowly."""
 
 
@@ -60,7 +60,7 @@ class Candidates:
 
     def pick(self, number: int, taken: Collection[Code], around: Sequence[Code]) -> tuple[list[Code], Floats]:
         """Return some points of the pool and the neighbours of some others, none of them ``taken``, with features."""
-        if not self.is_whole:
+        if number and not self.is_whole:
             self._refresh(REFRESHED, DRAWING_S)
         chosen: dict[Code, None] = {}
         for code in around:
@@ -91,7 +91,7 @@ class Candidates:
         if found is None:
             if len(self._steps) >= KNOWN_STEPS:
                 self._steps.clear()
-            found = self._steps[code] = list(self._domain.steps(code))
+            found = self._steps[code] = [*self._domain.steps(code), *self._domain.joint_steps(code)]
         return found
 
     def _array(self, codes: Sequence[Code]) -> NDArray[np.intp]:

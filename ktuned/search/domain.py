@@ -103,6 +103,26 @@ class Domain(ABC):
                 if self.holds(point):
                     yield point
 
+    def joint_steps(self, code: Code) -> Iterator[Code]:
+        """Yield the valid points to which a constraint admits no single step: a second knob has to follow.
+
+        It moves to the next value on either side, or to its first, which is that of a knob without effect.
+        """
+        seen: set[Code] = set()
+        for number, axis in enumerate(self.axes):
+            for position in _others(code[number], len(axis)):
+                point = (*code[:number], position, *code[number + 1 :])
+                if self.holds(point):
+                    continue
+                for second, other in enumerate(self.axes):
+                    if second == number:
+                        continue
+                    for follows in sorted({max(0, code[second] - 1), min(len(other) - 1, code[second] + 1), 0}):
+                        moved = (*point[:second], follows, *point[second + 1 :])
+                        if moved not in seen and follows != code[second] and self.holds(moved):
+                            seen.add(moved)
+                            yield moved
+
 
 def domain_of(space: BoundSpace) -> Domain:
     """Return the valid configs of a space as points.

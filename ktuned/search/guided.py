@@ -1,11 +1,13 @@
 """Search that a model guides: a spread of first configs, then those that promise most, as a Gaussian process sees it.
 
-Each choice is among a random share of the space and all neighbours of the best configs, by expected improvement times
-the chance not to fail. How large an improvement is sought alternates: large ones leave a local optimum, small ones
-finish what was found. Both are in units of how much the latencies differ, so that a space of small differences is not
-searched for large ones. Where the model stops paying, every few choices go to an untried neighbour of the best, to a
-child of good configs, or to the unknown. Configs under way count with the value that the model expects of them, so that
-batches spread.
+Two kinds of choices take turns. A wide one is among a random share of the whole space; a near one among the neighbours
+of the few best configs, which is local search whose steps a model ranks. The first choices are wide, and seek a large
+improvement: the best of few configs is mostly a local optimum. Later most are near, because a model errs where little
+was tried, and the promise of the unknown would be chosen forever.
+
+A choice maximises the expected improvement times the chance not to fail. Improvements are in units of how much the
+latencies differ, so that a space of small differences is not searched for large ones. Configs under way count with the
+value that the model expects of them, so that batches spread.
 
 Imported only by name: it needs NumPy.
 """
@@ -13,6 +15,7 @@ Imported only by name: it needs NumPy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,16 +30,22 @@ from ktuned.spec import BoundSpace
 FIRST = 8
 """Configs that are spread over the space before the model chooses."""
 
-SPREAD_AMONG = 3
-"""Each of the first configs is the farthest of so many drawn ones: more would visit nothing but corners."""
+GIVEN = 3 * FIRST
+"""Configs that a search may be given (the default, winners elsewhere) and still begin with a spread of its own."""
+
+WIDE = 32
+"""Configs until which all choices are wide."""
+
+WIDE_SHARE = 8
+"""Of a small space, no more than one in so many configs are tried before the first near choice."""
+
+WIDE_TURN = 4
+"""Every so many choices a later one is wide."""
 
 PRIORS = {"main": -1.0, "power": -1.5, "pair": -2.0, "choice": -1.5}
 """Logarithms of the usual weights by kind of feature: a whole axis is about one correlation length."""
 
 PRIOR_SPREAD = 1.2
-
-SPREADING = {"main": 1.0, "power": 0.3, "pair": 0.3, "choice": 0.5}
-"""Weights of the kinds of features in the spread of the first configs."""
 
 MODELLED = 180
 """Measurements that the model takes at once, for its time grows with their cube: the best, and a share of the rest."""
@@ -49,8 +58,8 @@ SAMPLED = 800
 BEST_EXPECTED = 20
 """The fastest measurements among which the lowest expected one is."""
 
-AROUND = 5
-"""The best configs whose neighbours are compared too."""
+AROUND = 2
+"""The best configs by the model whose neighbours are compared, besides those of the fastest one."""
 
 LEARNING_STEPS = ((60, 4), (130, 2), (MODELLED, 1))
 """Steps of the model's climb for each choice, by how many measurements it has."""
@@ -74,17 +83,6 @@ SLOW_SHARE = 0.3
 
 JUDGED = 80
 """Failures, and as many successes, that the chance of failing is judged by: the latest."""
-
-STALLED = 12
-"""Choices without an improvement after which every :data:`STALLED_TURN`-th is not the model's."""
-
-STALLED_TURN = 4
-
-STALLED_AROUND = 8
-"""The best configs whose neighbours are tried whatever the model says of them: it is surest where it errs."""
-
-PARENTS = 20
-"""The best configs that may breed."""
 
 CONVERGED_AFTER = 30
 """Measurements before a search may have converged; half as many must have brought no improvement."""
@@ -136,35 +134,24 @@ class Guided(PointStrategy):
 
     def _next(self) -> Code | None:
         self._choices += 1
-        if len(self.taken) < FIRST:
-            return self._far_from_all()
+        if len(self.taken) < FIRST or (self._choices <= FIRST and len(self.taken) < GIVEN):
+            return self.spread()
         if len(self.logs) < 3 or len(self._features) == 0:
             return self.unknown()
-        is_stalled = self._since_best > STALLED and self._choices % STALLED_TURN == 0
-        return (self._unmodelled() if is_stalled else None) or self._most_promising()
+        return self._most_promising()
 
-    def _far_from_all(self) -> Code | None:
-        """Return the one of a few random points that is farthest from all that were chosen."""
-        drawn = [code for _ in range(SPREAD_AMONG) if (code := self.unknown()) is not None]
-        if not drawn or not self.taken:
-            return drawn[0] if drawn else None
-        scale = np.array([SPREADING[kind] for kind in self._features.kinds])
-        points = self._features(np.array(drawn)) * scale
-        others = self._features(np.array(sorted(self.taken))) * scale
-        distances = ((points[:, None] - others[None]) ** 2).sum(2).min(1)
-        return drawn[int(np.argmax(distances))]
+    @property
+    def _is_wide(self) -> bool:
+        first = min(WIDE, self.domain.count // WIDE_SHARE)
+        return len(self.taken) < first or len(self.taken) % WIDE_TURN == 0
 
-    def _unmodelled(self) -> Code | None:
-        """Return a neighbour of the best, every other time; between, a child of good configs or an unknown one."""
-        turn = self._choices // STALLED_TURN
-        if turn % 2 == 0:
-            steps = (self.step(found) for found in self.elite(STALLED_AROUND))
-            return next((code for code in steps if code is not None), None)
-        return self._bred() if turn % 4 == 1 else self.unknown()
-
-    def _bred(self) -> Code | None:
-        parents = self.elite(PARENTS)
-        return self.child(self.pick(parents), self.pick(parents), mutations=1.0)
+    def _compared(self, best: Sequence[Code]) -> tuple[list[Code], Floats]:
+        """Return the candidates of this choice, with features."""
+        if not self._is_wide:
+            codes, features = self._candidates.pick(0, self.taken, best)
+            if codes:
+                return codes, features
+        return self._candidates.pick(SAMPLED, self.taken, best)
 
     def _most_promising(self) -> Code | None:
         known, values, scale = self._modelled()
@@ -177,15 +164,17 @@ class Guided(PointStrategy):
             self._model.learn(points, values, steps if self._model.steps else FIRST_LEARNING_STEPS, doubts)
         self._model.condition(points, values, doubts)
         if self.under_way:
-            expected = self._features(np.array(list(self.under_way)))
-            believed = self._model.predict(expected).mean
+            waiting = self._features(np.array(list(self.under_way)))
+            believed = self._model.predict(waiting).mean
             doubts = np.append(doubts, np.zeros(len(believed)))
-            self._model.condition(np.vstack([points, expected]), np.append(values, believed), doubts)
-        codes, features = self._candidates.pick(SAMPLED, self.taken, self.elite(AROUND))
+            self._model.condition(np.vstack([points, waiting]), np.append(values, believed), doubts)
+        # Noise may have made the lowest measured value, and so the lowest expected ones count as well.
+        expected = self._model.predict(points[:BEST_EXPECTED]).mean
+        lowest = float(expected.min())
+        expected_best = [known[place] for place in np.argsort(expected)[:AROUND]]
+        codes, features = self._compared(list(dict.fromkeys([known[0], *expected_best])))
         if not codes:
             return self.unknown()
-        # The lowest expected value, not the lowest measured one, which noise may have made.
-        lowest = float(self._model.predict(points[:BEST_EXPECTED]).mean.min())
         predicted = self._model.predict(features)
         promise = expected_improvement(predicted, lowest - self._sought())
         chance = normal_below((lowest - 0.01 / scale - predicted.mean) / np.sqrt(predicted.variance))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from bisect import bisect_left, insort
 from random import Random
 
 from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Scalar
@@ -18,6 +19,9 @@ from ktuned.spec import BoundSpace
 
 DRAWS = 8
 """Attempts to draw a point that is new before its neighbourhood is searched: most of a space is new."""
+
+SPREAD_AMONG = 8
+"""Each of the first points is the newest of so many drawn ones."""
 
 LISTED = 20_000
 """A space of at most this many points is listed once drawing finds only known ones: some 100 ms."""
@@ -37,7 +41,8 @@ class PointStrategy(Strategy):
         self.under_way: dict[Code, None] = {}
         self.taken: set[Code] = set()
         self._left: list[Code] | None = None
-        self._fastest_first: list[Code] | None = None
+        self._fastest_first: list[tuple[float, Code]] = []
+        self._values_tried: list[dict[int, int]] = [{} for _ in self.domain.axes]
 
     @abstractmethod
     def choose(self) -> Code | None:
@@ -61,7 +66,7 @@ class PointStrategy(Strategy):
             code = self.choose()
             if code is None:
                 break
-            self.taken.add(code)
+            self._take(code)
             self.under_way[code] = None
             chosen.append(code)
         return [self.domain.config(code) for code in chosen]
@@ -72,12 +77,11 @@ class PointStrategy(Strategy):
         if code is None or (code not in self.taken and not self.domain.holds(code)):
             return
         self.under_way.pop(code, None)
-        self.taken.add(code)
+        self._take(code)
         if outcome in RETRIED_BY_NEXT_JOB:
             return
         if latency_us is not None and outcome in (Outcome.MEASURED, Outcome.SLOWER):
-            self.logs[code] = math.log(max(latency_us, 1e-300))
-            self._fastest_first = None
+            self._rank(code, math.log(max(latency_us, 1e-300)))
         elif outcome is Outcome.SLOWER:
             self.slow[code] = None
         else:
@@ -95,9 +99,16 @@ class PointStrategy(Strategy):
 
     def elite(self, number: int) -> list[Code]:
         """Return the fastest points so far, the fastest first."""
-        if self._fastest_first is None:
-            self._fastest_first = sorted(self.logs, key=self.logs.__getitem__)
-        return self._fastest_first[:number]
+        return [code for _, code in self._fastest_first[:number]]
+
+    def spread(self) -> Code | None:
+        """Return the one of a few random points whose values were tried the least, each knob by itself.
+
+        So the first few points show each value of each knob about equally often, as a Latin hypercube does. Points
+        far from each other would mostly be corners of the space, which is where kernels are slow and fail.
+        """
+        drawn = [code for _ in range(SPREAD_AMONG) if (code := self.unknown()) is not None]
+        return max(drawn, key=self._newness, default=None)
 
     def unknown(self) -> Code | None:
         """Return a random point that was not taken yet."""
@@ -134,6 +145,23 @@ class PointStrategy(Strategy):
     def pick(self, codes: list[Code]) -> Code:
         """Return one of some points at random."""
         return codes[int(self.random.random() * len(codes))]
+
+    def _newness(self, code: Code) -> float:
+        return sum(1 / (1 + tried.get(value, 0)) for tried, value in zip(self._values_tried, code, strict=True))
+
+    def _take(self, code: Code) -> None:
+        if code in self.taken:
+            return
+        self.taken.add(code)
+        for tried, value in zip(self._values_tried, code, strict=True):
+            tried[value] = tried.get(value, 0) + 1
+
+    def _rank(self, code: Code, log: float) -> None:
+        before = self.logs.get(code)
+        if before is not None:
+            del self._fastest_first[bisect_left(self._fastest_first, (before, code))]
+        self.logs[code] = log
+        insort(self._fastest_first, (log, code))
 
     def _one_left(self) -> Code | None:
         if self._left is None or not self._left:

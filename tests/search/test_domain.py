@@ -237,6 +237,28 @@ def test_steps_change_one_knob() -> None:
     assert set(domain.steps(here)) == expected
 
 
+def test_joint_steps_lead_where_no_single_step_does() -> None:
+    """Of a block and its warps that must change together, a second knob follows; single steps are not repeated."""
+    bound = space(BM=[32, 64, 128], WARPS=[1, 2, 4], STAGES=[2, 3], where=lambda p, c: c.BM == 32 * c.WARPS).bind({})
+    domain = domain_of(bound)
+    here = domain.code({"BM": 64, "WARPS": 2, "STAGES": 3})
+    assert here is not None
+    assert {canonical(domain.config(code)) for code in domain.joint_steps(here)} == {
+        canonical({"BM": 32, "WARPS": 1, "STAGES": 3}),
+        canonical({"BM": 128, "WARPS": 4, "STAGES": 3}),
+    }
+    assert set(domain.joint_steps(here)).isdisjoint(domain.steps(here))
+
+
+def test_joint_steps_leave_a_condition() -> None:
+    """The switch of a knob with a condition can be turned off wherever that knob stands: it goes to its first value."""
+    declared = space(ASYNC=[False, True], STAGES=[2, 3, 4, 5, 6], when={"STAGES": lambda p, c: c.ASYNC})
+    domain = domain_of(declared.bind({}))
+    here = domain.code({"ASYNC": True, "STAGES": 6})
+    assert here is not None
+    assert [domain.config(code) for code in domain.joint_steps(here)] == [{"ASYNC": False, "STAGES": 2}]
+
+
 def test_constraint_that_raises_is_an_error() -> None:
     """What a constraint raises reaches the user with the kernel file's line, not as an empty space."""
     bound = space(a=TEN, b=TEN, where=lambda p, c: c.a % (c.b - 5) == 0).bind({})

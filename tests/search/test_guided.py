@@ -17,7 +17,7 @@ from ktuned.model import Outcome, Scalar, canonical
 from ktuned.search import Strategy, load
 from ktuned.search.gaussian_process import GaussianProcess
 from ktuned.search.guided import Guided
-from ktuned.tuning.finalists import MOST_TIMES, figures
+from ktuned.tuning.finalists import MOST_TIMES, ROUNDS_TIMES, figures, is_open
 
 BOWL_KNOBS: Any = {
     "x": list(range(10)),
@@ -54,9 +54,10 @@ def found(name: str, seed: int, trials: int) -> float:
 
 
 def named(name: str, seed: int, trials: int) -> float:
-    """Return the true latency of the winner that a final round names, relative to the optimum.
+    """Return the true latency of the winner that a final round of the default preset names, relative to the optimum.
 
-    Five rounds of those that may be the fastest: with such noise all of the most that compete.
+    It is held among those that may be the fastest, with such noise all of the most that compete, and has more rounds
+    as long as one contradicts the decision.
     """
     strategy = load(name)(BOWL.bind({}), seed)
     noise = Random(seed)
@@ -66,10 +67,9 @@ def named(name: str, seed: int, trials: int) -> float:
             measured.append((bowl(config) * noise.lognormvariate(0, 0.05), config))
             strategy.tell(config, Outcome.MEASURED, measured[-1][0])
     finalists = [config for _, config in sorted(measured, key=lambda pair: pair[0])[: 5 * MOST_TIMES]]
-    rounds: list[Mapping[int | None, float]] = [
-        {rival: bowl(config) * noise.lognormvariate(0, 0.05) for rival, config in enumerate(finalists)}
-        for _ in range(5)
-    ]
+    rounds: list[Mapping[int | None, float]] = []
+    while len(rounds) < 5 or (len(rounds) < 5 * ROUNDS_TIMES and is_open(rounds, range(len(finalists)))):
+        rounds.append({rival: bowl(config) * noise.lognormvariate(0, 0.05) for rival, config in enumerate(finalists)})
     decided = figures(rounds, range(len(finalists)))
     return bowl(finalists[min(range(len(finalists)), key=lambda rival: decided[rival].latency_us)]) / BOWL_OPTIMUM
 
@@ -77,6 +77,29 @@ def named(name: str, seed: int, trials: int) -> float:
 def test_guided_finds_the_bottom_of_a_bowl() -> None:
     """Of 10^6 configs with 5 % noise, the winner that the final round names after 100 trials is within 5 %."""
     assert sum(named("guided", seed, 100) > 1.05 for seed in range(3)) == 0
+
+
+def test_the_first_configs_show_every_value() -> None:
+    """The first eight show most of the ten values of each knob, each hardly ever twice."""
+    strategy = load("guided")(BOWL.bind({}), 4)
+    first = strategy.ask(8)
+    for knob in BOWL_KNOBS:
+        assert len({config[knob] for config in first}) >= 5
+    assert mean(len({config[knob] for config in first}) for knob in BOWL_KNOBS) > 6.3
+
+
+def test_what_is_given_does_not_replace_the_spread() -> None:
+    """A search that begins with eight near configs of another one still looks at the whole space first."""
+    strategy = load("guided")(BOWL.bind({}), 4)
+    for place in range(8):
+        given: dict[str, Scalar] = {knob: values[0] for knob, values in BOWL_KNOBS.items()} | {"x": place}
+        strategy.tell(given, Outcome.MEASURED, 1.0 + place)
+    spread = []
+    for _ in range(8):
+        (config,) = strategy.ask(1)
+        spread.append(config)
+        strategy.tell(config, Outcome.MEASURED, 100.0)
+    assert min(len({config[knob] for config in spread}) for knob in "yzuvw") >= 4
 
 
 def test_small_differences_are_searched_for_small_ones() -> None:
