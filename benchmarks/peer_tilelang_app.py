@@ -51,7 +51,7 @@ def tuned(tuner: Any, backend: str, configs: list[dict[str, Any]]) -> dict[str, 
     began = perf_counter()
     result = (
         tuner.from_kernel(kernel=kernel, configs=configs)
-        .set_compile_args(out_idx=[-1], target="cuda", execution_backend=backend)
+        .set_compile_args(out_idx=[-1], target="auto", execution_backend=backend)
         .set_profile_args(ref_prog=product, rtol=RTOL, atol=ATOL, cache_input_tensors=True)
         .run(warmup=WARMUP, rep=REP, use_pipeline=True)
     )
@@ -77,10 +77,7 @@ def compiled_in_processes(file: Path, count: int) -> dict[str, Any]:
 def _prepare(backend: str, ready: Any) -> None:
     from ktuned.backends import Registry
 
-    Registry().load(backend)
-    from ktuned_tilelang.compiler import prepare
-
-    prepare()
+    Registry().load(backend).prepare()
     ready.wait()
 
 

@@ -108,7 +108,8 @@ class Unit(Record):
     """Unit of compiling: a config's ``Build`` and its sources.
 
     ``key`` is the artifact's key and the name of the directory to fill; ``sources`` are absolute paths.
-    ``kernel_file`` and ``kernel`` locate the Python function of a Build that holds one.
+    ``kernel_file`` and ``kernel`` locate the Python function of a Build that holds one; ``lowered`` is what
+    :meth:`Backend.lower` made of that, and stands in its place.
     """
 
     key: str
@@ -117,6 +118,7 @@ class Unit(Record):
     kernel_file: Path
     kernel: str
     target: str
+    lowered: bytes = b""
 
 
 @record
@@ -189,6 +191,7 @@ class Backend(ABC):
         compiling_variables: the environment variables that decide what is compiled (names, or beginnings and ``*``);
             they key artifacts. Those that a project sets for itself always count.
         measuring_variables: those that decide how it runs; they key measurements.
+        lowers: it has :meth:`lower`, so that compile workers import nothing of the user's.
         needs_kernel_file: :meth:`load` reads ``unit.kernel_file``, or what lies beside it.
         times_on_host: its launches end with their work on a GPU too, so that the host's clock times them.
         decisive_files: those of them that, with the Build, decide all that runs: a measurement of one artifact then
@@ -205,6 +208,7 @@ class Backend(ABC):
     required_files: ClassVar[tuple[str, ...]]
     decisive_files: ClassVar[tuple[str, ...]] = ()
     times_on_host: ClassVar[bool] = False
+    lowers: ClassVar[bool] = False
     needs_kernel_file: ClassVar[bool] = False
 
     @classmethod
@@ -235,6 +239,22 @@ class Backend(ABC):
             Unsupported: it has none; the message says why, as the rest of a sentence about the device.
         """
         return None
+
+    def prepare(self) -> None:  # noqa: B027 - most backends have nothing to do
+        """Do what each process must do once before it compiles, such as importing a compiler.
+
+        Raises:
+            BackendError: it cannot be done.
+        """
+
+    def lower(self, unit: Unit) -> bytes | Compiled:
+        """Translate a unit's Python function into what :meth:`compile` takes in its place (``unit.lowered``).
+
+        One process calls this for all configs of a job, and imports the kernel file for it; it should take a small
+        part of the compile. Nothing (``b""``) leaves all to :meth:`compile`; a :class:`Compiled` with an outcome ends
+        the unit.
+        """
+        return b""
 
     @abstractmethod
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:

@@ -331,6 +331,10 @@ class Machine:
         """Return how many units a backend gains from compiling at once."""
         return self._backend(environment, backend).group_size
 
+    def lowers(self, environment: Environment, backend: str) -> bool:
+        """Return whether a backend's functions are translated before they are compiled."""
+        return self._backend(environment, backend).lowers
+
     def target(self, environment: Environment, backend: str) -> str:
         """Return what a backend compiles for here: its first device's target, else ``arch``, else its own default.
 

@@ -234,7 +234,9 @@ class Fleet:
         """Take a worker back; it idles until it is lent again, or has idled for too long."""
         if not worker.settled_bytes:
             worker.settle()
-        is_one_too_many = self._idle.alike(worker) >= self._pool.max_idle
+        # One besides the slots' translates functions for them.
+        in_use = int(self.slots_of(worker.environment.node).total_tokens) + 1 if worker.role is Role.COMPILE else 0
+        is_one_too_many = self._idle.alike(worker) >= max(self._pool.max_idle, in_use)
         if not worker.is_alive or self._closing or is_one_too_many or self.is_worn(worker):
             worker.kill()
             return

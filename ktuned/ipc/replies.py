@@ -54,6 +54,7 @@ class BackendReport(Record):
     version: str
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     group_size: int = 1
+    lowers: bool = False
     target: str = ""
     devices: tuple[Device, ...] = ()
     absent: Absence | None = None
@@ -182,6 +183,17 @@ class Admitted(Record):
     """The space's verdict on each of the request's configs, in their order."""
 
     admitted: tuple[bool, ...]
+
+
+@record
+class Lowered(Record):
+    """A unit's function as compile workers take it, or the ``outcome`` that ends the unit; ``code`` may be empty."""
+
+    code: bytes
+    outcome: Outcome | None
+    message: str
+    seconds: float
+    observed: tuple[Observation, ...] = ()
 
 
 @record

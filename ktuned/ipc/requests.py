@@ -83,10 +83,15 @@ class KernelRef(Record):
 
 @record
 class UnitRef(Record):
-    """One config's Build as plain data, and the key of its artifact."""
+    """One config's Build as plain data, and the key of its artifact.
+
+    ``lowered`` is what a backend made of its function; ``observed`` is what was read for that.
+    """
 
     key: str
     build: Mapping[str, Any]
+    lowered: bytes = b""
+    observed: tuple[Observation, ...] = ()
 
 
 @record
@@ -105,13 +110,14 @@ class Tried(Record):
 
 @record
 class Prepare(Request[replies.Empty, Never]):
-    """Import backends and modules that later requests will need."""
+    """Import backends and modules that later requests will need, and a compiler's own where it ``compiles``."""
 
     operation: ClassVar = "prepare"
     first_phase: ClassVar = Phase.LOAD
 
     backends: tuple[str, ...]
     modules: tuple[str, ...] = ()
+    compiles: bool = False
 
 
 @record
@@ -202,6 +208,19 @@ class Represent(Request[replies.Represented, Never]):
 
     kernel: KernelRef
     problem: Problem
+
+
+@record
+class Lower(Request[replies.Lowered, Never]):
+    """Translate a unit's function into what compile workers take in its place."""
+
+    operation: ClassVar = "lower"
+    first_phase: ClassVar = Phase.LOAD
+
+    kernel: KernelRef
+    target: str
+    unit: UnitRef
+    toolchain: Mapping[str, str] = field(default_factory=dict)
 
 
 @record
@@ -369,6 +388,7 @@ REQUESTS: Mapping[str, type[Request[Any, Any]]] = {
         Ask,
         Admits,
         Represent,
+        Lower,
         Compile,
         Open,
         Close,

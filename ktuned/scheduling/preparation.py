@@ -102,6 +102,7 @@ class Preparation:
                 Compiler(site, self._machine.toolchain_files(site))
                 for site in self._machine.compilers(environment, kernel.backend, context.toolchain)
             ),
+            lowers=self._machine.lowers(environment, kernel.backend),
         )
 
     def _leave_cores(self, lanes: int) -> None:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import getsourcefile
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,8 @@ def check_backend(backend: Backend, example: BackendExample, scratch: Path) -> N
     artifact = check_compile(backend, example, target, scratch / "first")
     if example.is_deterministic:
         check_deterministic(backend, example, target, artifact, scratch / "second")
+    if backend.lowers:
+        check_lowering(backend, example, target, artifact, scratch / "lowered")
     check_damage(backend, artifact, scratch / "damaged")
     # Artifacts are sealed by renaming them; one that contains its path would fail here.
     sealed = artifact.rename(scratch / "sealed")
@@ -186,6 +188,36 @@ def check_deterministic(backend: Backend, example: BackendExample, target: str, 
     files = manifest.read(artifact).files
     differing = sorted(name for name in files.keys() | again.files.keys() if files.get(name) != again.files.get(name))
     _require(not differing, f"compiling twice leaves different bytes in {', '.join(differing)}")
+
+
+def check_lowering(backend: Backend, example: BackendExample, target: str, artifact: Path, into: Path) -> None:
+    """Check that a unit which was lowered compiles to the same bytes and facts, and without its kernel file.
+
+    A bad unit is refused on one of the two ways.
+    """
+    lowered = backend.lower(example.unit("good", example.good, target))
+    if isinstance(lowered, Compiled):
+        raise AssertionError(f"lower() refuses the good unit: {lowered}")
+    _require(lowered != b"", "lower() returns nothing for the good unit, and the backend says that it lowers")
+    absent = into / "there_is_no_kernel_file.py"
+    unit = replace(example.unit("good", example.good, target), kernel_file=absent, lowered=lowered)
+    (result,) = _compile(backend, [unit], into).values()
+    _require(result.outcome is None, f"what lower() made ended as {result.outcome}: {result.message}")
+    whole = manifest.read(artifact)
+    made = manifest.write(into / "good", key="good", backend=backend.name, facts=result.facts)
+    if example.is_deterministic:
+        files = whole.files.keys() | made.files.keys()
+        differing = sorted(name for name in files if whole.files.get(name) != made.files.get(name))
+        _require(not differing, f"compiling what lower() made leaves different bytes in {', '.join(differing)}")
+    _require(made.facts == whole.facts, f"what lower() made has other facts: {made.facts}, not {whole.facts}")
+    bad = example.unit("bad", example.bad, target)
+    refused = backend.lower(bad)
+    if not isinstance(refused, Compiled):
+        (refused,) = _compile(backend, [replace(bad, kernel_file=absent, lowered=refused)], into).values()
+    _require(
+        refused.outcome is Outcome.COMPILE_ERROR and example.complaint in refused.message,
+        f"the bad unit, lowered, ended as {refused.outcome}: {refused.message!r}",
+    )
 
 
 def check_damage(backend: Backend, artifact: Path, scratch: Path) -> None:

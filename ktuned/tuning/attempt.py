@@ -95,6 +95,7 @@ class Work:
     admission: Admission
     traces: Traces
     group_size: int = 1
+    lowers: bool = False
     absence: str = ""
     captured: str = ""
     toolchain: Mapping[str, str] = field(default_factory=dict)

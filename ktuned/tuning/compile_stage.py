@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -13,12 +13,22 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from ktuned.fleet import DeadlineExpired, Fleet, NodeAbsent, NodeLost, RequestFailed, WorkerDied, is_outside_kill
+from ktuned.fleet import (
+    DeadlineExpired,
+    Fleet,
+    NodeAbsent,
+    NodeLost,
+    RequestFailed,
+    Worker,
+    WorkerDied,
+    is_outside_kill,
+)
 from ktuned.ipc import replies, requests
 from ktuned.model import Event, Outcome, Phase, Role, WorkerError
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
 from ktuned.tuning.attempt import Attempt, Compiled, Compiler, Ended, Work
 from ktuned.tuning.compile_groups import GroupSize
+from ktuned.tuning.front_end import FrontEnd
 from ktuned.tuning.trial_detail import TrialDetail
 
 _log = structlog.get_logger()
@@ -36,6 +46,7 @@ class CompileStage:
         self._fleet = fleet
         self._artifacts = artifacts
         self._group_size = GroupSize(work.group_size)
+        self._front_end = FrontEnd(work, fleet)
         self._directories: list[Path] = []
         self._made = 0
         self._absent: dict[str, float] = {}
@@ -178,7 +189,6 @@ class CompileStage:
     ) -> None:
         work, environment = self._work, compiler.environment
         units = {attempt.unit.key: attempt.unit for attempt in group}
-        request = requests.Compile(work.kernel_ref, work.target, staging, tuple(units.values()), compiler.toolchain)
         deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * len(group)}
 
         slot = f"{environment.node} slot {staging.rpartition('-')[2]}".lstrip()
@@ -189,10 +199,55 @@ class CompileStage:
                 if attempt.unit.key == item.key:
                     attempt.worked("compile", slot, item.seconds)
 
+        failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
         async with self._fleet.lend(Role.COMPILE, environment) as worker:
-            await worker.exchange(request, deadlines, on_item=note)
+            if work.lowers:
+                try:
+                    units = await self._all_lowered(group, compiler, items, worker)
+                except (WorkerDied, DeadlineExpired, RequestFailed) as error:
+                    # The front end's: this worker has done nothing.
+                    failure, units = error, {}
+            if units:
+                request = requests.Compile(
+                    work.kernel_ref, work.target, staging, tuple(units.values()), compiler.toolchain
+                )
+                await worker.exchange(request, deadlines, on_item=note)
+        if failure is not None:
+            raise failure
         if items and all(item.outcome is None for item in items.values()):
             self._group_size.took(len(items), sum(item.seconds for item in items.values()))
+
+    async def _all_lowered(
+        self,
+        group: Sequence[Attempt],
+        compiler: Compiler,
+        items: dict[str, replies.CompiledUnit],
+        worker: Worker,
+    ) -> dict[str, requests.UnitRef]:
+        """Return the units of a group without Python; the worker that is to compile them imports its compiler
+        meanwhile, if the front end is still importing the user's modules.
+        """
+        if self._front_end.is_opening:
+            with suppress(RequestFailed):
+                await worker.exchange(
+                    requests.Prepare((self._work.kernel.backend,), compiles=True), self._work.deadlines
+                )
+        units = [await self._lowered(attempt, compiler, items) for attempt in group]
+        return {unit.key: unit for unit in units if unit is not None}
+
+    async def _lowered(
+        self, attempt: Attempt, compiler: Compiler, items: dict[str, replies.CompiledUnit]
+    ) -> requests.UnitRef | None:
+        """Return an attempt's unit without Python; ``None`` if that ended it, with its item."""
+        unit = attempt.unit
+        lowered = await self._front_end.lower(unit, compiler)
+        if lowered.outcome is not None:
+            items[unit.key] = replies.CompiledUnit(
+                unit.key, lowered.outcome, lowered.message, lowered.seconds, {}, observed=lowered.observed
+            )
+            return None
+        attempt.compile_s += lowered.seconds
+        return replace(unit, lowered=lowered.code, observed=lowered.observed)
 
     def _failed(self, attempt: Attempt, error: WorkerDied | DeadlineExpired | RequestFailed) -> Ended:
         if isinstance(error, DeadlineExpired):
@@ -229,6 +284,7 @@ class CompileStage:
             self._directories.append(directory)
 
     def close(self) -> None:
-        """Remove the directories; the job is over."""
+        """Remove the directories, and give the front end's worker back; the job is over."""
+        self._front_end.close()
         for directory in self._directories:
             shutil.rmtree(directory, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def unit_of(
         kernel_file=places.file(kernel.project, kernel.file),
         kernel=kernel.kernel,
         target=target,
+        lowered=unit.lowered,
     )
 
 
@@ -49,12 +51,8 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     recipes = {unit.key: Recipe(unit.build.to_plain(), unit.target, unit.kernel, plugin) for unit in units}
     for unit in units:
         _clear(into / unit.key)
-    check_digests(kernel, places)
-    known = digests_of(kernel, places)
-    OBSERVER.check(known)
-    # A Build may name a function of the kernel file: it must be the one that was digested.
-    if not OBSERVER.holds(places.file(kernel.project, kernel.file), known):
-        forget_modules()
+    known = _begin(kernel, places)
+    lowered = {unit.key: unit.observed for unit in request.units}
     reply.phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
@@ -64,6 +62,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
         # Functions import modules when they are compiled, too.
         observed = trace.fresh([*compiled.observed, *(OBSERVER.files.keys() - known.keys())])
         OBSERVER.check(places.file(kernel.project, entry.name) for entry in observed)
+        observed = (*lowered[compiled.key], *observed)
         # Another content of these names, which no key of the daemon's stands for, makes another artifact.
         key = combine(compiled.key, observed) if observed else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
@@ -96,6 +95,46 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
             )
         )
     return replies.Empty()
+
+
+def lower_unit(registry: Registry, places: Places, request: requests.Lower, reply: Reply) -> replies.Lowered:
+    """Translate a unit's function; what is read for that besides the files that the daemon knows is sent with it.
+
+    Raises:
+        SourceChanged: a source or the toolchain changed meanwhile.
+    """
+    kernel = request.kernel
+    with bytecode.written():
+        backend = registry.load(kernel.backend)
+        backend.prepare()
+    unit = unit_of(registry, places, kernel, request.target, request.unit)
+    known = _begin(kernel, places)
+    reply.phase(Phase.COMPILE)
+    _check_toolchain(request.toolchain)
+    trace = Trace(kernel, places)
+    started = time.perf_counter()
+    made = backend.lower(unit)
+    seconds = time.perf_counter() - started
+    check_digests(kernel, places)
+    _check_toolchain(request.toolchain)
+    observed = trace.fresh(OBSERVER.files.keys() - known.keys())
+    OBSERVER.check(places.file(kernel.project, entry.name) for entry in observed)
+    if isinstance(made, Compiled):
+        return replies.Lowered(b"", made.outcome, made.message, seconds, observed)
+    return replies.Lowered(made, None, "", seconds, observed)
+
+
+def _begin(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
+    """Check that this process has a kernel's files as they were digested, and forget them if not; return the digests.
+
+    A Build may name a function of the kernel file: it must be the one that was digested.
+    """
+    check_digests(kernel, places)
+    known = digests_of(kernel, places)
+    OBSERVER.check(known)
+    if not OBSERVER.holds(places.file(kernel.project, kernel.file), known):
+        forget_modules()
+    return known
 
 
 def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:

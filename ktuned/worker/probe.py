@@ -78,7 +78,7 @@ def _probe(registry: Registry, name: str, observation: Observation) -> replies.B
     except Exception as raised:
         error = replies.Fault("backend", f"{type(raised).__name__}: {raised}")
     return replies.BackendReport(
-        version, fingerprint, backend.group_size, backend.default_target, devices, absent, error
+        version, fingerprint, backend.group_size, backend.lowers, backend.default_target, devices, absent, error
     )
 
 
@@ -89,7 +89,9 @@ def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
         threading.Thread(target=cuda_devices, daemon=True).start()
     with bytecode.written():
         for name in request.backends:
-            registry.load(name)
+            backend = registry.load(name)
+            if request.compiles:
+                backend.prepare()
         for module in request.modules:
             # Where torch is not installed, NumPy's arrays take its place.
             with suppress(ModuleNotFoundError):

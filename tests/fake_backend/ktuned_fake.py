@@ -226,6 +226,18 @@ class Fake(Backend):
         """Return the meter of this process."""
         return None if os.environ.get("FAKE_ENERGY") == "0" else METER.read
 
+    def lower(self, unit: Unit) -> bytes | Compiled:
+        """Return this process's number; fail where the Build says so."""
+        build = unit.build
+        assert isinstance(build, Build)
+        if build.does == "lower_crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if build.does == "lower_hang":
+            forever()
+        if build.does == "lower_error":
+            return Compiled(unit.key, Outcome.COMPILE_ERROR, "fake.c:1: error: no meaning")
+        return b"" if build.does == "lower_not" else str(os.getpid()).encode()
+
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Write each Build down; count the compiles in ``FAKE_LOG``."""
         for unit in units:
@@ -262,7 +274,9 @@ class Fake(Backend):
                 read = [unit.kernel_file.parent / build.reads]
                 made["tag"] = read[0].read_text() if read[0].exists() else ""
             (into / unit.key / "kernel.json").write_text(json.dumps(made))
-            facts = {"registers": 32, "target": unit.target}
+            facts: dict[str, Any] = {"registers": 32, "target": unit.target}
+            if unit.lowered:
+                facts |= {"lowered_by": int(unit.lowered), "compiled_by": os.getpid()}
             yield Compiled(unit.key, seconds=0.001, facts=facts, observed=read)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:

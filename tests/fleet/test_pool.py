@@ -187,6 +187,16 @@ async def test_idle_workers_are_few(run_fleet: RunFleet, environment: Environmen
         await until(lambda: list(states(fleet).values()) == ["idle"])
 
 
+async def test_compile_workers_stay_for_the_next_job(run_fleet: RunFleet, environment: Environment) -> None:
+    """As many as there are slots, and one that translates: each has imported its compiler."""
+    async with run_fleet(pool=PoolLimits(max_idle=1)) as fleet:
+        fleet.compile_slots.total_tokens = 2
+        async with AsyncExitStack() as lent:
+            for _ in range(4):
+                await lent.enter_async_context(fleet.lend(Role.COMPILE, environment))
+        await until(lambda: list(states(fleet).values()) == ["idle"] * 3)
+
+
 async def test_compile_workers_stand_aside(run_fleet: RunFleet, environment: Environment) -> None:
     """They are niced and keep to their cores, with all that they start; the others are not."""
     core = min(os.sched_getaffinity(0))

@@ -19,7 +19,7 @@ from ktuned.model.keys import Phase
 from ktuned.model.values import Outcome
 
 OPERATIONS = (
-    *("prepare", "probe", "gpu_users", "inspect", "explore", "ask", "admits", "represent", "compile"),
+    *("prepare", "probe", "gpu_users", "inspect", "explore", "ask", "admits", "represent", "lower", "compile"),
     *("open", "close", "canary", "measure_peaks", "trial", "time", "check", "time_reference"),
 )
 TEXT = st.text(max_size=8)
@@ -55,6 +55,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     simple: dict[Any, st.SearchStrategy[Any]] = {
         str: TEXT,
         bool: st.booleans(),
+        bytes: st.binary(max_size=8),
         int: st.integers(-(2**63), 2**63),
         float: NUMBERS,
         type(None): st.none(),

@@ -27,6 +27,7 @@ from ktuned_triton import Build, Triton, load
 from ktuned_triton.arguments import pack
 from ktuned_triton.launch_plan import LaunchPlan
 from ktuned_triton.limits import why_not
+from ktuned_triton.lowering import is_known
 from tests.plugins import triton_scale
 from tests.plugins.triton_scale import EXAMPLE, FILE, SIZE, build
 
@@ -110,6 +111,74 @@ def test_compiling_leaves_nothing_behind(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     assert run_python(code, tmp_path, home, HOME=str(home), TMPDIR=str(home)) == "True None []"
+
+
+LOWERED = {
+    "plain": build(),
+    "dtype": build(THROUGH=tl.float16),
+    "none": build("sized", ("x", "y", None, 3.0)),
+    "long": build("sized", ("x", "y", 2**40, 3.0)),
+    "tuples": build("scale_by", ("x", "y", (2, 3.0)), SIZE=1024, FUNCTION=triton_scale.doubled, WIDTHS=(1, 4)),
+    "scratch": build("copy_by_descriptor", ("x", "y", 4096), BLOCK=64),
+    "shared": product(),
+    "options": product(num_warps=8, num_stages=2, maxnreg=128, options={"enable_fp_fusion": False}),
+}
+"""Builds of all kinds: constants, dtypes, functions, tuples, scratch memory, options. Not clusters: Triton's own code
+for them differs from run to run."""
+
+
+class TestLowering:
+    """A function that was translated apart compiles to the same artifact, by a process that imports nothing."""
+
+    @pytest.mark.parametrize("wanted", LOWERED.values(), ids=LOWERED)
+    def test_the_artifact_is_the_same(self, wanted: Build, compile_one: CompileOne, tmp_path: Path) -> None:
+        """Machine code, assembly, launch, metadata with Triton's key, and facts."""
+        whole, expected = compile_one(wanted)
+        lowered = Triton().lower(Unit("it", wanted, (), FILE, "scale", "sm_90a"))
+        assert isinstance(lowered, bytes)
+        (tmp_path / "it").mkdir()
+        unit = Unit("it", wanted, (), tmp_path / "absent.py", "scale", "sm_90a", lowered)
+        (result,) = Triton().compile([unit], tmp_path)
+        assert (result.outcome, result.message) == (whole.outcome, whole.message)
+        assert result.facts == whole.facts
+        for name in Triton.required_files:
+            assert (tmp_path / "it" / name).read_bytes() == (expected / name).read_bytes(), name
+
+    def test_nothing_of_the_users_is_imported(self, tmp_path: Path) -> None:
+        """Nor torch."""
+        lowered = Triton().lower(EXAMPLE.unit("it", EXAMPLE.good, "sm_90a"))
+        assert isinstance(lowered, bytes)
+        (tmp_path / "lowered").write_bytes(lowered)
+        (tmp_path / "build").write_bytes(msgpack.packb(EXAMPLE.good.to_plain()))
+        code = """if True:
+            import sys, msgpack
+            from pathlib import Path
+            from ktuned.backends import Unit
+            from ktuned_triton import Build, Triton
+            into = Path(sys.argv[1])
+            (into / "it").mkdir()
+            build = Build.from_plain(msgpack.unpackb((into / "build").read_bytes()))
+            unit = Unit("it", build, (), Path("absent.py"), "scale", "sm_90a", (into / "lowered").read_bytes())
+            (result,) = Triton().compile([unit], into)
+            print(result.outcome, sorted({"torch", "tests"} & sys.modules.keys()))
+        """
+        assert run_python(code, tmp_path) == "None []"
+
+    def test_text_that_this_triton_does_not_read_is_compiled_whole(self, tmp_path: Path) -> None:
+        """The process imports the function after all."""
+        lowered = Triton().lower(EXAMPLE.unit("it", EXAMPLE.good, "sm_90a"))
+        assert isinstance(lowered, bytes)
+        unit = replace(EXAMPLE.unit("it", EXAMPLE.good, "sm_90a"), lowered=lowered.replace(b"tt.func", b"tt.what"))
+        (tmp_path / "it").mkdir()
+        (result,) = Triton().compile([unit], tmp_path)
+        assert result.outcome is None, result.message
+
+    @pytest.mark.parametrize(
+        ("version", "known"), [("3.5.1", False), ("3.6.0", True), ("3.7.0+git1", True), ("4.0", False)]
+    )
+    def test_versions(self, version: str, known: bool) -> None:
+        """Others compile in one piece."""
+        assert is_known(version) == known
 
 
 class TestSpecialisation:

@@ -56,12 +56,20 @@ class TileLang(backends.Backend):
         Raises:
             BackendError: TileLang cannot be imported; the disk is full.
         """
+        self.prepare()
+        for unit in units:
+            yield _compiled(unit, into / unit.key)
+
+    def prepare(self) -> None:
+        """Import TileLang.
+
+        Raises:
+            BackendError: it cannot be imported.
+        """
         try:
             prepare()
         except ImportError as error:
             raise BackendError(f"TileLang cannot be imported: {error}", hint=INSTALL_HINT) from error
-        for unit in units:
-            yield _compiled(unit, into / unit.key)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> TileLangKernel:
         """Have TileLang load a kernel's code; nothing is compiled.

@@ -13,7 +13,7 @@ from ktuned.backends import DEFAULT_TARGET, Absent, Compiled, Kernel, Unit, torc
 from ktuned.model import BackendError, Device, Outcome, Unsupported
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE, load
 from ktuned_triton.build import Build
-from ktuned_triton.compiler import Refused, compile_unit, prepare
+from ktuned_triton.compiler import Refused, compile_unit, lower_unit, prepare
 from ktuned_triton.hooks import hooked
 
 REINSTALL_HINT = "pip install triton"
@@ -37,6 +37,7 @@ class Triton(backends.Backend):
     required_files = (CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE)
     decisive_files = (CUBIN_FILE, LAUNCH_FILE)
     default_target = DEFAULT_TARGET
+    lowers = True
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions of Triton and this plugin, and the environment that changes what Triton makes."""
@@ -62,12 +63,33 @@ class Triton(backends.Backend):
         Raises:
             BackendError: Triton cannot be imported; the disk is full.
         """
+        self.prepare()
+        for unit in units:
+            yield _compiled(unit, into / unit.key)
+
+    def prepare(self) -> None:
+        """Import Triton's compiler.
+
+        Raises:
+            BackendError: it cannot be imported.
+        """
         try:
             prepare()
         except ImportError as error:
             raise BackendError(f"Triton cannot be imported: {error}", hint=REINSTALL_HINT) from error
-        for unit in units:
-            yield _compiled(unit, into / unit.key)
+
+    def lower(self, unit: Unit) -> bytes | Compiled:
+        """Call Triton's front end, in a process that has imported the function's module.
+
+        Raises:
+            BackendError: Triton cannot be imported; the disk is full.
+        """
+        self.prepare()
+        started = time.perf_counter()
+        try:
+            return lower_unit(unit)
+        except (Refused, Unsupported) as error:
+            return _refusal(unit, error, time.perf_counter() - started)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
         """Load ``kernel.cubin`` into the device's primary context, which becomes the current one; Triton is not used,
@@ -85,8 +107,11 @@ def _compiled(unit: Unit, artifact: Path) -> Compiled:
     started = time.perf_counter()
     try:
         facts = compile_unit(unit, artifact)
-    except Unsupported as error:
-        return Compiled(unit.key, Outcome.UNSUPPORTED, error.message, time.perf_counter() - started)
-    except Refused as error:
-        return Compiled(unit.key, Outcome.COMPILE_ERROR, str(error), time.perf_counter() - started)
+    except (Refused, Unsupported) as error:
+        return _refusal(unit, error, time.perf_counter() - started)
     return Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)
+
+
+def _refusal(unit: Unit, error: Refused | Unsupported, seconds: float) -> Compiled:
+    outcome = Outcome.UNSUPPORTED if isinstance(error, Unsupported) else Outcome.COMPILE_ERROR
+    return Compiled(unit.key, outcome, str(error), seconds)

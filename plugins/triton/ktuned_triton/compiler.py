@@ -22,12 +22,16 @@ from ktuned.model import BackendError, KernelFileError, Unsupported
 from ktuned.spec import causes, functions, place
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE
 from ktuned_triton.build import Build
-from ktuned_triton.launch_plan import LaunchPlan
+from ktuned_triton.launch_plan import LaunchPlan, Parameter
 from ktuned_triton.limits import why_not
+from ktuned_triton.lowering import Lowered, Unreadable, compiled, front, is_known
 from ktuned_triton.signature import Misfit, call_arguments, launch_parameters
 
 MAX_MESSAGE_CHARS = 4000
 """Limit of a kept message; its first lines name the error and its place."""
+
+MAX_LOWERED_BYTES = 8 << 20
+"""Half of a message to a worker; a matrix product has 40 KB. A larger one is compiled in one piece."""
 
 MAJOR_VERSION = "3"
 """The major version of Triton whose compiler this calls."""
@@ -72,44 +76,112 @@ def compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
         BackendError: the failure is not the config's.
     """
     capability = _capability(unit.target)
+    if unit.lowered:
+        with contextlib.suppress(Unreadable), _room() as scratch:
+            return _assembled(unit, capability, artifact, scratch)
+    function = _function(unit)
+    with _room() as scratch:
+        return _compile(function, unit, capability, artifact, scratch)
+
+
+def lower_unit(unit: Unit) -> bytes:
+    """Return what compiling takes instead of the function, which this process imports; nothing if it cannot be had.
+
+    Raises:
+        Refused: the function cannot be found, or its front end refuses it.
+        Unsupported: the target cannot run it.
+        BackendError: the failure is not the config's.
+    """
+    capability = _capability(unit.target)
+    if not is_known(version("triton")):
+        return b""
+    function = _function(unit)
+    build = cast(Build, unit.build)
+    with _room() as scratch, _refusing():
+        arguments = call_arguments(function, build, unit.kernel_file)
+        with _aimed_at(capability, scratch) as device:
+            try:
+                made = front(function, device, arguments, grid=build.grid, **build.compiler_options)
+            except Unreadable:
+                return b""
+            finally:
+                function.device_caches.pop(device, None)
+        try:
+            data = made.lowered(launch_parameters(made.source.signature, arguments)).to_bytes()
+        except TypeError:
+            return b""
+        return data if len(data) <= MAX_LOWERED_BYTES else b""
+
+
+def _function(unit: Unit) -> Any:
     if unit.sources:
         raise Refused("a triton kernel has no sources: what the kernel file imports is followed without them")
+    name = cast(Build, unit.build).function
     try:
-        function = functions.find(str(cast(Build, unit.build).function), unit.kernel_file)
+        function: Any = functions.find(str(name), unit.kernel_file)
     except (KernelFileError, LookupError) as error:
         raise Refused(str(error)) from error
+    if not hasattr(function, "warmup") or not hasattr(function, "params"):
+        raise Refused(f"{name} is not decorated with @triton.jit")
+    return function
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[Path]:
+    """Lend a directory for a compile; one that is full is no config's fault."""
     try:
         with tempfile.TemporaryDirectory(prefix="ktuned-triton-") as scratch:
-            return _compile(function, unit, capability, artifact, Path(scratch))
+            yield Path(scratch)
     except OSError as error:
         if error.errno in _DISK_IS_FULL:
             raise BackendError(f"no room to compile in: {error}", hint="free some space") from error
         raise
 
 
-def _compile(function: Any, unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
-    build = cast(Build, unit.build)
-    if not hasattr(function, "warmup") or not hasattr(function, "params"):
-        raise Refused(f"{build.function} is not decorated with @triton.jit")
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn what Triton and the function raise into a refusal."""
     try:
-        arguments = call_arguments(function, build, unit.kernel_file)
-        said = io.StringIO()
-        with _aimed_at(capability, scratch) as device, contextlib.redirect_stdout(said):
-            try:
-                kernel = function.warmup(**arguments, grid=build.grid, **build.compiler_options)
-            finally:
-                function.device_caches.pop(device, None)
-        plan = _plan(kernel, arguments, build, unit.target)
+        yield
     except Misfit as error:
         raise Refused(str(error)) from error
-    except MemoryError:
+    except (MemoryError, Unreadable):
         raise
     except Exception as error:
         for cause in causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
         raise Refused(_words(error)) from error
-    used = ptxas.parse(said.getvalue()).get(plan.symbol, ptxas.Resources())
+
+
+def _compile(function: Any, unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
+    """Compile a function in one piece."""
+    build = cast(Build, unit.build)
+    said = io.StringIO()
+    with _refusing():
+        arguments = call_arguments(function, build, unit.kernel_file)
+        with _aimed_at(capability, scratch) as device, contextlib.redirect_stdout(said):
+            try:
+                kernel = function.warmup(**arguments, grid=build.grid, **build.compiler_options)
+            finally:
+                function.device_caches.pop(device, None)
+        parameters = launch_parameters(kernel.src.signature, arguments)
+    return _sealed(unit, kernel, parameters, said.getvalue(), artifact)
+
+
+def _assembled(unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
+    """Compile what another process has lowered."""
+    lowered = Lowered.from_bytes(unit.lowered)
+    said = io.StringIO()
+    with _refusing(), _aimed_at(capability, scratch), contextlib.redirect_stdout(said):
+        kernel = compiled(lowered, _gpu_target(capability))
+    return _sealed(unit, kernel, lowered.parameters, said.getvalue(), artifact)
+
+
+def _sealed(unit: Unit, kernel: Any, parameters: tuple[Parameter, ...], said: str, artifact: Path) -> dict[str, Any]:
+    """Write the files of an artifact, and return its facts."""
+    plan = _plan(kernel, parameters, cast(Build, unit.build), unit.target)
+    used = ptxas.parse(said).get(plan.symbol, ptxas.Resources())
     if why := why_not(plan, used):
         raise Unsupported(why)
     (artifact / CUBIN_FILE).write_bytes(kernel.asm["cubin"])
@@ -141,13 +213,17 @@ def _capability(target: str) -> int:
     return int(match[1] + match[2])
 
 
+def _gpu_target(capability: int) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget("cuda", capability, 32)
+
+
 class _AbsentDriver:
     """A driver for a device that is not here: it answers the questions of Triton's compiler."""
 
     def __init__(self, capability: int) -> None:
-        from triton.backends.compiler import GPUTarget
-
-        self._target = GPUTarget("cuda", capability, 32)
+        self._target = _gpu_target(capability)
         # By this number Triton keeps a function's kernels in memory; a new one each time, so that none is found there.
         self.number = next(_device_numbers)
 
@@ -196,14 +272,14 @@ def _aimed_at(capability: int, scratch: Path) -> Iterator[int]:
                 os.environ[name] = value
 
 
-def _plan(kernel: Any, arguments: dict[str, Any], build: Build, target: str) -> LaunchPlan:
+def _plan(kernel: Any, parameters: tuple[Parameter, ...], build: Build, target: str) -> LaunchPlan:
     metadata = kernel.metadata
     x, y, z = (*build.grid, 1, 1)[:3]
     return LaunchPlan(
         function=kernel.src.name,
         symbol=metadata.name,
         target=target,
-        parameters=launch_parameters(kernel.src.signature, arguments),
+        parameters=parameters,
         grid=(x, y, z),
         warps=metadata.num_warps,
         cluster=metadata.num_ctas,

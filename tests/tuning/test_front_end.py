@@ -1,0 +1,89 @@
+"""A backend's functions are translated by one worker of a job, and compiled by others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from ktuned.model.plan import Plan
+from ktuned.model.values import Outcome
+from ktuned.tuning.attempt import Attempt, Compiled, Ended, Work
+from ktuned.tuning.compile_stage import CompileStage
+from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
+
+pytestmark = pytest.mark.anyio
+
+HANG_S = 1.0
+
+
+async def prepared(parts: Parts, deadline_s: float = PATIENCE_S) -> Work:
+    """Return the work of a job whose backend lowers."""
+    await parts.inspect(kernel_text(deadlines=f"dict(compile={deadline_s})"))
+    plan = Plan(preset="fast", strategy="exhaustive")
+    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
+    work = parts.preparation.prepare(job)
+    work.lowers = True
+    return work
+
+
+def attempts(work: Work, *does: str) -> list[Attempt]:
+    """Return one attempt for each thing that a Build does."""
+    builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
+    return [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
+
+
+async def test_one_worker_translates_what_several_compile(parts: Parts) -> None:
+    """Also when they ask at once; the worker compiles again once the job is over."""
+    work = await prepared(parts)
+    stage = CompileStage(work, parts.fleet, parts.artifacts)
+    done: list[Compiled | Ended] = []
+
+    async def compile_alone(attempt: Attempt) -> None:
+        done.extend(await stage.compile([attempt]))
+
+    async with anyio.create_task_group() as tasks:
+        for attempt in attempts(work, "work", "work", "work", "work"):
+            tasks.start_soon(compile_alone, attempt)
+    facts = [one.facts for one in done if isinstance(one, Compiled)]
+    assert len(facts) == 4
+    (front,) = {one["lowered_by"] for one in facts}
+    assert front not in {one["compiled_by"] for one in facts}
+    stage.close()
+    again = CompileStage(work, parts.fleet, parts.artifacts)
+    (last,) = await again.compile([Attempt(9, {}, work.unit({"tag": "9"}))])
+    again.close()
+    parts.kill_workers()
+    assert isinstance(last, Compiled)
+    assert last.facts["lowered_by"] in {one["compiled_by"] for one in facts} | {front}
+
+
+async def test_what_cannot_be_translated_apart_is_compiled_whole(parts: Parts) -> None:
+    """By the compile worker."""
+    work = await prepared(parts)
+    stage = CompileStage(work, parts.fleet, parts.artifacts)
+    (done,) = await stage.compile(attempts(work, "lower_not"))
+    stage.close()
+    parts.kill_workers()
+    assert isinstance(done, Compiled)
+    assert "lowered_by" not in done.facts
+
+
+@pytest.mark.parametrize(
+    ("bad", "outcome"),
+    [
+        ("lower_error", Outcome.COMPILE_ERROR),
+        ("lower_crash", Outcome.CRASHED),
+        ("lower_hang", Outcome.COMPILE_TIMEOUT),
+    ],
+)
+async def test_a_function_that_fails_there_fails_alone(parts: Parts, bad: str, outcome: Outcome) -> None:
+    """The config is to blame, and the next one is translated by another worker."""
+    work = await prepared(parts, HANG_S if bad == "lower_hang" else PATIENCE_S)
+    stage = CompileStage(work, parts.fleet, parts.artifacts)
+    done = await stage.compile(attempts(work, "work", bad, "work"))
+    stage.close()
+    parts.kill_workers()
+    found = {one.attempt.trial: one.result.outcome if isinstance(one, Ended) else None for one in done}
+    assert found == {0: None, 1: outcome, 2: None}
