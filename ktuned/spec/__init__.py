@@ -1,10 +1,11 @@
 """Kernel files: the declarations they make, the spaces and tensors they describe, and their digests."""
 
-from ktuned.spec import declaration, functions
+from ktuned.spec import functions
 from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
 from ktuned.spec.c_tokens import follow
-from ktuned.spec.declaration import Kernel, end_declarations, kernel
+from ktuned.spec.declaration import end_declarations, kernel
+from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.digest import describe, file_meaning, opacity
 from ktuned.spec.distributions import distribution, installed_versions, owners
 from ktuned.spec.expressions import Expression, Formula, Term
@@ -33,7 +34,6 @@ __all__ = [
     "TensorSpec",
     "Term",
     "causes",
-    "declaration",
     "describe",
     "distribution",
     "end_declarations",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ktuned.ipc import Untrusted, lexical, stamp
 from ktuned.model import Record, record
-from ktuned.spec.declaration import Kernel
+from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.observer import OBSERVER
 
 MAX_FILES = 4_000

@@ -19,9 +19,9 @@ from ktuned.ipc import Untrusted, stamps
 from ktuned.model import BUCKET_FUNCTION, KernelInfo, ProjectName
 from ktuned.spec import c_tokens
 from ktuned.spec.accesses import ACCESSES
-from ktuned.spec.declaration import Kernel
 from ktuned.spec.declaration import kernel as declare
 from ktuned.spec.declared_files import declared_files
+from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.include_search import include_searches
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.python_reach import Reach

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ktuned.ipc import lexical
 from ktuned.model import Config, KtunedError, Problem, Scalar
-from ktuned.spec.declaration import Kernel
+from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.spaces import CartesianSpace
 
 MAX_BUILDS = 512

@@ -15,7 +15,8 @@ from ktuned.backends import extra_of
 from ktuned.ipc import ABSENT, Untrusted, lexical
 from ktuned.model import KernelFileError, Record, listed, record
 from ktuned.spec.accesses import ACCESSES
-from ktuned.spec.declaration import Collector, EndOfDeclarations, Kernel, collecting
+from ktuned.spec.declaration import Collector, EndOfDeclarations, collecting
+from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded, ImportEnd
 from ktuned.spec.origin import is_ours
 from ktuned.spec.values import one_line

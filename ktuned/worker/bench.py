@@ -49,7 +49,7 @@ from ktuned.worker.room import require_room
 from ktuned.worker.timing import HostTimer, Timing
 
 if TYPE_CHECKING:
-    from ktuned.spec import declaration
+    from ktuned.spec import Kernel as DeclaredKernel
 
 _KEPT_SAMPLES = 200
 
@@ -140,7 +140,7 @@ class Bench:
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         return replies.Opened(self._trace.fresh(is_data=True))
 
-    def _make_room(self, kernel: declaration.Kernel, request: requests.Open) -> None:
+    def _make_room(self, kernel: DeclaredKernel, request: requests.Open) -> None:
         """Check that there is room beside an application; without one all of the device may be used again.
 
         Raises:

@@ -12,7 +12,7 @@ from ktuned.ipc import Places, requests
 from ktuned.model import Device, KernelFileError, Outcome, Unsupported
 
 if TYPE_CHECKING:
-    from ktuned.spec import declaration
+    from ktuned.spec import Kernel as DeclaredKernel
 
 _KEY = "default"
 
@@ -24,7 +24,7 @@ class DefaultRun:
     """
 
     def __init__(
-        self, kernel: declaration.Kernel, backend: Backend, request: requests.Open, sources: tuple[Path, ...]
+        self, kernel: DeclaredKernel, backend: Backend, request: requests.Open, sources: tuple[Path, ...]
     ) -> None:
         self._kernel = kernel
         self._backend = backend
@@ -35,7 +35,7 @@ class DefaultRun:
     @classmethod
     def of(
         cls,
-        kernel: declaration.Kernel,
+        kernel: DeclaredKernel,
         backend: Backend,
         request: requests.Open,
         places: Places,

@@ -20,7 +20,7 @@ from ktuned.worker.guards import Guards
 from ktuned.worker.tensor_library import TensorLibrary, library_for, never_written
 
 if TYPE_CHECKING:
-    from ktuned.spec import declaration
+    from ktuned.spec import Kernel as DeclaredKernel
 _CAPTURE_AGAIN = "capture them again, or take them back: `capture` with `remove=True`"
 
 
@@ -34,7 +34,7 @@ class ProblemData:
 
     def __init__(
         self,
-        kernel: declaration.Kernel,
+        kernel: DeclaredKernel,
         problem: Mapping[str, Any],
         device: Device,
         *,

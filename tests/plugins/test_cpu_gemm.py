@@ -11,7 +11,7 @@ import pytest
 
 from ktuned.backends.contract import Absent, Compiled, Unit
 from ktuned.model.values import Outcome, Scalar
-from ktuned.spec.declaration import Kernel
+from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.loader import load_file
 from ktuned_tvm_ffi import TvmFfi
 

@@ -15,7 +15,7 @@ from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned.model.plan import PRESETS
 from ktuned.model.values import Config, Problem
-from ktuned.spec.declaration import Kernel
+from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.loader import load_file
 from ktuned.worker.cuda_timer import CudaTimer
 from ktuned.worker.problem import ProblemData

@@ -19,7 +19,7 @@ import triton.language as tl
 from ktuned.backends import Absent, Compiled, Registry, Unit
 from ktuned.model import BackendError, Device, Outcome, Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
-from ktuned.spec.declaration import Kernel
+from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.digest import describe
 from ktuned.spec.loader import load_file
 from ktuned.testing.backends import check_backend

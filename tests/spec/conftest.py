@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.model.kernel import KernelInfo
-from ktuned.spec.declaration import Kernel
+from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.digest import describe
 from ktuned.spec.loader import Loaded, forget_modules, load_file
 

@@ -8,7 +8,7 @@ from ktuned import kernel, space, tensor
 from ktuned.backends.contract import Build as AnyBuild
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
-from ktuned.spec.declaration import Kernel, KernelFunction
+from ktuned.spec.declared_kernel import Kernel, KernelFunction
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("here"))
 N = 16

@@ -9,7 +9,7 @@ import torch
 
 from ktuned import tensor
 from ktuned.model.errors import KernelFileError
-from ktuned.spec.declaration import Kernel
+from ktuned.spec.declared_kernel import Kernel
 from ktuned.worker.problem import ProblemData
 from tests.worker.declaring import CPU, N, declare
 

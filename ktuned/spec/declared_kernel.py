@@ -1,0 +1,340 @@
+"""A declared kernel: what its file says of it, and the answers of the file's functions for a problem or a config."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ktuned.ipc import lexical
+from ktuned.model import (
+    Config,
+    Plan,
+    Problem,
+    Scalar,
+    Unsupported,
+    bucketed,
+    canonical,
+    listed,
+)
+from ktuned.spec.faults import MAX_PROBLEMS, problems_fault, weighted
+from ktuned.spec.spaces import BoundSpace, Space
+from ktuned.spec.tensors import TensorSpec, layout
+from ktuned.spec.values import Site, Values, mapping_fault
+from ktuned.spec.work import Declared, throughput
+
+if TYPE_CHECKING:
+    from ktuned.backends import Build, Layout
+
+DEFAULT_OUTPUTS: Final = "default"
+"""As ``reference``: the outputs of the default config are the expected ones."""
+
+KernelFunction = Callable[[Any, Any], "Build"]
+Inputs = Callable[[Any], Mapping[str, Any]]
+Weighted = tuple[Problem, float]
+"""A problem with its weight in a set."""
+
+Metric = Callable[[Any, float], float] | Callable[[Any, float, float], float]
+"""A figure of a measured config, from the problem, the time of a launch in seconds and, if it wants that, its energy in
+joules."""
+
+
+def no_tensors(p: Any) -> Mapping[str, Any]:
+    """Return the inputs of a kernel that takes no tensors."""
+    return {}
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A declared kernel. Calling it calls its function.
+
+    ``file`` is the kernel file that declares it, ``sources`` stand as written (see :attr:`source_paths`).
+    ``reference`` is called with the input tensors by name and returns the outputs by name, or is ``"default"``: the
+    outputs of the default config, or of the space's first one, are expected; ``check`` is called as ``check(inputs,
+    outputs)`` and raises or returns a bool; where both are given both must pass, and where neither is, nothing is
+    checked. ``setup`` names the tensors to restore before each run, or is called with the inputs. ``cores`` is how
+    many a config uses on a CPU. ``metrics`` are further figures by their names, ``flops`` and ``bytes`` the work of a
+    launch. ``given`` names the budgets that the file sets itself. ``depends`` are patterns of files that are read
+    where it cannot be observed.
+    """
+
+    name: str
+    function: KernelFunction
+    file: Path
+    site: Site
+    backend: str
+    space: Space
+    inputs: Inputs
+    sources: tuple[str, ...]
+    problems: tuple[Problem | Weighted, ...] | Callable[[], Iterable[Problem | Weighted]]
+    reference: Callable[..., Mapping[str, Any]] | Literal["default"] | None
+    check: Callable[[Mapping[str, Any], Mapping[str, Any]], object] | None
+    rtol: float
+    atol: float
+    max_mismatched_ratio: float
+    default: Config | None
+    specialize: tuple[str, ...] | None
+    setup: tuple[str, ...] | Callable[[Mapping[str, Any]], object]
+    timing: str
+    plan: Plan
+    prior: Callable[..., Any] | None = None
+    cores: int | Callable[[Any, Any], int] | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    flops: Declared = None
+    bytes: Declared = None
+    given: tuple[str, ...] = ()
+    depends: tuple[str, ...] = ()
+    bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
+    best_for: str = "each"
+
+    def __call__(self, p: Any, c: Any) -> Build:
+        """Call the kernel function as it is."""
+        return self.function(p, c)
+
+    @cached_property
+    def source_paths(self) -> tuple[Path, ...]:
+        """The sources' absolute paths; they are written relative to the kernel file."""
+        return tuple(lexical(self.file.parent / source) for source in self.sources)
+
+    @property
+    def is_judged(self) -> bool:
+        """False if nothing decides whether outputs are right: ``check=None``, and no reference."""
+        return self.reference is not None or self.check is not None
+
+    @property
+    def expects_default_outputs(self) -> bool:
+        """True if configs are compared with the outputs of the default config."""
+        return self.reference == DEFAULT_OUTPUTS
+
+    @property
+    def has_tensors(self) -> bool:
+        """False if the file gives no ``inputs``: the kernel takes no tensors."""
+        return self.inputs is not no_tensors
+
+    def problem_list(self) -> tuple[dict[str, Scalar], ...]:
+        """Return the declared problems, calling ``problems`` if it is a callable.
+
+        Raises:
+            KernelFileError: the callable raised, a problem is malformed or there twice, or lacks a specialised key.
+        """
+        return tuple(dict(problem) for problem, _ in self._weighted_problems)
+
+    @cached_property
+    def _weighted_problems(self) -> tuple[tuple[Problem, float], ...]:
+        if not callable(self.problems):
+            return tuple(map(weighted, self.problems))
+        try:
+            found = tuple(islice(self.problems(), MAX_PROBLEMS + 1))
+        except Exception as error:
+            raise self.site.failure("problems()", error) from error
+        if fault := problems_fault(found, self.specialize):
+            raise self.site.error(fault)
+        return tuple(map(weighted, found))
+
+    def weights_of(self, problems: Iterable[Problem]) -> tuple[float, ...]:
+        """Return the weights of representatives: the sum of what their declared problems carry."""
+        total: dict[str, float] = {}
+        for problem, weight in self._weighted_problems:
+            text = canonical(self.represent(problem))
+            total[text] = total.get(text, 0.0) + weight
+        return tuple(total[canonical(problem)] for problem in problems)
+
+    @property
+    def bucket_rules(self) -> Mapping[str, Any]:
+        """The rules of shape buckets by key; a function of the whole problem stands alone, by ``*``."""
+        if callable(self.bucket):
+            return {"*": self.bucket}
+        rules = self.bucket or {}
+        return {name: tuple(rule) if isinstance(rule, list) else rule for name, rule in rules.items()}
+
+    def represent(self, problem: Problem) -> dict[str, Scalar]:
+        """Return the problem that stands for a problem's bucket.
+
+        Raises:
+            KernelFileError: a function raised, returned no problem, or gives its own results another bucket.
+        """
+        once = self._represented(problem)
+        again = self._represented(once)
+        if once != again:
+            raise self.site.error(
+                f"bucket maps {canonical(problem)} to {canonical(once)}, and that to {canonical(again)}",
+                hint="a problem that stands for a bucket must stand for itself",
+            )
+        return once
+
+    def _represented(self, problem: Problem) -> dict[str, Scalar]:
+        rules = self.bucket_rules
+        plain = {name: rule for name, rule in rules.items() if not callable(rule)}
+        found: dict[str, Any] = bucketed(plain, problem)
+        for name, rule in rules.items():
+            if not callable(rule):
+                continue
+            try:
+                changed = dict(rule(Values(problem, "problem key"))) if name == "*" else {name: rule(problem[name])}
+            except Exception as error:
+                raise self.site.failure("bucket", error) from error
+            found |= changed
+        strange = [key for key in found if key not in problem]
+        if strange or mapping_fault(found, "bucket"):
+            raise self.site.error(f"bucket gives {found!r}, which is no problem with the keys {', '.join(problem)}")
+        return found
+
+    def represented_problems(self) -> tuple[dict[str, Scalar], ...]:
+        """Return the declared problems' representatives, each once.
+
+        Raises:
+            KernelFileError: as :meth:`problem_list` and :meth:`represent`.
+        """
+        problems = self.problem_list()
+        if not self.bucket_rules:
+            return problems
+        found = {canonical(chosen): chosen for chosen in map(self.represent, problems)}
+        return tuple(found.values())
+
+    def bound_space(self, problem: Problem) -> BoundSpace:
+        """Return the space for one problem; its errors name this kernel and its file."""
+        return self.space.bind(problem, self.site)
+
+    def default_config(self, problem: Problem) -> Config:
+        """Return the default config of a problem: the declared one, else the first of the problem's space.
+
+        Raises:
+            KernelFileError: the space holds no config for the problem.
+        """
+        bound = self.bound_space(problem)
+        return self.default if self.default is not None and self.default in bound else next(iter(bound))
+
+    def input_specs(self, problem: Problem) -> dict[str, Any]:
+        """Call ``inputs`` and return its tensors by name: :class:`TensorSpec`, or tensors that the function made.
+
+        Raises:
+            KernelFileError: the function raised, returned no tensors, or lacks one that ``setup`` names.
+        """
+        try:
+            tensors: Any = self.inputs(Values(problem, "problem key"))
+        except Exception as error:
+            raise self.site.failure("inputs(p)", error) from error
+        if isinstance(tensors, Mapping) and not tensors and self.has_tensors:
+            raise self.site.error("inputs(p) returned an empty dict; it must name at least one tensor")
+        if not isinstance(tensors, Mapping):
+            raise self.site.error(
+                f"inputs(p) returned a value of type {type(tensors).__name__}, not a dict of tensors by name"
+            )
+        for name, value in tensors.items():
+            if not isinstance(value, TensorSpec) and not (hasattr(value, "shape") and hasattr(value, "dtype")):
+                raise self.site.error(
+                    f"inputs(p): {name} is of type {type(value).__name__}, "
+                    "not a tensor(...), a torch.Tensor or a numpy.ndarray"
+                )
+        for name in self.setup if isinstance(self.setup, tuple) else ():
+            if name not in tensors:
+                raise self.site.error(
+                    f"setup names the tensor {name!r}, which inputs(p) does not make {listed(tensors)}"
+                )
+        return dict(tensors)
+
+    def build(self, problem: Problem, config: Config) -> Build:
+        """Call the kernel function for one problem and config.
+
+        Raises:
+            Unsupported: the function said so.
+            KernelFileError: the function raised anything else, or returned something else than its backend's Build.
+        """
+        # With it comes importlib.metadata, a quarter of this module's import, which the command line need not pay.
+        from ktuned.backends import Build
+
+        try:
+            build: Any = self.function(Values(problem, "problem key"), Values(config, "knob"))
+        except Unsupported:
+            raise
+        except Exception as error:
+            raise self.site.failure(f"{self.name}(p, c)", error) from error
+        if not isinstance(build, Build):
+            raise self.site.error(
+                f"the kernel function returned a value of type {type(build).__name__}, "
+                f"not a Build of the backend {self.backend!r}"
+            )
+        if build.backend != self.backend:
+            raise self.site.error(
+                f"the kernel function returned a Build of the backend {build.backend!r}, but backend={self.backend!r}"
+            )
+        if not self.has_tensors:
+            return build.without_tensors()
+        return build.given(lambda: self._layouts(problem))
+
+    def cores_of(self, problem: Problem, config: Config) -> int | None:
+        """Return how many cores a config uses on a CPU, if the file says so.
+
+        Raises:
+            KernelFileError: ``cores`` raised, or gave something else than a positive int.
+        """
+        cores = self.cores
+        if callable(cores):
+            try:
+                cores = cores(Values(problem, "problem key"), Values(config, "knob"))
+            except Exception as error:
+                raise self.site.failure("cores(p, c)", error) from error
+            if type(cores) is not int or cores < 1:
+                raise self.site.error(f"cores(p, c) returned {cores!r}, not a positive int")
+        return cores
+
+    @cached_property
+    def energy_metrics(self) -> frozenset[str]:
+        """Names of the metrics that are made of the energy, too."""
+        return frozenset(name for name, metric in self.metrics.items() if _takes_energy(metric))
+
+    def measured_metrics(self, problem: Problem, latency_us: float, energy_j: float | None = None) -> dict[str, float]:
+        """Return the file's own metrics of a measured config.
+
+        A metric that takes the energy is left out where that is unknown, as is a value that is not finite.
+
+        Raises:
+            KernelFileError: a metric raised, or returned something else than a number.
+        """
+        latency_s = latency_us / 1e6
+        found = self._throughput(problem, latency_us)
+        for name, metric in self.metrics.items():
+            is_of_energy = name in self.energy_metrics
+            if is_of_energy and energy_j is None:
+                continue
+            given = (latency_s, energy_j) if is_of_energy else (latency_s,)
+            try:
+                value = float(metric(Values(problem, "problem key"), *given))
+            except Exception as error:
+                raise self.site.failure(f"the metric {name}(p, t{', e' if is_of_energy else ''})", error) from error
+            if math.isfinite(value):
+                found[name] = value
+        return found
+
+    def _throughput(self, problem: Problem, latency_us: float) -> dict[str, float]:
+        values = Values(problem, "problem key")
+        try:
+            flops, moved = (work(values) if callable(work) else work for work in (self.flops, self.bytes))
+            return throughput(flops, moved, latency_us)
+        except Exception as error:
+            raise self.site.failure("flops(p) or bytes(p)", error) from error
+
+    def _layouts(self, problem: Problem) -> dict[str, Layout]:
+        text = canonical(problem)
+        if text not in self._known_layouts:
+            specs = self.input_specs(problem)
+            self._known_layouts[text] = {name: layout(value) for name, value in specs.items()}
+        return self._known_layouts[text]
+
+    @cached_property
+    def _known_layouts(self) -> dict[str, dict[str, Layout]]:
+        # By problem: a function that makes tensors itself is not called for each config again.
+        return {}
+
+
+def _takes_energy(metric: Callable[..., Any]) -> bool:
+    try:
+        return len(inspect.signature(metric).parameters) > 2
+    except (TypeError, ValueError):
+        # Some built-in functions have no signature to be read.
+        return False
