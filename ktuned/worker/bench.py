@@ -28,30 +28,26 @@ from ktuned.model import (
     figure_of,
 )
 from ktuned.worker import bytecode
-from ktuned.worker.check import Verdict
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
 from ktuned.worker.core_count import CountedLaunch
 from ktuned.worker.cuda_timer import EVENTS, CudaTimer
-from ktuned.worker.damage import Damage
 from ktuned.worker.default_run import DefaultRun
 from ktuned.worker.energy import EnergyMeter
 from ktuned.worker.energy_trace import CounterStopped, Energy
-from ktuned.worker.failures import words
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.guards import Guards
 from ktuned.worker.inspect import load_kernel
+from ktuned.worker.measurement import contended, disputed, ends_batch, from_timing, guilty, judged, raised
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.race import Ending
 from ktuned.worker.reply import Reply
 from ktuned.worker.room import require_room
-from ktuned.worker.timing import HostTimer, Timing
+from ktuned.worker.timing import HostTimer
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
-
-_KEPT_SAMPLES = 200
 
 
 @dataclass(frozen=True)
@@ -189,7 +185,7 @@ class Bench:
         following = [*request.units[1:]]
         for (unit, known_us), after in zip(others, following, strict=True):
             measured = self._observed(self._measure(unit, known_us, request, reply, after))
-            if _ends_batch(measured, request):
+            if ends_batch(measured, request):
                 return measured
             request = replace(request, incumbent=requests.Incumbent.after(request.incumbent, measured))
             reply.item(measured)
@@ -240,7 +236,7 @@ class Bench:
             known_us=known_us,
         )
         if first.undisputed is not None:
-            return _disputed(timed, first)
+            return disputed(timed, first)
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
             again = self._checked_launch(opened, launch, reply, Phase.CHECK)
             if again.outcome is not Outcome.MEASURED:
@@ -262,7 +258,7 @@ class Bench:
         except Unsupported as error:
             return replies.Measurement(Outcome.UNSUPPORTED, str(error), Phase.LOAD)
         except Exception as error:
-            return _raised(error, Phase.LOAD)
+            return raised(error, Phase.LOAD)
 
     def _checked_launch(
         self, opened: _Opened, launch: Launch, reply: Reply, phase: Phase, *, is_last: bool = True
@@ -280,25 +276,25 @@ class Bench:
         except Unsupported as error:
             return replies.Measurement(Outcome.UNSUPPORTED, str(error), phase)
         except Exception as error:
-            return _raised(error, phase)
+            return raised(error, phase)
         if phase is not Phase.CHECK:
             reply.phase(Phase.CHECK)
         try:
             if damage := data.damage(whole=is_last):
-                return _guilty(damage, Phase.CHECK)
+                return guilty(damage, Phase.CHECK)
             verdict = data.check()
             if not (is_last or verdict.ok) and (damage := data.damage()):
-                return _guilty(damage, Phase.CHECK)
+                return guilty(damage, Phase.CHECK)
             overwritten = data.overwritten()
         except Exception as error:
             # A GPU reports a launch's fault to whichever call comes next.
-            return _raised(error, Phase.CHECK)
+            return raised(error, Phase.CHECK)
         measured = replies.Measurement(Outcome.MEASURED)
         if not verdict.ok:
             message = "; ".join((verdict.message, *(f"the kernel overwrites its input {name}" for name in overwritten)))
             undisputed = Outcome.MEASURED if verdict.is_dissent else None
             measured = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK, undisputed=undisputed)
-        return replace(_judged(measured, verdict), overwritten=overwritten or None)
+        return replace(judged(measured, verdict), overwritten=overwritten or None)
 
     def check(self, request: requests.Check, reply: Reply) -> replies.Measurement:
         """Launch a config once, as before its timing, and judge its outputs."""
@@ -345,12 +341,12 @@ class Bench:
             timing = opened.timer.time(reference, request.preset)
         except Exception as error:
             if not isinstance(opened.timer, CudaTimer) or opened.timer.method == EVENTS:
-                return _raised(error, Phase.REFERENCE)
+                return raised(error, Phase.REFERENCE)
             # Some of torch's operations cannot be captured in a graph.
             timing = CudaTimer(opened.device.name, EVENTS).time(reference, request.preset)
         if watch is not None and watch.is_contended(timing.samples):
-            return _contended(opened.device, Phase.REFERENCE)
-        return _timed(timing)
+            return contended(opened.device, Phase.REFERENCE)
+        return from_timing(timing)
 
     def _opened(self) -> _Opened:
         if self._open is None:
@@ -422,7 +418,7 @@ class Bench:
                     incumbent=incumbent if opened.races_by_latency else None,
                     cost=None if opened.objective == LATENCY else opened.cost,
                 )
-                measured = _timed(timing)
+                measured = from_timing(timing)
                 is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)
             energy: Energy | None = None
             if opened.meter is not None and not is_contended and measured.latency_us is not None:
@@ -442,16 +438,16 @@ class Bench:
                     measured = replace(measured, message=message, beaten=True)
             ends_here = measured.outcome is not Outcome.MEASURED or is_contended or not is_checked_after
             if ends_here and (damage := opened.data.damage()):
-                return _guilty(damage, Phase.TIMING)
+                return guilty(damage, Phase.TIMING)
         except CounterStopped as error:
             # It says nothing of the config, which is tried again.
             return replies.Measurement(
                 Outcome.CONTENDED, f"the energy counter of {opened.device.name}: {error}", Phase.TIMING
             )
         except Exception as error:
-            return _raised(error, Phase.TIMING)
+            return raised(error, Phase.TIMING)
         if is_contended:
-            return _contended(opened.device, Phase.TIMING)
+            return contended(opened.device, Phase.TIMING)
         absence = watch.absence if isinstance(watch, GpuWatch) else ""
         measured = replace(measured, contention=f"not judged: {absence}" if absence else None)
         return _with_metrics(measured, opened, energy)
@@ -506,65 +502,3 @@ def crash_at_once() -> None:
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
         signal.signal(number, signal.SIG_DFL)
     faulthandler.enable(all_threads=False)
-
-
-def _timed(timing: Timing) -> replies.Measurement:
-    samples = timing.samples
-    low_us, high_us = samples.interval_us
-    kept = samples.sorted_us[:: max(1, len(samples) // _KEPT_SAMPLES)]
-    is_beaten = timing.ending is Ending.BEATEN
-    return replies.Measurement(
-        Outcome.SLOWER if timing.stopped_early else Outcome.MEASURED,
-        f"cannot win: {low_us:,.1f} to {high_us:,.1f} µs by {len(samples)} samples" if is_beaten else "",
-        latency_us=samples.median_us,
-        spread_us=samples.spread_us,
-        low_us=low_us,
-        high_us=high_us,
-        beaten=is_beaten or None,
-        count=len(samples),
-        samples=tuple(round(value, 3) for value in kept),
-    )
-
-
-def _ends_batch(measured: replies.Measurement, request: requests.Trial) -> bool:
-    """Return whether the next config must not follow in this request: it would meet what this one has left behind."""
-    lacks_cores = request.cores is not None and measured.cores is not None and measured.cores > request.cores
-    return measured.outcome is Outcome.LAUNCH_ERROR or measured.is_guilty or measured.is_unsound or lacks_cores
-
-
-def _judged(measured: replies.Measurement, verdict: Verdict) -> replies.Measurement:
-    """Add the errors that the check found."""
-    return replace(measured, max_error=verdict.finite_error, mismatched_ratio=verdict.mismatched_ratio)
-
-
-def _disputed(timed: replies.Measurement, first: replies.Measurement) -> replies.Measurement:
-    """Return the measurement of a config that differs from the default: a mismatch, with the figures that it has."""
-    if timed.outcome not in (Outcome.MEASURED, Outcome.SLOWER):
-        return timed
-    return replace(
-        timed,
-        outcome=Outcome.MISMATCH,
-        message=f"differs from the default's outputs: {first.message}",
-        phase=Phase.CHECK,
-        max_error=first.max_error,
-        mismatched_ratio=first.mismatched_ratio,
-        overwritten=first.overwritten,
-        undisputed=timed.outcome,
-    )
-
-
-def _guilty(damage: Damage, phase: Phase) -> replies.Measurement:
-    return replies.Measurement(
-        Outcome.MISMATCH, damage.message, phase, is_guilty=True, is_unsound=not damage.is_contained
-    )
-
-
-def _contended(device: Device, phase: Phase) -> replies.Measurement:
-    message = f"other programs used {device.name} while this was timed (`contention = false` keeps such timings)"
-    return replies.Measurement(Outcome.CONTENDED, message, phase)
-
-
-def _raised(error: Exception, phase: Phase) -> replies.Measurement:
-    if isinstance(error, MemoryError):
-        raise error
-    return replies.Measurement(Outcome.LAUNCH_ERROR, words(error), phase)
