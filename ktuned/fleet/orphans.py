@@ -2,6 +2,8 @@
 
 A worker is the subreaper of its descendants, and the daemon that of its workers. A process that detaches, clears its
 environment and outlives its worker becomes a child of the daemon, which kills any child that it did not start.
+
+A module of its own: nothing else of the executor needs /proc or signals of processes that it did not start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Launch limits of an architecture, checked without a device."""
+"""Launch limits of an architecture, checked without a device.
+
+A module of its own, as each CUDA plugin has one: what it checks differs by what the compiler reports.
+"""
 
 from __future__ import annotations
 

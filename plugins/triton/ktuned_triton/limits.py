@@ -1,4 +1,7 @@
-"""Limits of each architecture, checked when a kernel is compiled, before there is a device."""
+"""Limits of each architecture, checked when a kernel is compiled, before there is a device.
+
+A module of its own, as each CUDA plugin has one: what it checks differs by what the compiler reports.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``ktuned run``: the drop-in in the place of ``triton.autotune``, in a program that does not know of it."""
+"""``ktuned run``: the drop-in in the place of ``triton.autotune``, in a program that does not know of it.
+
+A module of its own: `ktuned run` finds it by its name, and imports nothing else before the program does.
+"""
 
 from __future__ import annotations
 
