@@ -424,12 +424,10 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{kernel.name}: the problem's {key} is {value}", hint="give a finite number")
     allowed = [set(declared) for declared in kernel.problems]
-    needed = allowed[0] if allowed else set(kernel.specialize or ())
-    if set(problem) not in allowed if allowed else not needed <= set(problem):
-        given = ", ".join(sorted(problem)) or "nothing"
-        raise UsageError(
-            f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(sorted(needed)) or 'nothing'}"
-        )
+    needed = tuple(kernel.problems[0] if allowed else kernel.specialize or ())
+    if set(problem) not in allowed if allowed else not set(needed) <= set(problem):
+        given = ", ".join(problem) or "nothing"
+        raise UsageError(f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(needed) or 'nothing'}")
 
 
 def is_below(path: str, directory: str) -> bool:

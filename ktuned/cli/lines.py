@@ -121,7 +121,7 @@ def lines_of(news: News) -> list[str]:
 
 def _ended(job: JobView) -> str:
     if job.state != JobState.DONE:
-        why = text.first_line(job.message)
+        why = _unsaid(job)
         counts = f" ({text.counts(job.outcomes)})" if job.outcomes else ""
         # "cancelled: cancelled" says nothing more.
         return f"{title(job)}: job {job.id} {job.state}{f': {why}' if why not in ('', job.state) else ''}{counts}"
@@ -139,6 +139,13 @@ def _ended(job: JobView) -> str:
         thing = "that speed" if job.objective == LATENCY else "as good"
         facts.append(f"was {text.by_objective(job.objective, job.before)}, {text.times(change)} {thing} now")
     return f"{title(job)}: tuned, {', '.join(facts)}  {text.flat(job.best_config) if job.best_config else ''}".rstrip()
+
+
+def _unsaid(job: JobView) -> str:
+    """Return why a job ended; an outcome's message that was a line of its own already is left out."""
+    why = text.first_line(job.message)
+    said = [text.first_line(trial.get("message"), limit=60).rstrip("…") for trial in job.failures.values()]
+    return why.partition("; ")[0] if any(words and words in why for words in said) else why
 
 
 def _reloaded(news: Reloaded) -> list[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
+
+from ktuned.cli.tables import table_lines
 
 
 class ReaderGone(Exception):
@@ -46,17 +49,13 @@ def complain(message: str, hint: str = "") -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
-    """Print rows below a heading; ``right`` names the columns of figures.
+    """Print rows below a heading, so that they fit the terminal; a pipe gets a line for each row.
 
-    Nothing is cut: a terminal wraps long lines, and a pipe needs them complete.
+    ``right`` names the columns of figures.
     """
+    is_terminal = sys.stdout.isatty()
     figures = [column in set(right) for column in columns]
     cells = [tuple(columns), *(tuple(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for number, row in enumerate(cells):
-        padded = (
-            cell.rjust(width) if is_figure else cell.ljust(width)
-            for cell, width, is_figure in zip(row, widths, figures, strict=True)
-        )
-        line = "  ".join(padded).rstrip()
-        emit(click.style(line, bold=True) if number == 0 and sys.stdout.isatty() else line)
+    width = shutil.get_terminal_size().columns if is_terminal else None
+    for number, line in enumerate(table_lines(cells, figures, width)):
+        emit(click.style(line, bold=True) if number == 0 and is_terminal else line)

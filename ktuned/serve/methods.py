@@ -234,12 +234,13 @@ class Methods:
 
     def _ambiguity(self, kernel: KernelInfo) -> str:
         """Return a line about a new kernel whose short name means another project's kernel as well, or nothing."""
-        others = ", ".join(other.name for other in self._catalog.namesakes(kernel))
+        others = [other.name for other in self._catalog.namesakes(kernel)]
         if not others:
             return ""
+        meant = f"{', '.join([kernel.name, *others[:-1]])} or {others[-1]}"
         return (
-            f"{kernel.kernel!r} alone may mean {kernel.name} or {others} now: applications that work outside of their "
-            "projects must use the full name"
+            f"{kernel.kernel!r} alone may mean {meant} now: applications that work outside of their projects must use "
+            "the full name"
         )
 
     async def cancel(self, wanted: CancelParams, connection: Connection) -> dict[str, Any]:

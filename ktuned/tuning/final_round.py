@@ -86,7 +86,7 @@ class _Finalist:
             spread_us,
             trial.compile_s,
             trial.lane_s,
-            trial.message,
+            self._message(figure),
             artifact=trial.artifact,
             detail={**trial.detail, **decided.to_json()},
         )
@@ -110,11 +110,15 @@ class _Finalist:
             trial.spread_us if figure is None else max(figure.spread_us, statistics.median(self.spreads)),
             trial.compile_s,
             trial.lane_s,
-            trial.message,
+            self._message(figure),
             artifact=trial.artifact,
             # Fields that a newer version has stored stay.
             detail={**trial.detail, **decided.to_json()},
         )
+
+    def _message(self, figure: Figure | None) -> str:
+        """Return the trial's message; that of a race which the figure of this round has corrects is true no longer."""
+        return "" if figure is not None and self.detail.beaten else self.trial.message
 
     def _metrics_at(self, cost: float) -> Mapping[str, float] | None:
         """Return the metrics of the round whose cost is the nearest."""

@@ -89,8 +89,27 @@ def test_tune_tells_bests_and_first_failures(run: Run, serve: Serve) -> None:
     ]
     assert re.search(r"done +40\.00 µs ±0\.5 % +80\.00 µs ±0\.62 % +2\.00× +60\.00 µs +BM=4$", winners)
     assert "anything from" not in ran.out
-    assert re.search(r"hung +2 +BM=2 \(trial 2\) +why it is hung$", failures)
+    assert re.search(r"hung +2 +BM=2 \(trial 2\)$", failures)
+    assert ran.out.count("why it is hung") == 1
     assert "ktuned results" in hint
+
+
+def test_no_sentence_is_printed_twice(run: Run, serve: Serve) -> None:
+    """A job's end leaves out what its first failure said, and the table what the job's end said."""
+    why = "k.cc:3: error: no such type"
+    message = f"no config ran; compile_error: {why}"
+    failed = job_map(state="failed", done=1, outcomes={"compile_error": 1}, message=message)
+    trial = trial_event(trial_map(1, "compile_error", message=why), 1)
+    tuning(serve, events=[trial, state_event("job_done", failed)])
+    ran = run("tune", "gemm", "--no-spawn")
+    assert (ran.code, ran.out.count(why), ran.out.count("no config ran")) == (1, 1, 1)
+
+
+def test_a_job_s_message_is_printed_once(run: Run, serve: Serve) -> None:
+    """As a line when it ends; in the table where it had ended before."""
+    failed = job_map(state="failed", message="inputs(p) returned an empty dict")
+    tuning(serve, events=[state_event("job_done", failed)])
+    assert run("tune", "gemm", "--no-spawn").out.count("empty dict") == 1
 
 
 def test_a_speed_up_that_is_hardly_known_is_a_warning(run: Run, serve: Serve) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from ktuned.worker.compile import compile_units
 from ktuned.worker.reply import Reply
 from ktuned_torch import Build, Torch, TorchKernel, inductor
 from ktuned_torch.backend import CODE_FILE, EAGER, KERNEL_FILE, NO_CODE, NO_LAYOUTS, ON_DEVICE, ON_LANE
+from ktuned_torch.bound_function import why_unsupported
 from tests.plugins import torch_kernels
 from tests.plugins.torch_kernels import COMPILED, FILE, LAYOUTS
 
@@ -378,3 +380,20 @@ class TestOnCuda:
         """CuDNN's attention does not take float32."""
         with pytest.raises(Unsupported, match="No available kernel"):
             self.load(Build("cudnn_attention", ("x",)), compile_one).bind({"x": torch.ones(1, 1, 8, 8).cuda()})
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("Torch not compiled with CUDA enabled", "it runs on GPUs alone, and this device is none: Torch not"),
+        ("Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)", "it runs on GPUs alone"),
+        ("0 active drivers ([]). There should only be one.", "it runs on GPUs alone"),
+        ("No available kernel. Aborting execution.", "^No available kernel"),
+        ("division by zero", "^$"),
+    ],
+)
+def test_a_kernel_for_gpus_says_so_on_a_cpu(message: str, words: str) -> None:
+    """Also as the cause of another error; other errors are none of this."""
+    error = RuntimeError("a launcher's own words")
+    error.__cause__ = AssertionError(message)
+    assert re.search(words, why_unsupported(error))

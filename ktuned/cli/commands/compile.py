@@ -63,14 +63,14 @@ def compile(  # noqa: A001 - the command's name
     with Client() as client, Tuning(client, _ask(client, wanted)) as compiling:
         complain_of(compiling.errors)
         try:
-            told = _follow(compiling, as_json)
+            told, refusal = _follow(compiling, as_json)
         except KeyboardInterrupt:
             _cancel(client, compiling)
             return Exit.INTERRUPTED
         jobs = compiling.jobs
     if as_json:
         output.emit_json(jobs)
-    _sum_up(jobs, told)
+    _sum_up(jobs, told, refusal)
     ready = sum(job["outcomes"].get("compiled", 0) for job in jobs)
     return Exit.DONE if ready and not compiling.errors else Exit.NOT_REACHED
 
@@ -80,8 +80,8 @@ def _ask(client: Client, wanted: Mapping[str, Any]) -> dict[str, Any]:
     return accepted
 
 
-def _follow(compiling: Tuning, as_json: bool) -> int:
-    """Print every config when it is ready; return their number."""
+def _follow(compiling: Tuning, as_json: bool) -> tuple[int, str]:
+    """Print every config when it is ready; return their number, and the reason if all are unsupported for one."""
     several = len(compiling.jobs) > 1
     told = 0
     shown = Lines()
@@ -95,11 +95,11 @@ def _follow(compiling: Tuning, as_json: bool) -> int:
             refusal = event["message"] if event["outcome"] == Outcome.UNSUPPORTED else None
             for said in shown.take(line(event, several=several), refusal):
                 output.emit(said)
-    return told
+    return told, shown.refusal
 
 
 class Lines:
-    """Lines of configs. As long as all configs are unsupported for one reason, those after the first are held back.
+    """Lines of configs. As long as all of them are unsupported for one reason, they are held back.
 
     That reason is then no config's: the architecture is none of the backend's.
     """
@@ -109,12 +109,16 @@ class Lines:
         self._reason: str | None = None
         self._held: list[str] = []
 
+    @property
+    def refusal(self) -> str:
+        """The reason that all configs share, none of which was printed; else empty."""
+        return self._reason or ""
+
     def take(self, line: str, refusal: str | None) -> list[str]:
         """Return what to print now that a config has this line; ``refusal`` is why it is unsupported."""
         if self._is_first:
             self._is_first, self._reason = False, refusal
-            return [line]
-        if refusal is not None and refusal == self._reason and len(self._held) < MAX_HELD:
+        if refusal and refusal == self._reason and len(self._held) < MAX_HELD:
             self._held.append(line)
             return []
         due, self._held, self._reason = [*self._held, line], [], None
@@ -133,15 +137,16 @@ def line(event: Mapping[str, Any], *, several: bool) -> str:
     return "  ".join(filter(None, (said, facts, "(was there)" if event["reused"] else "")))
 
 
-def _sum_up(jobs: list[dict[str, Any]], told: int) -> None:
-    """Print each job's end on stderr, and the number of configs whose events were missed."""
+def _sum_up(jobs: list[dict[str, Any]], told: int, refusal: str) -> None:
+    """Print each job's end on stderr, with what all configs were refused for, and the number of missed events."""
     for job in jobs:
         counts = text.counts(Counter(job["outcomes"]))
         cost = (
             f"{text.duration(job['cost'].get('compile_s'))} of compiling in {text.duration(job['cost'].get('wall_s'))}"
         )
         problem = f" [{text.flat(job['problem'])}]" if job["problem"] else ""
-        output.say(f"{job['kernel']}{problem}: {job['message'] or job['state']} ({counts}; {cost})")
+        why = f": {text.first_line(refusal, _MESSAGE_CHARS)}" if refusal else ""
+        output.say(f"{job['kernel']}{problem}: {job['message'] or job['state']}{why} ({counts}; {cost})")
     missed = sum(job["done"] for job in jobs) - told
     if missed > 0:
         output.say(f"{missed} configs are not listed: their events came faster than they were read")

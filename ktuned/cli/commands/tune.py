@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,7 @@ def tune(
         if detach:
             _print_jobs(tuning, as_json)
             return Exit.NOT_REACHED if tuning.errors or not tuning.jobs else Exit.DONE
+        over = {job["id"] for job in tuning.jobs if job["state"] in ENDED}
         try:
             view = follow(tuning, as_json, limits(client))
         except KeyboardInterrupt:
@@ -103,7 +104,7 @@ def tune(
         if as_json:
             _print_jobs(tuning, as_json)
         elif tuning.jobs:
-            _print_outcome(client, view)
+            _print_outcome(client, view, over)
         elif not tuning.errors:
             output.complain(f"{target} has nothing to tune", "declare problems in the kernel file, or give one with -p")
     reached = bool(view.jobs) and all(job.has_winner for job in view.jobs.values()) and not tuning.errors
@@ -160,25 +161,27 @@ def _print_jobs(tuning: Tuning, as_json: bool) -> None:
         job_tables.show(tuning.jobs)
 
 
-def _print_outcome(client: Client, view: View) -> None:
+def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
+    """Print the winners and the failures; the ends of jobs that were ``over`` before have not been lines yet."""
     columns = ["kernel", "problem", "device", "state", "best", "default", "speed-up", "reference", "winner"]
     if any(job.objective != LATENCY for job in view.jobs.values()):
         columns[columns.index("speed-up")] = "gain"
     figures = ["best", "default", "speed-up", "gain", "reference"]
     output.emit()
-    output.table(columns, (_row(client, job) for job in view.jobs.values()), right=figures)
+    output.table(columns, (_row(client, job, job.id in over) for job in view.jobs.values()), right=figures)
     for job in view.jobs.values():
         for doubt in lines.doubts(job):
             output.emit(doubt)
     failures = [row for job in view.jobs.values() for row in _failures(job)]
     if failures:
         output.emit()
-        output.table(["kernel", "what failed", "configs", "such as", "because"], failures, right=["configs"])
+        output.table(["kernel", "what failed", "configs", "such as"], failures, right=["configs"])
         output.emit()
         output.emit("`ktuned results KERNEL --outcome OUTCOME` lists them, `--trial ID` shows everything about one.")
 
 
-def _row(client: Client, job: JobView) -> list[str]:
+def _row(client: Client, job: JobView, was_over: bool) -> list[str]:
+    why = text.first_line(job.message) if was_over else ""
     return [
         job.kernel,
         text.flat(job.problem),
@@ -187,8 +190,8 @@ def _row(client: Client, job: JobView) -> list[str]:
         *_figures(job),
         text.times(job.speedup),
         text.latency_within(job.reference_us, job.reference_spread_us),
-        # Last, because it may be long; without a winner, the reason.
-        text.flat(_winner(client, job)) if job.has_winner else text.first_line(job.message) or text.ABSENT,
+        # Last, because it may be long; without a winner, the reason, unless a line has had it.
+        text.flat(_winner(client, job)) if job.has_winner else why or text.ABSENT,
     ]
 
 
@@ -217,4 +220,4 @@ def _failures(job: JobView) -> Iterator[list[str]]:
         if count:
             trial = job.failures.get(outcome, {})
             example = f"{text.flat(trial['config'])} (trial {trial['id']})" if trial else text.ABSENT
-            yield [job.kernel, outcome, str(count), example, text.first_line(trial.get("message"), limit=120)]
+            yield [job.kernel, outcome, str(count), example]

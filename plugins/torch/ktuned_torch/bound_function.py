@@ -12,13 +12,19 @@ from ktuned.backends import Launch
 from ktuned.model import Unsupported
 from ktuned.spec import causes
 
+_NEEDS_GPU = (
+    # Triton, without a GPU and with one.
+    "0 active drivers",
+    "cannot be accessed from Triton (cpu tensor?)",
+    # torch.cuda, in a build for CPUs alone and without a GPU.
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver on your system",
+)
 _CANNOT_RUN = (
     # scaled_dot_product_attention, on CUDA and on the CPU, when sdpa_kernel(...) leaves no backend.
     "No available kernel. Aborting execution.",
     "No viable backend for scaled_dot_product_attention",
-    # Triton, without a GPU and with one.
-    "0 active drivers",
-    "cannot be accessed from Triton (cpu tensor?)",
+    *_NEEDS_GPU,
 )
 """Parts of the messages of torch and Triton for a device that lacks a requirement; they have no exceptions for it."""
 
@@ -109,5 +115,6 @@ def why_unsupported(error: BaseException) -> str:
     for each in causes(error):
         is_too_large = type(each).__name__ == "OutOfResources" and type(each).__module__.startswith("triton.")
         if is_too_large or any(words in str(each) for words in _CANNOT_RUN):
-            return str(each)
+            needs_gpu = any(words in str(each) for words in _NEEDS_GPU)
+            return f"it runs on GPUs alone, and this device is none: {each}" if needs_gpu else str(each)
     return ""
