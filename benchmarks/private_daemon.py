@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +60,8 @@ def private_home() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(home: Path) -> Iterator[PrivateDaemon]:
-    """Run ``ktuned serve`` on ``home`` until the end of the block.
+def serving(home: Path, command: Sequence[str] = ("ktuned", "serve")) -> Iterator[PrivateDaemon]:
+    """Run ``ktuned serve``, or another module, on ``home`` until the end of the block.
 
     Raises:
         RuntimeError: it ends, or does not answer within :data:`START_DEADLINE_S`.
@@ -75,7 +75,7 @@ def serving(home: Path) -> Iterator[PrivateDaemon]:
     with (home / "serve.log").open("ab") as log:
         start = perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-m", "ktuned", "serve"],
+            [sys.executable, "-m", *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -37,6 +37,7 @@ from ktuned.fleet import (
     Bridge,
     Cluster,
     Courtesy,
+    Executor,
     Executors,
     Fleet,
     LocalExecutor,
@@ -89,16 +90,18 @@ from ktuned.watch import Watcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replacements:
-    """Parts that a test brings itself; ``None`` leaves the daemon's own.
+    """Parts that a test or a benchmark brings itself; ``None`` leaves the daemon's own.
 
-    ``read`` gives readings of the machine, ``base_env`` is the workers' environment; a fleet that ``adopts`` takes
-    every child of the process for its own. Spare workers import ``spare_modules``; timing and compiles share ``cores``.
+    ``executor`` returns the one that is used, over the daemon's own. ``read`` gives readings of the machine,
+    ``base_env`` is the workers' environment; a fleet that ``adopts`` takes every child of the process for its own.
+    Spare workers import ``spare_modules``; timing and compiles share ``cores``.
     """
 
     adopts: bool = True
     base_env: Mapping[str, str] | None = None
     cores: int | None = None
     events: Events | None = None
+    executor: Callable[[Executor], Executor] | None = None
     intervals: Intervals | None = None
     preparation_type: type[Preparation] = Preparation
     read: Callable[[], Awaitable[Reading]] | None = None
@@ -200,7 +203,7 @@ def assemble(
     cluster = Cluster(bridge, remote)
     cluster.follow(settings.file.cluster.ray, settings.file.cluster.runtime_env)
     fleet = Fleet(
-        Executors(executor, remote),
+        Executors(executor if replaced.executor is None else replaced.executor(executor), remote),
         compile_slots=settings.compile_slots,
         spawn_s=settings.deadlines["spawn"],
         memory_limits=(settings.bench_bytes, settings.compile_bytes),

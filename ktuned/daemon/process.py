@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from ktuned.daemon import state_directory
-from ktuned.daemon.assembly import Parts, assemble
+from ktuned.daemon.assembly import Parts, Replacements, assemble
 from ktuned.daemon.config import Settings
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.reload import watched_roots
@@ -30,7 +30,7 @@ _HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 """It halves the daemon's part of a lookup; where it cannot be installed, asyncio's own loop does the same work."""
 
 
-def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
+def run(settings: Settings, *, starts_by_itself: bool = False, replacements: Replacements | None = None) -> int:
     """Run a daemon until it is stopped; return the exit code.
 
     One that ``starts_by_itself`` when it is needed ends when it is idle, unless the settings say otherwise; so does
@@ -42,13 +42,16 @@ def run(settings: Settings, *, starts_by_itself: bool = False) -> int:
     os.umask(state_directory.PRIVATE_UMASK)
     handover = Handover.take(os.environ, os.getpid())
     try:
-        anyio.run(serve, settings, handover, starts_by_itself, backend_options={"use_uvloop": _HAS_UVLOOP})
+        serving = functools.partial(serve, replacements=replacements)
+        anyio.run(serving, settings, handover, starts_by_itself, backend_options={"use_uvloop": _HAS_UVLOOP})
     except* KtunedError as group:
         raise _first(group) from None
     return 0
 
 
-async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) -> None:
+async def serve(
+    settings: Settings, handover: Handover, starts_by_itself: bool, *, replacements: Replacements | None = None
+) -> None:
     """Serve until SIGTERM, SIGINT or a ``shutdown`` request, or until it has been idle for long enough."""
     descriptor = handover.descriptor
     socket_of = bind_socket(settings.socket) if descriptor is None else inherit_socket(descriptor)
@@ -62,7 +65,14 @@ async def serve(settings: Settings, handover: Handover, starts_by_itself: bool) 
         async with Store.open(settings.state / STORE_NAME) as store:
             # Before anything is read by a kernel's name.
             await store.projects.name({root.path: root.name for root in watched_roots(settings, store)})
-            parts = assemble(settings, store, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s)
+            parts = assemble(
+                settings,
+                store,
+                notifier,
+                watchdog_s=handover.watchdog_s,
+                idle_exit_s=idle_exit_s,
+                replacements=replacements,
+            )
             async with parts.fleet.running(), parts.bridge.running():
                 await Daemon(parts).run(listening, is_bound=descriptor is None)
 

@@ -71,6 +71,12 @@ def tree_threads(pid: int) -> list[int]:
 
 
 def _words(path: str) -> list[bytes]:
-    # Five times a second for each thread of a worker: read as text it would take half as long again.
-    with open(path, "rb", buffering=0) as stream:
-        return (stream.read() or b"").split()
+    # Five times a second for each thread of a worker: a file object would make twice as many system calls.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(descriptor, 1 << 16):
+            parts.append(part)
+    finally:
+        os.close(descriptor)
+    return b"".join(parts).split()

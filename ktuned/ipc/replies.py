@@ -136,8 +136,8 @@ class Explored(Record):
     """The size of an opened space (``None`` where it cannot be counted) and the strategy that walks it.
 
     ``is_estimate`` says that the size is one, of the valid configs. ``notice`` says why that strategy is another than
-    the plan's. ``observed`` here and in other replies is what the operation has read besides what the request's kernel
-    names, with what it held.
+    the plan's, ``learns`` that what it proposes depends on outcomes. ``observed`` here and in other replies is what the
+    operation has read besides what the request's kernel names, with what it held.
     """
 
     size: int | None
@@ -145,6 +145,7 @@ class Explored(Record):
     notice: str = ""
     observed: tuple[Observation, ...] = ()
     is_estimate: bool = False
+    learns: bool = True
 
 
 @record
@@ -234,9 +235,10 @@ class Measurement(Record):
     used the device; ``overwritten`` names the inputs that the launch wrote to without a declaration; ``metrics`` are
     the kernel file's own, with the ``energy`` and its product with the latency where that was measured; ``energy_low``
     and ``energy_high`` are the ends of the energy's interval, in J. ``cost`` is what it costs by the opened objective,
-    with its interval, if that is not the latency. One that differs from the default's outputs, and has no other fault,
-    is timed, too: it would have the outcome ``undisputed`` if the default were not to be trusted. A config that wrote
-    outside its tensors ``is_guilty``; the worker ``is_unsound`` if more than its guards may have been hit.
+    with its interval, if that is not the latency. ``seconds`` is the time that it took in the worker. One that differs
+    from the default's outputs, and has no other fault, is timed, too: it would have the outcome ``undisputed`` if the
+    default were not to be trusted. A config that wrote outside its tensors ``is_guilty``; the worker ``is_unsound`` if
+    more than its guards may have been hit.
     """
 
     outcome: Outcome | None
@@ -264,6 +266,7 @@ class Measurement(Record):
     cost_high: float | None = None
     observed: tuple[Observation, ...] = ()
     cores: int | None = None
+    seconds: float | None = None
 
 
 @record

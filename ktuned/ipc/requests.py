@@ -227,7 +227,9 @@ class Lower(Request[replies.Lowered, Never]):
 class Compile(Request[replies.Empty, replies.CompiledUnit]):
     """Compile units for a target in the directory ``staging``, seal their artifacts and send an item for each.
 
-    ``toolchain`` holds the sights of the files by which the toolchain in the units' keys was known.
+    ``toolchain`` holds the sights of the files by which the toolchain in the units' keys was known. Units whose backend
+    gains nothing from a group are compiled one after the other; items may be held back for ``hold_s``, to be sent
+    together.
     """
 
     operation: ClassVar = "compile"
@@ -238,6 +240,7 @@ class Compile(Request[replies.Empty, replies.CompiledUnit]):
     staging: str
     units: tuple[UnitRef, ...]
     toolchain: Mapping[str, str] = field(default_factory=dict)
+    hold_s: float = 0.0
 
 
 @record
@@ -327,7 +330,8 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     cannot beat the ``incumbent``, or one before it in the batch, is measured no better than that takes. A CPU config
     whose first launch uses more than ``cores`` is not timed, and ends the batch. The load of ``tolerated`` processes,
     the applications that the tuning is for, counts only where it changes a median. ``known_us`` are the latencies of
-    the units, where that is known and only the energy is wanted.
+    the units, where that is known and only the energy is wanted. Items may be held back for ``hold_s``, to be sent
+    together.
     """
 
     operation: ClassVar = "trial"
@@ -341,6 +345,7 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     cores: int | None = None
     tolerated: tuple[int, ...] = ()
     known_us: tuple[float | None, ...] = ()
+    hold_s: float = 0.0
 
 
 @record

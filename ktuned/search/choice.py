@@ -151,6 +151,11 @@ class Supervised(Strategy):
         return self._strategy.valid
 
     @property
+    def learns(self) -> bool:
+        """True if the strategy does."""
+        return self._strategy.learns
+
+    @property
     def finished(self) -> bool:
         """True if the strategy is."""
         return self._strategy.finished

@@ -62,6 +62,11 @@ class Strategy(ABC):
         return None
 
     @property
+    def learns(self) -> bool:
+        """True if what it proposes depends on outcomes, as by default; else it is asked far ahead of them."""
+        return True
+
+    @property
     @abstractmethod
     def finished(self) -> bool:
         """True if ``ask`` will never return a config again."""
@@ -106,6 +111,11 @@ class Walk(Strategy):
 
     def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
         """Ignore what became of a config."""
+
+    @property
+    def learns(self) -> bool:
+        """False: the order is fixed."""
+        return False
 
     @property
     def finished(self) -> bool:

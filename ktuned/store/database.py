@@ -332,6 +332,23 @@ class Store:
             )
         )
 
+    async def finish_trials(
+        self, results: Sequence[tuple[int, TrialResult]], *, objective: Objective = LATENCY, is_opening: bool = False
+    ) -> Winner | None:
+        """Store trials' results in one transaction, each as :meth:`finish_trial`; return the winner at the end.
+
+        ``None`` is returned if none of them made or changed it.
+
+        Raises:
+            NotFound, UsageError: as :meth:`finish_trial`; then none is stored.
+        """
+        now = time.time()
+        return await self._write(
+            lambda connection: trial_writes.finish_all(
+                connection, results, now, objective=objective, is_opening=is_opening
+            )
+        )
+
     async def settle(
         self, results: Sequence[tuple[int, TrialResult]], best: int | None, *, objective: Objective = LATENCY
     ) -> Winner | None:

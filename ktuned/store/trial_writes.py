@@ -105,6 +105,21 @@ def finish(
     return _vacate(connection, measured.context, trial_id, result, vacated, now).get(objective)
 
 
+def finish_all(
+    connection: sqlite3.Connection,
+    results: Sequence[tuple[int, TrialResult]],
+    now: float,
+    *,
+    objective: Objective = LATENCY,
+    is_opening: bool = False,
+) -> Winner | None:
+    """Store results in their order, each by :func:`finish`; return the last winner that this made."""
+    winner = None
+    for trial_id, result in results:
+        winner = finish(connection, trial_id, result, now, objective=objective, is_opening=is_opening) or winner
+    return winner
+
+
 def settle(
     connection: sqlite3.Connection,
     results: Sequence[tuple[int, TrialResult]],

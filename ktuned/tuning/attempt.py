@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import monotonic, time
+from time import monotonic
 from typing import Any, Literal
 
 from ktuned.catalog import Admission, Traces
@@ -238,9 +238,9 @@ class Attempt:
         """The latency of a config that was measured already, and lacks another figure alone."""
         return None if self.known is None else self.known.latency_us
 
-    def worked(self, kind: Literal["compile", "lane"], place: str, seconds: float) -> None:
-        """Note that the attempt was in a slot (``compile``) or a ``lane`` for so long, until now."""
-        self.spans[kind] = place, round(time() - seconds, 3)
+    def worked(self, kind: Literal["compile", "lane"], place: str, began: float) -> None:
+        """Note that the attempt was in a slot (``compile``) or a ``lane``, and since when (Unix s)."""
+        self.spans[kind] = place, round(began, 3)
 
     def doubt(self, *, is_doubtful: bool) -> bool:
         """Move the attempt back, once, after a failure in a worker that may have been damaged; return whether."""

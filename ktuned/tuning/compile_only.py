@@ -17,6 +17,7 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Event, JobState, Role
 from ktuned.store import Artifacts
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
+from ktuned.tuning.batches import MAX_BATCH
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer
 from ktuned.tuning.job_events import Publish
@@ -68,7 +69,9 @@ class CompileOnly:
         """
         began = monotonic()
         slots = int(self._fleet.compile_slots.total_tokens)
-        self._channel, arriving = anyio.create_memory_object_stream[Attempt](slots * self.work.group_size)
+        self._channel, arriving = anyio.create_memory_object_stream[Attempt](
+            slots * max(self.work.group_size, MAX_BATCH)
+        )
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._ask, self._channel)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 
 import anyio
 import structlog
@@ -27,6 +27,7 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Event, Outcome, Phase, Role, WorkerError
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
 from ktuned.tuning.attempt import Attempt, Compiled, Compiler, Ended, Work
+from ktuned.tuning.batches import COMPILE_S, BatchSize
 from ktuned.tuning.compile_groups import GroupSize
 from ktuned.tuning.front_end import FrontEnd
 from ktuned.tuning.trial_detail import TrialDetail
@@ -47,6 +48,7 @@ class CompileStage:
         self._artifacts = artifacts
         self._group_size = GroupSize(work.group_size)
         self._front_end = FrontEnd(work, fleet)
+        self._batch_size = BatchSize(COMPILE_S)
         self._directories: list[Path] = []
         self._made = 0
         self._absent: dict[str, float] = {}
@@ -56,12 +58,18 @@ class CompileStage:
     ) -> list[Attempt]:
         """Return ``first`` and as many of those that wait in the channel as are to be compiled with it."""
         group = [first]
-        for _ in range(self._group_size.next(lanes_starve=lanes_starve) - 1):
+        size = self._batch_size.now if self._is_batched else self._group_size.next(lanes_starve=lanes_starve)
+        for _ in range(size - 1):
             try:
                 group.append(channel.receive_nowait())
             except (anyio.WouldBlock, anyio.EndOfStream):
                 break
         return group
+
+    @property
+    def _is_batched(self) -> bool:
+        """True if configs that travel together are compiled one after the other, because a group gains nothing."""
+        return self._work.group_size == 1 and not self._work.lowers
 
     async def compile(self, attempts: Sequence[Attempt]) -> list[Compiled | Ended]:
         """Bring each attempt to its artifact, or to its outcome.
@@ -123,6 +131,7 @@ class CompileStage:
         """Compile a group in one request; one that fails as a whole is halved until the config at fault is alone.
 
         With their node, attempts are ``lost``: they are to be compiled elsewhere.
+        Of a batch the first without a result is at fault; the others have not begun.
         """
         items: dict[str, replies.CompiledUnit] = {}
         done: list[Compiled | Ended] = []
@@ -150,12 +159,18 @@ class CompileStage:
             silent, detail = "the backend reported nothing about this config", TrialDetail(phase=Phase.COMPILE)
             done += [Ended(attempt, attempt.result(Event.COMPILE_FAILED, silent, detail=detail)) for attempt in rest]
             return done
-        excused = [attempt for attempt in rest if attempt.excuse_kill(failure)]
+        if not rest:
+            return done
+        at_work = rest[:1] if self._is_batched else rest
+        excused = [attempt for attempt in at_work if attempt.excuse_kill(failure)]
         if excused:
             for attempt in excused:
                 attempt.life.tell(Event.COMPILE_STARTED)
-            blamed = [self._failed(attempt, failure) for attempt in rest if attempt not in excused]
-            return [*done, *blamed, *await self._compile_group(excused, compiler, lost)]
+            blamed = [self._failed(attempt, failure) for attempt in at_work if attempt not in excused]
+            return [*done, *blamed, *await self._compile_group(excused + rest[len(at_work) :], compiler, lost)]
+        if self._is_batched:
+            done.append(self._failed(rest[0], failure))
+            return [*done, *await self._compile_group(rest[1:], compiler, lost)] if rest[1:] else done
         if len(rest) == 1:
             return [*done, self._failed(rest[0], failure)]
         half = len(rest) // 2
@@ -189,16 +204,9 @@ class CompileStage:
     ) -> None:
         work, environment = self._work, compiler.environment
         units = {attempt.unit.key: attempt.unit for attempt in group}
-        deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * len(group)}
-
+        together = 1 if self._is_batched else len(group)
+        deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * together}
         slot = f"{environment.node} slot {staging.rpartition('-')[2]}".lstrip()
-
-        def note(item: replies.CompiledUnit) -> None:
-            items[item.key] = item
-            for attempt in group:
-                if attempt.unit.key == item.key:
-                    attempt.worked("compile", slot, item.seconds)
-
         failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
         async with self._fleet.lend(Role.COMPILE, environment) as worker:
             if work.lowers:
@@ -207,13 +215,27 @@ class CompileStage:
                 except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                     # The front end's: this worker has done nothing.
                     failure, units = error, {}
+            began, until = monotonic(), time()
             if units:
                 request = requests.Compile(
-                    work.kernel_ref, work.target, staging, tuple(units.values()), compiler.toolchain
+                    work.kernel_ref,
+                    work.target,
+                    staging,
+                    tuple(units.values()),
+                    compiler.toolchain,
+                    # Of a single one nothing is held back.
+                    hold_s=COMPILE_S if len(group) > 1 else 0.0,
                 )
-                await worker.exchange(request, deadlines, on_item=note)
+                try:
+                    await worker.exchange(request, deadlines, on_item=lambda item: items.update({item.key: item}))
+                finally:
+                    for attempt in group:
+                        if attempt.unit.key in items:
+                            attempt.worked("compile", slot, until)
+                            until += items[attempt.unit.key].seconds
         if failure is not None:
             raise failure
+        self._batch_size.took(len(items), monotonic() - began)
         if items and all(item.outcome is None for item in items.values()):
             self._group_size.took(len(items), sum(item.seconds for item in items.values()))
 

@@ -6,9 +6,9 @@ import hashlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import islice
-from time import monotonic
+from dataclasses import dataclass, replace
+from itertools import islice, takewhile
+from time import monotonic, time
 
 import anyio
 import structlog
@@ -28,6 +28,7 @@ from ktuned.ipc import replies, requests
 from ktuned.model import LATENCY, Event, Outcome, Phase, TrialResult, canonical
 from ktuned.store import Artifacts
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Work
+from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import for_trial
 from ktuned.tuning.trial_detail import TrialDetail
@@ -53,11 +54,21 @@ _FAILURES = (Outcome.MISMATCH, Outcome.LAUNCH_ERROR)
 """Outcomes of a measurement that a damaged worker may be the reason for."""
 
 
-Done = Callable[[Attempt, TrialResult], Awaitable[None]]
-"""Takes an attempt's result."""
+Done = Callable[[Sequence[tuple[Attempt, TrialResult]]], Awaitable[None]]
+"""Takes attempts' results, those that came together at once."""
 
-_Take = Callable[[replies.Measurement, Output, float], Awaitable[None]]
-"""Takes a measurement, what was printed for it, and the time when it came."""
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """A measurement, what was printed until it came, when that was, and whether it is the last of its request."""
+
+    measured: replies.Measurement
+    output: Output
+    at: float
+    is_last: bool = False
+
+
+_Take = Callable[[Sequence[_Arrived]], Awaitable[None]]
 
 
 class MeasureStage:
@@ -96,7 +107,7 @@ class MeasureStage:
                 if self._artifacts.find(compiled.attempt.unit.key) is None:
                     (again,) = await self._compiling.compile([compiled.attempt])
                     if isinstance(again, Ended):
-                        await done(again.attempt, again.result)
+                        await done([(again.attempt, again.result)])
                         continue
                     compiled = again
                 left.append(compiled)
@@ -161,8 +172,7 @@ class MeasureStage:
     ) -> list[Compiled]:
         """Measure what is ``left``, up to the first that is to be measured again; return that.
 
-        Trials travel together where nothing is decided between them. Not to a CPU: recording one's result would disturb
-        the next.
+        Trials travel together where nothing is decided between them.
         """
         undecided: list[Compiled] = []
         async with lane.hold(self._work.job.id):
@@ -176,9 +186,15 @@ class MeasureStage:
         return undecided
 
     def _together(self, lane: Lane, left: Sequence[Compiled]) -> int:
-        """Return how many of the first that are left travel in one request."""
-        defaults = [place for place, one in enumerate(left) if self._is_default(one.attempt)]
-        return 1 if lane.device.kind == "cpu" else max(1, min(defaults, default=len(left)))
+        """Return how many of the first that are left travel in one request: the default alone, and on a CPU those that
+        are known to need as many cores.
+        """
+        first = left[0].attempt
+        alike = list(takewhile(lambda one: not self._is_default(one.attempt), left))
+        if lane.device.kind == "cpu":
+            wanted = first.cores, first.declares_cores
+            alike = list(takewhile(lambda one: (one.attempt.cores, one.attempt.declares_cores) == wanted, alike))
+        return max(1, len(alike))
 
     def _is_default(self, attempt: Attempt) -> bool:
         return attempt.config == self._work.kernel.default
@@ -208,37 +224,48 @@ class MeasureStage:
             None if lane.device.kind != "cpu" or first.declares_cores or granted < wanted else granted,
             applications,
             tuple(compiled.attempt.known_us for compiled in islice(left, count)) if work.needs_energy else (),
+            # On a CPU the daemon's work on a result would disturb the timing of the next one.
+            LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
         )
         deadlines = for_trial(work.deadlines, work.preset, best_us)
         error: WorkerDied | DeadlineExpired | RequestFailed | None = None
-        began = monotonic()
+        began, began_at, spent_s = monotonic(), time(), 0.0
 
-        async def take(measured: replies.Measurement, output: Output, at: float) -> None:
-            nonlocal began
-            compiled = left.popleft()
-            compiled.attempt.lane_s += at - began
-            compiled.attempt.worked("lane", lane.device.name, monotonic() - began)
-            began = at
-            await work.learn(measured.observed)
-            if measured.outcome in _FAILURES and compiled.attempt.doubt(is_doubtful=is_doubtful):
-                lane.drop()
-                undecided.append(compiled)
-                return
-            lane.is_doubtful = measured.is_guilty
-            if measured.is_unsound:
-                lane.drop()
-            await self._conclude(lane, compiled, measured, output, left, undecided, done)
+        def spend(attempt: Attempt, seconds: float) -> None:
+            nonlocal spent_s
+            attempt.lane_s += seconds
+            attempt.worked("lane", lane.device.name, began_at + spent_s)
+            spent_s += seconds
+
+        async def take(arrived: Sequence[_Arrived]) -> None:
+            results: list[tuple[Attempt, TrialResult]] = []
+            for one in arrived:
+                measured, compiled = one.measured, left.popleft()
+                known_s = measured.seconds
+                spend(compiled.attempt, one.at - began - spent_s if known_s is None else known_s)
+                await work.learn(measured.observed)
+                if measured.outcome in _FAILURES and compiled.attempt.doubt(is_doubtful=is_doubtful):
+                    lane.drop()
+                    undecided.append(compiled)
+                    continue
+                lane.is_doubtful = measured.is_guilty
+                if measured.is_unsound:
+                    lane.drop()
+                result = await self._conclude(lane, compiled, measured, one.output, left, undecided)
+                if result is not None:
+                    results.append((compiled.attempt, result))
+                if not one.is_last:
+                    left[0].attempt.life.tell(Event.LANE_TAKEN)
+            if results:
+                await done(results)
 
         first.life.tell(Event.LANE_TAKEN)
         try:
-            reply = await self._exchange(lane, request, deadlines, take, left)
+            await self._exchange(lane, request, deadlines, take)
         except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
             error = raised
-        if error is None:
-            await take(*reply, monotonic())
-        else:
-            left[0].attempt.lane_s += monotonic() - began
-            left[0].attempt.worked("lane", lane.device.name, monotonic() - began)
+        if error is not None:
+            spend(left[0].attempt, max(0.0, monotonic() - began - spent_s))
             if error.phase is Phase.LOAD_NEXT and count > 1:
                 # The config after it was being loaded, and is to blame.
                 left[0].attempt.life.tell(Event.DISTURBED)
@@ -247,40 +274,43 @@ class MeasureStage:
             compiled = left.popleft()
             await self._blame(lane, compiled, error, undecided, done, is_doubtful=is_doubtful)
 
-    async def _exchange(
-        self, lane: Lane, request: requests.Trial, deadlines: Mapping[str, float], take: _Take, left: Sequence[Compiled]
-    ) -> tuple[replies.Measurement, Output]:
-        """Send a request; ``take`` each measurement but the last as it comes, and return that one.
+    async def _exchange(self, lane: Lane, request: requests.Trial, deadlines: Mapping[str, float], take: _Take) -> None:
+        """Send a request, and ``take`` its measurements as they come: while the next one is measured, if there is one.
 
         Raises:
             WorkerDied, DeadlineExpired, RequestFailed: as the worker's own exchange.
         """
         count = len(request.units)
         if count == 1:
-            return await lane.exchange(request, deadlines)
-        send, receive = anyio.create_memory_object_stream[tuple[replies.Measurement, Output, float]](count)
+            measured, output = await lane.exchange(request, deadlines)
+            await take([_Arrived(measured, output, monotonic(), is_last=True)])
+            return
+        send, receive = anyio.create_memory_object_stream[_Arrived](count)
         failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
 
-        async def take_items() -> None:
-            async for measured, output, at in receive:
-                await take(measured, output, at)
-                left[0].attempt.life.tell(Event.LANE_TAKEN)
+        async def take_arrived() -> None:
+            async for first in receive:
+                arrived = [first]
+                with suppress(anyio.WouldBlock, anyio.EndOfStream):
+                    while True:
+                        arrived.append(receive.receive_nowait())
+                await take(arrived)
 
         def on_item(measured: replies.Measurement) -> None:
             # More than were asked for: the worker's code writes to files that it did not open.
             if send.statistics().current_buffer_used < count - 1:
-                send.send_nowait((measured, lane.output(), monotonic()))
+                send.send_nowait(_Arrived(measured, lane.output(), monotonic()))
 
         async with receive, anyio.create_task_group() as items:
-            items.start_soon(take_items)
+            items.start_soon(take_arrived)
             with send:
                 try:
-                    reply = await lane.exchange(request, deadlines, on_item=on_item)
+                    measured, output = await lane.exchange(request, deadlines, on_item=on_item)
+                    send.send_nowait(_Arrived(measured, output, monotonic(), is_last=True))
                 except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                     failure = raised
         if failure is not None:
             raise failure
-        return reply
 
     async def _blame(
         self,
@@ -307,7 +337,7 @@ class MeasureStage:
         if isinstance(error, RequestFailed) and error.code == "source_changed":
             raise error
         failure = attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED, detail=compiled.detail())
-        await done(attempt, failure)
+        await done([(attempt, failure)])
 
     async def _conclude(
         self,
@@ -317,20 +347,18 @@ class MeasureStage:
         output: Output,
         left: deque[Compiled],
         undecided: list[Compiled],
-        done: Done,
-    ) -> None:
-        """Take a measurement of an attempt: its result, or another try."""
+    ) -> TrialResult | None:
+        """Take a measurement of an attempt; return its result, unless it is tried again."""
         attempt = compiled.attempt
         if measured.outcome is None and measured.cores is not None:
             attempt.cores = measured.cores
             attempt.life.tell(Event.NEEDS_CORES)
             left.appendleft(compiled)
-            return
+            return None
         result = await self._judge(lane, compiled, measured, output)
         if result is None:
             undecided.append(compiled)
-        else:
-            await done(attempt, result)
+        return result
 
     async def _judge(
         self, lane: Lane, compiled: Compiled, measured: replies.Measurement, output: Output

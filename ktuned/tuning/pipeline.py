@@ -37,6 +37,7 @@ from ktuned.model import (
 )
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
+from ktuned.tuning.batches import LANE_S, MAX_BATCH, BatchSize, ahead
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.dissent import Dissent
 from ktuned.tuning.exploration import Explorer, SearchSummary
@@ -52,11 +53,7 @@ from ktuned.tuning.trial_detail import TrialDetail, completed_result, doubt
 _log = structlog.get_logger()
 
 ASK_AT_ONCE = 4
-"""Configs asked for in one request: few, so that a strategy that learns proposes with fresh knowledge."""
-
-MAX_BATCH = 8
-BATCH_S = 0.5
-"""Configs that a lane measures in one go, and the time for that: another job may wait for the lane."""
+"""Configs asked for in one request at least; no more from a strategy that learns, for its fresh knowledge's sake."""
 
 _STOP_S = 5.0
 
@@ -81,7 +78,8 @@ class Pipeline:
         self._measuring = MeasureStage(work, lanes, self._compiling, artifacts)
         self._prior = PriorResults(work, store)
         self._under_way: dict[int, Attempt] = {}
-        self._most_ahead = 0
+        self._batch_size = BatchSize(LANE_S)
+        self._learns = True
         self._first_failure = ""
         self._opening = Opening(())
         self._lead = SharedLead(objective=work.objective)
@@ -93,7 +91,7 @@ class Pipeline:
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return how full each channel is, and how many configs are ``ahead``: proposed, and without an outcome yet."""
-        found = {"ahead": {"used": len(self._under_way), "size": self._most_ahead}}
+        found = {"ahead": {"used": len(self._under_way), "size": self._most_ahead + self._ask_at_once}}
         for name, stream in self._channels.items():
             now = stream.statistics()
             found[name] = {"used": now.current_buffer_used, "size": int(now.max_buffer_size)}
@@ -140,14 +138,16 @@ class Pipeline:
             await self._abandon_rest()
 
     async def _try_all(self) -> None:
-        slots = sum(self._fleet.slots_of(one.environment.node).total_tokens for one in self.work.compilers)
-        to_compile, compile_from = anyio.create_memory_object_stream[Attempt](slots * self.work.group_size)
+        slots = self._slots
+        # How many are asked for is the bound that follows the pace; these are those of the fastest.
+        to_compile, compile_from = anyio.create_memory_object_stream[Attempt](
+            slots * max(self.work.group_size, MAX_BATCH)
+        )
         # Besides what each lane takes next, a whole group: its worker goes on with another one meanwhile.
-        to_bench, bench_from = anyio.create_memory_object_stream[Compiled](2 * len(self._lanes) + self.work.group_size)
+        to_bench, bench_from = anyio.create_memory_object_stream[Compiled](
+            2 * len(self._lanes) * MAX_BATCH + self.work.group_size
+        )
         self._channels = {"compile": to_compile, "bench": to_bench}
-        # In both channels, in the hands of slots and lanes, and in those of the last request.
-        in_hands = slots * self.work.group_size + len(self._lanes) * MAX_BATCH + ASK_AT_ONCE
-        self._most_ahead = sum(figures["size"] for figures in self.statistics().values()) + in_hands
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._ask, to_compile)
             for _ in range(slots):
@@ -156,6 +156,24 @@ class Pipeline:
                 tasks.start_soon(self._bench, lane, bench_from.clone())
             for stream in (compile_from, to_bench, bench_from):
                 stream.close()
+
+    @property
+    def _slots(self) -> int:
+        return sum(self._fleet.slots_of(one.environment.node).total_tokens for one in self.work.compilers)
+
+    @property
+    def _most_ahead(self) -> int:
+        """The number of configs under way from which on no more are asked for."""
+        return ahead(
+            slots=self._slots,
+            group=self.work.group_size,
+            lanes=len(self._lanes),
+            batch=1 if self._learns else self._batch_size.now,
+        )
+
+    @property
+    def _ask_at_once(self) -> int:
+        return ASK_AT_ONCE if self._learns else max(ASK_AT_ONCE, self._batch_size.now)
 
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan = self.work.job.plan
@@ -169,6 +187,7 @@ class Pipeline:
             await self.work.learn(opened.observed)
             self.summary.size, self.summary.strategy = opened.size, opened.strategy
             self.summary.notice, self.summary.size_is_estimate = opened.notice, opened.is_estimate
+            self._learns = opened.learns
             exploring = Explorer(explorer, opened.strategy, deadlines)
             is_bounded = opened.size is not None and not opened.is_estimate
             self.progress.total = min(opened.size or 0, plan.trials) if is_bounded else plan.trials
@@ -176,7 +195,10 @@ class Pipeline:
             lead = len(self._lead.configs)
             fruitful = monotonic()
             while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
-                most = min(ASK_AT_ONCE, plan.trials - asked, lead or ASK_AT_ONCE)
+                while len(self._under_way) > self._most_ahead:
+                    self._news = anyio.Event()
+                    await self._news.wait()
+                most = min(self._ask_at_once, plan.trials - asked, lead or self._ask_at_once)
                 answer = await self._ask_some(exploring, most)
                 asked += len(answer.proposals)
                 await self._admit(answer.proposals, channel)
@@ -306,7 +328,7 @@ class Pipeline:
         self._under_way |= {attempt.trial: attempt for attempt in attempts}
         for attempt, proposal in zip(attempts, fresh, strict=True):
             if proposal.build is None:
-                await self._record(attempt, attempt.unbuilt(proposal))
+                await self._record([(attempt, attempt.unbuilt(proposal))])
         for attempt in attempts:
             if attempt.trial in self._under_way:
                 await channel.send(attempt)
@@ -340,9 +362,9 @@ class Pipeline:
                 group = self._compiling.group(first, channel, lanes_starve=lanes_starve)
                 for done in await self._compiling.compile(group):
                     if isinstance(done, Ended):
-                        await self._record(done.attempt, done.result)
+                        await self._record([(done.attempt, done.result)])
                     elif (result := None if self.work.job.plan.again else self._prior.carried(done)) is not None:
-                        await self._record(done.attempt, result)
+                        await self._record([(done.attempt, result)])
                     else:
                         await onward.send(done)
 
@@ -367,14 +389,16 @@ class Pipeline:
         recorded.set()
         async with channel, anyio.create_task_group() as recording:
 
-            async def done(attempt: Attempt, result: TrialResult) -> None:
+            async def done(results: Sequence[tuple[Attempt, TrialResult]]) -> None:
                 nonlocal recorded
+                for _, result in results:
+                    self._batch_size.took(1, result.lane_s)
                 if lane.device.kind == "cpu":
-                    await self._record(attempt, result)
+                    await self._record(results)
                     return
                 await recorded.wait()
                 recorded = anyio.Event()
-                recording.start_soon(self._record_measured, attempt, result, recorded)
+                recording.start_soon(self._record_measured, results, recorded)
 
             async for first in channel:
                 batch = self._batch(first, channel)
@@ -383,42 +407,55 @@ class Pipeline:
     def _batch(self, first: Compiled, channel: MemoryObjectReceiveStream[Compiled]) -> list[Compiled]:
         """Return ``first`` and a lane's share of those that wait, as many as are measured in no time."""
         batch = [first]
-        trials = sum(self.progress.outcomes.values()) - self.progress.reused
-        each_s = self.progress.cost.get("lane_s", 0.0) / max(1, trials)
-        most = min(MAX_BATCH, int(BATCH_S / each_s)) if each_s else 1
-        waiting = channel.statistics().current_buffer_used // len(self._lanes)
-        for _ in range(min(most - 1, waiting)):
+        share = 1 + channel.statistics().current_buffer_used // len(self._lanes)
+        for _ in range(min(self._batch_size.now, share) - 1):
             try:
                 batch.append(channel.receive_nowait())
             except (anyio.WouldBlock, anyio.EndOfStream):
                 break
         return batch
 
-    async def _record_measured(self, attempt: Attempt, result: TrialResult, recorded: anyio.Event) -> None:
-        await self._record(attempt, result)
+    async def _record_measured(self, results: Sequence[tuple[Attempt, TrialResult]], recorded: anyio.Event) -> None:
+        await self._record(results)
         recorded.set()
 
-    async def _record(self, attempt: Attempt, result: TrialResult) -> None:
-        """Commit one outcome, then publish it."""
+    async def _record(self, results: Sequence[tuple[Attempt, TrialResult]]) -> None:
+        """Commit outcomes together, then publish them; one by one as long as each may end the opening."""
+        while results and not self._opening.is_over:
+            await self._record_together(results[:1])
+            results = results[1:]
+        if results:
+            await self._record_together(results)
+
+    async def _record_together(self, results: Sequence[tuple[Attempt, TrialResult]]) -> None:
         is_opening = not self._opening.is_over
-        kept = result if attempt.known is None else completed_result(attempt.known, result)
+        kept = [
+            (attempt, result if attempt.known is None else completed_result(attempt.known, result))
+            for attempt, result in results
+        ]
         with anyio.CancelScope(shield=True):
-            winner = await self._store.finish_trial(
-                attempt.trial, kept, objective=self.work.objective, is_opening=is_opening
+            winner = await self._store.finish_trials(
+                [(attempt.trial, result) for attempt, result in kept],
+                objective=self.work.objective,
+                is_opening=is_opening,
             )
-        del self._under_way[attempt.trial]
-        self.progress.spend("compile_s", result.compile_s)
-        self.progress.spend("open_s", attempt.open_s)
-        self.progress.spend("lane_s", result.lane_s)
-        if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
-            _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
-        is_over_now = self._opening.end(attempt.config)
+        is_over_now = False
+        for attempt, result in results:
+            del self._under_way[attempt.trial]
+            self.progress.spend("compile_s", result.compile_s)
+            self.progress.spend("open_s", attempt.open_s)
+            self.progress.spend("lane_s", result.lane_s)
+            if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
+                _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
+            is_over_now |= self._opening.end(attempt.config)
+        has_measured = any(result.outcome is Outcome.MEASURED for _, result in kept)
         if winner is not None:
             await self._announce(winner)
-        elif is_over_now or (not is_opening and not self._has_winner and kept.outcome is Outcome.MEASURED):
+        elif is_over_now or (not is_opening and not self._has_winner and has_measured):
             await self._elect()
-        self._findings.note(attempt.config, kept.detail)
-        self._note_outcome(self._trial(attempt, kept))
+        for attempt, result in kept:
+            self._findings.note(attempt.config, result.detail)
+            self._note_outcome(self._trial(attempt, result))
 
     async def _acquit(self) -> None:
         """Take mismatches back where the default's outputs prove nothing, and let the fastest config win."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from ktuned.backends import Backend, Kernel, Launch, Registry, energy_counter
@@ -184,19 +185,30 @@ class Bench:
         *others, (last, last_us) = zip_longest(request.units, request.known_us[: len(request.units)])
         following = [*request.units[1:]]
         for (unit, known_us), after in zip(others, following, strict=True):
-            measured = self._observed(self._measure(unit, known_us, request, reply, after))
+            measured = self._timed_measure(unit, known_us, request, reply, after)
             if ends_batch(measured, request):
                 return measured
             request = replace(request, incumbent=requests.Incumbent.after(request.incumbent, measured))
-            reply.item(measured)
+            # What is printed goes with a result only where that failed: it is not to be mixed with that of others.
+            is_well = measured.outcome in (Outcome.MEASURED, Outcome.SLOWER)
             # The next config begins where this request began.
             reply.phase(request.first_phase)
-        return self._observed(self._measure(last, last_us, request, reply))
+            reply.item(measured, hold_s=request.hold_s if is_well else 0.0)
+        return self._timed_measure(last, last_us, request, reply)
 
-    def _observed(self, measured: replies.Measurement) -> replies.Measurement:
-        """Add what the kernel file's code has reached since it was opened: its check, for one."""
+    def _timed_measure(
+        self,
+        unit: requests.UnitRef,
+        known_us: float | None,
+        request: requests.Trial,
+        reply: Reply,
+        following: requests.UnitRef | None = None,
+    ) -> replies.Measurement:
+        """Measure one config; add its time, and what the kernel file's code has reached meanwhile: its check, say."""
+        began = monotonic()
+        measured = self._measure(unit, known_us, request, reply, following)
         observed = () if self._trace is None else self._trace.fresh(is_data=True)
-        return replace(measured, observed=observed) if observed else measured
+        return replace(measured, observed=observed, seconds=round(monotonic() - began, 6))
 
     def _measure(
         self,

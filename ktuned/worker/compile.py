@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from ktuned.backends import Backend, Compiled, Registry, Unit
@@ -56,7 +57,8 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     reply.phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
-    for compiled in _compile(backend, units, into, trace):
+    groups = [[unit] for unit in units] if backend.group_size == 1 else [units]
+    for compiled in chain.from_iterable(_compile(backend, group, into, trace) for group in groups):
         check_digests(kernel, places)
         _check_toolchain(request.toolchain)
         # Functions import modules when they are compiled, too.
@@ -92,7 +94,8 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
                 bytes=size,
                 artifact="" if key == compiled.key else key,
                 observed=observed,
-            )
+            ),
+            hold_s=request.hold_s,
         )
     return replies.Empty()
 

@@ -37,7 +37,12 @@ class Explorer:
         self._exploration = opened
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         return replies.Explored(
-            opened.size, opened.strategy, opened.notice, self._trace.fresh(), opened.size_is_estimate
+            opened.size,
+            opened.strategy,
+            opened.notice,
+            self._trace.fresh(),
+            opened.size_is_estimate,
+            opened.learns,
         )
 
     def ask(self, request: requests.Ask, reply: Reply) -> replies.Proposals:
@@ -96,6 +101,7 @@ class Exploration:
         if valid is not None:
             self.size = valid.number
         self.strategy = chosen.name
+        self.learns = chosen.strategy.learns
         self.notice = chosen.notice
 
     def tell(self, tried: Iterable[requests.Tried]) -> None:

@@ -347,9 +347,18 @@ async def test_trials_on_a_real_lane(
             measured, _ = await lane.exchange(requests.TimeReference(preset, False), deadlines)
             assert measured.latency_us is not None
             assert measured.latency_us > 0
+            held = replace(trial("work", "slow", "segfault", "work"), hold_s=60.0)
+            batch.clear()
             with pytest.raises(WorkerDied, match="was killed by SIGSEGV during first_launch"):
-                await lane.exchange(trial("segfault"), deadlines)
+                await lane.exchange(held, deadlines, on_item=batch.append)
+            assert [one.outcome for one in batch] == ["measured", "slower"], "what was held back is not lost"
             assert lane.worker_pid is None
+            await lane.open(problem, deadlines)
+            held = replace(trial("work", "wrong", "work", "hang", "work"), hold_s=60.0)
+            batch.clear()
+            with pytest.raises(DeadlineExpired, match="first_launch was not over after 2 s"):
+                await lane.exchange(held, deadlines | {"first_launch": 2.0}, on_item=batch.append)
+            assert [one.outcome for one in batch] == ["measured", None, "measured"]
 
 
 def seal(directory: Path, unit: requests.UnitRef) -> None:

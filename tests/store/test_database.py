@@ -265,6 +265,24 @@ async def test_a_new_ground_replaces_the_winner(store: Store) -> None:
     assert heir.trial == first
 
 
+async def test_results_that_came_together_are_stored_as_one(store: Store) -> None:
+    """The winner is that of the last state; where one cannot be stored, none is."""
+    job = await new_job(store)
+    numbers = await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": number} for number in range(5)])
+    results = [measured(3.0), failed(Outcome.CRASHED), measured(2.0), measured(4.0)]
+    winner = await store.finish_trials(list(zip(numbers, results, strict=False)))
+    assert winner is not None
+    assert winner == seat(store)
+    assert winner.trial == numbers[2]
+    assert await store.finish_trials([(numbers[3], measured(5.0))]) is None
+    with pytest.raises(UsageError):
+        await store.finish_trials([(numbers[4], measured(1.0)), (numbers[3], measured(math.inf))])
+    unfinished = store.trial(numbers[4])
+    assert unfinished is not None
+    assert unfinished.outcome is None
+    assert seat(store) == winner
+
+
 async def test_finalists_decide(store: Store) -> None:
     """The winner measured again keeps its key with the new figure; deciding overrules every figure."""
     job = await new_job(store)

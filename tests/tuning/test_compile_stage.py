@@ -20,13 +20,14 @@ HANG_S = 3.0
 """What each request with one that hangs costs here: more than those beside it take on a busy machine."""
 
 
-async def outcomes(parts: Parts, *does: str) -> list[tuple[Outcome | None, str]]:
+async def outcomes(parts: Parts, *does: str, group_size: int = 1) -> list[tuple[Outcome | None, str]]:
     """Compile configs as one group; return each one's outcome and message, in their order."""
     deadline_s = HANG_S if HANGING in does else PATIENCE_S
     await parts.inspect(kernel_text(deadlines=f"dict(compile={deadline_s})"))
     plan = Plan(preset="fast", strategy="exhaustive")
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
     work = parts.preparation.prepare(job)
+    work.group_size = group_size
     builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
     attempts = [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
     compiling = CompileStage(work, parts.fleet, parts.artifacts)
@@ -50,8 +51,20 @@ async def test_a_config_that_the_compiler_refuses_fails_alone(parts: Parts) -> N
     assert found[1][1] == "fake.c:1: error: no"
 
 
-@pytest.mark.parametrize(("bad", "outcome"), [("compile_crash", Outcome.CRASHED), (HANGING, Outcome.COMPILE_TIMEOUT)])
-async def test_a_config_that_takes_the_compiler_along_fails_alone(parts: Parts, bad: str, outcome: Outcome) -> None:
-    """Its group is halved until it is known who is to blame; those that were ready before are not made again."""
-    found = await outcomes(parts, "work", bad, "work")
+@pytest.mark.parametrize(
+    ("bad", "outcome", "group_size"),
+    [
+        ("compile_crash", Outcome.CRASHED, 1),
+        ("compile_crash", Outcome.CRASHED, 4),
+        (HANGING, Outcome.COMPILE_TIMEOUT, 1),
+    ],
+)
+async def test_a_config_that_takes_the_compiler_along_fails_alone(
+    parts: Parts, bad: str, outcome: Outcome, group_size: int
+) -> None:
+    """Those that were ready before are not made again.
+
+    Of a batch the one under way is to blame, at its own deadline; a group is halved until it is known which.
+    """
+    found = await outcomes(parts, "work", bad, "work", group_size=group_size)
     assert [what for what, _ in found] == [None, outcome, None]

@@ -110,20 +110,26 @@ class PlayedLane:
 
 
 async def measured_all(
-    tmp_path: Path, attempts: Sequence[Attempt], *lanes: PlayedLane, work: Work = WORK
+    tmp_path: Path,
+    attempts: Sequence[Attempt],
+    *lanes: PlayedLane,
+    work: Work = WORK,
+    taken: list[int] | None = None,
 ) -> list[Outcome]:
     """Measure compiled attempts that the first lane took; return their outcomes in the order of their ends."""
     played = cast("Sequence[Lane]", lanes)
     artifacts = Artifacts(tmp_path, 1)
-    outcomes = []
+    outcomes: list[Outcome] = []
     for attempt in attempts:
         place = artifacts.place(attempt.unit.key)
         place.mkdir(parents=True)
         (place / "manifest.json").touch()
         attempt.life.tell(Event.ARTIFACT_FOUND)
 
-    async def done(attempt: Attempt, result: TrialResult) -> None:
-        outcomes.append(result.outcome)
+    async def done(results: Sequence[tuple[Attempt, TrialResult]]) -> None:
+        outcomes.extend(result.outcome for _, result in results)
+        if taken is not None:
+            taken.append(len(results))
 
     measuring = MeasureStage(replace(work, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", None), artifacts)
     await measuring.measure(played[0], [Compiled(attempt, {}, "") for attempt in attempts], lambda: 5.0, done)
@@ -152,11 +158,35 @@ async def test_trials_travel_to_a_gpu_together(tmp_path: Path) -> None:
     assert [attempt.life.story[-2] for attempt in attempts] == [Event.LANE_TAKEN] * 3
 
 
-async def test_trials_travel_to_a_cpu_alone(tmp_path: Path) -> None:
-    """Recording a result would disturb the next config's timing."""
+async def test_trials_travel_to_a_cpu_together(tmp_path: Path) -> None:
+    """Their results are held back until the last: recording one would disturb the next config's timing."""
     lane = PlayedLane("cpu:0", [MEASURED])
     assert await measured_all(tmp_path, several(3), lane) == [Outcome.MEASURED] * 3
-    assert [len(request.units) for request in lane.requests] == [1, 1, 1]
+    assert [len(request.units) for request in lane.requests] == [3]
+    assert lane.requests[0].hold_s >= 0.5
+
+
+async def test_trials_on_other_cores_travel_apart(tmp_path: Path) -> None:
+    """A CPU's lane has the cores that all of a batch need, and no others."""
+    lane = PlayedLane("cpu:0", [MEASURED])
+    attempts = several(5)
+    for attempt, cores in zip(attempts, (None, None, 2, 2, 1), strict=True):
+        attempt.cores, attempt.declares_cores = cores, cores is not None
+    await measured_all(tmp_path, attempts, lane)
+    assert [len(request.units) for request in lane.requests] == [2, 2, 1]
+
+
+async def test_results_that_came_together_are_taken_together(tmp_path: Path) -> None:
+    """So that one commit holds them; the time of each is its own."""
+    attempts = several(4)
+    lane = PlayedLane("cpu:0", [replace(MEASURED, seconds=0.25), DIED, MEASURED])
+    taken: list[int] = []
+    await measured_all(tmp_path, attempts, lane, taken=taken)
+    assert taken == [1, 1, 2]
+    assert attempts[0].lane_s == 0.25
+    assert attempts[1].lane_s < 0.25
+    starts = [attempt.spans["lane"][1] for attempt in attempts[:2]]
+    assert starts[1] - starts[0] == pytest.approx(0.25, abs=0.01)
 
 
 @pytest.mark.parametrize(("failure", "outcome"), [(DIED, Outcome.CRASHED), (REFUSED, Outcome.LAUNCH_ERROR)])
@@ -369,7 +399,7 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
     work = replace(WORK, deadlines=DEFAULT_DEADLINES)
     measuring = MeasureStage(work, cast("Sequence[Lane]", [lane]), cast("CompileStage", None), artifacts)
 
-    async def done(attempt: Attempt, result: TrialResult) -> None:
+    async def done(results: Sequence[tuple[Attempt, TrialResult]]) -> None:
         """Take the result."""
 
     for best_us in (1.0, 5.0, 5.0, 4.0, None):

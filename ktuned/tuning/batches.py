@@ -1,0 +1,55 @@
+"""Sizes of batches: how many configs travel together, and how far ahead of their outcomes they are asked for. No IO.
+
+Each message wakes a process, which costs as much as all else that the daemon does for a trial. So what takes little
+time travels together, as long as nothing is decided between. What takes long travels alone: a result is seen at once,
+another job may have the lane, and a strategy that learns chooses with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+MAX_BATCH = 8
+"""Configs that travel together at most; eight share most of a message's cost already."""
+
+LANE_S = 0.5
+"""Time of a lane for one batch: another job may wait for it."""
+
+COMPILE_S = 0.1
+"""Time of a slot for one batch: a lane may wait for the first of it."""
+
+HOLD_GPU_S = 0.05
+"""Time for which a GPU's results are held back: the daemon's work does not disturb its timing."""
+
+_LATEST = 15
+"""Latest figures of which the median counts: the first in a process costs more than the others."""
+
+
+class BatchSize:
+    """Says how many configs one request may hold, so that it takes at most ``limit_s``; one, until that is known."""
+
+    def __init__(self, limit_s: float, most: int = MAX_BATCH) -> None:
+        self._limit_s = limit_s
+        self._most = most
+        self._each_s: deque[float] = deque(maxlen=_LATEST)
+
+    def took(self, configs: int, seconds: float) -> None:
+        """Take note of what a request took in all."""
+        if configs:
+            self._each_s.append(seconds / configs)
+
+    @property
+    def now(self) -> int:
+        """The size of the next batch."""
+        if not self._each_s:
+            return 1
+        return max(1, min(self._most, int(self._limit_s / max(median(self._each_s), 1e-6))))
+
+
+def ahead(*, slots: int, group: int, lanes: int, batch: int) -> int:
+    """Return how many configs may be under way, without an outcome, before more are asked for.
+
+    A group in each slot and one more that waits for it; for each lane what it measures and what it takes next.
+    """
+    return 2 * slots * max(group, batch) + 2 * lanes * batch + group + lanes

@@ -1,0 +1,47 @@
+"""How many configs travel together: what takes no time does, and what takes long travels alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from ktuned.tuning.batches import LANE_S, MAX_BATCH, BatchSize, ahead
+
+
+def sized(*each_s: float) -> int:
+    """Return the size of a batch after requests for one config each."""
+    size = BatchSize(LANE_S)
+    for seconds in each_s:
+        size.took(1, seconds)
+    return size.now
+
+
+def test_the_first_travels_alone() -> None:
+    """Nothing is known of its time."""
+    assert sized() == 1
+
+
+@pytest.mark.parametrize(("each_s", "count"), [(0.0, MAX_BATCH), (0.001, MAX_BATCH), (0.12, 4), (0.3, 1), (60.0, 1)])
+def test_a_batch_takes_at_most_its_time(each_s: float, count: int) -> None:
+    """And holds at most so many configs."""
+    assert sized(each_s) == count
+
+
+def test_one_that_hung_does_not_end_batches() -> None:
+    """The usual time counts."""
+    assert sized(0.01, 0.01, 10.0, 0.01) == MAX_BATCH
+
+
+def test_a_time_is_shared_by_its_batch() -> None:
+    """A request for four took as long as all of them."""
+    size = BatchSize(LANE_S)
+    size.took(4, 0.4)
+    assert size.now == 5
+    size.took(0, 1.0)
+    assert size.now == 5
+
+
+def test_slow_configs_are_not_asked_for_far_ahead() -> None:
+    """Those that travel alone wait one for each slot and lane; batches are two for each."""
+    assert ahead(slots=2, group=1, lanes=1, batch=1) == 8
+    assert ahead(slots=2, group=1, lanes=1, batch=8) == 50
+    assert ahead(slots=14, group=4, lanes=2, batch=1) == 122
