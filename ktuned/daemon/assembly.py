@@ -139,6 +139,7 @@ class Parts:
     preparation: Preparation
     probes: Probes
     reload: Reload
+    remote: RemoteExecutor
     renewal: Renewal
     requests: JobRequests
     reverification: Reverification
@@ -521,6 +522,7 @@ def assemble(
         preparation=preparation,
         probes=probes,
         reload=reload,
+        remote=remote,
         renewal=renewal,
         requests=requests,
         reverification=reverification,

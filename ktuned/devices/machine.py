@@ -149,7 +149,7 @@ class Machine:
                     request = requests.Probe(tuple(name for name, _ in environment.env))
                     found, _ = await worker.exchange(request, self._deadlines)
                 report = EnvironmentReport(
-                    environment.python,
+                    found.executable if environment.node else environment.python,
                     self._placed(found, environment),
                     None,
                     found.version,

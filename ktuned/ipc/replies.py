@@ -81,7 +81,7 @@ class ProbeReport(Record):
     """An interpreter's backends by name, and its strategies.
 
     ``nvml`` says why NVML cannot be used, empty if it can or need not be. ``distributions`` are those installed, with
-    their versions.
+    their versions, ``executable`` is the interpreter.
     """
 
     version: str
@@ -90,6 +90,7 @@ class ProbeReport(Record):
     strategies: tuple[str, ...] = ()
     observed: Observed | None = None
     distributions: Mapping[str, str] = field(default_factory=dict)
+    executable: str = ""
 
 
 @record

@@ -35,6 +35,7 @@ def probe(registry: Registry, request: requests.Probe, environ: Path = ENVIRON) 
         tuple(search.installed()),
         observation.report(),
         installed_versions(),
+        sys.executable,
     )
 
 

@@ -18,6 +18,7 @@ os.environ |= {
     # A dead node is noticed after some 3 s instead of 30.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
 }
 

@@ -11,6 +11,7 @@ import click
 
 from ktuned.cli import doctor as checks
 from ktuned.cli import equipment, output, spawn, versions
+from ktuned.cli.cluster_check import check_cluster
 from ktuned.cli.commands.status import PROBE_DEADLINE_S
 from ktuned.cli.commands.tune import announce
 from ktuned.cli.doctor import Finding, Level
@@ -93,6 +94,8 @@ def _examine() -> list[Finding]:
         return [*findings, *equipment.check_backends([equipment.probe_here()])]
     roots = status.get("roots", ())
     findings += [*checks.check_notices(status), *checks.check_lanes(status)]
+    findings += check_cluster(status, status.get("environments", ()), version())
+    environments = [report for report in environments if not report.get("node")]
     findings += [*equipment.check_backends(environments, roots), *equipment.check_kernels(kernels, environments, roots)]
     place = status["artifacts"].get("directory")
     if place:

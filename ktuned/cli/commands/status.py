@@ -107,11 +107,26 @@ def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[lis
         ],
     )
     yield (
+        "nodes",
+        ["node", "state", "CPUs", "GPUs", "interpreter", "reason"],
+        [
+            [
+                node["name"],
+                node["state"],
+                str(node["cpus"]),
+                str(node["gpus"]),
+                node["interpreter"] or text.ABSENT,
+                text.first_line(node["reason"]) or text.ABSENT,
+            ]
+            for node in found.get("cluster", {}).get("nodes", ())
+        ],
+    )
+    yield (
         "workers",
         ["pid", "role", "state", "age", "requests"],
         [
             [
-                _or_absent(worker.get("pid")),
+                f"{worker['node']}/{worker['pid']}" if worker.get("node") else _or_absent(worker.get("pid")),
                 worker["role"],
                 worker["state"],
                 text.duration(worker.get("age_s")),
@@ -134,7 +149,8 @@ def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[lis
 
 def _backend_rows(environments: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
     for environment in environments:
-        python = environment["python"]
+        node = environment.get("node")
+        python = f"{node}:{environment['python']}" if node else environment["python"]
         if environment.get("error"):
             yield [python, text.ABSENT, text.ABSENT, text.first_line(environment["error"]["message"])]
         for name, backend in environment["backends"].items():

@@ -29,6 +29,9 @@ LINGER_S: Final = 0.002
 MAX_BYTES: Final = 8 << 20
 """Bytes that one call returns."""
 
+RAYLET_S: Final = 1.0
+"""Interval of looks whether the node's raylet lives."""
+
 END_S: Final = 10.0
 """Time for a keeper to end its workers."""
 
@@ -50,7 +53,7 @@ class KeeperActor:
         self._next = 0
         self._turn = asyncio.Condition()
         self._end = ""
-        self._reading: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> int:
         """Start the keeper; return its process id."""
@@ -59,7 +62,8 @@ class KeeperActor:
         with theirs:
             self._process = self._spawn(theirs.fileno())
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._reading = asyncio.get_running_loop().create_task(self._read())
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._read()), loop.create_task(self._end_with_node(os.getppid()))]
         return self._process.pid
 
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
@@ -108,6 +112,16 @@ class KeeperActor:
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
         self._end = f"its keeper {how}"
         self._news.set()
+
+    async def _end_with_node(self, raylet: int) -> None:
+        """End this process with its node.
+
+        Ray does so only where process 1 becomes the parent: not below systemd's user manager, or any other subreaper.
+        """
+        while os.getppid() == raylet:  # noqa: ASYNC110 - no event reports another parent
+            await asyncio.sleep(RAYLET_S)
+        # The keeper ends its workers when its socket closes.
+        os._exit(1)
 
     def take(self, parcel: Mapping[str, bytes]) -> None:
         """Put parcels where the keeper finds them."""

@@ -1,0 +1,108 @@
+"""One Ray cluster of three nodes on this machine, shared by all tests of this directory."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ktuned.fleet import warden
+from tests.assembled import FAKE_BACKEND, PATIENCE_S, Parts, assembled
+
+NODES = 3
+_MARK = "KTUNED_TEST_CLUSTER"
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The cluster: its address, its head's server, its raylets by their nodes' names, its kernels' gates."""
+
+    address: str
+    head: int
+    raylets: dict[str, int]
+    gates: Path
+
+    async def reached(self, gate: str) -> None:
+        """Wait until a config stands at a gate."""
+        with anyio.fail_after(PATIENCE_S):
+            while not (self.gates / f"{gate}.reached").exists():  # noqa: ASYNC110 - a file reports it, no event
+                await anyio.sleep(0.01)
+
+    def open(self, gate: str) -> None:
+        """Let everyone through a gate."""
+        (self.gates / gate).touch()
+
+    def below(self, node: str, words: str) -> list[int]:
+        """Return the processes that a node's raylet has started, however deep, whose command holds some words."""
+        import psutil
+
+        found = []
+        for process in psutil.Process(self.raylets[node]).children(recursive=True):
+            try:
+                if words in " ".join(process.cmdline()):
+                    found.append(process.pid)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Run the cluster; everything of it is gone afterwards."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed; pip install 'ktuned[ray]'")
+    gates = tmp_path_factory.mktemp("gates")
+    # A socket's path must be short.
+    directory = Path("/tmp", f"kt-ray-{uuid.uuid4().hex[:8]}")
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("cluster_process.py")), str(NODES), str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, _MARK: mark, "PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(gates)},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line:
+            pytest.fail("the Ray cluster did not start")
+        found = json.loads(line)
+        raylets = {node["name"]: node["pid"] for node in found["nodes"]}
+        yield Nodes(found["address"], found["head"], raylets, gates)
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        warden.sweep(f"{_MARK}={mark}")
+        subprocess.run(["rm", "-rf", str(directory)], check=False)
+
+
+@asynccontextmanager
+async def joined(tmp_path: Path, nodes: Nodes, *chosen: str) -> AsyncIterator[Parts]:
+    """Assemble a daemon that has joined the cluster, and may use some devices alone."""
+    async with assembled(tmp_path, env={}) as parts:
+        daemon = parts.daemon
+        async with daemon.bridge.running(), anyio.create_task_group() as tasks:
+            tasks.start_soon(daemon.cluster.run)
+            tasks.start_soon(daemon.probes.run)
+            parts.machine.chosen = chosen
+            daemon.cluster.follow(nodes.address)
+            with anyio.fail_after(2 * PATIENCE_S):
+                await parts.machine.probe_nodes(parts.environment)
+            yield parts
+            tasks.cancel_scope.cancel()

@@ -1,0 +1,164 @@
+"""A daemon on a Ray cluster: conformance, tuning over nodes, and each part killed in the middle.
+
+In the order of what they leave of the shared cluster: the last tests kill a node, and then its head.
+"""
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from ktuned.scheduling import Wish
+from ktuned.testing.executors import check_executor
+from tests.assembled import PATIENCE_S, Parts, kernel_text
+from tests.ray.conftest import Nodes, joined
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+US = (50.0, 60.0, 70.0, 80.0, 90.0)
+"""The configs' times, by which they are known."""
+
+
+def _kernel(gate: str) -> str:
+    """Return a kernel whose third config waits at a gate when it is launched."""
+    configs = [f"dict(us={us}, gate={gate if us == US[2] else ''!r})" for us in US]
+    return kernel_text(configs=f"[{', '.join(configs)}]", reference="lambda x: 2 * x")
+
+
+async def _tune(parts: Parts, gate: str) -> None:
+    """Ask for a tuning, which works in the background."""
+    kernel = await parts.inspect(_kernel(gate))
+    await parts.requests.tune(kernel, Wish())
+
+
+def _measured(parts: Parts) -> Counter[tuple[str, float]]:
+    """Return how often each config was reported with which outcome."""
+    trials = [event["trial"] for event in parts.told.of("trial_done")]
+    return Counter((str(trial["outcome"]), trial["config"]["us"]) for trial in trials)
+
+
+ALL = Counter({("measured", us): 1 for us in US})
+"""Every config is measured, and counted once."""
+
+
+async def test_workers_on_a_node_conform(tmp_path: Path, nodes: Nodes) -> None:
+    """The executor of a cluster does all that the fleet counts on, as this machine's does."""
+    async with joined(tmp_path, nodes) as parts:
+        await check_executor(parts.daemon.remote, replace(parts.environment, node="n1"))
+
+
+async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None:
+    """Lanes have the nodes' names, files travel by content, artifacts come here, and the winner is known here."""
+    async with joined(tmp_path, nodes, "n0", "n1", "n2") as parts:
+        parts.write("US = 40.0\n", "beside.py")
+        configs = ", ".join(f"dict(us=US + {us})" for us in US)
+        text = "from beside import US\n" + kernel_text(configs=f"[{configs}]", reference="lambda x: 2 * x")
+        kernel = await parts.inspect(text)
+        async with parts.working():
+            await parts.requests.tune(kernel, Wish())
+            (job,) = await parts.told.ended()
+        assert (job["state"], sum(_measured(parts).values())) == ("done", len(US))
+        names = {lane.device.name for lane in parts.jobs.lanes()}
+        assert {name.partition("/")[0] for name in names} == {"n0", "n1", "n2"}
+        (winner,) = parts.store.winners(kernel.name)
+        assert winner.config["us"] == 90.0
+        trial = parts.store.trial(winner.trial)
+        assert trial is not None
+        assert trial.artifact is not None
+        assert parts.artifacts.find(trial.artifact) is not None
+        assert {"n0", "n1", "n2"} == {node["name"] for node in parts.daemon.cluster.describe()["nodes"]}
+        keepers = [pid for node in nodes.raylets for pid in nodes.below(node, "ktuned.fleet.keeper")]
+    psutil.wait_procs([psutil.Process(pid) for pid in keepers if psutil.pid_exists(pid)], timeout=PATIENCE_S)
+    assert not [pid for pid in keepers if psutil.pid_exists(pid)]
+
+
+def _only_in_full(request: pytest.FixtureRequest) -> None:
+    """Skip what `make test` has no time for."""
+    if request.config.getoption("chaos", "slice") != "full":
+        pytest.skip("a part of `make chaos`")
+
+
+def _actor(nodes: Nodes, node: str) -> int:
+    (keeper,) = nodes.below(node, "ktuned.fleet.keeper")
+    return psutil.Process(keeper).ppid()
+
+
+KILLS: dict[str, Callable[[Nodes, Parts], int]] = {
+    "worker": lambda nodes, parts: next(lane.worker_pid or 0 for lane in parts.jobs.lanes()),
+    "keeper": lambda nodes, parts: nodes.below("n1", "ktuned.fleet.keeper")[0],
+    "actor": lambda nodes, parts: _actor(nodes, "n1"),
+    "bridge": lambda nodes, parts: parts.daemon.bridge.pid or 0,
+}
+
+
+@pytest.mark.parametrize("what", KILLS)
+async def test_a_kill_loses_and_repeats_nothing(
+    what: str, tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest
+) -> None:
+    """After a SIGKILL in the middle of a trial every config is measured once, on the node that comes back."""
+    if what != "actor":
+        # Of an actor the keeper and its workers end, too.
+        _only_in_full(request)
+    async with joined(tmp_path, nodes, "n1") as parts, parts.working():
+        gate = f"kill-{what}"
+        await _tune(parts, gate)
+        await nodes.reached(gate)
+        workers = nodes.below("n1", "ktuned.worker")
+        pid = KILLS[what](nodes, parts)
+        os.kill(pid, signal.SIGKILL)
+        nodes.open(gate)
+        (job,) = await parts.told.ended()
+        assert (job["state"], _measured(parts)) == ("done", ALL)
+        psutil.wait_procs([psutil.Process(worker) for worker in workers if psutil.pid_exists(worker)], timeout=1)
+        left = [worker for worker in workers if psutil.pid_exists(worker)]
+        assert what == "worker" or left == []
+
+
+async def test_a_node_that_dies_leaves_its_work_to_others(
+    tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest
+) -> None:
+    """With a raylet its node goes: the configs under way are measured elsewhere, and nothing of it is left."""
+    _only_in_full(request)
+    async with joined(tmp_path, nodes, "n1", "n2") as parts, parts.working():
+        kernel = await parts.inspect(
+            kernel_text(
+                configs="[" + ", ".join(f"dict(us={us}, gate='raylet')" for us in US) + "]",
+                reference="lambda x: 2 * x",
+            )
+        )
+        await parts.requests.tune(kernel, Wish())
+        await nodes.reached("raylet")
+        with anyio.fail_after(PATIENCE_S):
+            while sum(lane.worker_pid is not None for lane in parts.jobs.lanes()) < 2:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        below = psutil.Process(nodes.raylets["n2"]).children(recursive=True)
+        os.kill(nodes.raylets["n2"], signal.SIGKILL)
+        nodes.open("raylet")
+        (job,) = await parts.told.ended()
+        assert (job["state"], _measured(parts)) == ("done", ALL)
+        _, left = psutil.wait_procs(below, timeout=PATIENCE_S)
+        assert [process.cmdline() for process in left if "ktuned" in " ".join(process.cmdline())] == []
+
+
+async def test_local_tuning_goes_on_when_the_cluster_ends(tmp_path: Path, nodes: Nodes) -> None:
+    """With its head the cluster is gone: what was under way there is measured here, and a notice says so."""
+    async with joined(tmp_path, nodes) as parts, parts.working():
+        gate = "head"
+        await _tune(parts, gate)
+        await nodes.reached(gate)
+        os.kill(nodes.head, signal.SIGKILL)
+        nodes.open(gate)
+        (job,) = await parts.told.ended()
+        assert (job["state"], _measured(parts)) == ("done", ALL)
+        with anyio.fail_after(PATIENCE_S):
+            while not any("cluster" in line for line in parts.daemon.cluster.notices):  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        assert parts.machine.nodes == ()
+        assert sys.executable == parts.environment.python
