@@ -18,6 +18,7 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ktuned.backends.contract import Kernel as AnyKernel
 from ktuned.backends.contract import Unit
@@ -290,6 +291,59 @@ class TestACall:
         assert kernels.scale.configs == kernels.CONFIGS
         assert not kernels.scale.user_defined_pre_hook
 
+    @pytest.mark.parametrize("mode", ["background", "wait"])
+    def test_a_compiled_program_gets_the_winner_alone(
+        self, mode: str, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """``torch.compile`` traces one config and prunes nothing, once this process knows the winner; the function has
+        all of them again behind it.
+        """
+        # As on a machine with a GPU.
+        monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+        tunings.known = Best(text(256, 4), is_fresh=True, artifact=None)
+        function = scale(mode=mode)
+        call(function)
+        seen: list[Any] = []
+
+        def backend(module: Any, inputs: Any) -> Any:
+            seen.extend(node.kwargs["grid"] for node in module.graph.nodes if "grid" in node.kwargs)
+            seen.append((len(function.configs), function.early_config_prune))
+            return module.forward
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            y = torch.empty_like(x)
+            function[grid](x, y, SIZE, 2.0)
+            return y
+
+        torch.compile(program, backend=backend, fullgraph=True)(torch.ones(SIZE))
+        assert seen == [[(SIZE // 256, 1, 1)], (1, None)]
+        assert [(run["BLOCK"], run["num_warps"]) for run in launched] == [(256, 4)] * 2
+        assert function.configs == kernels.CONFIGS
+        assert function.early_config_prune is kernels.at_least_128
+
+    def test_a_trace_sees_all_configs_while_nothing_is_decided(
+        self, tunings: FakeTunings, launched: list[dict[str, Any]]
+    ) -> None:
+        """A tuning that goes on, or two keys with different winners; what a trace has seen stays."""
+        from torch._guards import TracingContext, tracing
+        from torch._subclasses import FakeTensorMode
+
+        function = scale()
+        call(function)
+        with tracing(TracingContext(FakeTensorMode())):
+            assert function.configs == kernels.CONFIGS
+        known = next(iter(function._known.values()))
+        known.is_winner = True
+        with tracing(TracingContext(FakeTensorMode())):
+            assert function.configs == [known.config]
+            known.is_winner = False
+            assert function.configs == [known.config]
+        known.is_winner = True
+        tunings.known = Best(text(256, 4), is_fresh=True, artifact=None)
+        call(function, SIZE // 2)
+        with tracing(TracingContext(FakeTensorMode())):
+            assert function.configs == kernels.CONFIGS
+
     @pytest.mark.parametrize("option", ["mode", "upgrade", "without_daemon"])
     def test_an_unknown_option_is_refused(self, option: str) -> None:
         """With those that there are."""
@@ -352,9 +406,10 @@ class TestLeftAlone:
         [
             (torch.ones(SIZE, dtype=torch.complex64), "x is a tensor of complex64, which Triton does not have"),
             (torch.ones(SIZE + 1)[1:], "x is not aligned to 16 bytes"),
+            (TensorDescriptor.from_tensor(torch.ones(64, 64), [16, 16]), "x is a TensorDescriptor"),
             (object(), "x is a object"),
         ],
-        ids=["complex", "unaligned", "object"],
+        ids=["complex", "unaligned", "descriptor", "object"],
     )
     def test_arguments(self, value: Any, reason: str, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
         """Other addresses, other types."""
@@ -396,6 +451,26 @@ class TestEvaluation:
         """Each config has a text of its own."""
         texts = {canonical(knobs(config)) for config in kernels.CONFIGS}
         assert len(texts) == len(kernels.CONFIGS)
+
+    def test_members_of_enums_travel(self, tmp_path: Path) -> None:
+        """As constants of the kernel that other processes compile, each with machine code of its own."""
+        x = torch.ones(SIZE)
+        evaluated = evaluate(kernels.rounded, kernels.rounded.configs, (x, torch.empty_like(x), 1), {"grid": (1,)})
+        problem = key_of(kernels.rounded, (x, x, 1), {})
+        request = Request(kernels.rounded._adopted(evaluated, tuple(problem)), problem, evaluated)
+        file = request.adopted.write(tmp_path)
+        problem = {**problem, CALL_KEY: write_record(file, evaluated, {})}
+        loaded = load_file(file, file.parent)
+        assert loaded.errors == ()
+        (kernel,) = loaded.kernels
+        codes = set()
+        for number, config in enumerate(kernel.bound_space(problem)):
+            (tmp_path / str(number)).mkdir()
+            unit = Unit(str(number), kernel.build(problem, config), (), file, kernel.name, "sm_90a")
+            (result,) = Triton().compile([unit], tmp_path)
+            assert result.outcome is None, result.message
+            codes.add((tmp_path / str(number) / "kernel.ptx").read_text())
+        assert len(codes) == 2
 
     def test_what_the_autotuner_sets_must_not_be_passed(self) -> None:
         """As with Triton's."""

@@ -30,6 +30,7 @@ from ktuned_triton.call import (
     key_of,
     knobs,
 )
+from ktuned_triton.tracing import Traced
 
 Mode = Literal["background", "wait"]
 Upgrade = Literal["once", "never", "always"]
@@ -50,13 +51,15 @@ class Key:
     """One tuning key of a function on one device: the config that its calls launch, and those that may follow.
 
     ``is_proven`` says that the config has been launched; until then one that needs more than the device has gives way
-    to the next of ``rest``. It ``is_settled`` when no other config is waited for.
+    to the next of ``rest``. It ``is_winner`` where the daemon's tuning has found the config, and ``is_settled`` when no
+    other one is waited for.
     """
 
     config: Any
     rest: list[Any] = field(default_factory=list)
     is_proven: bool = False
     is_tritons: bool = False
+    is_winner: bool = False
     is_settled: bool = False
 
 
@@ -145,15 +148,49 @@ def autotuner_class() -> type[Any]:
         """An autotuned function whose configs are tuned by ktuned's daemon."""
 
         def __init__(self, *args: Any, options: Options, **kwargs: Any) -> None:
+            self._known: dict[Any, Key] = {}
+            self._traced = Traced(self._agreed)
             super().__init__(*args, **kwargs)
             # Triton keeps None apart from its own benchmark; a function of the user's has its own way of measuring.
             self._has_own_bench = kwargs.get("do_bench") is not None
             self._graph = bool(kwargs.get("use_cuda_graph"))
             self._options = options
-            self._known: dict[Any, Key] = {}
             self._lock = threading.Lock()
             _tuners.add(self)
             self._reason: str | None = None
+
+        def _agreed(self) -> list[Any]:
+            """Return the winner of all keys that this process knows, in a list; nothing where they differ."""
+            known = list(self._known.values())
+            texts = {canonical(knobs(key.config)) if key.is_winner else "" for key in known}
+            return [known[0].config] if len(texts) == 1 and "" not in texts else []
+
+        @property
+        def configs(self) -> list[Any]:
+            """All configs; while ``torch.compile`` traces, the winner alone, if there is one for all keys."""
+            return self._traced.configs() or self._all_configs
+
+        @configs.setter
+        def configs(self, configs: list[Any]) -> None:
+            self._all_configs = configs
+
+        @property
+        def early_config_prune(self) -> Any:
+            """Triton's own; a single config is not pruned."""
+            return None if self._traced.configs() else self._prune
+
+        @early_config_prune.setter
+        def early_config_prune(self, prune: Any) -> None:
+            self._prune = prune
+
+        @property
+        def perf_model(self) -> Any:
+            """Triton's own; a single config is not ranked."""
+            return None if self._traced.configs() else self._model
+
+        @perf_model.setter
+        def perf_model(self, model: Any) -> None:
+            self._model = model
 
         def forked(self) -> None:
             """Begin again in a forked child: another thread may have held the lock, and nothing comes of requests."""
@@ -162,7 +199,7 @@ def autotuner_class() -> type[Any]:
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
             """Launch the best config known now."""
-            if len(self.configs) <= 1 or self._reason is not None or kwargs.get("warmup"):
+            if len(self._all_configs) <= 1 or self._reason is not None or kwargs.get("warmup"):
                 return super().run(*args, **kwargs)
             place = self._place(args, kwargs)
             known = self._known.get(place)
@@ -225,6 +262,7 @@ def autotuner_class() -> type[Any]:
                 if best.artifact is not None:
                     _install(best.artifact)
             is_fresh = best is not None and best.is_fresh and not tunings.is_open(request)
+            known.is_winner = is_fresh and best is not None and best.text in by_text
             if self._options.upgrade == "never" or self._options.mode == "wait":
                 if not is_fresh and self._options.mode == "background":
                     tunings.ask(with_contents(request, captured), None)
@@ -240,6 +278,7 @@ def autotuner_class() -> type[Any]:
                 if config is not known.config:
                     _prepare(self, request, text, artifact, device)
                     known.config, known.is_proven = config, True
+                known.is_winner = True
                 known.is_settled = self._options.upgrade == "once"
                 return self._options.upgrade == "once"
 

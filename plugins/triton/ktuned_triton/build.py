@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -12,6 +13,7 @@ from ktuned.spec import functions
 
 DTYPE = "dtype"
 FUNCTION = "function"
+MEMBER = "member"
 """Constants that are no plain values travel as maps of one of these keys: ``{"dtype": "fp16"}``."""
 
 HOOKS = ("pre_hook", "post_hook")
@@ -31,8 +33,8 @@ class Build(backends.Build):
             travels is its name.
         args: what its parameters that are no ``tl.constexpr`` get, in order: a string names a tensor of ``inputs``,
             numbers, ``None`` and tuples are themselves.
-        constants: its ``tl.constexpr`` parameters by name: numbers, strings, ``None``, tuples, Triton's dtypes
-            (``tl.float16``) and ``@triton.jit`` functions.
+        constants: its ``tl.constexpr`` parameters by name: numbers, strings, ``None``, tuples, enums of
+            modules that can be imported, Triton's dtypes (``tl.float16``) and ``@triton.jit`` functions.
         grid: how many programs in x, y, z; missing dimensions are 1.
         num_warps: how many warps a program has, a power of two.
         num_stages: how deep loops are pipelined.
@@ -138,8 +140,10 @@ def constant(name: str, value: Any) -> Any:
     """Return a constant as it travels, the same again for what has travelled."""
     if isinstance(value, tuple | list):
         return tuple(constant(name, item) for item in value)
-    if isinstance(value, Mapping) and set(value) in ({DTYPE}, {FUNCTION}):
+    if isinstance(value, Mapping) and set(value) in ({DTYPE}, {FUNCTION}, {MEMBER}):
         return dict(value)
+    if isinstance(value, enum.Enum):
+        return {MEMBER: _member_name(name, value)}
     if type(value).__module__.partition(".")[0] == "triton":
         # By its type's name: Triton is not imported for it.
         if type(value).__name__ == "constexpr":
@@ -151,9 +155,16 @@ def constant(name: str, value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(
-        f"the constant {name} is a {type(value).__name__}; numbers, strings, None, tuples, Triton's dtypes and "
+        f"the constant {name} is a {type(value).__name__}; numbers, strings, None, tuples, enums, Triton's dtypes and "
         "@triton.jit functions travel to the compiler"
     )
+
+
+def _member_name(name: str, value: enum.Enum) -> str:
+    kind = type(value)
+    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
+        raise TypeError(f"the constant {name} is a member of {kind.__qualname__}, which no other process can import")
+    return f"{kind.__module__}:{kind.__qualname__}.{value.name}"
 
 
 def _is_count(value: object) -> bool:

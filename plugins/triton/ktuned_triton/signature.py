@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from ktuned.spec import functions
-from ktuned_triton.build import DTYPE, FUNCTION, Argument, Build
+from ktuned_triton.build import DTYPE, FUNCTION, MEMBER, Argument, Build
 from ktuned_triton.launch_plan import Parameter
 
 ALIGNMENT_BYTES = 16
@@ -115,10 +117,21 @@ def _constant(name: str, value: Any, kernel_file: Path) -> Any:
         from triton import language
 
         return language.dtype(value[DTYPE])
+    if MEMBER in value:
+        return _member(name, value[MEMBER])
     try:
         return functions.find(value[FUNCTION], kernel_file)
     except LookupError as error:
         raise Misfit(f"the constant {name}: {error}") from error
+
+
+def _member(name: str, where: str) -> Any:
+    """Return the member of an enum."""
+    module, _, qualname = where.partition(":")
+    try:
+        return attrgetter(qualname)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise Misfit(f"the constant {name}: there is no {where}: {error}") from error
 
 
 def _name(function: Callable[..., Any]) -> str:

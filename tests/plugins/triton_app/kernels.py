@@ -1,11 +1,19 @@
 """Autotuned functions as applications have them."""
 
+import enum
 from typing import Any
 
 import triton
 import triton.language as tl
 
 from ktuned_triton import autotune
+
+
+class Rounding(enum.Enum):
+    """Ways that a config may choose."""
+
+    NEAREST = 0
+    UP = 1
 
 
 def at_least_128(configs: list[Any], named: dict[str, Any], **rest: Any) -> list[Any]:
@@ -67,6 +75,16 @@ def gather(x, rows, y, size, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < size
     tl.store(y + offsets, tl.load(x + tl.load(rows + offsets, mask=mask), mask=mask), mask=mask)
+
+
+@autotune([triton.Config({"WAY": way}) for way in Rounding], key=["size"])
+@triton.jit
+def rounded(x, y, size, WAY: tl.constexpr, UP: tl.constexpr = Rounding.UP):
+    """Round in a way that is a member of an enum."""
+    value = tl.load(x)
+    if WAY == UP:
+        value = tl.ceil(value)
+    tl.store(y, value)
 
 
 @triton.jit

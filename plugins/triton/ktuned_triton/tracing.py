@@ -1,0 +1,40 @@
+"""``torch.compile``: while it traces, an autotuned function has one config, once that is known.
+
+Dynamo and Inductor read an autotuner's configs, and Inductor tunes them itself, in the program. Given the winner alone,
+it compiles that and tunes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+Choose = Callable[[], list[Any]]
+
+
+class Traced:
+    """What one autotuner shows to traces: for each of them the same from its beginning to its end.
+
+    A grid that was traced for one config is wrong for another, which a tuning may bring meanwhile.
+    """
+
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
+        self._shown: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+    def configs(self) -> list[Any]:
+        """Return the only config, in a list, for the trace that goes on; nothing if none is known, or outside."""
+        context = tracing_context()
+        if context is None:
+            return []
+        if context not in self._shown:
+            self._shown[context] = self._choose()
+        return self._shown[context]
+
+
+def tracing_context() -> Any:
+    """Return torch's context of the trace that goes on in this thread, also while its graph is compiled."""
+    guards: Any = sys.modules.get("torch._guards")
+    return None if guards is None else guards.TracingContext.try_get()
