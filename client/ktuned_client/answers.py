@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn
 
 from ktuned_client.paths import UntrustedSocket
@@ -92,7 +91,7 @@ def frozen(config: Mapping[str, Any] | None) -> Config | None:
     return config if config is None or type(config) is Config else Config(config)
 
 
-NO_METRICS: Final[Mapping[str, float]] = MappingProxyType({})
+NO_METRICS: Final[Mapping[str, float]] = Config()
 
 
 class Hit(NamedTuple):
@@ -168,7 +167,7 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
             answer.get("generation"),
             answer.get("message") or "",
             answer.get("final") is True,
-            answer.get("metrics") or NO_METRICS,
+            Config(answer["metrics"]) if answer.get("metrics") else NO_METRICS,
             answer.get("file"),
             answer.get("measured"),
             answer.get("objective", "latency"),

@@ -178,9 +178,11 @@ def key_of(problem: Mapping[str, Any]) -> bytes:
     """Return a problem's bytes, for any mapping and for subclasses of its numbers and texts too.
 
     Raises:
-        TypeError: it holds a value that MessagePack cannot carry, or a key that is no string.
+        TypeError: it is no mapping, or holds a value that MessagePack cannot carry, or a key that is no string.
         ValueError: it holds a number beyond 64 bits.
     """
+    if not isinstance(problem, Mapping):
+        raise TypeError(f"a problem is a mapping, not {problem!r}, a {type(problem).__name__}")
     for name, value in problem.items():
         # The daemon takes this for a broken peer, and closes the connection.
         if not isinstance(name, str):

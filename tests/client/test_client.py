@@ -1,4 +1,5 @@
 import contextlib
+import copy
 import json
 import os
 import pickle  # noqa: TID251 - that a client pickles is the property
@@ -113,7 +114,9 @@ def test_scalars_of_numpy_and_torch_are_numbers(path: str) -> None:
         assert client.lookup("gemm", {"M": np.array([1])}, DEFAULT).status == "invalid"
 
 
-@pytest.mark.parametrize("problem", [{1: 1}, {None: 1}, {"M": None}, {"M": [1]}, {"M": b"x"}, {"M": {}}])
+@pytest.mark.parametrize(
+    "problem", [{1: 1}, {None: 1}, {"M": None}, {"M": [1]}, {"M": b"x"}, {"M": {}}, "M=1", None, [("M", 1)], 4]
+)
 def test_a_problem_that_no_daemon_could_answer_is_invalid(path: str, problem: Any) -> None:
     """Without a daemon, too; and the connection, where there is one, is not lost for it."""
     with Client(path, deadline_s=PATIENT_S) as client:
@@ -158,6 +161,18 @@ def test_a_config_cannot_be_changed(path: str) -> None:
             copied = dict(config)
             copied["BM"] = 1
         assert client.lookup("gemm", {"M": 4}).config == {"BM": 4}
+
+
+@pytest.mark.usefixtures("served")
+def test_a_hit_is_data(path: str) -> None:
+    """It can be sent to another process, copied and written as JSON, and none of its maps can be changed."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        hit = client.lookup("gemm", {"M": 4})
+    assert _pickled(hit) == copy.deepcopy(hit) == hit
+    assert json.loads(json.dumps(hit._asdict()))["config"] == {"BM": 4}
+    for held in (hit.config, hit.problem, hit.metrics):
+        with pytest.raises(TypeError):
+            held["BM"] = 5  # type: ignore[index]
 
 
 @pytest.mark.usefixtures("served")

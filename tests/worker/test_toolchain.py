@@ -32,12 +32,22 @@ def test_compilers_variables_key_artifacts_and_runtimes_variables_measurements(
 ) -> None:
     """Each enters one fingerprint, by its name; what only says where files go, or what is not declared, enters none."""
     plain = reported(registry, tmp_path)
-    deciding = {"CPATH": "/include", "OMP_NUM_THREADS": "4", "TORCH_X": "1", "TRITON_Y": "2", "CUDA_Z": "3"}
+    deciding = {
+        "CPATH": "/include",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "OMP_NUM_THREADS": "4",
+        "TORCH_X": "1",
+        "TRITON_Y": "2",
+        "CUDA_Z": "3",
+    }
     found = reported(registry, tmp_path, **deciding, TRITON_CACHE_DIR="/c", CUDA_VISIBLE_DEVICES="0", HOME="/h")
     (device,), (before,) = found.devices, plain.devices
     assert dict(found.fingerprint) == {**plain.fingerprint, "env:CPATH": "/include"}
     assert dict(device.fingerprint) == {
         **before.fingerprint,
+        "env:ATEN_CPU_CAPABILITY": "avx2",
+        "env:ONEDNN_MAX_CPU_ISA": "AVX2",
         "env:CUDA_Z": "3",
         "env:OMP_NUM_THREADS": "4",
         "env:TORCH_X": "1",
