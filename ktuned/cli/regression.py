@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ktuned.cli.progress import ratio
-from ktuned.model import Problem, canonical
+from ktuned.model import LATENCY, Objective, Problem, canonical, cost_of, figure_of, gain
 
 MEASURED = ("fresh", "stale")
 """Statuses of answers whose latency belongs to the case itself."""
@@ -15,18 +14,24 @@ MEASURED = ("fresh", "stale")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A kernel on a problem, before and after it was tuned again; latencies in µs.
+    """A kernel on a problem by an objective, before and after it was tuned again; figures are in the objective's unit.
 
-    ``verdict`` is ``faster``, ``same``, ``slower``, ``new`` (no earlier latency) or ``failed`` (no latency for the
-    present files).
+    ``verdict`` is ``faster``, ``same``, ``slower`` (by another objective: better or worse), ``new`` (no earlier
+    figure) or ``failed`` (no figure for the present files).
     """
 
     kernel: str
     problem: Problem
     device: str
-    before_us: float | None
-    now_us: float | None
+    objective: Objective
+    before: float | None
+    now: float | None
     verdict: str
+
+    @property
+    def gain(self) -> float | None:
+        """Times that it is better than before."""
+        return gain(self.objective, self.before, self.now)
 
     @property
     def is_regression(self) -> bool:
@@ -35,24 +40,31 @@ class Comparison:
 
     def to_wire(self) -> dict[str, Any]:
         """Return the line's data for ``--json``."""
+        is_latency = self.objective == LATENCY
         return {
             "kernel": self.kernel,
             "problem": dict(self.problem),
             "device": self.device,
-            "before_us": self.before_us,
-            "now_us": self.now_us,
-            "ratio": ratio(self.before_us, self.now_us),
+            "objective": self.objective,
+            "before": self.before,
+            "now": self.now,
+            "before_us": self.before if is_latency else None,
+            "now_us": self.now if is_latency else None,
+            "ratio": self.gain,
             "verdict": self.verdict,
         }
 
 
-def previous_us(trials: Iterable[Mapping[str, Any]], digest: str, device: str | None) -> float | None:
-    """Return the best figure (µs) of the newest state of a kernel before ``digest``, from its measured trials' maps."""
+def previous(
+    trials: Iterable[Mapping[str, Any]], digest: str, device: str | None, objective: Objective = LATENCY
+) -> float | None:
+    """Return the best figure of the newest state of a kernel before ``digest``, from its measured trials' maps."""
     earlier = [trial for trial in trials if trial["digest"] != digest and trial["device"] == device]
-    newest = max(earlier, key=lambda trial: trial["updated"], default=None)
-    if newest is None:
+    known = [(trial, cost, figure) for trial in earlier for cost, figure in [_judged(trial, objective)] if cost]
+    if not known:
         return None
-    return min(float(trial["latency_us"]) for trial in earlier if trial["digest"] == newest["digest"])
+    newest = max((trial for trial, _, _ in known), key=lambda trial: float(trial["updated"]))
+    return min((cost, figure) for trial, cost, figure in known if trial["digest"] == newest["digest"])[1]
 
 
 def compare(
@@ -62,19 +74,38 @@ def compare(
 
     Cases only in ``before`` belong to removed kernels, and are left out.
     """
-    known = {(answer["kernel"], canonical(answer["problem"])): answer for answer in before}
-    return [_judge(known.get((answer["kernel"], canonical(answer["problem"]))), answer, tolerance) for answer in after]
+    known = {_case(answer): answer for answer in before}
+    return [_judge(known.get(_case(answer)), answer, tolerance) for answer in after]
+
+
+def objective_of(answer: Mapping[str, Any]) -> Objective:
+    """Return the objective of an answer; an earlier daemon knows of one."""
+    return Objective(answer.get("objective") or LATENCY)
+
+
+def _case(answer: Mapping[str, Any]) -> tuple[str, str, Objective]:
+    return answer["kernel"], canonical(answer["problem"]), objective_of(answer)
+
+
+def _judged(entry: Mapping[str, Any], objective: Objective) -> tuple[float | None, float | None]:
+    """Return what the figure of an answer or a trial costs, and the figure."""
+    figure = figure_of(objective, entry["latency_us"], entry.get("metrics") or {})
+    return cost_of(objective, figure), figure
 
 
 def _judge(before: Mapping[str, Any] | None, after: Mapping[str, Any], tolerance: float) -> Comparison:
-    before_us = before["latency_us"] if before is not None and before["status"] in MEASURED else None
-    now_us = after["latency_us"] if after["status"] == "fresh" else None
-    if now_us is None:
+    objective = objective_of(after)
+    is_known = before is not None and before["status"] in MEASURED
+    cost_before, figure_before = _judged(before, objective) if before is not None and is_known else (None, None)
+    cost_now, figure_now = _judged(after, objective) if after["status"] == "fresh" else (None, None)
+    if cost_now is None:
         verdict = "failed"
-    elif before_us is None:
+    elif cost_before is None:
         verdict = "new"
-    elif now_us > before_us * (1 + tolerance):
+    elif cost_now > cost_before * (1 + tolerance):
         verdict = "slower"
     else:
-        verdict = "faster" if now_us * (1 + tolerance) < before_us else "same"
-    return Comparison(after["kernel"], after["problem"], after["device"] or "", before_us, now_us, verdict)
+        verdict = "faster" if cost_now * (1 + tolerance) < cost_before else "same"
+    return Comparison(
+        after["kernel"], after["problem"], after["device"] or "", objective, figure_before, figure_now, verdict
+    )

@@ -98,10 +98,26 @@ class JobFigures(Struct, frozen=True):
     message: str
 
 
+class OtherWinner(Struct, frozen=True):
+    """The winner by another objective than the latency: its figure in a unit, and that of the winner by latency.
+
+    ``gain`` is how many times better it is than that one by this objective.
+    """
+
+    objective: str
+    figure: float
+    unit: str
+    fastest: float | None
+    gain: float | None
+    latency_us: float
+    config: Mapping[str, Scalar]
+    trial: int
+
+
 class Section(Struct, frozen=True):
     """One kernel, problem and device model: its winner, the trials of one context, and the contexts before.
 
-    ``left_out`` is how many trials the page has no room for.
+    ``left_out`` is how many trials the page has no room for; ``others`` are the winners by other objectives.
     """
 
     kernel: str
@@ -120,6 +136,7 @@ class Section(Struct, frozen=True):
     history: Sequence[Save]
     jobs: Sequence[JobFigures]
     roof: Roof | None = None
+    others: Sequence[OtherWinner] = ()
 
 
 class Document(Struct, frozen=True):

@@ -25,10 +25,13 @@ from ktuned.model import (
     WinnerKey,
     arithmetic_metric,
     canonical,
+    figure_of,
+    gain,
     key_values,
     sentence,
     shares,
     since,
+    unit_of,
 )
 from ktuned.report.columns import COARSE, Packed, Packer
 from ktuned.report.document import (
@@ -36,6 +39,7 @@ from ktuned.report.document import (
     Document,
     Failure,
     JobFigures,
+    OtherWinner,
     Reached,
     Roof,
     Save,
@@ -81,8 +85,14 @@ def survey(
 
     ``standings`` is the daemon's word on the winners.
     """
-    # A winner by another objective is shown by its metrics among the trials; the page's charts are of latency.
-    winners = {winner.context.key: winner for winner in overview.winners() if winner.objective == LATENCY}
+    # The page's charts are of latency; a winner by another objective has a line, and its metrics among the trials.
+    winners: dict[WinnerKey, Winner] = {}
+    others: dict[WinnerKey, list[Winner]] = {}
+    for won in overview.winners():
+        if won.objective == LATENCY:
+            winners[won.context.key] = won
+        else:
+            others.setdefault(won.context.key, []).append(won)
     limits = overview.peaks()
     known = {kernel.name: kernel for kernel in overview.kernels()}
     groups: dict[WinnerKey, list[ContextSums]] = {}
@@ -111,6 +121,7 @@ def survey(
                 standing,
                 room,
                 limits.get(key.device),
+                others.get(key, ()),
             )
         )
     return Document(time(), version, sections, is_live)
@@ -136,6 +147,7 @@ def _section(
     standing: Standing,
     room: int,
     peaks: Peaks | None,
+    others: Sequence[Winner],
 ) -> Section:
     rows = overview.trials(shown.id)
     kept = _thinned(rows, room, -1 if winner is None else winner.trial)
@@ -164,6 +176,7 @@ def _section(
         history=_history(overview, group, shown, kernel),
         jobs=[_figures(job) for job in jobs],
         roof=None if peaks is None else _roof(peaks),
+        others=[other for won in others if (other := _other(won, winner, knobs)) is not None],
     )
 
 
@@ -284,6 +297,23 @@ def _won(winner: Winner, rows: Sequence[TrialRow], knobs: Sequence[str], peaks: 
         winner.note,
         winner.metrics,
         None if peaks is None else _reached(winner.metrics, peaks),
+    )
+
+
+def _other(won: Winner, fastest: Winner | None, knobs: Sequence[str]) -> OtherWinner | None:
+    figure = figure_of(won.objective, won.latency_us, won.metrics)
+    if figure is None:
+        return None
+    beside = None if fastest is None else figure_of(won.objective, fastest.latency_us, fastest.metrics)
+    return OtherWinner(
+        won.objective,
+        figure,
+        unit_of(won.objective),
+        beside,
+        gain(won.objective, beside, figure),
+        won.latency_us,
+        _in_order(won.config, knobs) or won.config,
+        won.trial,
     )
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.cli.regression import compare, previous_us
+from ktuned.cli.regression import compare, previous
+from ktuned.model import Objective
 from tests.cli.samples import DEVICE, answer_map, trial_map
 
 
@@ -40,7 +41,7 @@ def test_cases_are_compared_by_kernel_and_problem() -> None:
     ]
     after = [answer_map(problem={"b": 2, "a": 1}, latency_us=20.0), answer_map(kernel="p:other", latency_us=3.0)]
     found = compare(before, after, 0.5)
-    assert [(entry.before_us, entry.now_us, entry.verdict) for entry in found] == [
+    assert [(entry.before, entry.now, entry.verdict) for entry in found] == [
         (10.0, 20.0, "slower"),
         (None, 3.0, "new"),
     ]
@@ -55,5 +56,42 @@ def test_figure_of_the_state_before() -> None:
         trial_map(4, digest="older", latency_us=5.0, updated=6.0),
         trial_map(5, digest="last", latency_us=2.0, updated=8.5, device="another"),
     ]
-    assert previous_us(trials, "now", DEVICE) == 20.0
-    assert previous_us(trials[:1], "now", DEVICE) is None
+    assert previous(trials, "now", DEVICE) == 20.0
+    assert previous(trials[:1], "now", DEVICE) is None
+
+
+@pytest.mark.parametrize(
+    ("objective", "before", "now", "verdict"),
+    [
+        ("energy", {"energy": 2.0}, {"energy": 1.0}, "faster"),
+        ("energy", {"energy": 1.0}, {"energy": 1.5}, "slower"),
+        ("max:tflops", {"tflops": 2.0}, {"tflops": 4.0}, "faster"),
+        ("max:tflops", {"tflops": 4.0}, {"tflops": 2.0}, "slower"),
+        ("max:tflops", {"tflops": 4.0}, {"tflops": 4.0}, "same"),
+        ("edp", {}, {"edp": 4.0}, "new"),
+        ("edp", {"edp": 4.0}, {}, "failed"),
+    ],
+)
+def test_winners_of_other_objectives_are_compared_by_their_figures(
+    objective: str, before: dict[str, float], now: dict[str, float], verdict: str
+) -> None:
+    """Not by their latency, and beside the winner by latency, which is a case of its own."""
+    old = answer_map(status="stale", objective=objective, metrics=before)
+    new = answer_map(latency_us=99.0, objective=objective, metrics=now)
+    by_latency = answer_map(latency_us=12.5)
+    found = compare([old, answer_map()], [new, by_latency], 0.03)
+    assert [entry.verdict for entry in found] == [verdict, "same"]
+    assert (found[0].to_wire()["now"], found[0].to_wire()["now_us"]) == (next(iter(now.values()), None), None)
+    assert found[1].to_wire()["now_us"] == 12.5
+
+
+def test_previous_figure_by_another_objective() -> None:
+    """The best of the newest earlier state, among the trials that have the figure."""
+    trials = [
+        trial_map(1, digest="a", updated=1.0, metrics={"tflops": 9.0}),
+        trial_map(2, digest="b", updated=2.0, metrics={"tflops": 3.0}),
+        trial_map(3, digest="b", updated=3.0, metrics={"tflops": 4.0}),
+        trial_map(4, digest="c", updated=4.0),
+    ]
+    assert previous(trials, "now", DEVICE, Objective("max:tflops")) == 4.0
+    assert previous(trials[3:], "now", DEVICE, Objective("max:tflops")) is None

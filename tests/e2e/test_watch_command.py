@@ -229,3 +229,15 @@ def test_once_is_a_regression_check(tmp_path: Path) -> None:
         assert broken.returncode == 1
         assert "tune_it.py:1" in broken.stderr
         assert daemon.ktuned("watch", "--once", "--tolerance", "much", str(path)).returncode == 2
+
+
+def test_once_compares_winners_by_other_objectives(daemon: Daemon) -> None:
+    """Beside the winner by latency, in their own unit, and after tuning them again for the edit."""
+    path = daemon.kernel_file(text_of(300.0, metrics="dict(speed=lambda p, t: p.n / t)"))
+    assert daemon.ktuned("tune", str(path)).returncode == 0
+    assert daemon.ktuned("tune", "it", "--objective", "max:speed").returncode == 0
+    path.write_text(path.read_text().replace("Build(**c)", "Build(**{**c, 'us': c.us + 1.0})"))
+    ran = daemon.ktuned("watch", "--once", "--tolerance", "10000%", str(path))
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    assert re.search(r"project:it +n=64 by max:speed +.* \S+ speed +\S+ speed +[\d.]+× +same", ran.stdout), ran.stdout
+    assert re.search(rf"project:it +n=64  .*{FIGURE} +{FIGURE} ", ran.stdout), ran.stdout

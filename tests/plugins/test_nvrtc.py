@@ -133,6 +133,7 @@ class TestArtifact:
         assert result.facts["stack_bytes"] == 400
         assert result.facts["spill_store_bytes"] == 0
         assert 8 <= result.facts["registers"] <= 255
+        assert 0.0 < result.facts["occupancy"] <= 1.0
 
     def test_registers_that_do_not_fit_are_spilled_and_reported(self, compile_one: Compile, tmp_path: Path) -> None:
         """The report is that of the very options that the config asks for."""

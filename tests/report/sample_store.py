@@ -241,6 +241,17 @@ class SampleStore:
             (kernel, canonical(problem), device, best[1], clock),
         )
 
+    def add_winner_by(self, objective: str, metric: str) -> None:
+        """Have each kernel's measured trial with the greatest figure of a metric win by an objective."""
+        with closing(sqlite3.connect(self._path)) as connection, connection:
+            connection.execute(
+                """INSERT INTO winners (kernel, problem, device, objective, trial_id, decided, final)
+                SELECT kernel, problem, device, ?, trials.id, updated, 1 FROM trials
+                JOIN contexts ON contexts.id = context_id WHERE outcome = 'measured'
+                ORDER BY json_extract(detail, ?) DESC LIMIT 1""",
+                (objective, f"$.metrics.{metric}"),
+            )
+
 
 def _simulated(
     config: Mapping[str, Any], scale: float, source: random.Random

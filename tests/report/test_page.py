@@ -55,6 +55,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.add("kernels:gemm", PROBLEM, 300, saves=3)
     store.add("kernels:softmax", {"N": 1024}, 60)
     store.add_peaks()
+    store.add_winner_by("max:tflops_float16", "tflops_float16")
     standings = {
         keyed("kernels:gemm", PROBLEM, "NVIDIA H100 80GB HBM3"): Standing("fresh"),
         keyed("kernels:softmax", {"N": 1024}, "NVIDIA H100 80GB HBM3"): Standing("stale", ["softmax.cu changed"]),
@@ -84,6 +85,7 @@ def test_draws_everything_and_asks_for_nothing(browser: Browser, report: Path, s
         assert len(inked) >= 16
         assert all(inked)
         assert opened.page.locator(".chip").first.inner_text().startswith("BLOCK_M=")
+        assert opened.page.locator(".other").inner_text().startswith("By max:tflops_float16: ")
         assert opened.complaints == []
         assert opened.requests == [file(report)]
 

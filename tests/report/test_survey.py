@@ -100,6 +100,20 @@ def test_the_winner_has_its_share_of_the_limit(tmp_path: Path) -> None:
     assert section.roof.tflops == {"tflops_float16": 790.0, "tflops": 51.0}
 
 
+def test_winners_by_other_objectives_stand_beside_the_fastest(tmp_path: Path) -> None:
+    """With their figure, how much better that is than the fastest config's, and their config."""
+    store = SampleStore(tmp_path / "ktuned.sqlite")
+    store.add("p:gemm", {"M": 4096, "N": 4096, "K": 4096}, 30)
+    store.add_winner_by("max:tflops_float16", "tflops_float16")
+    (section,) = surveyed(tmp_path / "ktuned.sqlite").sections
+    (other,) = section.others
+    assert section.winner is not None
+    assert (other.objective, other.unit) == ("max:tflops_float16", "tflops_float16")
+    assert other.fastest == section.winner.metrics["tflops_float16"]
+    assert other.gain == pytest.approx(other.figure / other.fastest)
+    assert list(other.config)[:2] == ["BLOCK_M", "BLOCK_N"]
+
+
 def test_a_large_store_keeps_the_fastest(path: Path) -> None:
     """Where the page has no room for all, each section has its share: the winner, the fastest, a sample of the rest."""
     dot, gemm = surveyed(path, max_trials=80).sections

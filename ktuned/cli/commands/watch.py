@@ -16,7 +16,8 @@ from ktuned.cli.exit_status import Exit
 from ktuned.cli.limits import limits
 from ktuned.cli.options import as_path, given, json_option, no_spawn_option
 from ktuned.cli.present import Presenter, choose
-from ktuned.cli.progress import ENDED, Event, View, begin, fold, ratio, remember, resync
+from ktuned.cli.progress import ENDED, Event, View, begin, fold, remember, resync
+from ktuned.model import LATENCY, Objective, Problem, metric_of
 from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
@@ -107,6 +108,9 @@ def _check(client: Client, root: str | None, tolerance: float, as_json: bool) ->
             complain_of(tuning.errors)
             errors += tuning.errors
             follow(tuning, as_json)
+    for kernel, problem, objective in _by_other_objectives(client, root):
+        with client.tune(kernel, problem=problem, objective=objective, stale_only=True) as tuning:
+            follow(tuning, as_json)
     found = regression.compare(before, _winners(client, root), tolerance)
     if as_json:
         output.emit_json(
@@ -122,17 +126,34 @@ def _check(client: Client, root: str | None, tolerance: float, as_json: bool) ->
 
 
 def _winners(client: Client, root: str | None) -> list[Mapping[str, Any]]:
-    """Return the present answers for the declared problems of the kernels at a path."""
+    """Return the present answers for the declared problems of the kernels at a path, by each objective of a winner."""
     kernels = client.call("kernels", **given(path=root))["kernels"]
-    asked = [
+    asked: list[dict[str, Any]] = [
         {"kernel": kernel["name"], "problem": problem, "tune": False}
         for kernel in kernels
         for problem in kernel["problems"]
+    ]
+    asked += [
+        {"kernel": kernel, "problem": problem, "tune": False, "objective": objective}
+        for kernel, problem, objective in _by_other_objectives(client, root)
     ]
     answers: list[Mapping[str, Any]] = []
     for first in range(0, len(asked), LOOKUPS_AT_ONCE):
         answers += client.call("lookup_many", lookups=asked[first : first + LOOKUPS_AT_ONCE])["answers"]
     return answers
+
+
+def _by_other_objectives(client: Client, root: str | None) -> list[tuple[str, Problem, Objective]]:
+    """Return the declared problems that have a winner by another objective than their kernel's own."""
+    found = []
+    for kernel in client.call("kernels", **given(path=root), why=True)["kernels"]:
+        own = (kernel.get("plan") or {}).get("objective") or LATENCY
+        for problem in kernel["problems"]:
+            # A winner's problem is the part that the kernel is specialised for.
+            alike = [entry for entry in kernel["why"] if entry["problem"].items() <= problem.items()]
+            by = {Objective(entry.get("objective") or own) for entry in alike} - {own}
+            found += [(kernel["name"], problem, objective) for objective in sorted(by)]
+    return found
 
 
 def _before(client: Client, answer: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -152,18 +173,22 @@ def _before(client: Client, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         (known,) = client.call("kernels", kernel=kernel)["kernels"]
         digest = known["digest"]
     trials = client.call("results", kernel=kernel, problem=problem, outcome="measured", order="newest", limit=2000)
-    latency_us = regression.previous_us(trials["trials"], digest, answer["device"])
-    return {**answer, "status": "stale" if latency_us else "default", "latency_us": latency_us}
+    objective = regression.objective_of(answer)
+    figure = regression.previous(trials["trials"], digest, answer["device"], objective)
+    metrics = {**(answer.get("metrics") or {}), metric_of(objective): figure}
+    latency_us = figure if objective == LATENCY else answer["latency_us"]
+    return {**answer, "status": "stale" if figure else "default", "latency_us": latency_us, "metrics": metrics}
 
 
 def _row(entry: regression.Comparison) -> list[str]:
+    by = "" if entry.objective == LATENCY else f" by {entry.objective}"
     return [
         entry.kernel,
-        text.flat(entry.problem),
+        text.flat(entry.problem) + by,
         entry.device,
-        text.latency(entry.before_us),
-        text.latency(entry.now_us),
-        text.times(ratio(entry.before_us, entry.now_us)),
+        text.by_objective(entry.objective, entry.before),
+        text.by_objective(entry.objective, entry.now),
+        text.times(entry.gain),
         entry.verdict,
     ]
 

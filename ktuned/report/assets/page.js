@@ -242,7 +242,14 @@ function heading(section) {
     notices(),
     config.length ? make("div", { class: "chips", title: "The winner's config; what differs from the default is marked." }, config.map(([knob, value]) => make("span", { class: `chip${plain.default && plain.default[knob] !== value ? " differs" : ""}` }, make("i", {}, `${knob}=`), scalar(value)))) : null,
     (plain.standing.reasons || []).length ? make("ul", { class: "reasons" }, plain.standing.reasons.map((reason) => make("li", {}, reason))) : null,
-    plain.winner && plain.winner.note ? make("p", { class: "sub" }, plain.winner.note) : null);
+    plain.winner && plain.winner.note ? make("p", { class: "sub" }, plain.winner.note) : null,
+    (plain.others || []).map((other) => make("p", { class: "sub other" }, otherWinner(other))));
+}
+
+/** Return the winner by another objective in words. */
+function otherWinner(other) {
+  const better = other.gain ? `, ${other.gain.toFixed(2)}× as good as the winner by latency (${figure(other.fastest)} ${other.unit})` : "";
+  return `By ${other.objective}: ${figure(other.figure)} ${other.unit}${better}, ${latency(other.latency_us)} with ${flat(other.config)}`;
 }
 
 function tiles(section) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import re
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Unit, cubin
+from ktuned.backends import Unit, cubin, occupancy_fact
 from ktuned.model import BackendError, KernelFileError, Unsupported
 from ktuned.spec import causes, functions, place
 from ktuned_cutedsl import limits, resources
@@ -82,7 +83,26 @@ def _compile(
         "target": target,
         "kernels": [asdict(kernel) for kernel in found],
         "launches": [asdict(launch) for launch in launched],
+        **_resources(target, found, launched),
     }
+
+
+def _resources(target: str, kernels: list[cubin.Kernel], launches: list[resources.Launch]) -> dict[str, float]:
+    """Return the resources of a sole kernel as the config's own, and its occupancy where its launch is known."""
+    if len(kernels) != 1:
+        return {}
+    (kernel,) = kernels
+    found: dict[str, float] = {
+        "registers": kernel.registers,
+        "stack_bytes": kernel.stack_bytes,
+        "static_shared_bytes": kernel.shared_bytes,
+    }
+    if len(launches) != 1 or None in launches[0].block:
+        return found
+    (launch,) = launches
+    threads = math.prod(size or 1 for size in launch.block)
+    shared_bytes = kernel.shared_bytes + (launch.shared_bytes or 0)
+    return found | occupancy_fact(target, threads, kernel.registers, shared_bytes)
 
 
 def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) -> Any:

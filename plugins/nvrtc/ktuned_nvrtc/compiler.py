@@ -11,10 +11,11 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Compiled, Resources, Unit, compile_together, cuda_headers, ptxas
+from ktuned.backends import Compiled, Resources, Unit, compile_together, cuda_headers, occupancy_fact, ptxas
 from ktuned.model import Outcome, Unsupported
 from ktuned.spec import IncludeSearch, follow
 from ktuned_nvrtc import precompiled, program
@@ -218,9 +219,12 @@ def _save(
     (artifact / CUBIN_FILE).write_bytes(compiled.cubin)
     (artifact / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1, sort_keys=True))
     source.copy(artifact / SOURCES_DIRECTORY)
+    resources = used.get(symbol)
+    shared_bytes = build.shared_bytes + (resources.static_shared_bytes if resources else 0)
     return {
         "lowered": symbol,
         "options": list(source.options),
         "kernels_in_cubin": sum(not name.startswith("&") for name in compiled.symbols),
-        **(asdict(used[symbol]) if symbol in used else {}),
+        **(asdict(resources) if resources else {}),
+        **(occupancy_fact(unit.target, prod(build.block), resources.registers, shared_bytes) if resources else {}),
     }

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Unit, compute_target, cubin, launch_limits
+from ktuned.backends import Unit, compute_target, cubin, launch_limits, occupancy_fact
 from ktuned.model import BackendError, KernelFileError, Unsupported
 from ktuned.spec import causes, place
 from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE, series
@@ -112,6 +112,7 @@ def _compile(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any]:
         "kernels": [asdict(kernel) for kernel in kernels],
         "threads": max((threads for threads, _ in launches), default=0),
         "dynamic_shared_bytes": max((shared for _, shared in launches), default=0),
+        **_occupancy(unit.target, kernels, launches),
     }
 
 
@@ -145,6 +146,15 @@ def _kernels(artifact: Path, execution_backend: str) -> list[cubin.Kernel]:
             for binary in cubin.cubins((artifact / name).read_bytes()):
                 found += cubin.kernels(binary)
     return found
+
+
+def _occupancy(target: str, kernels: list[cubin.Kernel], launches: list[tuple[int, int]]) -> dict[str, float]:
+    # Which of several kernels a launch is of is not known here.
+    if len(launches) != 1 or len(kernels) != 1:
+        return {}
+    ((threads, shared_bytes),) = launches
+    (kernel,) = kernels
+    return occupancy_fact(target, threads, kernel.registers, kernel.shared_bytes + shared_bytes)
 
 
 def _resources(kernels: list[cubin.Kernel]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Unit, compute_target, ptxas
+from ktuned.backends import Unit, compute_target, occupancy_fact, ptxas
 from ktuned.model import BackendError, KernelFileError, Unsupported
 from ktuned.spec import causes, functions, place
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE
@@ -194,6 +194,7 @@ def _sealed(unit: Unit, kernel: Any, parameters: tuple[Parameter, ...], said: st
         **asdict(used),
         "dynamic_shared_bytes": plan.shared_bytes,
         "threads": plan.threads,
+        **occupancy_fact(plan.target, plan.threads, used.registers, plan.shared_bytes + used.static_shared_bytes),
         "triton_key": kernel.hash,
     }
 

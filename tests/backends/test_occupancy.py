@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+
+from ktuned.backends.occupancy import occupancy, occupancy_fact
+
+
+@pytest.mark.parametrize(
+    ("target", "threads", "registers", "shared_bytes", "share"),
+    [
+        # 64 warps in 8 blocks of 256 threads; 32 registers a thread are a multiprocessor's 65,536.
+        ("sm_90a", 256, 32, 0, 1.0),
+        ("sm_80", 256, 32, 0, 1.0),
+        # Registers: 33 are allocated as 40, of which a quarter of the register file holds 12 warps.
+        ("sm_90a", 256, 33, 0, 0.75),
+        ("sm_90a", 256, 64, 0, 0.5),
+        ("sm_90a", 128, 255, 0, 0.125),
+        ("sm_90a", 1024, 64, 0, 0.5),
+        # Shared memory: 228 KiB hold two blocks of 100 KiB, and of 113 KiB with the 1 KiB that each is reserved.
+        ("sm_90a", 256, 32, 100 * 1024, 0.25),
+        ("sm_90a", 256, 32, 113 * 1024, 0.25),
+        ("sm_90a", 256, 32, 113 * 1024 + 1, 0.125),
+        # Blocks: 32 of one warp each.
+        ("sm_90a", 32, 16, 0, 0.5),
+        ("sm_86", 32, 16, 0, 0.3333),
+        # 48 warps: a block of 1,024 threads leaves a third of them free.
+        ("sm_89", 1024, 32, 0, 0.6667),
+        ("sm_75", 1024, 32, 64 * 1024, 1.0),
+        # No block fits.
+        ("sm_89", 256, 32, 120 * 1024, 0.0),
+        ("sm_90a", 1024, 128, 0, 0.0),
+        # A thread that needs no register is one of which the number is not known.
+        ("sm_90a", 256, 0, 0, 1.0),
+        ("sm_999", 256, 32, 0, None),
+        ("native-9c48", 256, 32, 0, None),
+        ("sm_90a", 0, 32, 0, None),
+        ("sm_90a", 2048, 32, 0, None),
+    ],
+)
+def test_occupancy(target: str, threads: int, registers: int, shared_bytes: int, share: float | None) -> None:
+    """The scarcest of threads, blocks, registers and shared memory decides; a fact is left out where it is unknown."""
+    assert occupancy(target, threads, registers, shared_bytes) == share
+    assert occupancy_fact(target, threads, registers, shared_bytes) == ({} if share is None else {"occupancy": share})
