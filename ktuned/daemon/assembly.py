@@ -150,6 +150,7 @@ class Parts:
     store: Store
     team_exchange: TeamExchange
     team_link: TeamLink
+    team_winners: TeamWinners
     traces: Traces
     toolchain_survey: ToolchainSurvey
     inspector: FileInspector
@@ -271,7 +272,9 @@ def assemble(
 
     # What others share.
     foreign_names = ForeignNames(catalog, inspector, traces)
-    team_winners = TeamWinners(team_link, catalog=catalog, machine=machine, foreign_names=foreign_names)
+    team_winners = TeamWinners(
+        team_link, catalog=catalog, machine=machine, foreign_names=foreign_names, artifacts=artifacts
+    )
 
     # What tunes.
     observer = HostObserver(fleet=fleet, machine=machine, environments=probes.environments, deadlines=deadlines)
@@ -355,6 +358,7 @@ def assemble(
         team_link,
         team_winners,
         admission=admission,
+        artifacts=artifacts,
         catalog=catalog,
         machine=machine,
         store=store,
@@ -533,6 +537,7 @@ def assemble(
         store=store,
         team_exchange=team_exchange,
         team_link=team_link,
+        team_winners=team_winners,
         traces=traces,
         toolchain_survey=toolchain_survey,
         inspector=inspector,

@@ -13,6 +13,7 @@ from typing import Final
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import structlog
 
 import ktuned
@@ -35,8 +36,19 @@ from ktuned.model import (
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.team_link import TeamDown, TeamLink
 from ktuned.scheduling.team_winners import TeamWinners
-from ktuned.store import Store
-from ktuned.team import Action, Candidate, Decided, LearnedName, Ours, SharedWinner, action, is_published, write_object
+from ktuned.store import Artifacts, Store
+from ktuned.team import (
+    Action,
+    Candidate,
+    Decided,
+    LearnedName,
+    Ours,
+    SharedWinner,
+    action,
+    is_published,
+    pack,
+    write_object,
+)
 
 _log = structlog.get_logger()
 
@@ -86,6 +98,7 @@ class TeamExchange:
         winners: TeamWinners,
         *,
         admission: Admission,
+        artifacts: Artifacts,
         catalog: Catalog,
         machine: Machine,
         store: Store,
@@ -95,6 +108,7 @@ class TeamExchange:
         self._link = link
         self._winners = winners
         self._admission = admission
+        self._artifacts = artifacts
         self._catalog = catalog
         self._machine = machine
         self._store = store
@@ -197,11 +211,23 @@ class TeamExchange:
                 await self._store.published.note(storage, [due], is_there=False, now=time())
                 continue
             if is_published(self._decided(winner, place), shared.cost, winner.config, known):
+                shared = replace(shared, artifact=await self._store_artifact(winner))
                 await self._link.store(*write_object(shared, self._address(place)))
                 _log.info("team_published", kernel=name, problem=winner.context.problem, config=dict(winner.config))
                 sent += 1
             await self._store.published.note(storage, [due], is_there=True, now=time())
         return sent
+
+    async def _store_artifact(self, winner: Winner) -> str:
+        """Store a winner's compiled kernel where artifacts are shared; return its object's name, if it has one."""
+        path = None if winner.artifact is None else self._artifacts.find(winner.artifact)
+        if path is None or winner.artifact is None or not self._link.settings.trust_artifacts:
+            return ""
+        packed = await anyio.to_thread.run_sync(pack, winner.artifact, path)
+        if packed is None:
+            return ""
+        await self._link.store(*packed)
+        return packed[0]
 
     async def _matching(self, place: Place) -> list[Candidate]:
         return await self._winners.match(place.kernel, place.context, place.objective)

@@ -15,6 +15,7 @@ from ktuned.bridge import Call, CallFailed
 from ktuned.fleet import Bridge, BridgeDown, BridgeSlow, Health
 from ktuned.model import KtunedError
 from ktuned.team import (
+    MAX_ARTIFACT_BYTES,
     MAX_OBJECT_BYTES,
     DamagedObject,
     ObjectName,
@@ -135,6 +136,17 @@ class TeamLink:
             await self._call(calls.FetchObjects(self._settings.url, part, MAX_OBJECT_BYTES), CALL_S, on_item=take)
         self._note(kernel, faults)
         return found
+
+    async def fetch_artifact(self, name: str) -> bytes | None:
+        """Return the bytes of an artifact's object, if it is there.
+
+        Raises:
+            TeamDown: the storage cannot be used now.
+        """
+        found: list[bytes] = []
+        call = calls.FetchObjects(self._settings.url, (name,), MAX_ARTIFACT_BYTES)
+        await self._call(call, CALL_S, on_item=lambda item: found.append(item.data))
+        return found[0] if found else None
 
     async def store(self, name: str, data: bytes) -> None:
         """Store an object.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import anyio
@@ -16,7 +17,17 @@ from ktuned.catalog import Catalog, ForeignNames
 from ktuned.devices import Machine
 from ktuned.model import Context, KernelInfo, KtunedError, Objective, Observation, canonical
 from ktuned.scheduling.team_link import TeamDown, TeamLink, newest
-from ktuned.team import MAX_CANDIDATES, Candidate, SharedWinner, address_of, candidates, kernel_prefix
+from ktuned.store import Artifacts
+from ktuned.team import (
+    MAX_CANDIDATES,
+    Candidate,
+    SharedWinner,
+    address_of,
+    candidates,
+    kernel_prefix,
+    key_of,
+    unpack,
+)
 
 _log = structlog.get_logger()
 
@@ -52,12 +63,14 @@ class TeamWinners:
         catalog: Catalog,
         machine: Machine,
         foreign_names: ForeignNames,
+        artifacts: Artifacts,
         first_look_s: float = FIRST_LOOK_S,
     ) -> None:
         self._link = link
         self._catalog = catalog
         self._machine = machine
         self._foreign_names = foreign_names
+        self._artifacts = artifacts
         self._first_look_s = first_look_s
         self._kernels: dict[str, _Kernel] = {}
         self._locks: dict[str, anyio.Lock] = {}
@@ -105,7 +118,11 @@ class TeamWinners:
                 except TeamDown:
                     # The link has a notice of it.
                     return None
-        return next(iter(await self.match(kernel, context, objective)), None)
+        best = next(iter(await self.match(kernel, context, objective)), None)
+        if best is not None and self._link.settings.trust_artifacts:
+            with anyio.move_on_after(self._first_look_s):
+                await self._bring_artifact(best.winner.artifact)
+        return best
 
     async def match(self, kernel: KernelInfo, context: Context, objective: Objective) -> list[Candidate]:
         """Return the configs among those that were read whose very context this is, the best first."""
@@ -127,6 +144,18 @@ class TeamWinners:
                 _log.info("team_names_not_matched", kernel=kernel.name, reason=error.message)
         return candidates(matching)
 
+    async def _bring_artifact(self, name: str) -> None:
+        """Put another's compiled kernel among ours, so that it need not be compiled; without it that is done."""
+        key = key_of(name)
+        if not key or self._artifacts.find(key) is not None:
+            return
+        try:
+            data = await self._link.fetch_artifact(name)
+            if data is not None:
+                await self._artifacts.adopt(key, partial(unpack, name, data))
+        except KtunedError as error:
+            _log.warning("team_artifact_left_out", artifact=name, reason=error.message)
+
     def address(self, kernel: KernelInfo, context: Context, objective: Objective) -> str:
         """Return where the winners of a context of a kernel are."""
         return address_of(context, kernel.learned.values(), objective)
@@ -137,12 +166,16 @@ class TeamWinners:
         if now.version != kernel.version:
             return False
 
+        is_match = False
+
         def is_known(exported: str) -> bool:
-            return self._machine.digest(replace(now, digest=exported), context.problem) == digest
+            nonlocal is_match
+            is_match = self._machine.digest(replace(now, digest=exported), context.problem) == digest
+            return is_match
 
         names = [Observation(one.name, "", is_source=one.is_source, is_data=one.is_data) for one in winner.names]
-        _, exported = await self._foreign_names.match(now, names, is_known)
-        return is_known(exported)
+        await self._foreign_names.match(now, names, is_known)
+        return is_match
 
     def _is_store_same(self) -> bool:
         return self._store == self._link.settings.identity

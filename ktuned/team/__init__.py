@@ -5,6 +5,7 @@ has what the daemon uses.
 """
 
 from ktuned.team import calls
+from ktuned.team.artifact_pack import MAX_ARTIFACT_BYTES, key_of, pack, unpack
 from ktuned.team.decision import (
     HOLDS_WITHIN,
     MAX_CANDIDATES,
@@ -33,6 +34,7 @@ from ktuned.team.storage import shown
 
 __all__ = [
     "HOLDS_WITHIN",
+    "MAX_ARTIFACT_BYTES",
     "MAX_CANDIDATES",
     "MAX_OBJECT_BYTES",
     "Action",
@@ -51,7 +53,10 @@ __all__ = [
     "holds",
     "is_published",
     "kernel_prefix",
+    "key_of",
+    "pack",
     "read_object",
     "shown",
+    "unpack",
     "write_object",
 ]

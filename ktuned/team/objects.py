@@ -45,13 +45,16 @@ MAX_OBJECT_BYTES: Final = 512 * 1024
 """A winner takes some 600 bytes, and 60 for each learned name, of which a kernel has 4,000 at most."""
 
 WINNERS: Final = f"v{FORMAT}/winners/"
-"""Prefix of the names of winners."""
+ARTIFACTS: Final = f"v{FORMAT}/artifacts/"
+"""Prefixes of the names of winners and of artifacts."""
 
 _NAME: Final = re.compile(
     WINNERS + r"(?P<kernel>[\w.-]+)/(?P<address>[0-9a-f]{32})/(?P<config>[0-9a-f]{16})-(?P<digest>[0-9a-f]{64})",
     re.ASCII,
 )
 
+
+_ARTIFACT: Final = re.compile(ARTIFACTS + r"[0-9a-f]{64}/[0-9a-f]{64}", re.ASCII)
 
 _STAGED: Final = re.compile(rf"v{FORMAT}/[\w./-]*/\.staged-[0-9a-f]{{16}}", re.ASCII)
 
@@ -102,7 +105,7 @@ class SharedWinner(Record):
     """A winner as a team shares it: its context, its config, its figures, and when it was decided (Unix seconds).
 
     ``names`` are those that ``digest`` covers besides what an inspection finds. ``trials`` counts the configs that had
-    an outcome in this context.
+    an outcome in this context; ``artifact`` is the name of the object with its compiled kernel, if there is one.
     """
 
     kernel: str
@@ -121,6 +124,7 @@ class SharedWinner(Record):
     names: tuple[LearnedName, ...] = ()
     trials: int = 0
     ktuned: str = ""
+    artifact: str = ""
 
     @property
     def cost(self) -> float:
@@ -239,4 +243,5 @@ def _digest(text: str) -> str:
 
 def is_ours(name: str) -> bool:
     """Return whether a name is one that ktuned gives, so that a sweep may remove the object."""
-    return ObjectName.parse(name) is not None or _STAGED.fullmatch(name) is not None
+    is_object = ObjectName.parse(name) is not None or _ARTIFACT.fullmatch(name) is not None
+    return is_object or _STAGED.fullmatch(name) is not None
