@@ -68,4 +68,4 @@ def load_service(name: str) -> Service:
 
 
 _DISTRIBUTIONS = {"cluster": "ktuned-ray"}
-"""Where known services come from, if not from ktuned itself."""
+"""The distributions of known services that are not ktuned's own."""

@@ -216,7 +216,7 @@ class Cluster:
 
     @property
     def notices(self) -> Iterator[str]:
-        """What of the cluster cannot be used, one line each."""
+        """The parts of the cluster that cannot be used, one line each."""
         if self._health.is_sick:
             yield (
                 f"the cluster {self.address} cannot be used, tried again in {self._health.pause_s:.0f} s: "

@@ -74,7 +74,7 @@ class LocalExecutor(Executor):
         self._warden_s = warden_s
         self._kept = kept
         self.mark = f"{DAEMON_MARK}={self._id}"
-        """What the environment of each process has that must not outlive this one."""
+        """The mark in the environment of each process that must not outlive this one."""
         self._guard = Guard(self.mark, self.scratch)
         self._workers: dict[int, WorkerProcess] = {}
         self._ending = anyio.Lock()

@@ -88,7 +88,7 @@ class Phases:
 
     @property
     def held(self) -> Held:
-        """What the worker held back when it was last followed."""
+        """The messages that the worker held back when it was last followed."""
         return self._held
 
     def timeline(self) -> dict[str, float]:

@@ -40,6 +40,7 @@ class CompileOnly:
         self._publish = publish
         self._compiling = CompileStage(work, fleet, artifacts)
         self._channel: MemoryObjectSendStream[Attempt] | None = None
+        self._first_failure = ""
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return how full the channel is."""
@@ -55,6 +56,9 @@ class CompileOnly:
         message = f"no config could be compiled for {target}"
         if ready:
             message = f"{ready} artifacts are ready for {target}" if ready > 1 else f"1 artifact is ready for {target}"
+        elif self.work.absence and self._first_failure:
+            # `ktuned compile` shows each config's own line; what wanted to measure shows this one.
+            message = f"{message}: {self._first_failure}"
         if self.work.absence:
             return JobState.FAILED, f"no device: {self.work.absence}; {message}"
         return (JobState.DONE if ready else JobState.FAILED), message
@@ -126,6 +130,7 @@ class CompileOnly:
             self.progress.compiled += 1
         else:
             self.progress.outcomes[result.outcome] += 1
+            self._first_failure = self._first_failure or result.message.partition("\n")[0]
         self.progress.spend("compile_s", attempt.compile_s)
         self._publish(
             "config_compiled",

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ktuned.model import UsageError
+
 if TYPE_CHECKING:
     from ktuned.spec import TensorSpec
 
-_NEEDS_TORCH = (
-    "NumPy has no {dtype}, and torch is not installed here; for the CPU: "
-    "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-)
+_NEEDS_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+"""The remedy for dtypes that NumPy lacks: torch for the CPU is enough."""
 
 
 class NumPyTensors:
@@ -37,7 +37,7 @@ class NumPyTensors:
         from ktuned.spec import materialise_numpy
 
         if not hasattr(self.arithmetic, spec.dtype) and spec.dtype != "bool":
-            raise RuntimeError(_NEEDS_TORCH.format(dtype=spec.dtype))
+            raise UsageError(f"NumPy has no {spec.dtype}, and torch is not installed here", hint=_NEEDS_TORCH)
         try:
             return materialise_numpy(spec, name, seed_text)
         except MemoryError as error:

@@ -5,12 +5,13 @@ The best of some runs counts, because a limit is the most that was ever reached.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 from ktuned.ipc import replies, requests
-from ktuned.model import FLOAT32, Device, Phase
+from ktuned.model import FLOAT32, Device, Phase, UsageError
 from ktuned.worker.reply import Reply
 
 RUNS = 12
@@ -35,8 +36,10 @@ def measure(
 
     ``copy_bytes`` and ``size`` replace the size of the tensors and of the matrices.
     """
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise UsageError(f"torch is not installed: {sys.executable} -m pip install torch") from error
     reply.phase(Phase.TIMING)
     device = request.device
     figures: dict[str, float] = {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned.backends import Launch
 from ktuned.ipc import Region
-from ktuned.model import Device, KernelFileError, canonical
+from ktuned.model import Device, KernelFileError, UsageError, canonical
 from ktuned.worker.check import Verdict, compare, run_check
 from ktuned.worker.damage import Damage
 from ktuned.worker.guards import Guards
@@ -62,6 +62,8 @@ class ProblemData:
             if isinstance(entry, TensorSpec):
                 try:
                     self._pristine[name] = tensors.make(entry.reseeded(seed), name, seed_text, device.name)
+                except UsageError as error:
+                    raise kernel.site.error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
                 except RuntimeError as error:
                     raise kernel.site.failure(f"inputs(p): {name}", error) from error
                 if entry.output:

@@ -20,7 +20,7 @@ NUMPY = NumPyTensors()
 
 
 class TensorLibrary(Protocol):
-    """What measuring needs of tensors; ``word`` is their type, as messages name it."""
+    """The operations on tensors that measuring needs; ``word`` is their type, as messages name it."""
 
     word: str
 
@@ -31,7 +31,8 @@ class TensorLibrary(Protocol):
         """Return the tensor that a kernel file declares.
 
         Raises:
-            RuntimeError: there is no memory for it, or the library lacks its dtype.
+            RuntimeError: there is no memory for it.
+            UsageError: the library lacks its dtype.
         """
 
     def own(self, value: Any, device: str) -> Any:

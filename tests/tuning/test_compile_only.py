@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +120,15 @@ async def test_another_toolchain_is_a_miss(parts: Parts) -> None:
     assert (older["reused"], newer["reused"]) == (False, False)
     assert Path(older["artifact"]).is_dir()
     assert older["artifact"] != newer["artifact"]
+
+
+async def test_without_a_device_the_first_error_is_the_reason(parts: Parts) -> None:
+    """A job that was to measure says why nothing could be compiled for the machine that has one."""
+    await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
+    without_device(parts, FAKE_TARGET="fake")
+    job = await ended(parts, Wish())
+    assert job["state"] == "failed"
+    assert re.match(r"no device: .*; no config could be compiled for [^:]*: .*error", job["message"]), job["message"]
 
 
 async def test_nothing_that_compiles_is_a_failure(parts: Parts) -> None:

@@ -84,16 +84,19 @@ def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
         "idle_exit_s": "1800 if started on demand, else 0" if settings.idle_exit_s is None else settings.idle_exit_s,
     }
     for name in settings.file.__struct_fields__:
-        if name in ("roots", "deadlines", "cluster"):
+        if name in ("roots", "deadlines"):
             continue
         value = effective.get(name, getattr(settings.file, name))
+        if fields := getattr(value, "__struct_fields__", ()):
+            # A table of settings: each of them came from the file, or did not.
+            for field in fields:
+                source = file if field in written.get(name, {}) else "default"
+                yield Setting(f"{name}.{field}", getattr(value, field), source)
+            continue
         yield Setting(name, value, file if name in written else "default")
     given = settings.file.deadlines
     for phase, seconds in settings.deadlines.items():
         yield Setting(f"deadlines.{phase}", seconds, file if phase in given else "default")
-    for name in settings.file.cluster.__struct_fields__:
-        source = file if name in written.get("cluster", {}) else "default"
-        yield Setting(f"cluster.{name}", getattr(settings.file.cluster, name), source)
     for root in settings.roots:
         yield Setting(f"roots.{root.name}", root.path, file)
 
