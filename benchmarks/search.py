@@ -11,7 +11,8 @@ Without a folder the spaces are synthetic: kernels by analytic models on made-up
 
 ``--transfer`` is the other way round: how many configs a search needs to come within 5 % of the optimum, with nothing
 known, and after a search of the same kernel for another device, another problem, or before an edit. A folder's spaces
-are transferred where they belong to one kernel, as ``KERNEL-DEVICE.json.gz``.
+are transferred where they belong to one kernel, as ``KERNEL-DEVICE.json.gz``. It takes a minute or two for each ten
+transfers and five seeds; after ``--minutes`` no further transfer is begun, and a last row says so.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
+from time import monotonic
 from typing import Any
 
 from benchmarks.report import show
@@ -41,19 +43,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="recorded spaces, and perhaps others' figures")
     parser.add_argument("--strategy", action="append", help=f"default: {OURS} and random")
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, help="default: 20, of transfers 5")
     parser.add_argument("--machines", type=int, default=2, help="made-up devices, where no folder is given")
     parser.add_argument("--unseen", action="store_true", help="only made-up kernels that no constant was chosen on")
     parser.add_argument("--spaces", action="store_true", help="a row for each space too")
     parser.add_argument("--transfer", action="store_true", help="configs needed with and without what is known")
+    parser.add_argument("--minutes", type=float, default=10, help="limit of --transfer")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.transfer:
-        title = f"configs until within {WITHIN:.0%} of the optimum, {arguments.seeds} seeds"
+        seeds = arguments.seeds or 5
+        title = f"configs until within {WITHIN:.0%} of the optimum, {seeds} seeds"
         transfers = _recorded_transfers(arguments.folder) if arguments.folder else _made_up(arguments.machines)
-        rows = [_needed(transfer, arguments.seeds) for transfer in transfers]
-        show(title, rows, as_json=arguments.json)
+        show(title, _all_needed(transfers, seeds, arguments.minutes * 60), as_json=arguments.json)
         return
+    seeds = arguments.seeds or 20
     spaces = (
         _recorded(arguments.folder)
         if arguments.folder
@@ -61,10 +65,10 @@ def main() -> None:
     )
     if not spaces:
         parser.error(f"{arguments.folder} holds no recorded space")
-    rows = _compared(spaces, arguments.strategy or [OURS, "random"], arguments.seeds, with_spaces=arguments.spaces)
+    rows = _compared(spaces, arguments.strategy or [OURS, "random"], seeds, with_spaces=arguments.spaces)
     if arguments.folder:
         rows += _budgets(arguments.folder)
-    show(f"best ÷ optimum − 1, {len(spaces)} spaces, {arguments.seeds} seeds", rows, as_json=arguments.json)
+    show(f"best ÷ optimum − 1, {len(spaces)} spaces, {seeds} seeds", rows, as_json=arguments.json)
 
 
 def _recorded(folder: Path) -> list[RecordedSpace]:
@@ -166,17 +170,60 @@ def _made_up(machines: int) -> Iterator[Transfer]:
             yield Transfer(f"edit: {source.name}", source, synthetic(name, kernel, machine.edited()), is_edit=True)
 
 
-def _needed(transfer: Transfer, seeds: int) -> dict[str, Any]:
-    goal = transfer.target.optimum * (1 + WITHIN)
-    trials = max(COUNTS)
+def _all_needed(transfers: Iterator[Transfer], seeds: int, limit_s: float) -> list[dict[str, Any]]:
+    """Return a row for each transfer that was begun in time, and one that says if some were not."""
+    searches = _Searches()
+    deadline = monotonic() + limit_s
+    rows: list[dict[str, Any]] = []
+    while monotonic() < deadline:
+        transfer = next(transfers, None)
+        if transfer is None:
+            return rows
+        rows.append(_needed(transfer, seeds, searches))
+    return [*rows, {"what": f"stopped after {limit_s / 60:g} minutes (--minutes)"}]
+
+
+class _Searches:
+    """Searches with nothing known: a space that several transfers begin or end with is searched once.
+
+    Spaces are known by their identity, for some share a name, and so they are kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[RecordedSpace] = []
+        self._found: dict[tuple[int, int], list[Config]] = {}
+        self._cold: dict[tuple[int, int], int] = {}
+
+    def fastest_first(self, space: RecordedSpace, seed: int) -> list[Config]:
+        """Return what a search has measured."""
+        if (id(space), seed) not in self._found:
+            tried = simulate(space, OURS, seed, max(COUNTS)).tried
+            self._kept.append(space)
+            known = sorted((one for one in tried if one.objective is not None), key=lambda one: one.objective or 0.0)
+            self._found[id(space), seed] = [one.config for one in known]
+        return self._found[id(space), seed]
+
+    def needed(self, space: RecordedSpace, seed: int, first: Sequence[Config] = ()) -> int:
+        """Return the configs after which a search is close to the optimum."""
+        goal = space.optimum * (1 + WITHIN)
+        return simulate(space, OURS, seed, max(COUNTS), first, goal).trials_within(goal) or max(COUNTS)
+
+    def needed_cold(self, space: RecordedSpace, seed: int) -> int:
+        """Return the configs that it takes with nothing known."""
+        if (id(space), seed) not in self._cold:
+            self._kept.append(space)
+            self._cold[id(space), seed] = self.needed(space, seed)
+        return self._cold[id(space), seed]
+
+
+def _needed(transfer: Transfer, seeds: int, searches: _Searches) -> dict[str, Any]:
     cold, warm = [], []
     for seed in range(seeds):
-        found = simulate(transfer.source, OURS, seed, trials)
-        known = sorted((one for one in found.tried if one.objective is not None), key=lambda one: one.objective or 0.0)
-        first: list[Config] = [one.config for one in (known if transfer.is_edit else known[:BEST_OF_NEAREST])]
+        known = searches.fastest_first(transfer.source, seed)
+        first = known if transfer.is_edit else known[:BEST_OF_NEAREST]
         # Another seed than the source's, or both searches would begin alike.
-        cold.append(simulate(transfer.target, OURS, seed + seeds, trials).trials_within(goal) or trials)
-        warm.append(simulate(transfer.target, OURS, seed + seeds, trials, first).trials_within(goal) or trials)
+        cold.append(searches.needed_cold(transfer.target, seed + seeds))
+        warm.append(searches.needed(transfer.target, seed + seeds, first))
     return {
         "what": transfer.what,
         "nothing known": mean(cold), "median": median(cold), "known": mean(warm), "median known": median(warm),

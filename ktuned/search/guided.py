@@ -31,7 +31,8 @@ FIRST = 8
 """Configs that are spread over the space before the model chooses."""
 
 GIVEN = 3 * FIRST
-"""Configs that a search may be given (the default, winners elsewhere) and still begin with a spread of its own."""
+"""Configs that a search may be given (the default, winners elsewhere) and still begins as if it had none: they are of
+one corner of the space, which may be the wrong one here."""
 
 WIDE = 32
 """Configs until which all choices are wide."""
@@ -134,16 +135,21 @@ class Guided(PointStrategy):
 
     def _next(self) -> Code | None:
         self._choices += 1
-        if len(self.taken) < FIRST or (self._choices <= FIRST and len(self.taken) < GIVEN):
+        if self._age < FIRST:
             return self.spread()
         if len(self.logs) < 3 or len(self._features) == 0:
             return self.unknown()
         return self._most_promising()
 
     @property
+    def _age(self) -> int:
+        """How far the search has come: its choices before this one, or what was known beyond :data:`GIVEN`."""
+        return max(self._choices - 1, len(self.taken) - GIVEN)
+
+    @property
     def _is_wide(self) -> bool:
         first = min(WIDE, self.domain.count // WIDE_SHARE)
-        return len(self.taken) < first or len(self.taken) % WIDE_TURN == 0
+        return self._age < first or self._age % WIDE_TURN == 0
 
     def _compared(self, best: Sequence[Code]) -> tuple[list[Code], Floats]:
         """Return the candidates of this choice, with features."""
@@ -186,7 +192,7 @@ class Guided(PointStrategy):
 
     def _sought(self) -> float:
         """Return the improvement that this choice seeks, in units of the model's values."""
-        return SOUGHT[self._choices % 2] + FIRST_SOUGHT * math.exp(-len(self.taken) / FADING)
+        return SOUGHT[self._choices % 2] + FIRST_SOUGHT * math.exp(-self._age / FADING)
 
     def _modelled(self) -> tuple[list[Code], Floats, float]:
         """Return the points that the model learns from, their standardised values, and a unit's log latency."""

@@ -56,8 +56,15 @@ class Run(Record):
         return next((done for done, value in enumerate(self.best, 1) if value is not None and value <= goal), None)
 
 
-def simulate(recorded: RecordedSpace, strategy: str, seed: int, trials: int, first: Sequence[Config] = ()) -> Run:
-    """Search a recorded space for a number of trials, one at a time.
+def simulate(
+    recorded: RecordedSpace,
+    strategy: str,
+    seed: int,
+    trials: int,
+    first: Sequence[Config] = (),
+    goal: float = -math.inf,
+) -> Run:
+    """Search a recorded space for a number of trials, one at a time, or until an objective is at most ``goal``.
 
     ``first`` are configs that come before the strategy's own, as a job's do where something is known; those that the
     space does not hold are left out.
@@ -73,7 +80,10 @@ def simulate(recorded: RecordedSpace, strategy: str, seed: int, trials: int, fir
     spent: list[float] = []
     converged_after: int | None = None
     fruitless = 0
-    while len(tried) < trials and (waiting or not chosen.strategy.finished) and fruitless < MAX_FRUITLESS:
+    best = math.inf
+    while (
+        len(tried) < trials and best > goal and (waiting or not chosen.strategy.finished) and fruitless < MAX_FRUITLESS
+    ):
         began = process_time()
         if waiting:
             proposed: Sequence[Config] = [waiting.pop(0)]
@@ -84,6 +94,7 @@ def simulate(recorded: RecordedSpace, strategy: str, seed: int, trials: int, fir
             outcome = Outcome.LAUNCH_ERROR if value is None else Outcome.MEASURED
             chosen.strategy.tell(config, outcome, value)
             tried.append(Tried(config, value))
+            best = best if value is None else min(best, value)
         spent.append(process_time() - began)
         fruitless = 0 if proposed else fruitless + 1
         if converged_after is None and chosen.strategy.converged:

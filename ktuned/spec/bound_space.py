@@ -111,15 +111,20 @@ class BoundSpace(ABC):
         """Return whether ``where`` admits a config that the space holds.
 
         Raises:
-            KernelFileError: ``where`` raised.
+            KernelFileError: ``where`` raised, or a condition of ``when``.
         """
         if not self._where:
             return True
         view = Values(config, "knob")
+        asked = self._where[0]
         try:
-            return all(where(self._p, view) for where in self._where)
+            for asked in self._where:
+                if not asked(self._p, view):
+                    return False
         except Exception as error:
-            raise self._site.failure(f"where(p, c) with c = {view!r}", error) from error
+            name = f"when[{asked.knob!r}]" if isinstance(asked, Conditional) else "where"
+            raise self._site.failure(f"{name}(p, c) with c = {view!r}", error) from error
+        return True
 
 
 class Indexed(BoundSpace):

@@ -8,10 +8,11 @@ parameter called ``device``. A prior orders, and excludes nothing.
 from __future__ import annotations
 
 import inspect
+import math
 from itertools import islice
 from random import Random
 
-from ktuned.model import Config, Device, Problem
+from ktuned.model import Config, Device, Problem, canonical
 from ktuned.search import domain_of
 from ktuned.spec import BoundSpace, Kernel
 
@@ -41,17 +42,26 @@ def promising(kernel: Kernel, problem: Problem, space: BoundSpace, device: Devic
     if prior is None:
         return []
     try:
-        names = list(inspect.signature(prior).parameters)
-        further = {DEVICE: device} if DEVICE in names else {}
-        if len(names) - len(further) == 1:
-            return [dict(config) for config in islice(prior(space.problem_view, **further), MAX_NAMED)]
+        parameters = inspect.signature(prior).parameters
+        further = {DEVICE: device} if DEVICE in parameters else {}
+        taken = [name for name, one in parameters.items() if one.default is one.empty and name != DEVICE]
+        if len(taken) == 1:
+            return [_plain(config) for config in islice(prior(space.problem_view, **further), MAX_NAMED)]
         scored = [
             (float(prior(space.problem_view, space.view(config), **further)), config) for config in _sample(space)
         ]
     except Exception as error:
         raise kernel.site.failure("prior", error) from error
-    scored.sort(key=lambda pair: -pair[0])
-    return [config for _, config in scored[:BEST_SCORED]]
+    promised = [pair for pair in scored if not math.isnan(pair[0])]
+    promised.sort(key=lambda pair: -pair[0])
+    return [config for _, config in promised[:BEST_SCORED]]
+
+
+def _plain(config: Config) -> Config:
+    """Return a config as a space holds it: an author's arithmetic may have made NumPy's numbers of its values."""
+    plain = {knob: value.item() if hasattr(value, "item") else value for knob, value in dict(config).items()}
+    canonical(plain)
+    return plain
 
 
 def _sample(space: BoundSpace) -> list[Config]:

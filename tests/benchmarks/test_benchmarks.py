@@ -23,6 +23,12 @@ def _run(name: str, *options: str) -> dict[str, Any]:
     return dict(row)
 
 
+def test_transfer_ends_in_time() -> None:
+    """However many transfers there are, none begins after the limit, and the table says that it was reached."""
+    row = _run("search.py", "--transfer", "--minutes", "0")
+    assert row == {"what": "stopped after 0 minutes (--minutes)"}
+
+
 def test_rest() -> None:
     """A daemon on a filled store starts, holds all of it, and is measured."""
     row = _run("rest.py", "--trials", "2000", "--starts", "1", "--seconds", "0.2")

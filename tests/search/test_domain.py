@@ -266,6 +266,13 @@ def test_constraint_that_raises_is_an_error() -> None:
         list(domain_of(bound).points())
 
 
+def test_condition_that_raises_is_named() -> None:
+    """The error of a knob's condition says whose it is; the file has perhaps no `where` at all."""
+    declared = space(ASYNC=[False, True], STAGES=[2, 3], when={"STAGES": lambda p, c: c.ASYNC / 0})
+    with pytest.raises(KernelFileError, match=r"when\['STAGES'\]\(p, c\) with c = .*ZeroDivisionError"):
+        list(domain_of(declared.bind({})).points())
+
+
 def test_knob_with_a_condition_keeps_its_first_value_elsewhere() -> None:
     """Where it does not exist no two configs differ in it alone, and the space is still counted exactly."""
     declared = space(ASYNC=[False, True], STAGES=[2, 3, 4], BM=TEN, when={"STAGES": lambda p, c: c.ASYNC})

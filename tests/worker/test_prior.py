@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ktuned import space
@@ -54,6 +56,26 @@ def test_prior_may_look_at_the_device(prior: Any) -> None:
     kernel = declare(space=SPACE, prior=prior)
     (proposal,) = Exploration(kernel, {"M": 1}, Plan(strategy="exhaustive"), [], device=device).ask(1).proposals
     assert proposal.config["n"] == 70
+
+
+@pytest.mark.parametrize(
+    ("prior", "first"),
+    [
+        (lambda p: [{"n": np.int64(70)}, {"n": np.int32(3)}], [50, 70, 3]),
+        (lambda p, wanted=70: [{"n": wanted}], [50, 70]),
+        (lambda p, c: math.nan if c.n < 40 else -c.n, [50, 40, 41]),
+    ],
+    ids=["numbers of NumPy", "a default", "no number"],
+)
+def test_prior_may_be_written_freely(prior: Any, first: list[int]) -> None:
+    """NumPy's numbers are values, a parameter with a default is the author's own, a score of NaN promises nothing."""
+    assert explored(prior)[: len(first)] == first
+
+
+def test_prior_of_what_is_no_config_names_its_file() -> None:
+    """A value that no knob can have is the prior's error, in one line."""
+    with pytest.raises(KernelFileError, match=r"declaring\.py:\d+: .*prior: TypeError"):
+        explored(lambda p: [{"n": object()}])
 
 
 def test_prior_that_raises_names_its_file() -> None:
