@@ -77,9 +77,12 @@ class Registry:
         try:
             kind = self._points[name].load()
         except Exception as error:
+            plugin = self.plugin(name)
+            # pip installs a plugin's requirements that are missing, too.
+            mends = bool(plugin) and isinstance(error, ModuleNotFoundError)
             raise BackendError(
                 f"the backend {name!r} cannot be imported: {type(error).__name__}: {error}",
-                hint="reinstall its distribution into this interpreter",
+                hint=f"pip install {plugin}" if mends else "reinstall its distribution into this interpreter",
             ) from error
         if not (isinstance(kind, type) and issubclass(kind, Backend)):
             raise BackendError(f"the entry point of backend {name!r} is not a subclass of ktuned.backends.Backend")

@@ -7,6 +7,7 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from ktuned.backends import Absent, Registry, absence_of_energy, cpu, cuda_devices, nvml
@@ -76,11 +77,22 @@ def _probe(registry: Registry, name: str, observation: Observation) -> replies.B
         fingerprint = {**required, **contents, **variables, **backend.fingerprint()}
     except BackendError as raised:
         error = replies.Fault(raised.code, raised.message, raised.hint)
+    except ModuleNotFoundError as raised:
+        error = _missing(raised, registry.plugin(name))
     except Exception as raised:
         error = replies.Fault("backend", f"{type(raised).__name__}: {raised}")
     return replies.BackendReport(
         version, fingerprint, backend.group_size, backend.lowers, backend.default_target, devices, absent, error
     )
+
+
+def _missing(error: ModuleNotFoundError, plugin: str) -> replies.Fault:
+    """Return the fault of a library that is not installed, which the error names: a distribution or a module."""
+    wanted = str(error.name or error)
+    # A module's distribution may have another name; pip installs what the plugin requires.
+    needed = wanted if isinstance(error, PackageNotFoundError) else plugin
+    hint = f"{sys.executable} -m pip install {needed}" if needed else f"install {wanted}"
+    return replies.Fault("backend", f"{wanted} is not installed, which this backend needs", hint)
 
 
 def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:

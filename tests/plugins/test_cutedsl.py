@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ from ktuned.spec.loader import forget_modules, load_file
 from ktuned.testing.backends import check_backend
 from ktuned_cutedsl import Build, CuteDsl, resources
 from ktuned_cutedsl.compiler import CUBIN_FILE, LIBRARY_FILE
+
+if find_spec("cutlass") is None:
+    pytest.skip("CuTe DSL is missing: pip install nvidia-cutlass-dsl", allow_module_level=True)
+
 from tests.plugins.cutedsl_scale import EXAMPLE, FILE, LAYOUTS, SIZE, build
 
 TUNE_RMSNORM = Path(__file__).parent.parent.parent / "examples/cutedsl_rmsnorm/tune_rmsnorm.py"

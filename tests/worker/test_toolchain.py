@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -53,6 +53,36 @@ def test_compilers_variables_key_artifacts_and_runtimes_variables_measurements(
         "env:TORCH_X": "1",
         "env:TRITON_Y": "2",
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "hint"),
+    [
+        (
+            PackageNotFoundError("nvidia-cutlass-dsl"),
+            "nvidia-cutlass-dsl is not installed",
+            "install nvidia-cutlass-dsl",
+        ),
+        (
+            ModuleNotFoundError("No module named 'cutlass'", name="cutlass"),
+            "cutlass is not installed",
+            "install cutlass",
+        ),
+    ],
+)
+def test_a_library_that_is_missing_is_named(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str, hint: str
+) -> None:
+    """With the command that installs it, in place of an import's or the metadata's own words."""
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(registry.load("fake"), "fingerprint", fail)
+    fault = reported(registry, tmp_path).error
+    assert fault is not None
+    assert fault.message.startswith(said)
+    assert fault.hint.endswith(hint)
 
 
 def test_a_projects_own_variables_decide_both_without_being_shown(registry: Registry, tmp_path: Path) -> None:
