@@ -4,6 +4,7 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,17 @@ class TestExecutionBackends:
         assert kernel.get_kernel_source() == (artifact / "device_kernel.cu").read_text()
         with pytest.raises(KeyError, match="inputs makes none"):
             TileLangKernel(load_kernel(artifact, recipe, ()), recipe, None).bind({})
+
+    @pytest.mark.filterwarnings("default::DeprecationWarning")  # CUTLASS's, of itself
+    @pytest.mark.parametrize(("name", "needed"), [("cython", "torch"), ("cutedsl", "cutlass")])
+    def test_launchers_are_linked_without_a_driver(self, name: str, needed: str, compile_one: CompileOne) -> None:
+        """A stand-in for its library is there while they are linked; all that loading needs is in the artifact."""
+        if find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed")
+        result, artifact = compile_one(build("scale", name))
+        assert result.outcome is None, result.message
+        assert result.facts["registers"] == 18
+        assert {entry.name for entry in artifact.iterdir()} >= set(read_recipe(artifact).code_files)
 
     def test_an_unknown_one_is_named(self) -> None:
         """With those that there are."""

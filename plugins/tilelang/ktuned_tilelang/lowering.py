@@ -6,11 +6,12 @@ call them, and nothing is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,8 @@ def _cutedsl(lowered: Lowered, artifact: Path, scratch: Path) -> str:
     generator.update_launcher_cpp_code(wrapped["launcher_cpp_code"])
     generator.update_launcher_lib_name(wrapped["launcher_lib_name"])
     generator.assign_compile_flags(list(lowered.program.compile_flags))
-    generator.compile_lib()
+    with _linked_against(_driver_stand_in(scratch)):
+        generator.compile_lib()
     _, launcher, cubin = CODE_FILES["cutedsl"]
     made = Path(generator.libpath)
     generator.load_lib()
@@ -152,6 +154,21 @@ def _driver_stand_in(directory: Path) -> Path:
     command = [compiler.get_cplus_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{name}.1", "-o", name, "-x", "c"]
     subprocess.run([*command, os.devnull], cwd=directory, check=True, capture_output=True)
     return directory
+
+
+@contextlib.contextmanager
+def _linked_against(directory: Path) -> Iterator[None]:
+    """Have compilers look for libraries in a directory, after those that their command names."""
+    name = "LIBRARY_PATH"
+    before = os.environ.get(name)
+    os.environ[name] = os.pathsep.join(filter(None, [str(directory), before]))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 _GENERATORS: Mapping[str, Callable[[Lowered, Path, Path], str]] = {
