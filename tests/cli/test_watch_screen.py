@@ -178,6 +178,13 @@ def test_rows_that_differ_in_the_device_alone_name_it() -> None:
     assert "on H200 " in said
 
 
+def test_kernels_of_one_short_name_are_shown_by_their_full_names() -> None:
+    """Those of other names by the short one."""
+    answers = [answer_map(kernel=name) for name in ("a:dot", "b:dot", "b:gemm")]
+    said = " ".join(words_of(screen(board=know(Board(), answers))))
+    assert all(word in said for word in ("a:dot M=64", "b:dot M=64", " gemm M=64"))
+
+
 @pytest.mark.parametrize(
     ("events", "words"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -216,6 +217,9 @@ class _Layout:
     def __init__(self, columns: int, rows: Sequence[Row], board: Board) -> None:
         self._columns = columns
         self._board = board
+        # Two kernels of one short name, in different projects, are shown by their full names.
+        short = Counter(name.rpartition(":")[2] for name in {row.kernel for row in board.rows.values()})
+        self._full = {name for name, count in short.items() if count > 1}
         figures = [text.by_objective(row.objective, value) for row in rows for value in (row.before, row.current)]
         figure = max([_FIGURE, *map(cell_len, figures)])
         wanted = [Column("now", figure, True), Column("change", 7, True)]
@@ -274,4 +278,6 @@ class _Layout:
         return changed(row)
 
     def _name(self, row: Row) -> str:
-        return f"{label(row)} on {row.device}" if on_many(self._board, row) else label(row)
+        project = row.kernel.rpartition(":")[0]
+        named = f"{project}:{label(row)}" if row.name in self._full and project else label(row)
+        return f"{named} on {row.device}" if on_many(self._board, row) else named
