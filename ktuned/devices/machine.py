@@ -136,7 +136,7 @@ class Machine:
 
         A report with an ``error`` says why no worker could answer; it is asked again the next time.
         """
-        key = _key(environment)
+        key = _environment_key(environment)
         async with self._locks.setdefault(key, anyio.Lock()):
             if key in self._probed and not again and not self.look(environment):
                 return self._reports[key]
@@ -242,7 +242,7 @@ class Machine:
         if environment.node:
             # Its files are there: a compile on the node compares them, and it is probed whenever it comes.
             return ""
-        key = _key(environment)
+        key = _environment_key(environment)
         report = self._reports.get(key)
         if report is None or key in self._doubts or monotonic() < self._looked_at.get(key, -LOOK_S) + LOOK_S:
             return self._doubts.get(key, "")
@@ -257,14 +257,14 @@ class Machine:
 
         The report of an earlier daemon is looked at now.
         """
-        key = _key(environment)
+        key = _environment_key(environment)
         if key in self._probed or key in self._looked_at:
             return self._doubts.get(key, "")
         return self.look(environment)
 
     def is_probed(self, environment: Environment) -> bool:
         """Return whether this daemon has asked an environment's backends."""
-        return _key(environment) in self._probed
+        return _environment_key(environment) in self._probed
 
     def toolchain_files(self, environment: Environment) -> Mapping[str, str]:
         """Return the files by which an environment's toolchain is known, as a probe saw them."""
@@ -295,7 +295,7 @@ class Machine:
         Once in a daemon's life: later ones are warm, or found nothing to do. A worker that measures imports torch, for
         seconds; it is not started where no backend had a device the last time.
         """
-        key = _key(environment)
+        key = _environment_key(environment)
         if key in self._expected:
             return
         self._expected.add(key)
@@ -307,7 +307,7 @@ class Machine:
 
     def report(self, environment: Environment) -> EnvironmentReport | None:
         """Return what is known of an environment now."""
-        return self._reports.get(_key(environment))
+        return self._reports.get(_environment_key(environment))
 
     def devices(self, environment: Environment, backend: str) -> list[Device]:
         """Return the devices that a backend may use, those of this machine first, then those known of nodes.
@@ -531,6 +531,6 @@ _INSTALLERS = frozenset({"pip", "setuptools", "wheel", "uv", "ray", "ktuned_ray"
 
 
 @lru_cache(MAX_ENVIRONMENTS)
-def _key(environment: Environment) -> str:
+def _environment_key(environment: Environment) -> str:
     key: dict[str, Any] = {"python": environment.python, "env": dict(environment.env)}
     return canonical(key | {"node": environment.node} if environment.node else key)

@@ -153,9 +153,9 @@ class Result:
         return self.trials.to_pandas()
 
     def __str__(self) -> str:
-        where = f" [{_flat(self.problem)}]" if self.problem else ""
+        where = f" [{_config_words(self.problem)}]" if self.problem else ""
         gain = f", {self.speedup:.3g}× the default" if self.speedup else ""
-        return f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {_flat(self.config)}"
+        return f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {_config_words(self.config)}"
 
     def _repr_html_(self) -> str:
         return f"<p><code>{escape(str(self))}</code></p>{self.trials._repr_html_()}"
@@ -176,5 +176,5 @@ def _row(trial: Trial) -> dict[str, Any]:
     return {**trial.config, **clear, **{f"metric.{name}": value for name, value in trial.metrics.items()}}
 
 
-def _flat(values: Mapping[str, Any]) -> str:
+def _config_words(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
