@@ -16,13 +16,17 @@ from ktuned.model import Record, record
 
 @record
 class NodeReport(Record):
-    """A node's keeper: its interpreter, ktuned's version there, the machine, and the distributions installed."""
+    """A node's keeper: its interpreter, ktuned's version there, its cores, and the distributions installed.
+
+    ``gpus`` are the ids of those that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; none where it leaves all.
+    """
 
     pid: int
     python: str
     python_version: str
     ktuned: str
     cores: int
+    gpus: tuple[str, ...]
     distributions: Mapping[str, str]
 
 

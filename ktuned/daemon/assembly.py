@@ -215,6 +215,8 @@ def assemble(
         spare_modules=replaced.spare_modules,
     )
 
+    remote.leases.when_idle(fleet.end_idle)
+
     # What is known: kernels, inputs, devices, artifacts.
     artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
     catalog = Catalog(watched_roots(settings, store), store.kernels(), store.projects.aliases(), store.learned.all())

@@ -17,7 +17,7 @@ import anyio
 
 from ktuned.fleet.failures import Output
 from ktuned.ipc import requests
-from ktuned.model import Role
+from ktuned.model import Device, Role
 
 R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
@@ -135,6 +135,26 @@ class Executor(ABC):
     @abstractmethod
     def workers(self) -> Iterable[Worker]:
         """All workers that have not ended."""
+
+    async def take_device(self, device: Device) -> None:
+        """Hold a device for a lane, where others than ktuned may be given it.
+
+        Raises:
+            NodeAbsent: its node is not there, or another has it.
+        """
+        return
+
+    async def take_slot(self, node: str) -> str:
+        """Hold a compile slot of a node; return a name for :meth:`give`, empty where nothing is held.
+
+        Raises:
+            NodeAbsent: it is not there, or others have all.
+        """
+        return ""
+
+    def give(self, name: str) -> None:
+        """Give back what was taken: a device by its name, or a slot."""
+        return
 
     @abstractmethod
     def leave_cores(self, lanes: int) -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from ktuned.fleet.executor import Environment, Executor, Worker
-from ktuned.model import Role
+from ktuned.model import Device, Role
 
 
 class Executors(Executor):
@@ -36,6 +36,19 @@ class Executors(Executor):
         """All workers that have not ended, anywhere."""
         yield from list(self._local.workers)
         yield from list(self._remote.workers)
+
+    async def take_device(self, device: Device) -> None:
+        """Hold a device for a lane, as :meth:`Executor.take_device`."""
+        if device.node:
+            await self._remote.take_device(device)
+
+    async def take_slot(self, node: str) -> str:
+        """Hold a compile slot, as :meth:`Executor.take_slot`."""
+        return await self._remote.take_slot(node) if node else ""
+
+    def give(self, name: str) -> None:
+        """Give back what was taken on a node."""
+        self._remote.give(name)
 
     def leave_cores(self, lanes: int) -> None:
         """Keep this machine's compilers off so many cores."""

@@ -61,6 +61,10 @@ class IdleWorkers:
         """Take out those of an environment."""
         return self._take_out(lambda _, worker: worker.environment == environment)
 
+    def take_device(self, device: str) -> list[Worker]:
+        """Take out those of a device, whether they have opened a kernel file or not."""
+        return self._take_out(lambda _, worker: worker.device == device)
+
     def take_surplus(self, device: str, kept: int) -> list[Worker]:
         """Take out those that have opened a kernel file on a device, in any environment, but the ``kept`` newest."""
         loaded = self.loaded(device)

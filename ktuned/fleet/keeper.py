@@ -80,6 +80,7 @@ class Keeper(Service):
             platform.python_version(),
             importlib.metadata.version("ktuned"),
             len(self._cores),
+            tuple(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))),
             {entry.metadata["Name"]: entry.version for entry in found if entry.metadata["Name"]},
         )
 

@@ -220,6 +220,7 @@ class Lane:
 
     async def _open_in_worker(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
         began = monotonic()
+        await self._fleet.take_device(self.device)
         if self._worker is None or not self._worker.is_alive:
             self._bench = None
             self._worker = await self._well_worker(bench, deadlines)
@@ -287,7 +288,8 @@ class Lane:
         A config may fail as soon as the lane is open, and the next one is not to wait for an interpreter.
         """
         self._fleet.prepare_spares(Role.BENCH, environment, backend)
-        is_alone = self.device.kind != "cpu" and not self._courtesy.is_shared(self.device)
+        # On a node a spare may have a context only where the device is leased.
+        is_alone = self.device.kind != "cpu" and not self.device.node and not self._courtesy.is_shared(self.device)
         if is_alone and cores >= EARLY_CORES:
             self._fleet.prepare_spares(Role.BENCH, environment, backend, SPARES[self.device.kind], self.device)
 
@@ -376,6 +378,7 @@ class Lane:
             self._let_go()
         if self._worker is not None and self._bench is not None:
             self._fleet.release(self._worker)
+        self._fleet.give_device(self.device)
         self._worker = None
         self._bench = None
 

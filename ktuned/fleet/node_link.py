@@ -60,6 +60,11 @@ class NodeLink:
         cores = self.info.cpus if self.report is None else min(self.info.cpus, self.report.cores)
         return max(1, cores)
 
+    def gpu(self, index: int) -> str:
+        """Return Ray's id of the GPU that workers there know by an index."""
+        visible = () if self.report is None else self.report.gpus
+        return visible[index] if index < len(visible) else str(index)
+
     async def run(self, on_up: Callable[[NodeLink], None]) -> str:
         """Keep the link until it is lost; ``on_up`` is called when the keeper takes calls. Returns why it was lost."""
         try:

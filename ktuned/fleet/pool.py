@@ -146,6 +146,32 @@ class Fleet:
         else:
             self._nodes[node] = _Node(QuietGate(cores), Turns(slots, rank_of=self._rank_of))
 
+    async def take_device(self, device: Device) -> None:
+        """Hold a device for a lane, as :meth:`Executor.take_device`."""
+        await self._executor.take_device(device)
+
+    def give_device(self, device: Device) -> None:
+        """Give a device back that no job uses."""
+        self._executor.give(device.name)
+
+    @asynccontextmanager
+    async def compile_slot(self, node: str) -> AsyncIterator[None]:
+        """Hold what a compile takes of a node's account of its CPUs.
+
+        Raises:
+            NodeAbsent: the node is not there, or others have all of its CPUs.
+        """
+        name = await self._executor.take_slot(node)
+        try:
+            yield
+        finally:
+            if name:
+                self._executor.give(name)
+
+    def end_idle(self, device: str) -> None:
+        """End the idle workers that have their context on a device, spares among them."""
+        self._end(self._idle.take_device(device))
+
     def gate_of(self, node: str) -> QuietGate:
         """Return the gate between compiles and timing on a node; without a name, on this machine."""
         if not node:

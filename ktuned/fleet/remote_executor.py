@@ -26,6 +26,7 @@ from ktuned.fleet.bridge import Bridge
 from ktuned.fleet.calls import BridgeDown, BridgeSlow
 from ktuned.fleet.executor import Environment, Executor, I, R, Worker
 from ktuned.fleet.failures import DeadlineExpired, NodeAbsent, NodeLost, Output, RequestFailed, WorkerDied
+from ktuned.fleet.leases import Leases
 from ktuned.fleet.node_link import CALL_S, NodeLink
 from ktuned.fleet.snapshot import Snapshot, Snapshots, holds
 from ktuned.ipc import artifact_place, from_plain, manifest, replies, requests
@@ -205,6 +206,7 @@ class RemoteExecutor(Executor):
         self._links: dict[str, NodeLink] = {}
         self._files: dict[NodeLink, Carrier] = {}
         self._workers: set[RemoteWorker] = set()
+        self.leases = Leases(bridge)
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
@@ -212,6 +214,7 @@ class RemoteExecutor(Executor):
         """Hold the calls under way; on leaving, every worker is killed."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
+            tasks.start_soon(self.leases.run)
             try:
                 yield self
             finally:
@@ -225,10 +228,39 @@ class RemoteExecutor(Executor):
         self._files[link] = Carrier(self._bridge, link, self._artifacts, self._captures)
 
     def detach(self, link: NodeLink) -> None:
-        """Forget a node that was lost; all of its workers have ended."""
+        """Forget a node that was lost; all of its workers have ended, and its leases go back."""
+        for lease in self.leases.drop(link):
+            if self._tasks is not None:
+                self._tasks.start_soon(self.leases.release, lease)
         self._files.pop(link, None)
         if self._links.get(link.info.name) is link:
             del self._links[link.info.name]
+
+    def _link(self, node: str) -> NodeLink:
+        link = self._links.get(node)
+        if link is None or not link.is_up or self._tasks is None:
+            raise NodeAbsent(f"the node {node} is not there now")
+        return link
+
+    async def take_device(self, device: Device) -> None:
+        """Hold a node's device for a lane.
+
+        Raises:
+            NodeAbsent: its node is not there, or another job of the cluster has it.
+        """
+        await self.leases.take_device(self._link(device.node), device.name)
+
+    async def take_slot(self, node: str) -> str:
+        """Hold a CPU of a node for a compile.
+
+        Raises:
+            NodeAbsent: it is not there, or other jobs have all.
+        """
+        return await self.leases.take_slot(self._link(node))
+
+    def give(self, name: str) -> None:
+        """Let a lease go back when it is not used again soon."""
+        self.leases.give(name)
 
     def files(self, link: NodeLink) -> Carrier:
         """Return what carries files to a node.
@@ -255,9 +287,8 @@ class RemoteExecutor(Executor):
             NodeAbsent: the node is not there now.
             WorkerError: it cannot be started, or is not ready within ``deadline_s``.
         """
-        link = self._links.get(environment.node)
-        if link is None or not link.is_up or self._tasks is None:
-            raise NodeAbsent(f"the node {environment.node} is not there now")
+        link = self._link(environment.node)
+        assert self._tasks is not None
         call = node.Start(
             role,
             environment.project,

@@ -208,7 +208,10 @@ class CompileStage:
         deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * together}
         slot = f"{environment.node} slot {staging.rpartition('-')[2]}".lstrip()
         failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
-        async with self._fleet.lend(Role.COMPILE, environment) as worker:
+        async with (
+            self._fleet.compile_slot(environment.node),
+            self._fleet.lend(Role.COMPILE, environment) as worker,
+        ):
             if work.lowers:
                 try:
                     units = await self._all_lowered(group, compiler, items, worker)

@@ -15,6 +15,8 @@ import anyio
 import psutil
 import pytest
 
+from ktuned.fleet import NodeAbsent
+from ktuned.fleet.leases import Leases
 from ktuned.scheduling import Wish
 from ktuned.testing.executors import check_executor
 from tests.assembled import PATIENCE_S, Parts, kernel_text
@@ -77,6 +79,34 @@ async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None
         keepers = [pid for node in nodes.raylets for pid in nodes.below(node, "ktuned.fleet.keeper")]
     psutil.wait_procs([psutil.Process(pid) for pid in keepers if psutil.pid_exists(pid)], timeout=PATIENCE_S)
     assert not [pid for pid in keepers if psutil.pid_exists(pid)]
+
+
+async def test_what_is_used_is_leased(tmp_path: Path, nodes: Nodes) -> None:
+    """Lanes and slots hold Ray's resources while they are used, no more than there are, and give them back."""
+    async with joined(tmp_path, nodes, "n0") as parts, anyio.create_task_group() as tasks:
+        (link,) = [link for link in parts.daemon.cluster.links if link.info.name == "n0"]
+        leases = Leases(parts.daemon.bridge, idle_s=0.1)
+        hasty = Leases(parts.daemon.bridge, wait_s=1.0)
+        tasks.start_soon(leases.run)
+        await leases.take_device(link, "n0/cpu:0")
+        slot = await leases.take_slot(link)
+        with pytest.raises(NodeAbsent, match="other jobs of the cluster"):
+            await hasty.take_slot(link)
+        leases.give(slot)
+        with anyio.fail_after(PATIENCE_S):
+            while slot in leases.names:  # noqa: ASYNC110 - an actor's end is no event of ours
+                await anyio.sleep(0.02)
+        leases.give("n0/cpu:0")
+        with anyio.fail_after(PATIENCE_S):
+            while leases.names:  # noqa: ASYNC110 - likewise
+                await anyio.sleep(0.02)
+        assert await leases.take_slot(link) == "n0 slot 0"
+        async with parts.working():
+            await _tune(parts, "")
+            (job,) = await parts.told.ended()
+        assert job["state"] == "done"
+        assert any(name.startswith("n0/") for name in parts.daemon.remote.leases.names)
+        tasks.cancel_scope.cancel()
 
 
 def _only_in_full(request: pytest.FixtureRequest) -> None:
