@@ -36,8 +36,14 @@ _ASKING = ("/platform.py", "/ctypes/util.py", "/uuid.py", "/sysconfig.py", "/web
 _BUILDERS = ("torch.utils.cpp_extension", "torch.utils._cpp_extension_versioner", "cffi")
 """Modules of other packages that compile the project's own sources: what compilers read there is not observed."""
 
-NATIVE_READERS = frozenset({"safetensors", "h5py", "pyarrow", "tables", "netCDF4"})
+NATIVE_READERS = frozenset(
+    {"cv2", "duckdb", "faiss", "h5py", "lmdb", "netCDF4", "onnxruntime", "polars", "pyarrow", "rasterio", "safetensors"}
+    | {"sentencepiece", "soundfile", "tables", "tensorstore", "tokenizers", "torchvision"}
+)
 """Packages that open files natively, where no audit hook sees it."""
+
+NATIVE_DATABASES = frozenset({"dbm", "shelve"})
+"""Modules of the standard library that do."""
 
 _MODULES = (".py", ".pyc", *(f".{suffix.rpartition('.')[2]}" for suffix in EXTENSION_SUFFIXES))
 """Suffixes of files that are a module each, which the observer has read."""
@@ -171,7 +177,8 @@ class Accesses:
         if not (self._is_archive(path) if user is None else self._is_read_for(path, user)):
             return
         self._begin()
-        if flags & os.O_ACCMODE == os.O_WRONLY or flags & (os.O_CREAT | os.O_TRUNC):
+        is_made = bool(flags & os.O_CREAT) and not path.exists()
+        if flags & os.O_ACCMODE == os.O_WRONLY or flags & os.O_TRUNC or is_made:
             self._written.add(path)
             if path in self._asked or self._files.get(path) == ABSENT:
                 # It was missing until the code made it, or what it held is gone.

@@ -66,6 +66,7 @@ class Observer:
         self.import_end: ImportEnd | None = None
         self._is_installed = False
         self._contents: dict[Path, bytes] = {}
+        self._executed: set[Path] = set()
         self._extensions: dict[Path, str] = {}
         self._missed: set[Path] = set()
         self._at_start: frozenset[str] = frozenset()
@@ -103,6 +104,7 @@ class Observer:
             os.environ.update(self.environ)
         self.kernel_file = None
         self._contents = {}
+        self._executed = set()
         self._missed = set()
 
     @property
@@ -147,6 +149,7 @@ class Observer:
         """
         self.check([path])
         held = self._contents.setdefault(path, content)
+        self._executed.add(path)
         # What reads source by the file's name, as Triton's compiler does, gets the same text.
         text = held.decode("utf-8", "replace")
         linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
@@ -193,6 +196,11 @@ class Observer:
         if kernel_file != self.kernel_file or kernel_file not in digests:
             return False
         return all(digests.get(path, digest) == digest for path, digest in self.files.items())
+
+    @property
+    def executed(self) -> list[Path]:
+        """The files of source that were executed, also those that no module of this process is known by."""
+        return sorted(self._executed)
 
     def modules(self) -> dict[str, ModuleType]:
         """Return the modules that count by content, by name."""

@@ -28,7 +28,7 @@ from typing import Any
 
 from ktuned.ipc import lexical
 from ktuned.spec import distributions
-from ktuned.spec.accesses import ACCESSES, NATIVE_READERS
+from ktuned.spec.accesses import ACCESSES, NATIVE_DATABASES, NATIVE_READERS
 from ktuned.spec.loader import module_file
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.origin import installed_in, is_ours
@@ -52,6 +52,9 @@ _TEXTUAL = frozenset(
     {"__doc__", "getdoc", "getcomments", "getsource", "getsourcelines", "co_firstlineno", "co_lines", "co_positions"}
 )
 """Means of reading what a file says besides what it does: comments, docstrings, the numbers of its lines."""
+
+_NATIVE_CALLS = frozenset({"from_file", "PackageImporter", "PyTorchFileReader", "import_ir_module"})
+"""Functions of torch that open files natively; besides them ``torch.jit.load`` does."""
 
 _PLAIN: tuple[type[Any], ...] = (bool, int, float, complex, str, bytes)
 
@@ -134,6 +137,10 @@ class Reach:
                 self._add_whole(loaded)
             else:
                 self.parts[self._label(path, module.__name__)] = OBSERVER.files.get(path, "")
+        for path in OBSERVER.executed:
+            # A loader's that enters none among the modules, by a path.
+            if path not in self.files:
+                self._add_whole(self._source(path, {}))
 
     def _add_effects(self, source: Source) -> None:
         """Add what importing a file does besides defining names."""
@@ -153,6 +160,8 @@ class Reach:
 
     def _add_package(self, module: str) -> None:
         """Add the distribution of an installed module that the project imports."""
+        if module.partition(".")[0] in NATIVE_DATABASES:
+            ACCESSES.hide(f"{module} reads files natively")
         found = sys.modules.get(module.partition(".")[0])
         file = None if found is None or is_ours(module) else getattr(found, "__file__", None)
         place = installed_in(file) if isinstance(file, str) and not OBSERVER.counts(file) else None
@@ -289,6 +298,8 @@ class Reach:
     ) -> None:
         for dotted in free_names(node, bound, dropped):
             self._add_dotted(source, dotted)
+            if _reads_natively(source.namespace.get(dotted[0]), dotted):
+                ACCESSES.hide(f"{'.'.join(dotted)} reads files natively")
             if dotted[0] in _DYNAMIC_NAMES or not _DYNAMIC_ATTRIBUTES.isdisjoint(dotted[1:]):
                 self._add_all_within_reach(source)
             if not _TEXTUAL.isdisjoint(dotted):
@@ -449,6 +460,13 @@ def imported_names(node: ast.Import | ast.ImportFrom, package: str, only: str = 
         except ImportError:
             return []
     return [(module, alias.name) for alias in node.names if only in ("", alias.asname or alias.name)]
+
+
+def _reads_natively(value: object, dotted: Sequence[str]) -> bool:
+    """Return whether a name is torch's, or one of its, and stands for what opens files natively."""
+    owner = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
+    is_call = dotted[-1] in _NATIVE_CALLS or dotted[-2:] in (("jit", "load"), ("export", "load"))
+    return is_call and (str(owner).partition(".")[0] == "torch" or "_VariableFunctions" in repr(value))
 
 
 def _imports_all(node: ast.Import | ast.ImportFrom) -> bool:

@@ -213,6 +213,12 @@ async def test_a_file_that_is_looked_at_and_not_opened_counts(project: Project, 
     assert before.unobserved == ""
 
 
+async def test_a_file_that_is_opened_for_both_was_read(project: Project) -> None:
+    """Where it was there before; one that the code makes is its own."""
+    kernel = await project.inspect("F = open(HERE / 'data/one.bin', 'a+'); G = open(HERE / 'data/new.bin', 'a+')")
+    assert kernel.learned.keys() == {"data/one.bin"}
+
+
 async def test_a_file_that_is_looked_at_and_then_written_is_no_input(project: Project) -> None:
     """What it held before is gone."""
     kernel = await project.inspect("P = HERE / 'data/one.bin'\nif P.exists(): P.write_text('2')")
@@ -287,6 +293,7 @@ async def test_a_variable_that_the_file_sets_counts_as_it_was(project: Project) 
     [
         ("subprocess.run(['true'])", "tune_1.py:7 starts a child process (true)"),
         ("os.system('true')", "starts a child process (true)"),
+        ("import shelve", "shelve reads files natively"),
         ("import multiprocessing; multiprocessing.get_context('spawn').Process().start()", "starts a child process"),
         (
             "os.symlink('data', HERE / 'link'); os.readlink(HERE / 'link'); os.unlink(HERE / 'link')",

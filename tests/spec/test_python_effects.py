@@ -47,6 +47,19 @@ WRAPPER += "        return self.fn(A)\n    def __repr__(self):\n        return '
     [
         (
             {
+                "tune_it.py": "import pathlib\nfrom importlib import util\nfrom scale import Scale\n"
+                "SPEC = util.spec_from_file_location('x', pathlib.Path(__file__).with_name('settings.py'))\n"
+                "SPEC.loader.exec_module(util.module_from_spec(SPEC))\n"
+                "def double(A): return dict(A=Scale.FACTOR * A)\n" + kernel(),
+                "scale.py": "class Scale:\n    FACTOR = 2\n",
+                "settings.py": "from scale import Scale\nScale.FACTOR = 2\n",
+            },
+            "settings.py",
+            "= 2",
+            "= 3",
+        ),
+        (
+            {
                 "tune_it.py": "from modes import Mode\nMODE = Mode.TWO\n"
                 "def double(A): return dict(A=MODE.factor() * A)\n" + kernel(),
                 "modes.py": "import enum\nclass Mode(enum.Enum):\n    TWO = 1\n    def factor(self): return 2\n",
@@ -198,6 +211,7 @@ WRAPPER += "        return self.fn(A)\n    def __repr__(self):\n        return '
         ),
     ],
     ids=[
+        "a module that is not entered",
         "a method of an enum",
         "a method of a number",
         "a docstring",
@@ -350,3 +364,14 @@ print(describe(load_file(root / "tune_it.py", root).kernels[0], "p", root).diges
         )
         found.append(done.stdout)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("reading", ["torch.from_file('x')", "torch.UntypedStorage.from_file('x')", "from_file('x')"])
+def test_torchs_native_readers_are_not_observed(project: Project, reading: str) -> None:
+    """Torch opens the file itself, where no hook sees it."""
+    pytest.importorskip("torch")
+    taken = "import torch\nfrom torch import from_file\n"
+    project.write("tune_it.py", f"{taken}def double(A): return {reading}\n" + kernel())
+    assert "reads files natively" in project.describe()["it"].unobserved
+    project.write("tune_it.py", "import torch\ndef double(A): return torch.load('x')\n" + kernel())
+    assert project.describe()["it"].unobserved == ""
