@@ -269,6 +269,24 @@ def test_the_daemon_imports_nothing_heavy() -> None:
     assert heavy == []
 
 
+def test_extras_are_imported_by_the_storage_that_needs_them() -> None:
+    """Object storage and Redis are libraries of an extra: their modules name them, and are imported when named."""
+    storages = {"ktuned.team.object_storage": "obstore", "ktuned.team.redis_storage": "redis"}
+    found = [
+        f"{entry.where}: {top}"
+        for module in _of("ktuned")
+        for top, entry in _foreign(module)
+        if top in storages.values() and storages.get(module) != top
+    ]
+    found += [
+        entry.where
+        for module in _of("ktuned")
+        for entry in _imports(module)
+        if entry.is_eager and entry.target in storages
+    ]
+    assert found == []
+
+
 def test_the_client_needs_msgpack_alone() -> None:
     """Applications get the standard library and msgpack, and no part of the daemon."""
     found = [f"{entry.where}: {part}" for module in _of("ktuned_client") for part, entry in _ours(module)]

@@ -127,6 +127,7 @@ class Pipeline:
                 for lane in self._lanes:
                     openings.start_soon(self._open_early, lane)
                 await self._restore()
+                self._lead = await self._shared_lead()
                 await self._try_all()
                 await self._acquit()
                 await final_round.run(is_judged=not self._dissent.is_default_doubtful)
@@ -178,7 +179,6 @@ class Pipeline:
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan = self.work.job.plan
         deadlines = self.work.deadlines
-        self._lead = await self._shared_lead()
         order = self._prior.order(self._opening.served, self._lead.configs)
         began = monotonic()
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
