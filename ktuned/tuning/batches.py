@@ -13,6 +13,11 @@ from statistics import median
 MAX_BATCH = 8
 """Configs that travel together at most; eight share most of a message's cost already."""
 
+LEAST_ASKED = 4
+MAX_ASKED = 128
+"""Configs in one question and in one commit: one question after the other would hold up hundreds of lanes, and a larger
+one holds up lookups."""
+
 LANE_S = 0.5
 """Time of a lane for one batch: another job may wait for it."""
 
@@ -45,6 +50,11 @@ class BatchSize:
         if not self._each_s:
             return 1
         return max(1, min(self._most, int(self._limit_s / max(median(self._each_s), 1e-6))))
+
+
+def asked_at_once(*, lanes: int, batch: int) -> int:
+    """Return how many configs a strategy that does not learn is asked for in one request: a batch for each lane."""
+    return min(MAX_ASKED, max(LEAST_ASKED, lanes * batch))
 
 
 def ahead(*, slots: int, group: int, lanes: int, batch: int) -> int:

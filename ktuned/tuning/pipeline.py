@@ -37,7 +37,7 @@ from ktuned.model import (
 )
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, BatchSize, ahead
+from ktuned.tuning.batches import LANE_S, MAX_BATCH, BatchSize, ahead, asked_at_once
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.dissent import Dissent
 from ktuned.tuning.exploration import Explorer, SearchSummary
@@ -53,7 +53,7 @@ from ktuned.tuning.trial_detail import TrialDetail, completed_result, doubt
 _log = structlog.get_logger()
 
 ASK_AT_ONCE = 4
-"""Configs asked for in one request at least; no more from a strategy that learns, for its fresh knowledge's sake."""
+"""Configs that a strategy that learns is asked for at once: few, so that it proposes with fresh knowledge."""
 
 _STOP_S = 5.0
 
@@ -174,7 +174,7 @@ class Pipeline:
 
     @property
     def _ask_at_once(self) -> int:
-        return ASK_AT_ONCE if self._learns else max(ASK_AT_ONCE, self._batch_size.now)
+        return ASK_AT_ONCE if self._learns else asked_at_once(lanes=len(self._lanes), batch=self._batch_size.now)
 
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan = self.work.job.plan

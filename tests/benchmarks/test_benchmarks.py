@@ -69,6 +69,15 @@ def test_daemon_cost() -> None:
     assert row["rss_growth_mib"] < row["rss_mib"]
 
 
+def test_scale() -> None:
+    """Lanes and slots of the farm do a job's trials, and lookups are timed meanwhile."""
+    row = _run("scale.py", "--lanes", "4", "--trials", "50", "--trial-ms", "5", "--compile-ms", "5")
+    assert (row["lanes"], row["slots"]) == (4, 32)
+    assert 0 < row["trials_per_s"] <= row["offered_per_s"]
+    assert row["cpu_ms_per_trial"] > 0
+    assert row["lookups"] > 0
+
+
 def test_gpu_grouped() -> None:
     """Without a GPU too: configs are compiled alone and in groups, and the ratio is theirs."""
     row = _run("gpu.py", "grouped", "--only", "gpu_gemm", "--configs", "2", "--headers", "never")

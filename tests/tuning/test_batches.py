@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, BatchSize, ahead
+from ktuned.tuning.batches import LANE_S, MAX_BATCH, BatchSize, ahead, asked_at_once
 
 
 def sized(*each_s: float) -> int:
@@ -38,6 +38,12 @@ def test_a_time_is_shared_by_its_batch() -> None:
     assert size.now == 5
     size.took(0, 1.0)
     assert size.now == 5
+
+
+def test_many_lanes_are_not_held_up_by_questions() -> None:
+    """Each has its batch from one question, within a bound."""
+    assert [asked_at_once(lanes=lanes, batch=1) for lanes in (1, 8, 64, 256)] == [4, 8, 64, 128]
+    assert asked_at_once(lanes=4, batch=8) == 32
 
 
 def test_slow_configs_are_not_asked_for_far_ahead() -> None:

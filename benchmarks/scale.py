@@ -1,0 +1,164 @@
+"""One daemon with many lanes and slots: trials a second, its own CPU a trial, lookups meanwhile, and memory.
+
+Lanes and slots are entries in one other process, over one connection, as those of a cluster are (``fake_lanes.py``).
+All else is real: strategy, pipeline, scheduling, store, events to a client that follows. Budget: with 64 lanes a
+lookup's p99 is at most twice that at rest. Saturated is a daemon that does fewer trials than its lanes could.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter, perf_counter_ns
+from typing import Any
+
+from benchmarks.daemon_cost import FAKE_BACKEND, KERNEL
+from benchmarks.fake_lanes import FakeExecutor
+from benchmarks.private_daemon import PrivateDaemon, private_home, serving
+from benchmarks.report import show
+from ktuned.daemon import load_settings, run
+from ktuned.daemon.assembly import Replacements
+from ktuned_client import Client
+
+P99_BUDGET = 2.0
+NAME = "project:nothing"
+PROBLEM = {"n": 16}
+PATIENT_S = 60.0
+PAUSE_S = 0.002
+"""Time between two lookups, so that they sample the daemon and do not load it."""
+
+AT_REST = 1000
+"""Lookups at rest."""
+
+_MIB = 1024**2
+
+
+def measure(lanes: int, slots: int, *, trials: int, trial_s: float, compile_s: float) -> dict[str, Any]:
+    """Tune a kernel of ``trials`` configs by a private daemon with so many lanes and slots."""
+    with private_home() as home:
+        project = home / "project"
+        project.mkdir()
+        (project / "tune_nothing.py").write_text(KERNEL.format(trials=trials))
+        devices = " ".join(f"cuda:{lane}" for lane in range(lanes))
+        (home / "state").mkdir()
+        (home / "state" / "config.toml").write_text(
+            f'contention = false\ncompile_slots = {slots}\n[[roots]]\npath = "{project}"\n'
+            f'env = {{ PYTHONPATH = "{FAKE_BACKEND}", FAKE_DEVICES = "{devices}" }}\n'
+        )
+        command = ("benchmarks.scale", "--serve", str(trial_s), str(compile_s))
+        with serving(home, command) as daemon, daemon.client() as client:
+            # Its first configs make the answer that is looked up from then on.
+            client.call("kernels")
+            return _tuned(daemon, client, project, lanes, slots, trials, trial_s)
+
+
+def _tuned(
+    daemon: PrivateDaemon, client: Client, project: Path, lanes: int, slots: int, trials: int, trial_s: float
+) -> dict[str, Any]:
+    with client.tune(path=project, trials=max(1, trials // 50)) as first:
+        for _ in first:
+            pass
+    at_rest = _look_up(daemon, AT_REST)
+    before, began, last = client.call("status"), perf_counter(), perf_counter()
+    with client.tune(path=project) as tuning, _looking_up(daemon) as meanwhile:
+        done = 0
+        after = before
+        for event in tuning:
+            if event["type"] == "trial_done":
+                done += 1
+                last = perf_counter()
+                if done == trials:
+                    after = client.call("status")
+    ended = client.call("status")
+    (job,) = tuning.jobs
+    if job["state"] != "done":
+        raise RuntimeError(f"the job is {job['state']}: {job['message']}")
+    counted = trials - max(1, trials // 50)
+    rate = counted / (last - began)
+    p99_us = _p99(meanwhile)
+    return {
+        "lanes": lanes,
+        "slots": slots,
+        "trials_per_s": rate,
+        "offered_per_s": lanes / trial_s,
+        "cpu_ms_per_trial": 1000 * (after["cpu_s"] - before["cpu_s"]) / counted,
+        "cpu_share": (after["cpu_s"] - before["cpu_s"]) / (last - began),
+        "rss_mib": ended["rss_bytes"] / _MIB,
+        "lookups": len(meanwhile),
+        "rest_p99_us": _p99(at_rest),
+        "p99_us": p99_us,
+        "in_budget": p99_us <= P99_BUDGET * _p99(at_rest),
+    }
+
+
+def _look_up(daemon: PrivateDaemon, count: int, stop: threading.Event | None = None) -> array[float]:
+    took_us = array("d")
+    with Client(daemon.socket, deadline_s=PATIENT_S) as client:
+        while len(took_us) < count and not (stop is not None and stop.is_set()):
+            start = perf_counter_ns()
+            client.call("lookup", kernel=NAME, problem=PROBLEM)
+            took_us.append((perf_counter_ns() - start) / 1000)
+            (stop or threading.Event()).wait(PAUSE_S)
+    return took_us
+
+
+@contextmanager
+def _looking_up(daemon: PrivateDaemon) -> Iterator[array[float]]:
+    """Look up all the while, in a process of its own thread; the times in µs are there after the block."""
+    stop, took_us = threading.Event(), array("d")
+    thread = threading.Thread(target=lambda: took_us.extend(_look_up(daemon, sys.maxsize, stop)))
+    thread.start()
+    try:
+        yield took_us
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _p99(times_us: Sequence[float]) -> float:
+    ordered = sorted(times_us)
+    return ordered[len(ordered) * 99 // 100]
+
+
+def serve(trial_s: float, compile_s: float) -> int:
+    """Be the daemon, whose lanes and slots are in the farm."""
+    settings = load_settings(os.environ["KTUNED_HOME"], os.environ["KTUNED_SOCKET"])
+    farm = Replacements(executor=lambda real: FakeExecutor(real, trial_s=trial_s, compile_s=compile_s))
+    return run(settings, replacements=farm)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--lanes", type=int, nargs="*", default=[1, 8, 64, 256], help="numbers of lanes")
+    parser.add_argument("--slots", type=int, help="compile slots (default: eight for each lane, at most 2,000)")
+    parser.add_argument("--trials", type=int, default=3000)
+    parser.add_argument("--trial-ms", type=float, default=50.0, help="time of a trial on its lane")
+    parser.add_argument("--compile-ms", type=float, default=200.0, help="time of a compile in its slot")
+    parser.add_argument("--serve", type=float, nargs=2, metavar="S", help=argparse.SUPPRESS)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.serve:
+        sys.exit(serve(*arguments.serve))
+    rows = [
+        measure(
+            lanes,
+            arguments.slots or min(2000, 8 * lanes),
+            trials=arguments.trials,
+            trial_s=arguments.trial_ms / 1000,
+            compile_s=arguments.compile_ms / 1000,
+        )
+        for lanes in arguments.lanes
+    ]
+    title = f"one daemon with many lanes (budget: a lookup's p99 within {P99_BUDGET:g} × that at rest)"
+    show(title, rows, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
