@@ -187,6 +187,8 @@ async def keep(descriptor: int, home: Path) -> None:
         compile_cores=cores[1:],
         adopts=True,
         trust=Trust((str(home),)),
+        # Ray kills the children of an actor that it ends.
+        private=home,
     )
     async with executor.running(), anyio.create_task_group() as tasks:
         keeper = Keeper(executor, home)

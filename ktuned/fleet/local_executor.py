@@ -46,7 +46,8 @@ class LocalExecutor(Executor):
     """Starts worker processes, and removes every trace of those that have ended.
 
     One that ``adopts`` also ends detached descendants: it kills every child of this process that it did not start, but
-    for those that are ``kept`` now.
+    for those that are ``kept`` now. Where all that is below a ``private`` directory is this process's own, the warden
+    removes that.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class LocalExecutor(Executor):
         adopts: bool = False,
         trust: Trust | None = None,
         kept: Collection[int] = (),
+        private: Path | None = None,
         warden_s: float = WARDEN_S,
     ) -> None:
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -75,7 +77,7 @@ class LocalExecutor(Executor):
         self._kept = kept
         self.mark = f"{DAEMON_MARK}={self._id}"
         """The mark in the environment of each process that must not outlive this one."""
-        self._guard = Guard(self.mark, self.scratch)
+        self._guard = Guard(self.mark, private or self.scratch)
         self._workers: dict[int, WorkerProcess] = {}
         self._ending = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
