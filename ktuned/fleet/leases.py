@@ -61,7 +61,7 @@ class Leases:
 
     @property
     def names(self) -> list[str]:
-        """What is leased now."""
+        """The leases that are held now."""
         return list(self._held)
 
     async def take_device(self, link: NodeLink, name: str) -> None:

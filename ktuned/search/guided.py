@@ -143,7 +143,7 @@ class Guided(PointStrategy):
 
     @property
     def _age(self) -> int:
-        """How far the search has come: its choices before this one, or what was known beyond :data:`GIVEN`."""
+        """Progress of the search: its choices before this one, or what was known beyond :data:`GIVEN`."""
         return max(self._choices - 1, len(self.taken) - GIVEN)
 
     @property

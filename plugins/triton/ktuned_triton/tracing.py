@@ -15,7 +15,7 @@ Choose = Callable[[], list[Any]]
 
 
 class Traced:
-    """What one autotuner shows to traces: for each of them the same from its beginning to its end.
+    """The face of one autotuner for traces: for each of them the same from its beginning to its end.
 
     A grid that was traced for one config is wrong for another, which a tuning may bring meanwhile.
     """
