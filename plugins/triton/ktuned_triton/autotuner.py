@@ -30,7 +30,7 @@ from ktuned_triton.call import (
     key_of,
     knobs,
 )
-from ktuned_triton.tracing import Traced
+from ktuned_triton.compile_trace import Traced
 
 Mode = Literal["background", "wait"]
 Upgrade = Literal["once", "never", "always"]
