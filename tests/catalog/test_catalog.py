@@ -229,7 +229,7 @@ def test_kernels_below_no_root_are_forgotten() -> None:
         ({"K": 1}, {}, ""),
         ({"M": 1}, {}, "it takes M, N"),
         ({}, {}, "names nothing"),
-        ({"M": 1, "N": 2, "K": 3}, {}, "names K, M, N"),
+        ({"M": 1, "N": 2, "K": 3}, {}, "names M, N, K"),
         ({"M": [1], "N": 2}, {}, "the problem's M is a list"),
         ({"M": None, "N": 2}, {}, "the problem's M is a NoneType"),
         ({"M": float("nan"), "N": 2}, {}, "finite"),

@@ -141,7 +141,7 @@ def test_an_application_survives_a_stepped_clock(tuned: Daemon, monkeypatch: pyt
             assert _look_up(client, 128).config == {"us": 300.0}
 
 
-def test_a_pin_sees_one_winner_while_a_tuning_finds_twenty(daemon: Daemon) -> None:
+def test_a_pin_sees_one_winner_while_a_tuning_finds_better_ones(daemon: Daemon) -> None:
     """Eight processes under one pin get the same config from first to last, over a restart too; others get the best."""
     # Far less than a scheduler's time slice: a median of such times is right on a busy machine too.
     speeds = [500.0 - 20.0 * number for number in range(21)]
@@ -175,7 +175,8 @@ def test_a_pin_sees_one_winner_while_a_tuning_finds_twenty(daemon: Daemon) -> No
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     stream.close()
-    assert changes >= 20
+    # Configs that take no time come in batches of eight, of which the best alone is announced.
+    assert changes >= 2
     assert best.config != before.config
     assert told == {str([("fresh", str(before.config), before.latency_us)])}
     (pin,) = daemon.client.call("pins")["pins"]
