@@ -89,6 +89,7 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
     assert _entry_points(wheels["ktuned"]) == {
         "console_scripts": {"ktuned": "ktuned.cli:main"},
         "ktuned.loaders": {"winner": "ktuned.backends:load_winner"},
+        "ktuned.services": {"team": "ktuned.team.storage_service:TeamStorage"},
         "ktuned.strategies": {
             "annealing": "ktuned.search:Annealing",
             "exhaustive": "ktuned.search:Exhaustive",
@@ -111,6 +112,7 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
             "optuna_tpe": "ktuned_optuna:Tpe",
         }
     }
+    assert _entry_points(wheels["ktuned-ray"]) == {"ktuned.services": {"cluster": "ktuned_ray.service:Cluster"}}
     assert _entry_points(wheels["ktuned-tilelang"]) == {"ktuned.backends": {"tilelang": "ktuned_tilelang:TileLang"}}
     assert _entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}
     assert _entry_points(wheels["ktuned-triton"]) == {"ktuned.backends": {"triton": "ktuned_triton:Triton"}}
