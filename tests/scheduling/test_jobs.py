@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,14 @@ class FullDisk(Store):
         if self.is_full:
             raise StoreError("the disk is full")
         return await super().finish_trial(number, result, objective=objective, is_opening=is_opening)
+
+    async def finish_trials(
+        self, results: Sequence[tuple[int, TrialResult]], *, objective: Objective = LATENCY, is_opening: bool = False
+    ) -> Winner | None:
+        """Refuse, or do as any store."""
+        if self.is_full:
+            raise StoreError("the disk is full")
+        return await super().finish_trials(results, objective=objective, is_opening=is_opening)
 
 
 async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path) -> None:

@@ -253,6 +253,6 @@ def test_ask_comes_after_explore(root: Path) -> None:
         explorer.ask(requests.Ask(1), reply)
     for _ in range(2):
         wanted = requests.Explore(kernel_ref(root), {"M": 2}, IN_ORDER, ({"n": 2},))
-        assert explorer.explore(wanted, reply) == replies.Explored(2, "exhaustive")
+        assert explorer.explore(wanted, reply) == replies.Explored(2, "exhaustive", learns=False)
         answer = explorer.ask(requests.Ask(9), reply)
         assert [proposal.config["n"] for proposal in answer.proposals] == [2, 1]
