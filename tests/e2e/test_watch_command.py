@@ -50,7 +50,8 @@ class Sitting:
             stdin=self.slave,
             stdout=self.slave,
             stderr=self.slave,
-            env={**daemon.env, "TERM": "xterm"},
+            # A parent's line editor may export a size, which is another terminal's.
+            env={**daemon.env, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
             start_new_session=True,
         )
 

@@ -116,7 +116,11 @@ class LiveWatch:
         self._news.set()
 
     def _size(self) -> Size:
-        width, height = self._console.size
+        # The terminal's own size: COLUMNS and LINES, where a parent has exported them, do not follow its window.
+        try:
+            width, height = os.get_terminal_size(self._console.file.fileno())
+        except (OSError, ValueError):
+            width, height = self._console.size
         return Size(max(1, width), max(1, height))
 
     async def _await_quit(self) -> None:
