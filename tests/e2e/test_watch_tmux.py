@@ -30,7 +30,8 @@ class Tmux:
 
     def __init__(self, directory: Path, daemon: Daemon, command: list[str]) -> None:
         self._words = ["tmux", "-S", str(directory / "tmux.sock"), "-f", "/dev/null"]
-        self._env = {**daemon.env, "TERM": "xterm-256color", "SHELL": "/bin/sh"}
+        # A parent's line editor may export a size, which is another terminal's.
+        self._env = {**daemon.env, "TERM": "xterm-256color", "SHELL": "/bin/sh", "COLUMNS": "80", "LINES": "24"}
         line = f"{shlex.join(command)}; printf 'ended with %s' $?; cat"
         self._run("new-session", "-d", "-x", str(SIZES[0][0]), "-y", str(SIZES[0][1]), line)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
@@ -39,6 +39,8 @@ class Painter:
         if size != self._size:
             # A terminal that was resized may have moved or cut its lines.
             self._size, self._shown = size, []
+            # Or it keeps to a width that COLUMNS says.
+            self._console.size = ConsoleDimensions(*size)
         rendered = [self._rendered(line, size[0]) for line in lines[: size[1]]]
         changed = [
             f"\x1b[{place};1H{line}"
