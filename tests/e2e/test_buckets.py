@@ -100,3 +100,5 @@ def test_the_next_daemon_knows_what_a_function_said(daemon: Daemon) -> None:
     daemon.start()
     daemon.until(lambda: daemon.client.lookup("chosen", {"n": 33}).status == "fresh", "the start")
     assert "kernel_file_not_asked" not in daemon.log.read_text()
+    # A daemon that a test has started is its own to stop.
+    daemon.stop()

@@ -82,8 +82,9 @@ async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None
     assert not [pid for pid in keepers if psutil.pid_exists(pid)]
 
 
-async def test_what_is_used_is_leased(tmp_path: Path, nodes: Nodes) -> None:
+async def test_what_is_used_is_leased(tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest) -> None:
     """Lanes and slots hold Ray's resources while they are used, no more than there are, and give them back."""
+    _only_in_full(request)
     async with joined(tmp_path, nodes, "n0") as parts, anyio.create_task_group() as tasks:
         (link,) = [link for link in parts.daemon.cluster.links if link.info.name == "n0"]
         leases = Leases(parts.daemon.bridge, idle_s=0.1)
@@ -178,8 +179,11 @@ async def test_a_node_that_dies_leaves_its_work_to_others(
         assert [process.cmdline() for process in left if "ktuned" in " ".join(process.cmdline())] == []
 
 
-async def test_local_tuning_goes_on_when_the_cluster_ends(tmp_path: Path, nodes: Nodes) -> None:
+async def test_local_tuning_goes_on_when_the_cluster_ends(
+    tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest
+) -> None:
     """With its head the cluster is gone: what was under way there is measured here, and a notice says so."""
+    _only_in_full(request)
     async with joined(tmp_path, nodes) as parts, parts.working():
         gate = "head"
         await _tune(parts, gate)
