@@ -63,14 +63,14 @@ def compile(  # noqa: A001 - the command's name
     with Client() as client, Tuning(client, _ask(client, wanted)) as compiling:
         complain_of(compiling.errors)
         try:
-            told, refusal = _follow(compiling, as_json)
+            reported, refusal = _follow(compiling, as_json)
         except KeyboardInterrupt:
             _cancel(client, compiling)
             return Exit.INTERRUPTED
         jobs = compiling.jobs
     if as_json:
         output.emit_json(jobs)
-    _sum_up(jobs, told, refusal)
+    _sum_up(jobs, reported, refusal)
     ready = sum(job["outcomes"].get("compiled", 0) for job in jobs)
     return Exit.DONE if ready and not compiling.errors else Exit.NOT_REACHED
 
@@ -83,19 +83,19 @@ def _ask(client: Client, wanted: Mapping[str, Any]) -> dict[str, Any]:
 def _follow(compiling: Tuning, as_json: bool) -> tuple[int, str]:
     """Print every config when it is ready; return their number, and the reason if all are unsupported for one."""
     several = len(compiling.jobs) > 1
-    told = 0
+    reported = 0
     shown = Lines()
     for event in compiling:
         if event.get("type") != "config_compiled":
             continue
-        told += 1
+        reported += 1
         if as_json:
             output.emit_json(event)
         else:
             refusal = event["message"] if event["outcome"] == Outcome.UNSUPPORTED else None
             for said in shown.take(line(event, several=several), refusal):
                 output.emit(said)
-    return told, shown.refusal
+    return reported, shown.refusal
 
 
 class Lines:
@@ -137,7 +137,7 @@ def line(event: Mapping[str, Any], *, several: bool) -> str:
     return "  ".join(filter(None, (said, facts, "(was there)" if event["reused"] else "")))
 
 
-def _sum_up(jobs: list[dict[str, Any]], told: int, refusal: str) -> None:
+def _sum_up(jobs: list[dict[str, Any]], reported: int, refusal: str) -> None:
     """Print each job's end on stderr, with what all configs were refused for, and the number of missed events."""
     for job in jobs:
         counts = text.counts(Counter(job["outcomes"]))
@@ -147,7 +147,7 @@ def _sum_up(jobs: list[dict[str, Any]], told: int, refusal: str) -> None:
         problem = f" [{text.flat(job['problem'])}]" if job["problem"] else ""
         why = f": {text.first_line(refusal, _MESSAGE_CHARS)}" if refusal else ""
         output.say(f"{job['kernel']}{problem}: {job['message'] or job['state']}{why} ({counts}; {cost})")
-    missed = sum(job["done"] for job in jobs) - told
+    missed = sum(job["done"] for job in jobs) - reported
     if missed > 0:
         output.say(f"{missed} configs are not listed: their events came faster than they were read")
 

@@ -1,0 +1,161 @@
+"""Files that a request needs on a node of a cluster: carried there before it, and artifacts brought back.
+
+Projects travel by content, each file once; artifacts and captured inputs by key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from ktuned.bridge import cluster, node
+from ktuned.fleet.bridge import Bridge
+from ktuned.fleet.calls import BridgeDown
+from ktuned.fleet.executor import Environment
+from ktuned.fleet.node_link import NodeLink
+from ktuned.fleet.snapshot import Snapshot, Snapshots, holds
+from ktuned.ipc import artifact_place, manifest, replies, requests
+
+_log = structlog.get_logger()
+
+CARRY_S = 120.0
+"""Time for files to travel: a hundred MiB over a slow network."""
+
+SNAPSHOT_S = 1.0
+"""For this long a snapshot counts, as long as it has what a request names."""
+
+MAX_SEALED = 4096
+"""Artifacts that a node is known to have; they are carried again when they are forgotten."""
+
+
+@dataclass(eq=False, slots=True)
+class _Project:
+    """A project as one node has it."""
+
+    snapshots: Snapshots
+    laid_out: Snapshot | None = None
+    taken_at: float = -math.inf
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+
+class Carrier:
+    """Carries files between this machine and one node: projects by content, artifacts and captures by key."""
+
+    def __init__(self, bridge: Bridge, link: NodeLink, artifacts: Path, captures: Path) -> None:
+        self._bridge = bridge
+        self._link = link
+        self._artifacts = artifacts
+        self._captures = captures
+        self._projects: dict[tuple[str, str], _Project] = {}
+        self._parcels: dict[str, None] = {}
+
+    async def provide(self, request: requests.Request[Any, Any], environment: Environment) -> None:
+        """Have the node hold all that a request names.
+
+        Raises:
+            BridgeDown, BridgeSlow, CallFailed: it cannot be carried there.
+        """
+        # By what it names, not by a list of operations, of which the next one would be missing.
+        kernel = getattr(request, "kernel", None)
+        if isinstance(kernel, requests.KernelRef):
+            await self._lay_out(environment, kernel.digests)
+        elif isinstance(request, requests.Inspect):
+            await self._lay_out(environment, dict.fromkeys(request.files))
+        parcels = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in _measured(request)}
+        if isinstance(request, requests.Open) and request.captured:
+            parcels = {f"capture-{request.captured}": str(self._captures / f"{request.captured}.safetensors")}
+        await self.give(parcels)
+
+    async def give(self, parcels: Mapping[str, str]) -> None:
+        """Put parcels onto the node that it is not known to have."""
+        lacking = {name: place for name, place in parcels.items() if name not in self._parcels}
+        if not lacking:
+            return
+        await self._bridge.exchange(cluster.Give(self._link.info.id, lacking), CARRY_S)
+        self._parcels |= dict.fromkeys(lacking)
+        while len(self._parcels) > MAX_SEALED:
+            del self._parcels[next(iter(self._parcels))]
+
+    def note(self, answer: object, request: requests.Request[Any, Any]) -> None:
+        """Carry a request's artifacts again the next time, if one of them is damaged on the node."""
+        if not isinstance(answer, replies.Measurement) or answer.outcome is not None:
+            return
+        for key in _measured(request):
+            self._parcels.pop(f"artifact-{key}", None)
+
+    async def bring(self, unit: replies.CompiledUnit) -> replies.CompiledUnit:
+        """Bring a compiled unit's artifact here; return the unit with the bytes that were added to this disk."""
+        if unit.outcome is not None:
+            return unit
+        key = unit.artifact or unit.key
+        self._parcels[f"artifact-{key}"] = None
+        place = artifact_place(self._artifacts, key)
+        if place.exists():
+            return replace(unit, bytes=0)
+        staging = place.with_name(f".{key}.from-{self._link.info.id[:8]}")
+        await self._bridge.exchange(cluster.Fetch(self._link.info.id, f"artifact-{key}", str(staging)), CARRY_S)
+        size = await anyio.to_thread.run_sync(_seal, staging, place)
+        return replace(unit, bytes=size)
+
+    async def _lay_out(self, environment: Environment, digests: Mapping[str, str | None]) -> None:
+        key = environment.project, environment.cwd
+        project = self._projects.get(key)
+        if project is None:
+            project = self._projects[key] = _Project(Snapshots(environment.cwd))
+        async with project.lock:
+            listed = {name: digest for name, digest in digests.items() if digest}
+            is_recent = monotonic() < project.taken_at + SNAPSHOT_S and None not in digests.values()
+            if is_recent and project.laid_out is not None and holds(project.laid_out, listed):
+                return
+            taken = await anyio.to_thread.run_sync(project.snapshots.take, tuple(digests))
+            if taken != project.laid_out:
+                await self._carry(environment, taken)
+                project.laid_out = taken
+            project.taken_at = monotonic()
+
+    async def _carry(self, environment: Environment, taken: Snapshot) -> None:
+        call = node.LayOut(environment.project, environment.cwd, dict(taken.files), taken.executable, taken.directories)
+        places = {digest: f"{environment.cwd}/{name}" for name, digest in taken.files.items()}
+        for _ in range(3):
+            lacking = (await self._link.exchange(call, CARRY_S)).missing
+            if not lacking:
+                return
+            parcels = {f"file-{digest}": places[digest] for digest in lacking}
+            await self._bridge.exchange(cluster.Give(self._link.info.id, parcels), CARRY_S)
+        # Saved while it was carried: the request finds that out by the digests.
+        _log.info("project_not_laid_out", node=self._link.info.name, project=environment.project)
+
+
+def _measured(request: requests.Request[Any, Any]) -> list[str]:
+    """Return the keys of the artifacts that a request has loaded."""
+    if isinstance(request, requests.Trial):
+        return [unit.key for unit in request.units]
+    return [request.unit.key] if isinstance(request, requests.Time | requests.Check) else []
+
+
+def _seal(staging: Path, place: Path) -> int:
+    """Move a checked artifact into its place; return its size."""
+    try:
+        manifest.verify(staging, required=())
+        size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
+        for path in staging.rglob("*"):
+            if path.is_file():
+                path.chmod(path.stat().st_mode & ~0o222)
+        with contextlib.suppress(OSError):
+            # An equal one may have been sealed meanwhile.
+            staging.rename(place)
+        return size
+    except manifest.DamagedArtifact as error:
+        raise BridgeDown(f"an artifact came damaged: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

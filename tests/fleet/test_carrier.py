@@ -1,0 +1,97 @@
+"""Files that go to a node of a cluster before a request, whatever the operation."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ktuned.bridge import cluster, node
+from ktuned.fleet.bridge import Bridge
+from ktuned.fleet.carrier import Carrier
+from ktuned.fleet.executor import Environment
+from ktuned.fleet.node_link import NodeLink
+from ktuned.ipc import artifact_place, replies, requests
+from ktuned.model.values import Outcome
+
+pytestmark = pytest.mark.anyio
+
+OPERATIONS = requests.Request.__subclasses__()
+OF_KERNELS = [one for one in OPERATIONS if typing.get_type_hints(one).get("kernel") is requests.KernelRef]
+UNIT = requests.UnitRef("0" * 64, {})
+
+
+class Cluster:
+    """A node that has nothing at first: what is put there, and what it is asked to lay out."""
+
+    def __init__(self) -> None:
+        self.given: list[dict[str, str]] = []
+        self.files: list[set[str]] = []
+        self.info = SimpleNamespace(id="1", name="n0")
+
+    async def exchange(self, call: Any, deadline_s: float) -> Any:
+        """Take parcels, or say which files of a project are missing."""
+        if isinstance(call, cluster.Give):
+            self.given.append(dict(call.parcels))
+            return replies.Empty()
+        assert isinstance(call, node.LayOut)
+        self.files.append(set(call.files))
+        held = {name for parcels in self.given for name in parcels}
+        return node.Layout(tuple(one for one in sorted(set(call.files.values())) if f"file-{one}" not in held))
+
+
+@pytest.fixture
+def there() -> Cluster:
+    """Return an empty node."""
+    return Cluster()
+
+
+@pytest.fixture
+def carrier(there: Cluster, tmp_path: Path) -> Carrier:
+    """Return what carries files to it."""
+    return Carrier(cast(Bridge, there), cast(NodeLink, there), tmp_path / "artifacts", tmp_path / "captures")
+
+
+def made(kind: type[Any], **given: Any) -> Any:
+    """Return a request; of what is not given the carrier takes no notice."""
+    lacking = {field.name: None for field in dataclasses.fields(kind)}
+    return kind(**(lacking | given))
+
+
+@pytest.mark.parametrize("kind", OF_KERNELS, ids=lambda kind: kind.operation)
+async def test_a_request_that_names_a_kernel_finds_its_files(
+    kind: type[Any], there: Cluster, carrier: Carrier, tmp_path: Path
+) -> None:
+    """Whichever operation it is: the project is laid out before it."""
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "tune_it.py").write_text("it")
+    digest = hashlib.sha256(b"it").hexdigest()
+    kernel = requests.KernelRef("p", "tune_it.py", "it", "fake", (), {"tune_it.py": digest})
+    await carrier.provide(made(kind, kernel=kernel), Environment("python", str(root), (), "p"))
+    assert there.given == [{f"file-{digest}": str(root / "tune_it.py")}]
+    assert there.files[-1] == {"tune_it.py"}
+
+
+@pytest.mark.parametrize(
+    "request_", [made(requests.Trial, units=(UNIT,)), made(requests.Time, unit=UNIT), made(requests.Check, unit=UNIT)]
+)
+async def test_a_damaged_artifact_is_carried_again(
+    request_: Any, there: Cluster, carrier: Carrier, tmp_path: Path
+) -> None:
+    """An artifact goes there once, and once more after the node could not load it."""
+    environment = Environment("python", str(tmp_path), (), "p")
+    parcel = {f"artifact-{UNIT.key}": str(artifact_place(tmp_path / "artifacts", UNIT.key))}
+    for _ in range(2):
+        await carrier.provide(request_, environment)
+    carrier.note(replies.Measurement(Outcome.MEASURED), request_)
+    await carrier.provide(request_, environment)
+    assert there.given == [parcel]
+    carrier.note(replies.Measurement(None), request_)
+    await carrier.provide(request_, environment)
+    assert there.given == [parcel, parcel]
