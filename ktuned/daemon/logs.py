@@ -5,12 +5,13 @@ What belongs to a job or a trial says so: its ids are bound once, where its task
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 from collections.abc import Mapping, MutableMapping
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TextIO, cast
 
 import structlog
 from structlog.typing import Processor
@@ -44,12 +45,24 @@ def leads_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
     return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
+class _Lossy:
+    """Standard error, of which what cannot be written is lost: a log on a full disk must not end the daemon."""
+
+    def write(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(line)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
 def configure(level: str, form: Form) -> None:
     """Send log events of ``level`` and above to stderr."""
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, structlog.processors.add_log_level, *_processors(form)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Lossy())),
         cache_logger_on_first_use=True,
     )
 

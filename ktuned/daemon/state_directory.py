@@ -53,8 +53,14 @@ def held(state: Path, cache: Path) -> Iterator[None]:
                 f"a daemon (pid {holder}) already keeps its state in {state}",
                 hint=f"`kill {holder}` stops it, wherever its socket is; or set KTUNED_HOME to another directory",
             ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            raise StoreError(
+                f"{state / LOCK_NAME} cannot be written: {error.strerror}",
+                hint="make room on its disk, or set KTUNED_HOME to a directory on another",
+            ) from error
         yield
     finally:
         os.close(descriptor)

@@ -53,6 +53,17 @@ class NodeLost(WorkerDied):
         self.args = (self.message,)
 
 
+class Unwatched(WorkerDied):
+    """A worker's journal cannot be written, so that no deadline can be watched; it is killed, and the work is sound."""
+
+    code = "unwatched"
+
+    def __init__(self, reason: str, phase: Phase) -> None:
+        super().__init__(-signal.SIGKILL, phase, Output())
+        self.message = f"the journal of a worker cannot be written: {reason}"
+        self.args = (self.message,)
+
+
 class NodeAbsent(WorkerError):
     """A node is not there now: no worker can be started on it."""
 

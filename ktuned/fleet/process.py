@@ -22,7 +22,7 @@ import anyio
 
 from ktuned.fleet import memory, warden
 from ktuned.fleet.executor import Environment, I, R, Worker
-from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
+from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, Unwatched, WorkerDied
 from ktuned.fleet.output_tail import Tail
 from ktuned.fleet.phases import Phases
 from ktuned.ipc import (
@@ -115,7 +115,7 @@ class WorkerProcess(Worker):
             WorkerDied, DeadlineExpired, RequestFailed: as :meth:`Worker.exchange`.
         """
         self.requests += 1
-        self._phases.begin(self.requests, request.first_phase, deadlines)
+        self._begin(self.requests, request.first_phase, deadlines)
         self._items = 0
         self._fault = ""
         self._answer_types = requests.answer_types(type(request))
@@ -140,7 +140,7 @@ class WorkerProcess(Worker):
         Raises:
             WorkerDied, DeadlineExpired: it never does; it is killed.
         """
-        self._phases.begin(0, Phase.SPAWN, {Phase.SPAWN: deadline_s})
+        self._begin(0, Phase.SPAWN, {Phase.SPAWN: deadline_s})
         done = False
         try:
             ready: replies.Ready = await self._reply(None)
@@ -149,6 +149,14 @@ class WorkerProcess(Worker):
         finally:
             if not done:
                 self.kill()
+
+    def _begin(self, number: int, phase: Phase, deadlines: Mapping[str, float]) -> None:
+        try:
+            self._phases.begin(number, phase, deadlines)
+        except OSError as error:
+            # A limit on the size of files, which came after this worker's start.
+            self.kill()
+            raise Unwatched(error.strerror or str(error), phase) from error
 
     async def _send(self, data: bytes, deadline_s: float) -> None:
         view = memoryview(data)

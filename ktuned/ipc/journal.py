@@ -61,8 +61,18 @@ class Journal:
 
     @classmethod
     def create(cls, *, clock: Callable[[], float] = monotonic) -> Journal:
-        """Make a new one, which no child inherits unless it is passed on."""
-        return cls(os.memfd_create("ktuned-journal", os.MFD_CLOEXEC), clock=clock)
+        """Make a new one, which no child inherits unless it is passed on.
+
+        Raises:
+            OSError: there is no memory for it, or no file may be written; later no write can fail for want of memory.
+        """
+        descriptor = os.memfd_create("ktuned-journal", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(descriptor, 0, _ITEMS_AT + MAX_HELD_BYTES)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return cls(descriptor, clock=clock)
 
     def begin(self, request: int, phase: Phase) -> None:
         """Begin a request by its number; what was written for another one is void."""

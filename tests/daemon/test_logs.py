@@ -26,6 +26,13 @@ except ZeroDivisionError as error:
 """
 
 
+def test_a_log_that_cannot_be_written_is_lost_and_nothing_else() -> None:
+    """On a full disk the daemon goes on."""
+    words = [sys.executable, "-c", f"{SAYS}print('on')", "LOGFMT"]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(words, stdout=subprocess.PIPE, stderr=full, text=True).stdout == "on\n"
+
+
 def said(form: str) -> list[str]:
     """Return the lines that a process logs in a form."""
     done = subprocess.run([sys.executable, "-c", SAYS, form], capture_output=True, text=True, timeout=60)

@@ -1,6 +1,7 @@
 """One real worker process: asked, timed out, killed with all that it started, and what is said of its end."""
 
 import os
+import resource
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,15 @@ import anyio
 import pytest
 
 from ktuned.fleet.executor import Environment
-from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied, describe_exit, signal_name
+from ktuned.fleet.failures import (
+    DeadlineExpired,
+    Output,
+    RequestFailed,
+    Unwatched,
+    WorkerDied,
+    describe_exit,
+    signal_name,
+)
 from ktuned.fleet.output_tail import TAIL_BYTES, Tail
 from ktuned.fleet.process import WorkerProcess, spawn
 from ktuned.ipc import Places, replies, requests
@@ -166,6 +175,22 @@ async def test_all_that_a_worker_started_dies_with_it(worker: WorkerProcess, pla
     assert is_running(detached)
     worker.bury()
     await gone([detached])
+
+
+async def test_a_worker_whose_deadlines_cannot_be_watched_is_killed(
+    worker: WorkerProcess, playground: Playground
+) -> None:
+    """No file may be written any more, not even the journal: the request is given up in one line, and no more."""
+    request = playground.request("x = 1")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(Unwatched, match=r"^the journal of a worker cannot be written: File too large$"):
+            await ask(worker, request)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with anyio.fail_after(DEADLINE_S):
+        await worker.gone.wait()
 
 
 async def test_cancelling_a_request_kills_the_worker(worker: WorkerProcess, playground: Playground) -> None:
