@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ktuned.cli import output, progress, text
+from ktuned.cli import output, text
+from ktuned.cli.job_view import FAILURES
 from ktuned.model import KtunedError
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
@@ -279,7 +280,7 @@ def show_results(client: Client, job: Mapping[str, Any]) -> None:
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > cores + OWN_LOAD:
         print(f"This machine is busy otherwise (load {load:.1f} on {cores} cores), which disturbs these figures.\n")
-    failed = [trial for outcome in progress.FAILURES for trial in trials if trial["outcome"] == outcome]
+    failed = [trial for outcome in FAILURES for trial in trials if trial["outcome"] == outcome]
     if not failed:
         print("No config failed.")
         return

@@ -225,7 +225,7 @@ async def assembled(
         parts = Parts(directory, assemble(settings, store, Notifier(), replacements=replaced), told)
         async with parts.fleet.running():
             if not _reports or env is not None:
-                await parts.machine.probe(parts.environment)
+                await parts.machine.environments.probe(parts.environment)
             if env is None:
                 _reports.update(store.probes())
             async with parts.fleet.lend(Role.INSPECT, parts.environment):

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 from ktuned.cli.program import main
 
 if TYPE_CHECKING:
+    from ktuned.cli.job_view import View
     from ktuned.cli.lines import standing
+    from ktuned.cli.news import News
     from ktuned.cli.output import say
     from ktuned.cli.present import Presenter
     from ktuned.cli.present import choose as choose_presenter
-    from ktuned.cli.progress import Event, News, View, begin, fold
+    from ktuned.cli.progress import Event, begin, fold
     from ktuned.cli.spawn import ensure as ensure_daemon
 
 __all__ = [
@@ -28,9 +30,9 @@ __all__ = [
 
 _SHARED = {
     "Event": ("progress", "Event"),
-    "News": ("progress", "News"),
+    "News": ("news", "News"),
     "Presenter": ("present", "Presenter"),
-    "View": ("progress", "View"),
+    "View": ("job_view", "View"),
     "begin": ("progress", "begin"),
     "choose_presenter": ("present", "choose"),
     "ensure_daemon": ("spawn", "ensure"),

@@ -6,21 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from ktuned.cli import text
-from ktuned.cli.progress import (
+from ktuned.cli.job_view import JobView, View, span
+from ktuned.cli.news import (
     FirstFailure,
     JobBegan,
     JobEnded,
-    JobView,
     KernelStale,
     LaneChanged,
     NewBest,
     News,
     PauseChanged,
     Reloaded,
-    View,
     WinnerChanged,
     WorkerChanged,
-    span,
 )
 from ktuned.model import LATENCY, JobState, Objective, Problem, gain, notices
 

@@ -11,7 +11,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from ktuned.cli import lines, output, text
-from ktuned.cli.progress import Event, JobBegan, JobView, NewBest, News, View, WorkerChanged
+from ktuned.cli.job_view import JobView, View
+from ktuned.cli.news import JobBegan, NewBest, News, WorkerChanged
+from ktuned.cli.progress import Event
 from ktuned.model import JobState
 
 if TYPE_CHECKING:

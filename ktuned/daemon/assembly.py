@@ -31,7 +31,7 @@ from ktuned.daemon.lifetime import Lifetime
 from ktuned.daemon.notices import Notices
 from ktuned.daemon.reload import CurrentSettings, Reload, watched_roots
 from ktuned.daemon.systemd import Notifier
-from ktuned.devices import Machine, Probes, SurveyIntervals, ToolchainSurvey
+from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
     BENCH_MODULES,
     Bridge,
@@ -223,22 +223,14 @@ def assemble(
     admission = Admission(catalog, fleet, store, deadlines)
     buckets = Buckets(catalog, fleet, store, deadlines)
     captured_inputs = CapturedInputs(store, settings.captures)
-    machine = Machine(
-        fleet,
-        store,
-        deadlines=deadlines,
-        arch=settings.arch,
-        chosen=settings.devices,
-        captured=captured_inputs.digest,
-        settled=cluster.settled,
-        base_env=replaced.base_env,
-    )
+    environments = Environments(fleet, store, deadlines=deadlines, settled=cluster.settled, base_env=replaced.base_env)
+    machine = Machine(environments, arch=settings.arch, chosen=settings.devices, captured=captured_inputs.digest)
 
     # What acts on events, and the router.
     events = replaced.events or Events()
     caches = AnswerCaches(Generations(os.path.dirname(settings.socket), epoch=events.epoch))
     artifact_cleanup = ArtifactCleanup(store, artifacts, on_collected=caches.changed_all)
-    probes = Probes(catalog, machine, str(settings.state), changed=caches.changed_all)
+    probes = Probes(catalog, environments, str(settings.state), changed=caches.changed_all)
 
     team_link = TeamLink(bridge, settings.team)
 
@@ -247,7 +239,7 @@ def assemble(
         probes.node_up(link.info.name)
 
     def node_lost(link: NodeLink) -> None:
-        machine.node_lost(link.info.name)
+        environments.node_lost(link.info.name)
 
     cluster.when_nodes_change(node_up, node_lost)
     trial_count = TrialCount()
@@ -259,7 +251,7 @@ def assemble(
     )
 
     async def probe(root: Root) -> None:
-        await machine.probe(environment_of(root))
+        await environments.probe(environment_of(root))
 
     def project_renamed() -> None:
         captured_inputs.reload()
@@ -377,7 +369,7 @@ def assemble(
 
     toolchain_survey = ToolchainSurvey(
         catalog,
-        machine,
+        environments,
         in_use=in_use,
         doubted=caches.changed_all,
         probed=toolchain_probed,

@@ -1,7 +1,8 @@
 """Backends, toolchains and devices of each interpreter, and changes of them."""
 
+from ktuned.devices.environments import Environments
 from ktuned.devices.machine import Machine
 from ktuned.devices.probes import Probes
 from ktuned.devices.toolchain_survey import SurveyIntervals, ToolchainSurvey
 
-__all__ = ["Machine", "Probes", "SurveyIntervals", "ToolchainSurvey"]
+__all__ = ["Environments", "Machine", "Probes", "SurveyIntervals", "ToolchainSurvey"]

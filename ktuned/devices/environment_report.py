@@ -5,13 +5,14 @@ It is kept in the store, and shown by ``status`` and ``backends`` as a map with 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ktuned.backends import deciding
 from ktuned.ipc import InvalidMessage, from_plain, replies, sight, to_plain
-from ktuned.model import ENVIRONMENT, Device
+from ktuned.model import ENVIRONMENT, Device, canonical
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +82,28 @@ def difference(observed: replies.Observed | None, variables: Mapping[str, str], 
     if limits != observed.limits:
         return "the CPUs that it may use changed"
     return ""
+
+
+def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:
+    """Return the short text that stands for a fingerprint in keys."""
+    return hashlib.sha256(canonical(fingerprint).encode()).hexdigest()[:16]
+
+
+def difference_of_node(here: EnvironmentReport | None, node: replies.ProbeReport) -> dict[str, str]:
+    """Return how a node's interpreter differs from this machine's, by what is installed here; nothing if it does not.
+
+    Other distributions that the node has besides are not imported by code that was inspected here.
+    """
+    if here is None:
+        return {"node python": node.version}
+    differs = {
+        name: node.distributions.get(name, "absent")
+        for name, version in here.distributions.items()
+        if node.distributions.get(name) != version and name not in _INSTALLERS
+    }
+    found = {"node packages": fingerprint_digest(differs)} if differs else {}
+    return found if node.version == here.version else {**found, "node python": node.version}
+
+
+_INSTALLERS = frozenset({"pip", "setuptools", "wheel", "uv", "ray", "ktuned_ray"})
+"""Distributions that no kernel runs with."""

@@ -10,22 +10,27 @@ from typing import Any
 import anyio
 
 from ktuned.catalog import Catalog, environment_of
-from ktuned.devices.machine import Machine
+from ktuned.devices.environments import Environments
 from ktuned.fleet import Environment
 
 
 class Probes:
-    """Has the machine probed for every environment that a root has; ``directory`` is where a worker of none runs.
+    """Has every environment probed that a root has; ``directory`` is where a worker of none runs.
 
     ``changed`` is called when nodes were probed: answers may be others now.
     """
 
     def __init__(
-        self, catalog: Catalog, machine: Machine, directory: str, *, changed: Callable[[], None] = lambda: None
+        self,
+        catalog: Catalog,
+        environments: Environments,
+        directory: str,
+        *,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._changed = changed
         self._catalog = catalog
-        self._machine = machine
+        self._environments = environments
         self._directory = directory
         self._news = anyio.Event()
         self._has_failed = False
@@ -42,7 +47,7 @@ class Probes:
 
     async def reports(self) -> list[dict[str, Any]]:
         """Return what every environment's backends are; without a root, those of the daemon's interpreter."""
-        found = [await self._machine.probe(one) for one in self.asked()]
+        found = [await self._environments.probe(one) for one in self.asked()]
         # Roots that share an interpreter share its report.
         return [report.to_wire() for report in {id(one): one for one in found}.values()]
 
@@ -53,12 +58,12 @@ class Probes:
 
     def node_up(self, node: str) -> None:
         """Note that workers can be started on a node."""
-        self._machine.node_up(node)
+        self._environments.node_up(node)
         self._due.add(node)
         self._news.set()
 
     def _news_of_roots(self) -> None:
-        self._due.update(self._machine.nodes)
+        self._due.update(self._environments.nodes)
         self._news.set()
 
     async def run(self) -> None:
@@ -67,10 +72,10 @@ class Probes:
             await self._news.wait()
             self._news = anyio.Event()
             has_failed, self._has_failed = self._has_failed, False
-            due, self._due = self._due & set(self._machine.nodes), set()
+            due, self._due = self._due & set(self._environments.nodes), set()
             for environment in self.environments():
                 if has_failed:
-                    await self._machine.probe(environment, again=True)
+                    await self._environments.probe(environment, again=True)
                 async with anyio.create_task_group() as tasks:
                     for node in sorted(due):
                         tasks.start_soon(self._probe_node, environment, node)
@@ -79,5 +84,5 @@ class Probes:
 
     async def _probe_node(self, environment: Environment, node: str) -> None:
         # Its packages are compared with those here.
-        await self._machine.probe(environment)
-        await self._machine.probe(replace(environment, node=node))
+        await self._environments.probe(environment)
+        await self._environments.probe(replace(environment, node=node))

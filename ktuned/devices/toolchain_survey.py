@@ -16,7 +16,7 @@ import anyio
 import structlog
 
 from ktuned.catalog import Catalog, environment_of
-from ktuned.devices.machine import Machine
+from ktuned.devices.environments import Environments
 from ktuned.model import AmbiguousName, KernelInfo, NotFound, Root
 
 _log = structlog.get_logger()
@@ -41,7 +41,7 @@ class ToolchainSurvey:
     def __init__(
         self,
         catalog: Catalog,
-        machine: Machine,
+        environments: Environments,
         *,
         in_use: Callable[[], Iterable[str]],
         doubted: Callable[[], None],
@@ -49,7 +49,7 @@ class ToolchainSurvey:
         intervals: SurveyIntervals | None = None,
     ) -> None:
         self._catalog = catalog
-        self._machine = machine
+        self._environments = environments
         self._in_use = in_use
         self._doubted = doubted
         self._probed = probed
@@ -79,12 +79,12 @@ class ToolchainSurvey:
 
     async def _look(self, root: Root) -> None:
         environment = environment_of(root)
-        was_probed = self._machine.is_probed(environment)
-        reason = self._machine.look(environment) if was_probed else ""
+        was_probed = self._environments.is_probed(environment)
+        reason = self._environments.look(environment) if was_probed else ""
         if reason:
             _log.info("toolchain_changed", root=root.path, reason=reason)
             self._doubted()
-            await self._machine.probe(environment)
+            await self._environments.probe(environment)
         present = self._fingerprints(root)
         # Empty until the first probe, which changes nothing.
         before = self._seen.get(root.path, {})
@@ -106,7 +106,7 @@ class ToolchainSurvey:
 
     def _fingerprints(self, root: Root) -> Mapping[str, Any]:
         """Return what decides the contexts of each backend's kernels."""
-        report = self._machine.report(environment_of(root))
+        report = self._environments.report(environment_of(root))
         if report is None:
             return {}
         return {

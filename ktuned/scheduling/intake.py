@@ -160,7 +160,7 @@ class Intake:
             taken = [other.name for other in self._catalog.roots]
             (root,) = named([root], self._store.projects.names(), taken)
         if measures:
-            self._machine.expect_measuring(environment_of(root))
+            self._machine.environments.expect_measuring(environment_of(root))
         await self._store.add_root(root)
         await self._inspector.adopt(root)
         return root

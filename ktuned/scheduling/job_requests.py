@@ -112,14 +112,14 @@ class JobRequests:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
         environment = self._catalog.environment(kernel)
         if not wish.compile_only:
-            self._machine.expect_measuring(environment)
-        await self._machine.probe(environment)
-        await self._machine.check_strategy(environment, plan.strategy)
+            self._machine.environments.expect_measuring(environment)
+        await self._machine.environments.probe(environment)
+        await self._machine.environments.check_strategy(environment, plan.strategy)
         if not wish.compile_only and not self._machine.has_device(environment, kernel.backend, wish.device):
-            await self._machine.probe_nodes(environment)
+            await self._machine.environments.probe_nodes(environment)
         if not self._machine.devices(environment, kernel.backend):
             # Perhaps what was missing has been installed since.
-            await self._machine.probe(environment, again=True)
+            await self._machine.environments.probe(environment, again=True)
         jobs: dict[int, Job] = {}
         for problem in problems:
             await self._check_configs(kernel, problem, plan.configs)

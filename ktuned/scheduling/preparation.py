@@ -95,11 +95,11 @@ class Preparation:
             judge_contention=self.settings.judges_contention,
             admission=self._admission,
             traces=self._traces,
-            toolchain=self._machine.toolchain_files(environment),
+            toolchain=self._machine.environments.toolchain_files(environment),
             team=self._team,
             group_size=self._machine.group_size(replace(environment, node=aim.model.node), kernel.backend),
             compilers=tuple(
-                Compiler(site, self._machine.toolchain_files(site))
+                Compiler(site, self._machine.environments.toolchain_files(site))
                 for site in self._machine.compilers(environment, kernel.backend, context.toolchain)
             ),
             lowers=self._machine.lowers(environment, kernel.backend),

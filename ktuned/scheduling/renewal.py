@@ -105,7 +105,7 @@ class Renewal:
     async def look_around(self, roots: Iterable[Root]) -> None:
         """Inspect roots that are read otherwise than before; the watcher looks at those that are new."""
         for root in roots:
-            await self._machine.probe(environment_of(root))
+            await self._machine.environments.probe(environment_of(root))
             if not os.path.isdir(root.path):
                 continue
             try:

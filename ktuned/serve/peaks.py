@@ -58,7 +58,7 @@ class DevicePeaks:
         """Return the devices of all interpreters; one that lacks torch is followed by another that may have it."""
         found = []
         for environment in self._environments():
-            report = await self._machine.probe(environment)
+            report = await self._machine.environments.probe(environment)
             found += [(environment, device) for device in report.devices]
         return found
 

@@ -118,7 +118,7 @@ class StatusReport:
                 "directory": str(self._artifacts.directory),
             },
             "cluster": self._cluster.describe(),
-            "environments": self._machine.describe(),
+            "environments": self._machine.environments.describe(),
             "roots": [{"path": root.path, "name": root.name, "python": root.python} for root in self._catalog.roots],
             "notices": list(self._notices()),
         }

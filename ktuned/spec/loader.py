@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-from ktuned.backends import extra_of
+from ktuned.backends import extra_of, install_hint
 from ktuned.ipc import ABSENT, Untrusted, lexical
 from ktuned.model import KernelFileError, Record, listed, record
 from ktuned.spec.accesses import ACCESSES
@@ -204,7 +204,7 @@ def _import_error(error: BaseException, path: Path) -> KernelFileError:
     said, hint = ": ".join(filter(None, (type(error).__name__, words))), ""
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        if distribution := _distribution(package):
+        if distribution := distribution_of(package):
             said, hint = f"{package} is not installed: {words}", f"pip install {distribution} into {sys.executable}"
         else:
             hint = f"install it into {sys.executable}, or mend the import"
@@ -223,7 +223,7 @@ def _excerpt(error: SyntaxError) -> str:
     return f"{source}\n{' ' * column}^"
 
 
-def _distribution(package: str) -> str:
+def distribution_of(package: str) -> str:
     """Return what pip installs a package of this field by; nothing for others, whose names may differ."""
     if package.startswith("ktuned_"):
         extra = extra_of(package.removeprefix("ktuned_"))
@@ -238,6 +238,6 @@ def _refuse_unknown_backends(collector: Collector, backends: Collection[str]) ->
         collector.errors.append(
             kernel.site.error(
                 f"there is no backend {kernel.backend!r} {known}",
-                hint="install its plugin into this interpreter",
+                hint=install_hint(kernel.backend, sys.executable),
             )
         )

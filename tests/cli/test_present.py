@@ -8,9 +8,10 @@ from threading import Event
 
 import pytest
 
+from ktuned.cli.job_view import View
 from ktuned.cli.lines import MAX_STANDING, standing
 from ktuned.cli.present import LinePresenter
-from ktuned.cli.progress import View, begin
+from ktuned.cli.progress import begin
 from tests.cli.samples import DEVICE, KERNEL, job_map
 
 NAME = f"{KERNEL} [M=64 dtype=float32] on {DEVICE}"

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from ktuned.cli import progress
+from ktuned.cli.job_view import ENDED, FAILURES, View
 from ktuned.cli.lines import lines_of
-from ktuned.cli.progress import (
+from ktuned.cli.news import (
     FirstFailure,
     JobBegan,
     JobEnded,
@@ -18,14 +19,10 @@ from ktuned.cli.progress import (
     News,
     PauseChanged,
     Reloaded,
-    View,
     WinnerChanged,
     WorkerChanged,
-    begin,
-    fold,
-    remember,
-    resync,
 )
+from ktuned.cli.progress import begin, fold, remember, resync
 from ktuned.model.job import JobState
 from ktuned.model.values import Outcome
 from tests.cli.samples import DEVICE, KERNEL, PROBLEM, job_map, state_event, trial_event, trial_map
@@ -57,7 +54,7 @@ def test_each_outcome_is_counted_and_only_failures_are_news(outcome: Outcome) ->
     view, news = told(view, first, second)
     job = view.jobs[1]
     assert (job.done, job.outcomes, job.best_us) == (2, {outcome: 2}, 1.0)
-    if outcome in progress.FAILURES:
+    if outcome in FAILURES:
         (failure,) = news
         assert isinstance(failure, FirstFailure)
         assert (failure.outcome, failure.trial["id"]) == (outcome, 1)
@@ -119,8 +116,8 @@ def test_beginnings_and_ends_are_told_once(old: JobState | None, new: JobState) 
     """From every state to every other, a job's begin and its end are news exactly when they are new."""
     view = View() if old is None else begin([job_map(state=old)])
     _, news = told(view, state_event("job_started", job_map(state=new)))
-    if new in progress.ENDED:
-        expected: list[type[News]] = [] if old in progress.ENDED else [JobEnded]
+    if new in ENDED:
+        expected: list[type[News]] = [] if old in ENDED else [JobEnded]
     else:
         expected = [JobBegan] if new == JobState.RUNNING and old != JobState.RUNNING else []
     assert [type(piece) for piece in news] == expected

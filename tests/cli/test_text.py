@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned.cli import lines, text
-from ktuned.cli.progress import JobEnded, LaneChanged, Reloaded, WorkerChanged, begin
+from ktuned.cli.news import JobEnded, LaneChanged, Reloaded, WorkerChanged
+from ktuned.cli.progress import begin
 from tests.cli.samples import job_map
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from ktuned.backends import CpuTicks
-from ktuned.cli.progress import JobView, begin
+from ktuned.cli.job_view import JobView
+from ktuned.cli.progress import begin
 from ktuned.cli.watch.load import Load, TimeLeft, load_between, sample, summary, time_left
 from tests.cli.samples import job_map
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.devices.machine import Machine, fingerprint_digest
+from ktuned.devices.environment_report import fingerprint_digest
+from ktuned.devices.environments import Environments
+from ktuned.devices.machine import Machine
 from ktuned.fleet.executor import Environment
 from ktuned.model.errors import BackendError, NotFound
 from ktuned.model.keys import DeviceModel
@@ -31,7 +33,7 @@ def refusal(machine: Machine, environment: Environment, backend: str = "fake") -
 async def test_devices_by_name_model_or_none(parts: Parts) -> None:
     """A device is meant by its name or its model; without either it is the first."""
     environment = changed(parts, FAKE_DEVICES="2")
-    await parts.machine.probe(environment)
+    await parts.machine.environments.probe(environment)
     found = [parts.machine.device(environment, "fake", wanted).name for wanted in (None, "cpu:1", "Fake CPU")]
     assert found == ["cpu:0", "cpu:1", "cpu:0"]
     with pytest.raises(NotFound) as refused:
@@ -49,8 +51,8 @@ async def test_what_measures_starts_beside_the_first_probe(parts: Parts) -> None
 
     none, one = changed(parts, FAKE_DEVICES=""), changed(parts, FAKE_DEVICES="1")
     for environment, known in ((none, False), (one, True)):
-        await parts.machine.probe(environment)
-        again = Machine(parts.fleet, parts.store, deadlines={"inspect": 30.0})
+        await parts.machine.environments.probe(environment)
+        again = Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0})
         again.expect_measuring(environment)
         again.expect_measuring(environment)
         await until(lambda: spares() == known)  # noqa: B023 - waited for at once
@@ -61,7 +63,7 @@ async def test_devices_that_are_chosen(parts: Parts) -> None:
     """By name, kind or a part of the model, however it is written; the others are as good as absent."""
     environment = changed(parts, FAKE_DEVICES="cpu:0 cpu:1 cuda:0")
     machine = parts.machine
-    await machine.probe(environment)
+    await machine.environments.probe(environment)
     everything = ["cpu:0", "cpu:1", "cuda:0"]
     for chosen, expected in (
         ([], everything),
@@ -88,7 +90,7 @@ async def test_devices_that_are_chosen(parts: Parts) -> None:
 async def test_job_is_for_all_devices_that_are_alike(parts: Parts) -> None:
     """Which of them it was asked for does not matter; what is only compiled needs none."""
     environment = changed(parts, FAKE_DEVICES="2")
-    await parts.machine.probe(environment)
+    await parts.machine.environments.probe(environment)
     aim = parts.machine.aim(environment, "fake", "cpu:1")
     assert ([device.name for device in aim.devices], aim.target, aim.absence) == (["cpu:0", "cpu:1"], "fake", "")
     aim = parts.machine.aim(environment, "fake", "sm_90a", compile_only=True)
@@ -102,7 +104,7 @@ async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
     without = changed(parts, FAKE_DEVICES="0")
     error = refusal(machine, without)
     assert "have not been asked yet" in error.message
-    await machine.probe(without)
+    await machine.environments.probe(without)
     error = refusal(machine, without)
     assert (error.message, error.hint) == (
         "backend 'fake' cannot run here: there is no fake device",
@@ -113,7 +115,7 @@ async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
     python = parts.environment.python
     assert error.hint == f"install the plugin that has it for {python}, or correct `backend=` in the kernel file"
     missing = replace(parts.environment, python="/nowhere/python")
-    await machine.probe(missing)
+    await machine.environments.probe(missing)
     error = refusal(machine, missing)
     assert "/nowhere/python" in error.message
     assert "`python` in config.toml" in error.hint
@@ -122,24 +124,24 @@ async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
 
 async def test_probe_is_made_once_and_kept(parts: Parts) -> None:
     """The next daemon knows the devices before its first worker is up."""
-    await parts.machine.probe(parts.environment)
-    machine = Machine(parts.fleet, parts.store, deadlines={"inspect": 30.0})
+    await parts.machine.environments.probe(parts.environment)
+    machine = Machine(Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0}))
     assert machine.device(parts.environment, "fake", None).model == "Fake CPU"
     requests = sum(worker["requests"] for worker in parts.fleet.describe())
-    await parts.machine.probe(parts.environment)
+    await parts.machine.environments.probe(parts.environment)
     assert sum(worker["requests"] for worker in parts.fleet.describe()) == requests
-    await machine.probe(parts.environment)
+    await machine.environments.probe(parts.environment)
     assert sum(worker["requests"] for worker in parts.fleet.describe()) == requests + 1
 
 
 async def test_failed_probe_forgets_no_device(parts: Parts, tmp_path: Path) -> None:
     """While no worker can answer, lookups stand on what was known; the next probe asks again."""
-    machine = Machine(parts.fleet, parts.store, deadlines={"inspect": 0.0})
-    report = await machine.probe(parts.environment)
+    machine = Machine(Environments(parts.fleet, parts.store, deadlines={"inspect": 0.0}))
+    report = await machine.environments.probe(parts.environment)
     assert report.error is not None
     assert "not over after 0 s" in report.error.message
     assert machine.device(parts.environment, "fake", None).model == "Fake CPU"
-    again = Machine(parts.fleet, parts.store, deadlines={"inspect": 30.0})
+    again = Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0})
     assert (await again.probe(parts.environment)).error is None
     parts.kill_workers()
 
@@ -147,8 +149,8 @@ async def test_failed_probe_forgets_no_device(parts: Parts, tmp_path: Path) -> N
 async def test_what_is_mended_is_found_by_asking_again(parts: Parts) -> None:
     """A backend may be installed while the daemon runs."""
     environment = changed(parts, FAKE_VERSION="1")
-    before = await parts.machine.probe(environment)
-    assert await parts.machine.probe(environment, again=True) == before
+    before = await parts.machine.environments.probe(environment)
+    assert await parts.machine.environments.probe(environment, again=True) == before
     parts.kill_workers()
 
 
@@ -159,7 +161,7 @@ async def test_ground_has_every_part(parts: Parts) -> None:
     ground = parts.machine.context(kernel, parts.environment, {"n": 64}, device)
     assert ground.problem == '{"n":64}'
     newer = changed(parts, FAKE_VERSION="2")
-    await parts.machine.probe(newer)
+    await parts.machine.environments.probe(newer)
     grounds = [
         parts.machine.context(replace(kernel, digest="d2"), parts.environment, {"n": 64}, device),
         parts.machine.context(kernel, newer, {"n": 64}, device),

@@ -85,7 +85,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
     parts.kill_workers()
 
 
-class LateMachine:
+class LateEnvironments:
     """Knows nothing of an environment until its report is set."""
 
     known: replies.ProbeReport | None = None
@@ -106,7 +106,7 @@ class LateMachine:
 async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> None:
     """Jobs that began before their environment had ever been probed are not begun again once it is; later ones are."""
     await parts.inspect(kernel_text())
-    machine: Any = LateMachine()
+    environments: Any = LateEnvironments()
     probed = anyio.Event()
     changes: list[list[str]] = []
 
@@ -116,7 +116,7 @@ async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> N
 
     survey = ToolchainSurvey(
         parts.catalog,
-        machine,
+        environments,
         in_use=lambda: (),
         doubted=lambda: None,
         probed=note,
@@ -126,7 +126,7 @@ async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> N
         tasks.start_soon(survey.run)
         await anyio.wait_all_tasks_blocked()
         for compiler in ("1.0", "2.0"):
-            machine.known = replies.ProbeReport("", {"fake": replies.BackendReport("", {"cc": compiler})})
+            environments.known = replies.ProbeReport("", {"fake": replies.BackendReport("", {"cc": compiler})})
             survey.wake()
             await anyio.wait_all_tasks_blocked()
         with anyio.fail_after(10):
@@ -142,12 +142,12 @@ async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Pa
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
     parts.lookups.caches.changed(kernel.name)
     os.utime(compiler)
-    await until(lambda: bool(parts.machine.look(parts.environment)))
+    await until(lambda: bool(parts.machine.environments.look(parts.environment)))
     reason = f"the toolchain is to be probed again: {compiler} changed"
     assert ask(parts, tune=True) == ("stale", reason)
     assert parts.daemon.lookups.statistics()["follow_ups"]["used"] == 0
     workers = {worker["pid"] for worker in parts.fleet.describe()}
-    await parts.machine.probe(parts.environment)
+    await parts.machine.environments.probe(parts.environment)
     assert ask(parts, tune=True) == ("fresh", "")
     assert not workers & {worker["pid"] for worker in parts.fleet.describe() if worker["state"] == "idle"}
     parts.kill_workers()
@@ -191,15 +191,15 @@ async def test_an_upgraded_distribution_is_noticed(tmp_path: Path) -> None:
     async with assembled(tmp_path, env={"PYTHONPATH": str(site)}) as parts:
 
         def version() -> str:
-            report = parts.machine.report(parts.environment)
+            report = parts.machine.environments.report(parts.environment)
             assert report is not None
             return report.backends["fake"].fingerprint["distribution fakelib"]
 
         assert version() == "1.0"
         newer = library.rename(site / "fakelib-2.0.dist-info")
         (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: fakelib\nVersion: 2.0\n")
-        await until(lambda: bool(parts.machine.look(parts.environment)))
-        await parts.machine.probe(parts.environment)
+        await until(lambda: bool(parts.machine.environments.look(parts.environment)))
+        await parts.machine.environments.probe(parts.environment)
         assert version() == "2.0"
         parts.kill_workers()
 
@@ -210,7 +210,7 @@ async def test_the_environment_of_a_measurement_is_part_of_its_context(parts: Pa
 
     async def context(**own: str) -> Context:
         environment = replace(parts.environment, env=tuple(sorted({"PYTHONPATH": str(FAKE_BACKEND), **own}.items())))
-        await parts.machine.probe(environment)
+        await parts.machine.environments.probe(environment)
         device = parts.machine.device(environment, "fake", None)
         return parts.machine.context(kernel, environment, {"n": 64}, device)
 

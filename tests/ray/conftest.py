@@ -103,6 +103,6 @@ async def joined(tmp_path: Path, nodes: Nodes, *chosen: str) -> AsyncIterator[Pa
             parts.machine.chosen = chosen
             daemon.cluster.follow(nodes.address)
             with anyio.fail_after(2 * PATIENCE_S):
-                await parts.machine.probe_nodes(parts.environment)
+                await parts.machine.environments.probe_nodes(parts.environment)
             yield parts
             tasks.cancel_scope.cancel()

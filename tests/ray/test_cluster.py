@@ -195,5 +195,5 @@ async def test_local_tuning_goes_on_when_the_cluster_ends(
         with anyio.fail_after(PATIENCE_S):
             while not any("cluster" in line for line in parts.daemon.cluster.notices):  # noqa: ASYNC110
                 await anyio.sleep(0.05)
-        assert parts.machine.nodes == ()
+        assert parts.machine.environments.nodes == ()
         assert sys.executable == parts.environment.python

@@ -157,7 +157,7 @@ async def test_arch_of_the_config_goes_before_the_backends(parts: Parts) -> None
     parts.machine.arch = "sm_120a"
     assert parts.machine.target(parts.environment, "fake") == "fake"
     without_device(parts, FAKE_TARGET="sm_90a")
-    await parts.machine.probe(parts.environment)
+    await parts.machine.environments.probe(parts.environment)
     assert parts.machine.target(parts.environment, "fake") == "sm_120a"
     parts.machine.arch = ""
     assert parts.machine.target(parts.environment, "fake") == "sm_90a"

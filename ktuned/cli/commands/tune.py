@@ -12,6 +12,7 @@ from ktuned.cli import lines, output, spawn, text
 from ktuned.cli.commands import jobs as job_tables
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
+from ktuned.cli.job_view import ENDED, FAILURES, JobView, View
 from ktuned.cli.limits import Limits, limits
 from ktuned.cli.options import (
     as_path,
@@ -26,7 +27,7 @@ from ktuned.cli.options import (
     problem_option,
 )
 from ktuned.cli.present import choose
-from ktuned.cli.progress import ENDED, FAILURES, JobView, View, begin, fold
+from ktuned.cli.progress import begin, fold
 from ktuned.cli.t1_file import is_t1, kernel_file_of
 from ktuned.model import LATENCY, PRESETS, UNTIL
 from ktuned_client import Client, DaemonError, DaemonUnavailable

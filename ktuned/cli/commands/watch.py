@@ -13,10 +13,11 @@ import click
 from ktuned.cli import output, regression, spawn, text
 from ktuned.cli.commands.tune import announce, complain_of, follow
 from ktuned.cli.exit_status import Exit
+from ktuned.cli.job_view import ENDED, View
 from ktuned.cli.limits import limits
 from ktuned.cli.options import as_path, given, json_option, no_spawn_option
 from ktuned.cli.present import Presenter, choose
-from ktuned.cli.progress import ENDED, Event, View, begin, fold, remember, resync
+from ktuned.cli.progress import Event, begin, fold, remember, resync
 from ktuned.model import LATENCY, Objective, Problem, metric_of
 from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S

@@ -7,18 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ktuned.cli import lines, progress, text
-from ktuned.cli.progress import (
-    ENDED,
-    FAILURES,
-    Case,
-    Event,
-    FirstFailure,
-    JobView,
-    KernelStale,
-    PauseChanged,
-    View,
-    WinnerChanged,
-)
+from ktuned.cli.job_view import ENDED, FAILURES, Case, JobView, View
+from ktuned.cli.news import FirstFailure, KernelStale, PauseChanged, WinnerChanged
+from ktuned.cli.progress import Event
 from ktuned.model import LATENCY, Config, JobState, Objective, Problem, canonical, figure_of, gain
 
 OPEN = (JobState.QUEUED, JobState.RUNNING, JobState.PAUSED)

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from ktuned.cli import lines, text
-from ktuned.cli.progress import JobView
+from ktuned.cli.job_view import JobView
 from ktuned.cli.watch.board import Board, Row, on_many
 from ktuned.cli.watch.layout import GAP, MIN_WORD, Cell, Column, Table, ends, facts, paragraph
 from ktuned.cli.watch.load import summary, time_left

@@ -8,7 +8,7 @@ from typing import Any
 
 from ktuned.backends import CpuTicks
 from ktuned.cli import text
-from ktuned.cli.progress import JobView
+from ktuned.cli.job_view import JobView
 from ktuned.model import JobState
 
 MIN_SPAN_S = 0.5
