@@ -138,7 +138,8 @@ class Explored(Record):
 
     ``is_estimate`` says that the size is one, of the valid configs. ``notice`` says why that strategy is another than
     the plan's, ``learns`` that what it proposes depends on outcomes. ``observed`` here and in other replies is what the
-    operation has read besides what the request's kernel names, with what it held.
+    operation has read besides what the request's kernel names, with what it held. ``prior_fault`` says why the kernel
+    file's prior is ignored.
     """
 
     size: int | None
@@ -147,6 +148,7 @@ class Explored(Record):
     observed: tuple[Observation, ...] = ()
     is_estimate: bool = False
     learns: bool = True
+    prior_fault: str = ""
 
 
 @record

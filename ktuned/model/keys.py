@@ -45,12 +45,15 @@ class Role(StrEnum):
 class Phase(StrEnum):
     """Phase of a worker's work; each has its deadline, and a failed trial names the phase of its failure.
 
-    ``build`` calls the kernel function for a config; it runs within ``inspect``'s deadline. ``load_next`` loads the
-    config that follows while a GPU works on one, within ``load``'s.
+    ``build`` calls the kernel function for a config, ``prior`` the kernel file's prior, and ``strategy`` is where a
+    search begins; they run within ``inspect``'s deadline. ``load_next`` loads the config that follows while a GPU works
+    on one, within ``load``'s.
     """
 
     SPAWN = "spawn"
     INSPECT = "inspect"
+    PRIOR = "prior"
+    STRATEGY = "strategy"
     BUILD = "build"
     COMPILE = "compile"
     LOAD = "load"

@@ -18,6 +18,7 @@ from ktuned.spec.python_source import Syntax, free_names
 from ktuned.spec.raised import causes, place
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, layout, materialise, materialise_numpy, tensor
+from ktuned.spec.values import mapping_fault
 
 __all__ = [
     "ACCESSES",
@@ -51,6 +52,7 @@ __all__ = [
     "layout",
     "load_file",
     "load_unless_held",
+    "mapping_fault",
     "materialise",
     "materialise_numpy",
     "opacity",

@@ -19,7 +19,7 @@ from ktuned.store import Artifacts
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
 from ktuned.tuning.batches import MAX_BATCH
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.exploration import Explorer
+from ktuned.tuning.exploration import Explorer, opened
 from ktuned.tuning.job_events import Publish
 
 _log = structlog.get_logger()
@@ -91,10 +91,10 @@ class CompileOnly:
         began = monotonic()
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request([] if default is None else [default])
-            opened, _ = await explorer.exchange(request, deadlines)
-            exploring = Explorer(explorer, opened.strategy, deadlines)
-            is_bounded = opened.size is not None and not opened.is_estimate
-            self.progress.total = min(opened.size or 0, plan.trials) if is_bounded else plan.trials
+            found = await opened(explorer, request, self.work.kernel, deadlines)
+            exploring = Explorer(explorer, found.strategy, deadlines)
+            is_bounded = found.size is not None and not found.is_estimate
+            self.progress.total = min(found.size or 0, plan.trials) if is_bounded else plan.trials
             asked = 0
             while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
                 answer = await exploring.ask((), min(ASK_AT_ONCE, plan.trials - asked))

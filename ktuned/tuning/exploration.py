@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ktuned.fleet import DeadlineExpired, Worker, WorkerDied
 from ktuned.ipc import replies, requests
-from ktuned.model import LATENCY, Objective, WorkerError, unit_of
+from ktuned.model import LATENCY, KernelInfo, Objective, Phase, WorkerError, unit_of
 
 SHOWN_AFTER = (10, 25, 50, 100, 250, 500, 1000)
 """Trials after which the summary says what the best was."""
@@ -49,6 +49,30 @@ class SearchSummary:
         if steps and best is not None:
             words += f"; best {', '.join(steps)}, {best:.4g} {unit} at the end"
         return f"{words}; {self.notice}" if self.notice else words
+
+
+async def opened(
+    worker: Worker, request: requests.Explore, kernel: KernelInfo, deadlines: Mapping[str, float]
+) -> replies.Explored:
+    """Open the space of a job in a worker.
+
+    Raises:
+        WorkerError: the space, the prior or the strategy is at fault; one that hung or crashed is named.
+    """
+    limits = {**deadlines, Phase.PRIOR: deadlines["inspect"], Phase.STRATEGY: deadlines["inspect"]}
+    try:
+        answer, _ = await worker.exchange(request, limits)
+    except (DeadlineExpired, WorkerDied) as error:
+        where = f"{kernel.file}:{kernel.line}: {kernel.kernel}"
+        if error.phase is Phase.PRIOR:
+            raise WorkerError(f"{where}: {error.message}", hint="mend `prior`, or leave it out") from error
+        if error.phase is Phase.STRATEGY:
+            raise WorkerError(
+                f"{where}: as the strategy {request.plan.strategy!r} began, which also asks `where`: {error.message}",
+                hint='mend `where`, or name another strategy, such as strategy="auto"',
+            ) from error
+        raise
+    return answer
 
 
 class Explorer:

@@ -40,7 +40,7 @@ from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
 from ktuned.tuning.batches import LANE_S, MAX_BATCH, BatchSize, ahead, asked_at_once
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.dissent import Dissent
-from ktuned.tuning.exploration import Explorer, SearchSummary
+from ktuned.tuning.exploration import Explorer, SearchSummary, opened
 from ktuned.tuning.final_round import FinalRound
 from ktuned.tuning.findings import Findings
 from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
@@ -80,6 +80,7 @@ class Pipeline:
         self._under_way: dict[int, Attempt] = {}
         self._batch_size = BatchSize(LANE_S)
         self._learns = True
+        self._prior_fault = ""
         self._first_failure = ""
         self._opening = Opening(())
         self._lead = SharedLead(objective=work.objective)
@@ -107,7 +108,7 @@ class Pipeline:
             self._lead.words() if self._lead.ends_job else self.summary.words(self.progress.done, self.progress.best)
         )
         shared = "" if self._lead.ends_job else self._lead.words()
-        lines = filter(None, (shared, self._dissent.line(), *self._findings.lines()))
+        lines = filter(None, (shared, self._prior_fault, self._dissent.line(), *self._findings.lines()))
         return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, lines))))
 
     async def run(self) -> None:
@@ -183,14 +184,14 @@ class Pipeline:
         began = monotonic()
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request(order.first, order.last)
-            opened, _ = await explorer.exchange(request, deadlines)
-            await self.work.learn(opened.observed)
-            self.summary.size, self.summary.strategy = opened.size, opened.strategy
-            self.summary.notice, self.summary.size_is_estimate = opened.notice, opened.is_estimate
-            self._learns = opened.learns
-            exploring = Explorer(explorer, opened.strategy, deadlines)
-            is_bounded = opened.size is not None and not opened.is_estimate
-            self.progress.total = min(opened.size or 0, plan.trials) if is_bounded else plan.trials
+            found = await opened(explorer, request, self.work.kernel, deadlines)
+            await self.work.learn(found.observed)
+            self.summary.size, self.summary.strategy = found.size, found.strategy
+            self.summary.notice, self.summary.size_is_estimate = found.notice, found.is_estimate
+            self._learns, self._prior_fault = found.learns, found.prior_fault
+            exploring = Explorer(explorer, found.strategy, deadlines)
+            is_bounded = found.size is not None and not found.is_estimate
+            self.progress.total = min(found.size or 0, plan.trials) if is_bounded else plan.trials
             asked = 0
             lead = len(self._lead.configs)
             fruitful = monotonic()

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ktuned import search
 from ktuned.ipc import Places, replies, requests
-from ktuned.model import Config, Device, KernelFileError, Outcome, Plan, Problem, Unsupported, UsageError, canonical
+from ktuned.model import (
+    Config,
+    Device,
+    KernelFileError,
+    Outcome,
+    Phase,
+    Plan,
+    Problem,
+    Unsupported,
+    UsageError,
+    canonical,
+)
 from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace
 from ktuned.spec import space as declare_space
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
-from ktuned.worker.prior import promising
+from ktuned.worker.prior import promising, stray_fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ktuned.spec import Kernel
     from ktuned.worker.reply import Reply
+
+Enter = Callable[[Phase], None]
+"""Names the phase that begins."""
 
 
 class Explorer:
@@ -33,7 +48,9 @@ class Explorer:
     def explore(self, request: requests.Explore, reply: Reply) -> replies.Explored:
         """Open the space of one kernel and problem for a job; ``ask`` then walks it."""
         kernel = load_kernel(request.kernel, self._places)
-        opened = Exploration(kernel, request.problem, request.plan, request.first, request.last, request.device)
+        opened = Exploration(
+            kernel, request.problem, request.plan, request.first, request.last, request.device, reply.phase
+        )
         self._exploration = opened
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         return replies.Explored(
@@ -43,6 +60,7 @@ class Explorer:
             self._trace.fresh(),
             opened.size_is_estimate,
             opened.learns,
+            opened.prior_fault,
         )
 
     def ask(self, request: requests.Ask, reply: Reply) -> replies.Proposals:
@@ -76,6 +94,7 @@ class Exploration:
         first: Sequence[Config],
         last: Sequence[Config] = (),
         device: Device = requests.NO_DEVICE,
+        enter: Enter = lambda phase: None,
     ) -> None:
         self._kernel = kernel
         self._problem = problem
@@ -86,7 +105,13 @@ class Exploration:
         self.size = space.size
         if space.size is not None and space.size <= COUNTED_SPACE:
             self.size = sum(1 for _ in space)
-        admitted = _admitted(space, [*first, *promising(kernel, problem, space, device)])
+        enter(Phase.PRIOR)
+        promised = promising(kernel, space, device)
+        enter(Phase.STRATEGY)
+        admitted = _admitted(space, [*first, *promised.configs])
+        self.prior_fault = promised.fault
+        if promised.configs and not any(canonical(config) in admitted for config in promised.configs):
+            self.prior_fault = stray_fault(kernel, promised.configs, kernel.space.knobs or ())
         self._first = list(admitted.values())
         self._given = set(admitted)
         # By their place in the order; what the strategy asks for of them is put aside until it has no more.

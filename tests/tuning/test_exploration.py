@@ -8,8 +8,10 @@ import pytest
 
 from ktuned.fleet import DeadlineExpired
 from ktuned.fleet.failures import Output
-from ktuned.model import Phase, WorkerError
-from ktuned.tuning.exploration import Explorer, SearchSummary
+from ktuned.ipc import requests
+from ktuned.model import Phase, Plan, WorkerError
+from ktuned.tuning.exploration import Explorer, SearchSummary, opened
+from tests.store.samples import kernel_info
 
 
 def test_summary_says_how_the_best_came_down() -> None:
@@ -47,8 +49,11 @@ def test_summary_is_short(summary: SearchSummary, expected: str) -> None:
 
 
 class Hung:
+    def __init__(self, phase: Phase = Phase.INSPECT) -> None:
+        self.phase = phase
+
     async def exchange(self, *arguments: Any, **options: Any) -> Any:
-        raise DeadlineExpired(Phase.INSPECT, 2.0, Output())
+        raise DeadlineExpired(self.phase, 2.0, Output())
 
 
 @pytest.mark.anyio
@@ -59,3 +64,23 @@ async def test_strategy_that_hangs_is_named() -> None:
         WorkerError, match=r"^while the strategy 'slowpoke' chose configs: inspect was not over after 2 s"
     ):
         await explorer.ask([], 1)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        (Phase.PRIOR, "^/p/tune_gemm.py:7: gemm: prior was not over after 2 s$"),
+        (
+            Phase.STRATEGY,
+            "^/p/tune_gemm.py:7: gemm: as the strategy 'guided' began, which also asks `where`: strategy was not",
+        ),
+        (Phase.INSPECT, "^inspect was not over after 2 s$"),
+    ],
+)
+async def test_whatever_hangs_as_a_space_is_opened_is_named(phase: Phase, words: str) -> None:
+    """The kernel file's prior, the strategy, or its import."""
+    reference = requests.KernelRef("p", "tune_gemm.py", "gemm", "fake", (), {})
+    request = requests.Explore(reference, {}, Plan(strategy="guided"))
+    with pytest.raises(WorkerError, match=words):
+        await opened(Hung(phase), request, kernel_info(), {"inspect": 2.0})  # type: ignore[arg-type]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ktuned import space
-from ktuned.model import Device, DeviceModel, DeviceName, KernelFileError, Plan, Target
+from ktuned.model import Device, DeviceModel, DeviceName, KernelFileError, Phase, Plan, Target
 from ktuned.worker.explore import Exploration
 from tests.worker.declaring import declare
 
@@ -70,6 +71,66 @@ def test_prior_may_look_at_the_device(prior: Any) -> None:
 def test_prior_may_be_written_freely(prior: Any, first: list[int]) -> None:
     """NumPy's numbers are values, a parameter with a default is the author's own, a score of NaN promises nothing."""
     assert explored(prior)[: len(first)] == first
+
+
+@pytest.mark.parametrize(
+    ("prior", "words"),
+    [
+        (
+            lambda p: [{"n": 500, "tile": 1}, {"n": -1, "tile": 1}],
+            "of the 2 configs that it named none is in the space, such as {.*500.*}; return values of its axes that",
+        ),
+        (lambda p: [{"m": 1}], r"there is no knob 'm' \(there are: n, tile\)"),
+        (lambda p: [{"tyle": 1}], "did you mean 'tile'"),
+        (lambda p: [{"n": 1}], "give the knob 'tile' a value, too"),
+        (lambda p, c: math.nan, "it gave NaN for all 200 configs that it was asked about; return a number"),
+    ],
+    ids=["outside", "no such knob", "misspelt", "incomplete", "all NaN"],
+)
+def test_prior_that_cannot_help_is_remarked(prior: Any, words: str) -> None:
+    """A prior of which nothing is used says so, with its kernel, what it named, and how to mend it."""
+    kernel = declare(space=space(n=range(100), tile=[1, 2]), prior=prior)
+    fault = Exploration(kernel, {"M": 1}, Plan(strategy="exhaustive"), []).prior_fault
+    assert re.search(f"^prior of kernel 'it' is ignored: .*{words}", fault)
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [None, lambda p: [], lambda p: [{"n": 500}, {"n": 5}], lambda p, c: c.n],
+    ids=["none", "nothing", "some", "score"],
+)
+def test_prior_that_helps_is_not_remarked(prior: Any) -> None:
+    """Nor is one that has nothing to say, or that names a config of another space besides."""
+    assert Exploration(declare(space=SPACE, prior=prior), {"M": 1}, Plan(), []).prior_fault == ""
+
+
+@pytest.mark.parametrize(
+    ("prior", "words"),
+    [
+        (lambda p: None, "prior: TypeError: it returned None, not configs: return a list of dicts"),
+        (lambda p: {"n": 1}, "it returned {'n': 1}, not configs"),
+        (lambda p: [{"n": math.nan}], "n=nan is not a finite number"),
+        (lambda p: [{}], "the config that it named is empty"),
+        (lambda p, c: "good", "prior: ValueError"),
+    ],
+    ids=["nothing", "one config", "NaN", "empty", "a word"],
+)
+def test_prior_of_another_shape_names_its_file(prior: Any, words: str) -> None:
+    """One line says what it returned and what it should."""
+    with pytest.raises(KernelFileError, match=rf"declaring\.py:\d+: .*{words}"):
+        explored(prior)
+
+
+def test_phases_tell_a_prior_from_a_strategy() -> None:
+    """Each is entered before its code runs, so that the one that hangs is named."""
+    seen: list[Any] = []
+
+    def prior(p: Any) -> list[Any]:
+        seen.append("asked")
+        return []
+
+    Exploration(declare(space=SPACE, prior=prior), {"M": 1}, Plan(), [], enter=seen.append)
+    assert seen == [Phase.PRIOR, "asked", Phase.STRATEGY]
 
 
 def test_prior_of_what_is_no_config_names_its_file() -> None:
