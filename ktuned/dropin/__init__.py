@@ -1,5 +1,6 @@
 """The application's side of drop-ins for other autotuners: requests to the daemon, kernel files, ``ktuned run``."""
 
+from ktuned.dropin.account import QUEUED, TUNED, Account, account
 from ktuned.dropin.kernel_files import (
     CALL_KEY,
     all_records,
@@ -12,26 +13,27 @@ from ktuned.dropin.kernel_files import (
     write_record,
     write_tensors,
 )
-from ktuned.dropin.takeover import left_alone, summarise_at_exit, taken_over, when_imported
-from ktuned.dropin.tunings import LOOK_DEADLINE_S, Best, Request, Tunings, Upgrade, all_asked, shared
+from ktuned.dropin.takeover import when_imported
+from ktuned.dropin.tunings import LOOK_DEADLINE_S, Best, Request, Tunings, Upgrade, device_model, shared
 
 __all__ = [
     "CALL_KEY",
     "LOOK_DEADLINE_S",
+    "QUEUED",
+    "TUNED",
+    "Account",
     "Best",
     "Request",
     "Tunings",
     "Upgrade",
-    "all_asked",
+    "account",
     "all_records",
+    "device_model",
     "digest",
     "home",
-    "left_alone",
     "own_paths",
     "read_record",
     "shared",
-    "summarise_at_exit",
-    "taken_over",
     "tensors_file",
     "when_imported",
     "write_once",

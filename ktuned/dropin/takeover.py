@@ -1,29 +1,19 @@
-"""``ktuned run`` in a program's interpreter: modules that are changed when they are imported, and a summary at the end.
+"""``ktuned run`` in a program's interpreter: modules that are changed when they are imported.
 
 The interpreter imports a plugin's part of this before the program starts; what it replaces is not imported for it.
 """
 
 from __future__ import annotations
 
-import atexit
-import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 Change = Callable[[Any], None]
 """Called with a module, once it has been executed."""
-
-left_alone: Final[dict[str, str]] = {}
-"""Functions of this process that ktuned does not tune, with the reason."""
-
-taken_over: Final[set[str]] = set()
-"""Functions of this process whose configs come from the daemon."""
 
 
 def when_imported(module: str, change: Change) -> None:
@@ -32,11 +22,6 @@ def when_imported(module: str, change: Change) -> None:
         change(sys.modules[module])
     else:
         sys.meta_path.insert(0, _Finder(module, change))
-
-
-def summarise_at_exit(directory: Path) -> None:
-    """Have a summary of this process written into a directory at its end; one without functions writes nothing."""
-    atexit.register(_write_summary, directory)
 
 
 class _Finder(MetaPathFinder):
@@ -76,18 +61,3 @@ class _Loader(Loader):
         module.__loader__ = self._spec.loader = self._inner
         self._inner.exec_module(module)
         self._change(module)
-
-
-def _write_summary(directory: Path) -> None:
-    # The directory is gone when the command was killed.
-    if not (taken_over or left_alone) or not directory.is_dir():
-        return
-    from ktuned.dropin.tunings import all_asked
-
-    content = {
-        "command": sys.argv,
-        "taken_over": sorted(taken_over),
-        "left_alone": left_alone,
-        "keys": all_asked(),
-    }
-    (directory / f"{os.getpid()}.json").write_text(json.dumps(content))

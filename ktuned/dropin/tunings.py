@@ -8,11 +8,12 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+from ktuned.dropin.account import QUEUED, TUNED, account
 from ktuned.model import canonical
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.answers import ENDED_STATES
@@ -62,6 +63,10 @@ class Request(Protocol):
     def problem(self) -> Mapping[str, Any]:
         """The tuning key, as a problem."""
 
+    @property
+    def device(self) -> str | None:
+        """The model of the GPU that the call is for; ``None`` leaves it to the daemon."""
+
     def write(self) -> tuple[Path, Mapping[str, Any]]:
         """Write what the daemon reads; return the kernel file, and the problem that it is tuned for.
 
@@ -96,24 +101,22 @@ class Tunings:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._has_daemon: bool | None = None
-        self.asked: dict[str, str] = {}
-        """The state of each key: ``queued`` or ``tuned``."""
 
     def best(self, request: Request, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> Best | None:
         """Return the best config that the daemon knows now; ``None`` if it knows none, or there is no daemon.
 
         It queues nothing: a lookup's own request would lack the call, without which the key cannot be tuned.
         """
-        pin = {} if self._pin is None else {"pin": self._pin}
+        more = {name: value for name, value in (("pin", self._pin), ("device", request.device)) if value is not None}
         problem = dict(request.problem)
         try:
             answer = self._client.call(
-                "lookup", deadline_s=deadline_s, kernel=request.kernel, problem=problem, tune=False, **pin
+                "lookup", deadline_s=deadline_s, kernel=request.kernel, problem=problem, tune=False, **more
             )
         except (DaemonUnavailable, DaemonError):
             return None
         if answer["status"] == "fresh":
-            self._note(request, "tuned")
+            _note(request, TUNED)
         if answer["config"] is None or answer["status"] not in ("fresh", "stale", "near"):
             return None
         return Best(
@@ -153,21 +156,30 @@ class Tunings:
 
     def wait(self, request: Request) -> Best | None:
         """Have a key tuned, and return its winner when its tuning has ended; ``None`` if there is none."""
+        jobs: tuple[int, ...] = ()
         try:
             with self._tune(request) as tuning:
+                jobs = tuple(job["id"] for job in tuning.jobs)
                 for _ in tuning:
                     pass
         except (DaemonUnavailable, DaemonError, OSError) as error:
-            _log.warning("%s is not tuned: %s", request.kernel, error)
-        return self.best(request, LOOK_DEADLINE_S)
+            _refused(request, error)
+        best = self.best(request, LOOK_DEADLINE_S)
+        if jobs and (best is None or not best.is_fresh):
+            with contextlib.suppress(DaemonUnavailable, DaemonError):
+                _refused(request, _messages(self._client.call("jobs", ids=list(jobs))["jobs"]))
+        return best
 
     def _tune(self, request: Request) -> Any:
         """Write what the daemon needs, and ask for the tuning."""
         file, problem = request.write()
-        tuning = self._client.tune(path=file, problem=dict(problem), python=sys.executable, beside=os.getpid())
+        tuning = self._client.tune(
+            path=file, problem=dict(problem), device=request.device, python=sys.executable, beside=os.getpid()
+        )
         for error in tuning.errors:
-            _log.warning("%s is not tuned: %s", request.kernel, error.get("message", ""))
-        self._note(request, "queued")
+            _refused(request, error.get("message", ""))
+        if tuning.jobs:
+            _note(request, QUEUED)
         return tuning
 
     def _work(self) -> None:
@@ -191,7 +203,7 @@ class Tunings:
             with self._tune(request) as tuning:
                 return tuple(job["id"] for job in tuning.jobs)
         except Exception as error:
-            _log.warning("%s is not tuned: %s", request.kernel, error)
+            _refused(request, error)
             return ()
 
     def _upgraded(self, waiting: _Waiting) -> bool:
@@ -210,8 +222,7 @@ class Tunings:
             return False
         best = self.best(request, LOOK_DEADLINE_S)
         if best is None or not best.is_fresh:
-            # It ended without a winner; the reason is in its message.
-            _log.info("%s has no winner: %s", request.kernel, "; ".join(job["message"] for job in jobs))
+            _refused(request, _messages(jobs))
             return True
         try:
             return waiting.upgrade(best.text, best.artifact)
@@ -219,12 +230,25 @@ class Tunings:
             _log.warning("the winner of %s cannot be loaded: %s", request.kernel, error)
             return True
 
-    def _note(self, request: Request, state: str) -> None:
-        self.asked[f"{request.function} {canonical(dict(request.problem))}"] = state
+
+def _messages(jobs: Sequence[Mapping[str, Any]]) -> str:
+    """Return why jobs that have ended have no winner."""
+    return "; ".join(filter(None, (job["message"] or job["state"] for job in jobs))) or "its job is gone"
+
+
+def _refused(request: Request, reason: object) -> None:
+    """Say once for a key why it is not tuned; the application goes on."""
+    text = str(reason).partition("\n")[0]
+    _log.warning("%s is not tuned: %s", request.function, text)
+    _note(request, f"not tuned: {text}")
+
+
+def _note(request: Request, state: str) -> None:
+    account.note(f"{request.function} {canonical(dict(request.problem))}", state)
 
 
 _shared: dict[str | None, Tunings] = {}
-# A forked child has no thread that asks, and reports only what it asked for itself.
+# A forked child has no thread that asks.
 os.register_at_fork(after_in_child=_shared.clear)
 
 
@@ -235,6 +259,7 @@ def shared(pin: str | None) -> Tunings:
     return _shared[pin]
 
 
-def all_asked() -> dict[str, str]:
-    """Return the state of each key that this process has asked for: ``tuned`` or ``queued``."""
-    return {key: state for tunings in list(_shared.values()) for key, state in tunings.asked.items()}
+def device_model(index: int | None = None) -> str | None:
+    """Return the model of a GPU of this process, by default torch's current one; ``None`` without one."""
+    torch = sys.modules.get("torch")
+    return str(torch.cuda.get_device_name(index)) if torch is not None and torch.cuda.is_available() else None

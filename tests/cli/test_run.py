@@ -1,17 +1,16 @@
 """``ktuned run``: an unmodified program gets the drop-ins, and ends with its own status and a summary."""
 
-import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ktuned.cli.commands.run import HOOK, hooked, summarise
-
-REPORT: dict[str, Any] = {"taken_over": ["p.f"], "left_alone": {}, "keys": {"p.f {}": "queued"}}
+from ktuned.cli.commands.run import HOOK, hooked, run_program, summarise
+from ktuned.dropin import Account
+from ktuned.model import UsageError
 
 
 def run_hooked(code: str, summary: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -67,9 +66,9 @@ class TestHook:
         summary = tmp_path / "summary"
         summary.mkdir()
         done = run_hooked(code, summary)
-        (report,) = (json.loads(path.read_text()) for path in summary.iterdir())
         reason = "it has a do_bench of its own, which only its own process can call"
-        assert report["left_alone"] == {"tests.plugins.triton_app.kernels.benched": reason}, done.stderr
+        found = Account.read(summary).left_alone
+        assert found == {"tests.plugins.triton_app.kernels.benched": reason}, done.stderr
 
 
 PROGRAM = """\
@@ -130,39 +129,89 @@ def test_every_way_to_start_a_program_gets_the_drop_in(words: list[str], tmp_pat
 class TestSummary:
     """What is printed at the end."""
 
-    def test_processes_are_added_up(self) -> None:
-        """A key that one of them saw tuned is tuned."""
-        other = {
-            "taken_over": ["p.g"],
-            "left_alone": {"p.h": "a reason"},
-            "keys": {"p.f {}": "tuned", "p.g {}": "queued"},
-        }
-        for reports in ([REPORT, other], [other, REPORT]):
-            assert summarise(reports) == [
-                "taken over: p.f, p.g",
+    def written(self, directory: Path, **keys: str) -> None:
+        """Write what one process would: its file is named by its pid."""
+        account = Account(directory=directory)
+        account.take_over("p.f")
+        for name, state in keys.items():
+            account.note(f"p.{name} {{}}", state)
+        account.leave_alone("p.h", "a reason")
+
+    def test_processes_are_added_up(self, tmp_path: Path) -> None:
+        """A key that one of them saw tuned is tuned; the last line of one that was killed may be cut off."""
+        for order in (["queued", "tuned"], ["tuned", "queued"]):
+            self.written(tmp_path, f=order[0], g="queued", i="not tuned: another reason")
+            child = os.fork()
+            if child == 0:
+                self.written(tmp_path, f=order[1])
+                (tmp_path / f"{os.getpid()}.jsonl").open("a").write('["taken_over", "p.')
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert summarise(Account.read(tmp_path)) == [
+                "taken over: p.f",
                 "left alone: p.h: a reason",
-                "1 of 2 tuning keys are tuned, 1 are queued",
+                "1 of 3 tuning keys are tuned, 1 are queued, 1 are not",
                 "queued: p.g {}",
+                "p.i {}: not tuned: another reason",
             ]
+            for path in tmp_path.iterdir():
+                path.unlink()
 
     def test_nothing_is_a_line_too(self) -> None:
         """It says why that may be."""
-        (line,) = summarise([])
+        (line,) = summarise(Account())
         assert "no autotuned function was called" in line
 
 
-@pytest.mark.parametrize(
-    ("code", "status"), [("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)]
-)
-def test_the_status_is_the_programs(code: str, status: int, tmp_path: Path) -> None:
-    """Also when a signal ended it."""
+SIGNALLED = """\
+import os, signal, sys
+from ktuned.cli.commands.run import run_program
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+sys.exit(run_program((sys.executable, "-c", sys.argv[1]), dict(os.environ)))
+"""
+
+WAITS = """\
+import os, signal, sys
+def end(number, frame):
+    sys.exit(number)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, end)
+print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_is_the_programs(number: int) -> None:
+    """It ends as it wants to; one that is ignored, as under nohup, stays ignored."""
+    command = [sys.executable, "-c", SIGNALLED, WAITS]
+    # In a session of its own: a terminal's group gets SIGINT from its terminal.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "True\n"
+        run.send_signal(number)
+        assert run.wait(60) == number
+
+
+def test_a_program_that_cannot_be_started_is_one_line(tmp_path: Path) -> None:
+    """A script without an interpreter; and one that a signal ended has the shell's status."""
+    script = tmp_path / "script"
+    script.write_text("echo")
+    script.chmod(0o755)
+    with pytest.raises(UsageError, match=r"script cannot be started: Exec format error"):
+        run_program((str(script),), dict(os.environ))
+    assert run_program(("sh", "-c", "kill -9 $$"), dict(os.environ)) == 137
+
+
+def test_the_status_is_the_programs(tmp_path: Path) -> None:
+    """The daemon that is started for it stays."""
     environment = {**os.environ, "KTUNED_HOME": str(tmp_path / "home"), "KTUNED_SOCKET": str(tmp_path / "run" / "s")}
     command = [sys.executable, "-m", "ktuned"]
     try:
         done = subprocess.run(
-            [*command, "run", sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+            [*command, "run", "sh", "-c", "exit 7"], env=environment, capture_output=True, text=True, timeout=120
         )
-        assert done.returncode == status, done.stderr
+        assert done.returncode == 7, done.stderr
         assert "started a daemon" in done.stderr
     finally:
         subprocess.run([*command, "stop"], env=environment, capture_output=True, timeout=60)

@@ -22,13 +22,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ktuned.backends.contract import Kernel as AnyKernel
 from ktuned.backends.contract import Unit
-from ktuned.dropin import CALL_KEY, Best, Tunings, left_alone
+from ktuned.dropin import CALL_KEY, Best, Tunings, account
 from ktuned.model.values import canonical
 from ktuned.spec.loader import load_file
 from ktuned.spec.tensors import materialise
 from ktuned_triton import Triton, autotune, autotuner
 from ktuned_triton.adoption import Request, write_record
-from ktuned_triton.call import LeftAlone, evaluate, jitted, key_of, knobs
+from ktuned_triton.call import evaluate, jitted, key_of, knobs
 from ktuned_triton.hooks import hooked
 from tests.e2e.harness import running
 from tests.plugins.triton_app import kernels
@@ -356,9 +356,9 @@ class TestLeftAlone:
 
     @pytest.fixture(autouse=True)
     def _forget(self) -> Iterator[None]:
-        left_alone.clear()
+        account.left_alone.clear()
         yield
-        left_alone.clear()
+        account.left_alone.clear()
 
     def test_an_own_way_of_measuring(
         self, tunings: FakeTunings, left_to_triton: list[Any], caplog: pytest.LogCaptureFixture
@@ -370,19 +370,19 @@ class TestLeftAlone:
         assert len(left_to_triton) == 2
         (record,) = caplog.records
         assert "kernels.benched is left to Triton: it has a do_bench of its own" in record.message
-        assert list(left_alone) == ["tests.plugins.triton_app.kernels.benched"]
+        assert list(account.left_alone) == ["tests.plugins.triton_app.kernels.benched"]
 
     def test_hooks_that_no_other_process_finds(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
         """The module has another autotuner of that name."""
         autotune(kernels.HOOKED, key=[])(kernels.hooked.fn)[(1,)](torch.ones(128))
-        (reason,) = left_alone.values()
+        (reason,) = account.left_alone.values()
         assert reason.startswith("it has hooks, and tests.plugins.triton_app.kernels.hooked is another autotuner")
 
     def test_pointer_tables(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
         """Their content means something in this process alone."""
         x = torch.ones(SIZE)
         scale()[grid](torch.tensor([x.data_ptr()] * SIZE), x, SIZE, 2.0)
-        assert list(left_alone.values()) == ["its argument x is a table of pointers"]
+        assert list(account.left_alone.values()) == ["its argument x is a table of pointers"]
 
     def test_closures(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
         """No other process can find them."""
@@ -393,13 +393,13 @@ class TestLeftAlone:
             pass
 
         autotune(configs, key=[])(inner)[(1,)](torch.ones(8))
-        assert "inside another function" in next(iter(left_alone.values()))
+        assert "inside another function" in next(iter(account.left_alone.values()))
 
     def test_main(self, tunings: FakeTunings, left_to_triton: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         """A script cannot be imported."""
         monkeypatch.setattr(jitted(kernels.scale), "__module__", "__main__")
         call(scale())
-        assert "defined in __main__" in next(iter(left_alone.values()))
+        assert "defined in __main__" in next(iter(account.left_alone.values()))
 
     @pytest.mark.parametrize(
         ("value", "reason"),
@@ -414,7 +414,7 @@ class TestLeftAlone:
     def test_arguments(self, value: Any, reason: str, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
         """Other addresses, other types."""
         scale()[grid](value, torch.ones(SIZE), SIZE, 2.0)
-        assert next(iter(left_alone.values())) == f"its argument {reason}"
+        assert next(iter(account.left_alone.values())) == f"its argument {reason}"
 
 
 def request_of(function: Any, x: torch.Tensor, y: torch.Tensor) -> Request:
@@ -477,12 +477,6 @@ class TestEvaluation:
         x = torch.ones(SIZE)
         with pytest.raises(ValueError, match="Conflicting meta-parameters: BLOCK"):
             evaluate(kernels.scale, kernels.CONFIGS, (x, x, SIZE, 2.0), {"grid": grid, "BLOCK": 64})
-
-    def test_an_empty_grid_is_left_alone(self) -> None:
-        """There is nothing to measure."""
-        x = torch.ones(SIZE)
-        with pytest.raises(LeftAlone, match="nothing to launch"):
-            evaluate(kernels.scale, kernels.CONFIGS, (x, x, SIZE, 2.0), {"grid": (0,)})
 
 
 class TestAdoption:

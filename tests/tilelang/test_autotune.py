@@ -15,7 +15,7 @@ from tilelang.autotuner import set_autotune_inputs
 from tilelang.autotuner.param import AutotuneResult
 
 from ktuned.cli.commands.run import HOOK
-from ktuned.dropin import CALL_KEY, Best, Tunings, left_alone
+from ktuned.dropin import CALL_KEY, Best, Tunings, account
 from ktuned.spec.loader import load_file
 from ktuned_client import Client
 from ktuned_tilelang import AutoTuner, autotune, tuning
@@ -82,9 +82,9 @@ def tunings(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTunings]:
     monkeypatch.setattr(tuning, "shared", lambda pin: fake)
     compiled = lambda self, config: FakeKernel(dict(config))  # noqa: E731
     monkeypatch.setattr(AutoTuner, "_compiled", compiled)
-    left_alone.clear()
+    account.left_alone.clear()
     yield fake
-    left_alone.clear()
+    account.left_alone.clear()
 
 
 def settings(function: Any, *own: str) -> dict[str, inspect.Parameter]:
@@ -191,7 +191,9 @@ class TestACall:
         monkeypatch.setattr(theirs.AutoTuner, "run", lambda self, *options: left)
         monkeypatch.setattr(app.scale, "target", "c")
         assert app.tuned()(app.SIZE) == "tilelang's"
-        assert list(left_alone.values()) == ["its target is c, and ktuned runs TileLang's kernels on NVIDIA GPUs"]
+        assert list(account.left_alone.values()) == [
+            "its target is c, and ktuned runs TileLang's kernels on NVIDIA GPUs"
+        ]
 
 
 class TestTuner:
@@ -229,7 +231,7 @@ class TestTensors:
         left = AutotuneResult(kernel="tilelang's", config={})
         monkeypatch.setattr(theirs.AutoTuner, "run", lambda self, *options: left)
         app.tuned(app.gather)(app.SIZE)
-        assert "give inputs by set_autotune_inputs" in next(iter(left_alone.values()))
+        assert "give inputs by set_autotune_inputs" in next(iter(account.left_alone.values()))
 
 
 class TestKernelFiles:

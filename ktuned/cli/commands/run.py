@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ktuned.cli import output, run_hook, spawn
+from ktuned.dropin import QUEUED, TUNED, Account
 from ktuned.model import UsageError
 
 HOOK = Path(run_hook.__file__).parent
+
+_TERMINALS = (signal.SIGINT, signal.SIGQUIT)
+"""Signals of a terminal's keys."""
+
+_FORWARDED = (*_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -38,28 +41,28 @@ def run(waits: bool, command: tuple[str, ...]) -> int:
     if started is not None:
         output.say(f"started a daemon (pid {started}); `ktuned stop` ends it")
     with tempfile.TemporaryDirectory(prefix="ktuned-run-") as summary:
-        status = _run(command, {**os.environ, **hooked("wait" if waits else "background", summary, os.environ)})
-        for line in summarise(list(_reports(Path(summary)))):
+        status = run_program(command, {**os.environ, **hooked("wait" if waits else "background", summary, os.environ)})
+        for line in summarise(Account.read(Path(summary))):
             output.say(line)
     return status
 
 
-def summarise(reports: Sequence[Mapping[str, Any]]) -> list[str]:
+def summarise(account: Account) -> list[str]:
     """Return the lines of a summary: functions taken over, functions left alone and why, keys tuned and queued."""
-    taken = sorted({name for report in reports for name in report["taken_over"]})
-    left = {name: reason for report in reports for name, reason in report["left_alone"].items()}
-    keys: dict[str, str] = {}
-    for report in reports:
-        # A key that one process saw tuned is tuned, whatever another saw before.
-        keys |= {key: state for key, state in report["keys"].items() if keys.get(key) != "tuned"}
-    if not taken and not left:
+    if not account.taken_over and not account.left_alone:
         return ["no autotuned function was called, or the program's interpreter has no plugin with a drop-in"]
-    lines = [f"taken over: {', '.join(taken)}"] if taken else []
-    lines += [f"left alone: {name}: {reason}" for name, reason in sorted(left.items())]
-    if keys:
-        tuned = sum(state == "tuned" for state in keys.values())
-        lines.append(f"{tuned} of {len(keys)} tuning keys are tuned, {len(keys) - tuned} are queued")
-        lines += [f"queued: {key}" for key, state in sorted(keys.items()) if state != "tuned"]
+    lines = [f"taken over: {', '.join(sorted(account.taken_over))}"] if account.taken_over else []
+    lines += [f"left alone: {name}: {reason}" for name, reason in sorted(account.left_alone.items())]
+    if keys := account.keys:
+        states = list(keys.values())
+        tuned, queued = states.count(TUNED), states.count(QUEUED)
+        failed = f", {len(keys) - tuned - queued} are not" if tuned + queued < len(keys) else ""
+        lines.append(f"{tuned} of {len(keys)} tuning keys are tuned, {queued} are queued{failed}")
+        lines += [
+            f"{key}: {state}" if state != QUEUED else f"queued: {key}"
+            for key, state in sorted(keys.items())
+            if state != TUNED
+        ]
     return lines
 
 
@@ -73,20 +76,39 @@ def hooked(mode: str, summary: str, environment: Mapping[str, str]) -> dict[str,
     }
 
 
-def _run(command: tuple[str, ...], environment: dict[str, str]) -> int:
-    """Run the program and return its status; an interrupt is the program's, which the terminal sends to it, too."""
-    before = signal.signal(signal.SIGINT, lambda *_: None)
+def run_program(command: tuple[str, ...], environment: dict[str, str]) -> int:
+    """Run the program and return its status; signals are the program's.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+    program: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, frame: object) -> None:
+        # A terminal sends its own to the program, too.
+        if program is not None and not (number in _TERMINALS and _is_in_foreground()):
+            program.send_signal(number)
+
+    # One that is ignored, as under nohup, is ignored by the program, too.
+    forwarded = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, forward) for number in forwarded}
     try:
         with subprocess.Popen(command, env=environment) as program:
             status = program.wait()
+    except OSError as error:
+        raise UsageError(
+            f"{command[0]} cannot be started: {error.strerror}", hint="a script begins with #! and its interpreter"
+        ) from error
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return status if status >= 0 else 128 - status
 
 
-def _reports(directory: Path) -> Iterator[Mapping[str, Any]]:
-    for path in sorted(directory.glob("*.json")):
-        try:
-            yield json.loads(path.read_text())
-        except ValueError:
-            sys.stderr.write(f"ktuned: {path.name} is incomplete: its process was killed\n")
+def _is_in_foreground() -> bool:
+    """Return whether this process group is the one that its terminal's keys reach."""
+    try:
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False

@@ -23,9 +23,9 @@ def _install() -> None:
         takeover.install(os.environ["KTUNED_RUN_MODE"])
         found += 1
     if found:
-        from ktuned.dropin import summarise_at_exit
+        from ktuned.dropin import account
 
-        summarise_at_exit(Path(os.environ["KTUNED_RUN_SUMMARY"]))
+        account.directory = Path(os.environ["KTUNED_RUN_SUMMARY"])
 
 
 def _import_the_users() -> None:

@@ -10,7 +10,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ktuned.dropin import CALL_KEY, digest, home, own_paths, read_record, tensors_file, write_once, write_tensors
+from ktuned.dropin import (
+    CALL_KEY,
+    device_model,
+    digest,
+    home,
+    own_paths,
+    read_record,
+    tensors_file,
+    write_once,
+    write_tensors,
+)
 from ktuned.dropin import write_record as write_text
 from ktuned.model import canonical
 from ktuned_tilelang.build import Build
@@ -103,6 +113,11 @@ class Request:
     def problem(self) -> Mapping[str, Any]:
         """The tuning key: the programs and the tensors of the call."""
         return {"programs": self.evaluated.digest}
+
+    @property
+    def device(self) -> str | None:
+        """The model of torch's current GPU, on which TileLang's kernels run."""
+        return device_model()
 
     def write(self) -> tuple[Path, Mapping[str, Any]]:
         """Write the kernel file, the programs and the call; return the file, and the problem that names the call.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from ktuned.dropin import Best, left_alone, shared, taken_over
+from ktuned.dropin import Best, account, shared
 from ktuned.model import Unsupported
 from ktuned_tilelang.adoption import Adopted, Request
 from ktuned_tilelang.artifact import load
@@ -102,15 +102,17 @@ def tune(task: Task, choices: Choices) -> Found | None:
     try:
         evaluated = _evaluated(task)
     except LeftAlone as error:
-        left_alone[task.name] = str(error)
-        _log.info("%s is left to TileLang: %s", task.name, error)
+        _leave_alone(task, str(error))
         return None
     request = Request(_adopted(task, evaluated), evaluated)
     tunings = shared(choices.pin)
     best = tunings.best(request)
     if best is None and not tunings.has_daemon():
-        return _first(task, evaluated) if choices.without_daemon == "first" else None
-    taken_over.add(task.name)
+        if choices.without_daemon == "first":
+            return _first(task, evaluated)
+        _leave_alone(task, "no daemon runs")
+        return None
+    account.take_over(task.name)
     if choices.mode == "background":
         return _in_background(task, request, best, choices)
     if best is None or not best.is_fresh or tunings.is_open(request):
@@ -119,9 +121,13 @@ def tune(task: Task, choices: Choices) -> Found | None:
         raise RuntimeError(FAILED)
     found = _judged(task, _found(task, evaluated, best))
     if found is None:
-        left_alone[task.name] = "its winner does not compute what ref_prog does"
-        _log.warning("%s is left to TileLang: %s", task.name, left_alone[task.name])
+        _leave_alone(task, "its winner does not compute what ref_prog does", logging.WARNING)
     return found
+
+
+def _leave_alone(task: Task, reason: str, level: int = logging.INFO) -> None:
+    account.leave_alone(task.name, reason)
+    _log.log(level, "%s is left to TileLang: %s", task.name, reason)
 
 
 def _in_background(task: Task, request: Request, best: Best | None, choices: Choices) -> Found:

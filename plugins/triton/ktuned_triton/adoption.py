@@ -43,6 +43,8 @@ class Adopted:
         timing: ``events``, or ``graph`` where the application asked for CUDA graphs.
         paths: the application's ``sys.path``.
         hooks: the names of its hooks, as :func:`~ktuned_triton.call.hook_names` gives them.
+        evaluation: the digest of what the application alone runs: pruning and heuristics.
+        variables: the application's variables that change what Triton makes.
     """
 
     module: str
@@ -54,17 +56,25 @@ class Adopted:
     timing: str
     paths: tuple[str, ...]
     hooks: tuple[str, ...] = ()
+    evaluation: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
 
     @property
     def digest(self) -> str:
         """The digest of all of this, and of the interpreter: another one is another kernel."""
-        return digest(json.dumps([asdict(self), sys.executable], sort_keys=True))
+        return digest(json.dumps([self._fields, sys.executable], sort_keys=True))
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """All fields; without those of later versions that are empty, so that older kernels keep their names."""
+        return {name: value for name, value in asdict(self).items() if value or name not in ("evaluation", "variables")}
 
     @property
     def project(self) -> str:
         """The name of the directory, and so of the project: the package, and a digest of the environment."""
         package = self.module.partition(".")[0]
-        return f"triton-{package}-{digest(json.dumps([sys.executable, self.paths]))[:8]}"
+        environment = [sys.executable, self.paths, *filter(None, [self.variables])]
+        return f"triton-{package}-{digest(json.dumps(environment))[:8]}"
 
     @property
     def kernel(self) -> str:
@@ -78,7 +88,7 @@ class Adopted:
 
     def write(self, directory: Path) -> Path:
         """Write the kernel file, unless it is there, and return its path."""
-        fields = ",\n    ".join(f"{name}={value!r}" for name, value in asdict(self).items())
+        fields = ",\n    ".join(f"{name}={value!r}" for name, value in self._fields.items())
         text = (
             f'"""{self.module}.{self.qualname} as an application calls it; written by ktuned-triton."""\n\n'
             f"from ktuned_triton.adoption import Adopted, adopt, hooks_of\n\n"
@@ -86,6 +96,10 @@ class Adopted:
         )
         if self.hooks:
             text += f"{HOOKS_NAME} = hooks_of(__file__)\n"
+        if self.variables:
+            # JSON's strings are TOML's.
+            env = "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in self.variables)
+            write_once(directory / self.project / "ktuned.toml", f"[env]\n{env}\n")
         name = f"tune_{self.qualname.replace('.', '_')}_{self.digest[:8]}.py"
         return write_once(directory / self.project / name, text)
 
@@ -104,13 +118,15 @@ def write_record(kernel_file: Path, call: Call, content: Mapping[str, Any]) -> s
 class Request:
     """A tuning key of an adopted function, with one call that has it.
 
-    ``content`` are copies on the CPU of those of its tensors whose content is the call's own.
+    ``content`` are copies on the CPU of those of its tensors whose content is the call's own, ``device`` is the model
+    of the GPU that they are on.
     """
 
     adopted: Adopted
     problem: Mapping[str, Any]
     call: Call
     content: Mapping[str, Any] = field(default_factory=dict)
+    device: str | None = None
 
     @property
     def kernel(self) -> str:

@@ -15,22 +15,26 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ktuned.dropin import left_alone, own_paths, shared, taken_over
+from ktuned.dropin import CALL_KEY, account, device_model, own_paths, shared
 from ktuned.model import canonical
 from ktuned_triton.adoption import FUNCTION_NAME, Adopted, Request
 from ktuned_triton.artifact import install
 from ktuned_triton.call import (
+    DTYPES_KEY,
     Call,
     LeftAlone,
+    NothingToLaunch,
     autotuner_in,
     contents,
     evaluate,
+    evaluation_digest,
     hook_names,
     jitted,
     key_of,
     knobs,
 )
 from ktuned_triton.compile_trace import Traced
+from ktuned_triton.environment import deciding_variables
 
 Mode = Literal["background", "wait"]
 Upgrade = Literal["once", "never", "always"]
@@ -142,7 +146,12 @@ def autotune(
 @cache
 def autotuner_class() -> type[Any]:
     """Return the class of autotuned functions: a subclass of Triton's, by which ``torch.compile`` knows them."""
-    from triton.runtime.autotuner import Autotuner, OutOfResources
+    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    unfit = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
+    """Raised for configs that Triton's own tuning passes over."""
 
     class KtunedAutotuner(Autotuner):  # type: ignore[misc]
         """An autotuned function whose configs are tuned by ktuned's daemon."""
@@ -155,9 +164,10 @@ def autotuner_class() -> type[Any]:
             self._has_own_bench = kwargs.get("do_bench") is not None
             self._graph = bool(kwargs.get("use_cuda_graph"))
             self._options = options
-            self._lock = threading.Lock()
+            # A function that prunes configs may call the kernel.
+            self._lock = threading.RLock()
             _tuners.add(self)
-            self._reason: str | None = None
+            self._is_checked = self._is_tritons = False
 
         def _agreed(self) -> list[Any]:
             """Return the winner of all keys that this process knows, in a list; nothing where they differ."""
@@ -194,21 +204,25 @@ def autotuner_class() -> type[Any]:
 
         def forked(self) -> None:
             """Begin again in a forked child: another thread may have held the lock, and nothing comes of requests."""
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
             self._known = {place: known for place, known in self._known.items() if known.is_settled}
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
             """Launch the best config known now."""
-            if len(self._all_configs) <= 1 or self._reason is not None or kwargs.get("warmup"):
+            if len(self._all_configs) <= 1 or self._is_tritons or kwargs.get("warmup"):
                 return super().run(*args, **kwargs)
             place = self._place(args, kwargs)
             known = self._known.get(place)
             if known is None:
                 try:
-                    known = self._begin(place, key_of(self, args, kwargs), args, kwargs)
-                except LeftAlone as error:
-                    self._leave_alone(str(error))
-                    return super().run(*args, **kwargs)
+                    known = self._begin(place, args, kwargs)
+                except Exception as error:
+                    # Where the call is at fault, Triton says so itself.
+                    result = super().run(*args, **kwargs)
+                    fault = str(error).partition("\n")[0]
+                    self._known[place] = Key(None, is_tritons=True)
+                    self._note_left_alone(self._name, f"a call cannot be evaluated: {type(error).__name__}: {fault}")
+                    return result
             if known.is_tritons:
                 return super().run(*args, **kwargs)
             return self._launch(known, args, kwargs)
@@ -227,24 +241,51 @@ def autotuner_class() -> type[Any]:
                 place += [value.dtype for name, value in kwargs.items() if hasattr(value, "dtype") and name in names]
             return tuple(place)
 
-        def _begin(self, place: Any, problem: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+        def _begin(self, place: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
             with self._lock:
                 if place in self._known:
                     return self._known[place]
-                self._check()
-                pruned = self._pruned(args, kwargs)
-                if is_capturing():
-                    # Nothing may be asked, copied or loaded now; a later call of the key asks.
-                    return Key(pruned[0], pruned[1:])
-                captured: dict[str, Any] = {}
-                call = evaluate(self, pruned, args, kwargs, captured)
-                by_text = {canonical(knobs(config)): config for config in pruned}
-                known = Key(pruned[0], pruned[1:])
-                taken_over.add(f"{self.base_fn.__module__}.{self.base_fn.__qualname__}")
-                request = Request(self._adopted(call, tuple(problem)), problem, call)
-                self._ask(known, request, captured, by_text, place[0])
-                self._known[place] = known
+                try:
+                    if not self._is_checked:
+                        self._check()
+                        self._is_checked = True
+                except LeftAlone as error:
+                    self._leave_alone(str(error))
+                    return Key(None, is_tritons=True)
+                problem = key_of(self, args, kwargs)
+                try:
+                    known = self._new(place, problem, args, kwargs)
+                except LeftAlone as error:
+                    # Another key's call may be one that can be tuned.
+                    self._note_left_alone(f"{self._name} {canonical(problem)}", str(error))
+                    known = self._known[place] = Key(None, is_tritons=True)
                 return known
+
+        def _new(self, place: Any, problem: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
+            """Return a new key, for which the daemon has been asked, unless nothing is to be launched.
+
+            Raises:
+                LeftAlone: no other process can make its call.
+            """
+            pruned = self._pruned(args, kwargs)
+            known = Key(pruned[0], pruned[1:])
+            if is_capturing():
+                # Nothing may be asked, copied or loaded now; a later call of the key asks.
+                return known
+            captured: dict[str, Any] = {}
+            try:
+                call = evaluate(self, pruned, args, kwargs, captured)
+            except NothingToLaunch:
+                return known
+            by_text = {canonical(knobs(config)): config for config in pruned}
+            request = Request(self._adopted(call, tuple(problem)), problem, call, device=_model(args, kwargs))
+            self._ask(known, request, captured, by_text, place[0])
+            self._known[place] = known
+            if known.is_tritons:
+                self._note_left_alone(self._name, "no daemon runs")
+            else:
+                account.take_over(self._name)
+            return known
 
         def _ask(
             self, known: Key, request: Request, captured: dict[str, Any], by_text: dict[str, Any], device: int
@@ -289,7 +330,7 @@ def autotuner_class() -> type[Any]:
                 config = known.config
                 try:
                     result = self._launch_config(config, args, kwargs)
-                except OutOfResources:
+                except unfit:
                     if known.is_proven or not known.rest:
                         raise
                     known.config = known.rest.pop(0)
@@ -323,6 +364,8 @@ def autotuner_class() -> type[Any]:
                 timing="graph" if self._graph else "events",
                 paths=own_paths(),
                 hooks=hook_names(self),
+                evaluation=evaluation_digest(self),
+                variables=deciding_variables(),
             )
 
         def _check(self) -> None:
@@ -349,11 +392,20 @@ def autotuner_class() -> type[Any]:
                 raise LeftAlone("a config has an ir_override")
             if self._has_own_bench:
                 raise LeftAlone("it has a do_bench of its own, which only its own process can call")
+            for key in self.keys:
+                if key in (DTYPES_KEY, CALL_KEY):
+                    raise LeftAlone(f"its key has an argument {key!r}, a name that ktuned uses itself")
+
+        @property
+        def _name(self) -> str:
+            return f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
 
         def _leave_alone(self, reason: str) -> None:
-            self._reason = reason
-            name = f"{self.base_fn.__module__}.{self.base_fn.__qualname__}"
-            left_alone[name] = reason
+            self._is_tritons = True
+            self._note_left_alone(self._name, reason)
+
+        def _note_left_alone(self, name: str, reason: str) -> None:
+            account.leave_alone(name, reason)
             _log.info("%s is left to Triton: %s", name, reason)
 
     return KtunedAutotuner
@@ -387,11 +439,21 @@ def is_capturing() -> bool:
 
 def _device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """Return the index of the device that a call's first tensor is on."""
+    return int(getattr(_first_device(args, kwargs), "index", None) or 0)
+
+
+def _model(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Return the model of the GPU that a call's first tensor is on."""
+    device = _first_device(args, kwargs)
+    return device_model(device.index or 0) if getattr(device, "type", None) == "cuda" else None
+
+
+def _first_device(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     for value in (*args, *kwargs.values()):
         device = getattr(value, "device", None)
         if device is not None:
-            return int(getattr(device, "index", None) or 0)
-    return 0
+            return device
+    return None
 
 
 def _install(artifact: str) -> None:

@@ -14,18 +14,10 @@ from ktuned.model import BackendError, Device, Outcome, Unsupported
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE, load
 from ktuned_triton.build import Build
 from ktuned_triton.compiler import Refused, compile_unit, lower_unit, prepare
+from ktuned_triton.environment import ASSEMBLERS, possibly_deciding
 from ktuned_triton.hooks import hooked
 
 REINSTALL_HINT = "pip install triton"
-
-_NOT_DECIDING = frozenset({"TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_DUMP_PTXAS_LOG", "TRITON_HOME"})
-"""Triton's variables that say where files go; all others may change what it makes."""
-
-_OTHERS_DECIDING = ("DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5", "DISABLE_PTXAS_OPT", "NVPTX_ENABLE_DUMP")
-"""Variables without its prefix that Triton counts as part of a kernel's key."""
-
-
-_ASSEMBLERS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 
 
 class Triton(backends.Backend):
@@ -41,17 +33,15 @@ class Triton(backends.Backend):
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions of Triton and this plugin, and the environment that changes what Triton makes."""
-        names = [name for name in os.environ if name.startswith("TRITON_") and name not in _NOT_DECIDING]
-        names += [name for name in _OTHERS_DECIDING if name in os.environ]
         return {
             "triton": version("triton"),
             "ktuned-triton": version("ktuned-triton"),
-            "environment": " ".join(f"{name}={os.environ[name]}" for name in sorted(names)),
+            "environment": " ".join(f"{name}={value}" for name, value in possibly_deciding()),
         }
 
     def toolchain_files(self) -> Iterable[Path]:
         """Return the assembler that replaces Triton's own, if one is set; Triton brings all else."""
-        return [Path(os.environ[name]) for name in _ASSEMBLERS if os.environ.get(name)]
+        return [Path(os.environ[name]) for name in ASSEMBLERS if os.environ.get(name)]
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this process may use, or why there are none."""

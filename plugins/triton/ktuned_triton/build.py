@@ -127,7 +127,7 @@ def _name_of(function: Callable[..., Any] | str) -> str:
 
 
 def _argument(value: Any) -> Argument:
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list) and not is_named(value):
         return tuple(_argument(item) for item in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -136,9 +136,14 @@ def _argument(value: Any) -> Argument:
     )
 
 
+def is_named(value: object) -> bool:
+    """Return whether a value is a named tuple, whose fields kernels read by name: its class does not travel."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
 def constant(name: str, value: Any) -> Any:
     """Return a constant as it travels, the same again for what has travelled."""
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list) and not is_named(value):
         return tuple(constant(name, item) for item in value)
     if isinstance(value, Mapping) and set(value) in ({DTYPE}, {FUNCTION}, {MEMBER}):
         return dict(value)

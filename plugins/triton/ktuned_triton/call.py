@@ -11,11 +11,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import CodeType
 from typing import Any, Self
 
+from ktuned.dropin import digest
 from ktuned.model import canonical
 from ktuned_triton.autotune_cache import Origin, origin_from, origin_of
-from ktuned_triton.build import HOOKS, Argument, Build, constant
+from ktuned_triton.build import HOOKS, Argument, Build, constant, is_named
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
 FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -26,6 +28,9 @@ CAPTURED = "captured"
 
 MAX_CAPTURED_BYTES = 256 * 2**20
 """The content of one call's tensors of integers: indices, masks, lengths. It is copied from the device in the call."""
+
+DTYPES_KEY = "dtypes"
+"""The problem key that holds the dtypes of a call's tensors."""
 
 HOOKS_NAME = "hooks"
 """The name of the application's hooks in its kernel file."""
@@ -40,6 +45,10 @@ _SIZES = ("num_warps", "num_ctas", "num_stages", "maxnreg")
 
 class LeftAlone(Exception):
     """A call, or a whole function, that ktuned does not tune; the message is the reason."""
+
+
+class NothingToLaunch(Exception):
+    """A call whose grid is empty, as for a batch without elements: it says nothing of its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +156,7 @@ def key_of(tuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict
     given = {name: value for name, value in given.items() if name in tuner.arg_names}
     problem = {name: scalar(given[name]) if name in given else "~" for name in tuner.keys}
     dtypes = [str(value.dtype).removeprefix("torch.") for value in given.values() if hasattr(value, "dtype")]
-    return {**problem, "dtypes": " ".join(dtypes)}
+    return {**problem, DTYPES_KEY: " ".join(dtypes)}
 
 
 def evaluate(
@@ -163,6 +172,7 @@ def evaluate(
 
     Raises:
         LeftAlone: it cannot be tuned by another process; says why.
+        NothingToLaunch: its grid is empty.
     """
     tensors: dict[str, Tensor] = {}
     integers = {} if captured is None else captured
@@ -215,6 +225,39 @@ def autotuner_in(function: Any) -> Any:
     while is_wrapper(function) and not is_wrapper(function, "Autotuner"):
         function = function.fn
     return function if is_wrapper(function, "Autotuner") else None
+
+
+def evaluation_digest(tuner: Any) -> str:
+    """Return the digest of the code that prunes configs and computes constants; ``""`` where there is none.
+
+    It runs in the application alone, and a measurement with its results holds for no other.
+    """
+    found = [tuner.early_config_prune, tuner.perf_model]
+    inner = tuner.fn
+    while not hasattr(inner, "params"):
+        found += [item for name, heuristic in getattr(inner, "values", {}).items() for item in (name, heuristic)]
+        inner = inner.fn
+    texts = [_code_text(item) for item in found if item is not None]
+    return digest(repr(texts)) if texts else ""
+
+
+def _code_text(item: Any) -> str:
+    """Return what a function does, without its places in the source, and the same in each process."""
+    if isinstance(item, str):
+        return item
+    item = inspect.unwrap(getattr(item, "func", item))
+    code = getattr(item, "__code__", None) or getattr(type(item).__call__, "__code__", None)
+    return getattr(item, "__qualname__", type(item).__qualname__) if code is None else repr(_plain(code))
+
+
+def _plain(part: Any) -> Any:
+    """Return a part of a function's code as plain data."""
+    if isinstance(part, CodeType):
+        return [part.co_code, part.co_names, part.co_varnames, part.co_freevars, [*map(_plain, part.co_consts)]]
+    if isinstance(part, frozenset):
+        # Strings hash differently in each process.
+        return sorted(map(repr, part))
+    return [*map(_plain, part)] if isinstance(part, tuple) else part
 
 
 def contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -302,8 +345,10 @@ def _grid(kwargs: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ..
     grid = kwargs["grid"]
     sizes = grid(dict(values)) if callable(grid) else grid
     found = tuple(int(size) for size in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
-    if not 1 <= len(found) <= 3 or min(found) < 1:
-        raise LeftAlone(f"its grid is {found}: there is nothing to launch")
+    if not 1 <= len(found) <= 3:
+        raise LeftAlone(f"its grid has {len(found)} dimensions")
+    if min(found) < 1:
+        raise NothingToLaunch(f"its grid is {found}")
     return found
 
 
@@ -315,12 +360,13 @@ def _argument(
     places: dict[tuple[int, str], str],
     captured: dict[str, Any],
 ) -> Argument:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not is_named(value):
         return tuple(_argument(f"{name}.{i}", item, tuner, tensors, places, captured) for i, item in enumerate(value))
     if value is None or type(value) in (bool, int, float):
         return value  # type: ignore[no-any-return]
     if not (hasattr(value, "untyped_storage") and hasattr(value, "data_ptr")):
-        raise LeftAlone(f"its argument {name} is a {type(value).__name__}")
+        kind = f"named tuple {type(value).__name__}" if is_named(value) else type(value).__name__
+        raise LeftAlone(f"its argument {name} is a {kind}")
     dtype = str(value.dtype).removeprefix("torch.")
     address: int = value.data_ptr()
     if (address, dtype) in places:
