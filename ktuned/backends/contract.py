@@ -241,7 +241,9 @@ class Backend(ABC):
         return None
 
     def prepare(self) -> None:  # noqa: B027 - most backends have nothing to do
-        """Do what each process must do once before it compiles, such as importing a compiler.
+        """Do what each process must do once before it compiles or loads, such as importing a compiler.
+
+        Workers call it while they wait for work; in most others it was imported by the kernel file.
 
         Raises:
             BackendError: it cannot be done.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -15,6 +17,12 @@ SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules", "site-packages",
 
 MAX_DIRECTORIES = 50_000
 """More than any project has, and a few seconds' walk; each takes a watch, and users have some hundred thousand."""
+
+_BACKEND = re.compile(rb"""\bbackend\s*=\s*["']([A-Za-z_][A-Za-z0-9_]*)["']""")
+
+_GLANCED_FILES = 16
+_GLANCED_BYTES = 1 << 16
+"""Enough to guess a backend; what is beyond costs time before the inspection."""
 
 
 def is_kernel_file(name: str) -> bool:
@@ -104,3 +112,15 @@ def _is_found_elsewhere(path: str, top: str) -> bool:
         return False
     real = os.path.realpath(path)
     return real != path and is_below(real, top) and is_kernel_file(real)
+
+
+def guess_backend(files: Iterable[str]) -> str:
+    """Return the one backend that kernel files name in their text, before any is imported; empty if that is not clear.
+
+    A guess, for what is only a matter of time: importing a compiler takes seconds. Blocks as the disk does.
+    """
+    names: set[bytes] = set()
+    for file in islice(files, _GLANCED_FILES):
+        with suppress(OSError), open(file, "rb") as stream:
+            names.update(_BACKEND.findall(stream.read(_GLANCED_BYTES)))
+    return names.pop().decode() if len(names) == 1 else ""

@@ -28,6 +28,10 @@ _log = structlog.get_logger()
 LOOK_S = 1.0
 """For this long a look at a toolchain's files counts, as long as wrong answers may be given."""
 
+EARLY_COMPILERS = 16
+"""Compile workers that start before it is known how many configs there are: more than a small space needs, and less
+than a machine with hundreds of cores would run."""
+
 MAX_ENVIRONMENTS = 256
 """Keys of environments in memory: more than anyone has roots."""
 
@@ -241,21 +245,23 @@ class Environments:
                 hint=f"{environment.python} -m pip install '{extra}'" if extra else "name one that is installed",
             )
 
-    def expect_measuring(self, environment: Environment) -> None:
+    def expect_measuring(self, environment: Environment, backend: str = "") -> None:
         """Have the workers of an environment's first job start beside its first probe and inspection.
 
-        Once in a daemon's life: later ones are warm, or found nothing to do. A worker that measures imports torch, for
-        seconds; it is not started where no backend had a device the last time.
+        Once in a daemon's life: later ones are warm, or found nothing to do. They import ``backend``, if it is known
+        or guessed, and what it compiles with, while the inspection does so, too: seconds. A worker that measures
+        imports torch; it is not started where no backend had a device the last time.
         """
         key = _environment_key(environment)
         if key in self._expected:
             return
         self._expected.add(key)
-        self._fleet.prepare_spares(Role.EXPLORE, environment)
-        self._fleet.prepare_spares(Role.COMPILE, environment)
+        compilers = min(int(self._fleet.compile_slots.total_tokens), EARLY_COMPILERS) if backend else 1
+        self._fleet.prepare_spares(Role.EXPLORE, environment, backend)
+        self._fleet.prepare_spares(Role.COMPILE, environment, backend, compilers)
         report = self.report(environment)
-        if report is None or any(backend.devices for backend in report.backends.values()):
-            self._fleet.prepare_spares(Role.BENCH, environment)
+        if report is None or any(known.devices for known in report.backends.values()):
+            self._fleet.prepare_spares(Role.BENCH, environment, backend)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""

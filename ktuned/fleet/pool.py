@@ -317,8 +317,8 @@ class Fleet:
     ) -> None:
         """Start idle workers of a role in the background until ``count`` are there, if spares are kept.
 
-        They have imported ``backend``, if it is known yet, and one that measures the spare modules. With a GPU's
-        ``device`` they are warm: they have its context.
+        They have imported ``backend``, if it is known yet, and what it compiles and loads with, as kernel files do; one
+        that measures also the spare modules. With a GPU's ``device`` they are warm: they have its context.
         """
         key = (role, environment)
         name = "" if device is None or device.kind == "cpu" else device.name

@@ -110,14 +110,13 @@ class Tried(Record):
 
 @record
 class Prepare(Request[replies.Empty, Never]):
-    """Import backends and modules that later requests will need, and a compiler's own where it ``compiles``."""
+    """Import backends, with what they compile and load with, and modules that later requests will need."""
 
     operation: ClassVar = "prepare"
     first_phase: ClassVar = Phase.LOAD
 
     backends: tuple[str, ...]
     modules: tuple[str, ...] = ()
-    compiles: bool = False
 
 
 @record

@@ -20,6 +20,7 @@ from ktuned.catalog import (
     check_extent,
     environment_of,
     find_kernel_files,
+    guess_backend,
     is_below,
     make_root,
     named,
@@ -121,11 +122,9 @@ class Intake:
         if known is None or (is_inner and os.path.isfile(os.path.join(top, PROJECT_FILE))):
             known = None
             await anyio.to_thread.run_sync(check_extent, top, self._max_directories)
-        root = await self._root_for(known, top, python, measures=measures)
-        if os.path.isfile(place):
-            found = await self._inspector.inspect_files(root, [place])
-        else:
-            found = await self._inspector.inspect_files(root, await anyio.to_thread.run_sync(find_kernel_files, place))
+        files = [place] if os.path.isfile(place) else await anyio.to_thread.run_sync(find_kernel_files, place)
+        root = await self._root_for(known, top, python, measured=files if measures else [])
+        found = await self._inspector.inspect_files(root, files)
         await self._renewal.outdate(found.changes, saved=False)
         kernels = self._catalog.below(place)
         errors = self._catalog.errors_below(place)
@@ -139,10 +138,10 @@ class Intake:
             )
         return Added(root, kernels, errors, found.changes)
 
-    async def _root_for(self, known: Root | None, directory: str, python: str | None, *, measures: bool) -> Root:
+    async def _root_for(self, known: Root | None, directory: str, python: str | None, *, measured: list[str]) -> Root:
         """Return the ``known`` root with the interpreter that was asked for; without one ``directory`` becomes one.
 
-        Where a job that ``measures`` follows, its workers start beside the first look at the root.
+        Where jobs follow that measure kernels of files, their workers start beside the first look at the root.
 
         Raises:
             SettingsError: its project file cannot be followed.
@@ -159,8 +158,9 @@ class Intake:
             await self._moves.follow(root)
             taken = [other.name for other in self._catalog.roots]
             (root,) = named([root], self._store.projects.names(), taken)
-        if measures:
-            self._machine.environments.expect_measuring(environment_of(root))
+        if measured:
+            backend = await anyio.to_thread.run_sync(guess_backend, measured)
+            self._machine.environments.expect_measuring(environment_of(root), backend)
         await self._store.add_root(root)
         await self._inspector.adopt(root)
         return root

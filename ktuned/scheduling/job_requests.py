@@ -112,7 +112,7 @@ class JobRequests:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
         environment = self._catalog.environment(kernel)
         if not wish.compile_only:
-            self._machine.environments.expect_measuring(environment)
+            self._machine.environments.expect_measuring(environment, kernel.backend)
         await self._machine.environments.probe(environment)
         await self._machine.environments.check_strategy(environment, plan.strategy)
         if not wish.compile_only and not self._machine.has_device(environment, kernel.backend, wish.device):

@@ -254,9 +254,7 @@ class CompileStage:
         """
         if self._front_end.is_opening:
             with suppress(RequestFailed):
-                await worker.exchange(
-                    requests.Prepare((self._work.kernel.backend,), compiles=True), self._work.deadlines
-                )
+                await worker.exchange(requests.Prepare((self._work.kernel.backend,)), self._work.deadlines)
         units = [await self._lowered(attempt, compiler, items) for attempt in group]
         return {unit.key: unit for unit in units if unit is not None}
 

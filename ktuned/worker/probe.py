@@ -102,9 +102,7 @@ def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
         threading.Thread(target=cuda_devices, daemon=True).start()
     with bytecode.written():
         for name in request.backends:
-            backend = registry.load(name)
-            if request.compiles:
-                backend.prepare()
+            registry.load(name).prepare()
         for module in request.modules:
             # Where torch is not installed, NumPy's arrays take its place.
             with suppress(ModuleNotFoundError):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.catalog.discovery import find_kernel_files, is_kernel_file
+from ktuned.catalog.discovery import find_kernel_files, guess_backend, is_kernel_file
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,15 @@ def test_files_are_found_where_people_keep_them(tmp_path: Path) -> None:
     assert find_kernel_files(str(tmp_path / "tune_z.py")) == [str(tmp_path / "tune_z.py")]
     assert find_kernel_files(str(tmp_path / "a" / "other.py")) == []
     assert find_kernel_files(str(tmp_path / "nothing")) == []
+
+
+def test_a_backend_is_guessed_from_the_text(tmp_path: Path) -> None:
+    """The one that all files name; none where they name several, or none, or cannot be read."""
+    one, other, none = (tmp_path / f"tune_{name}.py" for name in ("one", "other", "none"))
+    one.write_text("@kernel(\n    backend='nvrtc',\n)")
+    other.write_text('@kernel(backend = "triton")')
+    none.write_text("from declared import *")
+    files = [str(path) for path in (one, one, none, tmp_path / "missing.py")]
+    assert guess_backend(files) == "nvrtc"
+    assert guess_backend([*files, str(other)]) == ""
+    assert guess_backend([str(none)]) == ""
