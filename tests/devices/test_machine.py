@@ -59,6 +59,21 @@ async def test_what_measures_starts_beside_the_first_probe(parts: Parts) -> None
     parts.kill_workers()
 
 
+async def test_a_backend_that_is_guessed_has_all_slots_start(parts: Parts) -> None:
+    """Each compile worker imports what the backend compiles with beside the inspection, and not when it has work."""
+    parts.fleet.keeps_spares = True
+    parts.fleet.compile_slots.total_tokens = 3
+    environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0})
+    environments.expect_measuring(parts.environment, "fake")
+
+    def ready() -> list[str]:
+        idle = (worker["role"] for worker in parts.fleet.describe() if worker["state"] == "idle")
+        return sorted(role for role in idle if role != "inspect")
+
+    await until(lambda: ready() == ["bench", "compile", "compile", "compile", "explore"])
+    parts.kill_workers()
+
+
 async def test_devices_that_are_chosen(parts: Parts) -> None:
     """By name, kind or a part of the model, however it is written; the others are as good as absent."""
     environment = changed(parts, FAKE_DEVICES="cpu:0 cpu:1 cuda:0")
