@@ -35,7 +35,7 @@ def compared(name: str, compare: Compare, options: argparse.Namespace) -> Sequen
     found: Comparison | None = None
     ended = ""
     try:
-        with _stopping_after(options.limit):
+        with stopping_after(options.limit):
             for begun in compare(options):
                 found = begun
     except Unavailable as reason:
@@ -49,7 +49,7 @@ def compared(name: str, compare: Compare, options: argparse.Namespace) -> Sequen
 
 
 @contextmanager
-def _stopping_after(seconds: float) -> Iterator[None]:
+def stopping_after(seconds: float) -> Iterator[None]:
     """Raise :class:`Stopped` inside the block after so many seconds (0: never), or when this process is terminated."""
 
     def stop(number: int, _: object) -> None:

@@ -19,6 +19,12 @@ from ktuned.ipc import artifact_place
 MAX_PARCEL_BYTES: Final = 512 << 20
 """The largest parcel: an artifact with its debug information; Ray holds it in memory."""
 
+MAX_IN_FRAME_BYTES: Final = 256 << 10
+"""The largest parcel that travels with a call: most compiled kernels are far smaller."""
+
+MAX_ALL_IN_FRAME_BYTES: Final = 2 << 20
+"""Bytes of parcels in one call: other lanes' calls wait behind it."""
+
 _NAME = re.compile(r"(file|artifact|capture)-([0-9A-Za-z_.]{1,200})")
 
 
@@ -59,6 +65,30 @@ def pack(path: Path) -> bytes:
         raise FileNotFoundError(f"{path} does not exist")
     packed: bytes = msgpack.packb({entry.relative_to(path).as_posix(): entry.read_bytes() for entry in files})
     return packed
+
+
+def pack_small(path: Path) -> bytes | None:
+    """Return what :func:`pack` does, or nothing for what is too large to travel with a call.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    files = [path] if path.is_file() else [entry for entry in path.rglob("*") if entry.is_file()]
+    size = sum(entry.stat().st_size for entry in files)
+    return pack(path) if size <= MAX_IN_FRAME_BYTES else None
+
+
+def unpack(name: str, data: bytes, home: Path) -> None:
+    """Put a parcel in its place below a keeper's directory.
+
+    Raises:
+        BadParcel: it has no place there, or is none.
+    """
+    place = place_of(name, home)
+    if name.startswith("artifact-"):
+        unpack_directory(data, place)
+    else:
+        unpack_file(data, place)
 
 
 def unpack_file(data: bytes, place: Path) -> None:

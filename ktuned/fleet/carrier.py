@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from ktuned.bridge import cluster, node
+from ktuned.bridge import cluster, node, parcels
 from ktuned.fleet.bridge import Bridge
 from ktuned.fleet.calls import BridgeDown
 from ktuned.fleet.executor import Environment
@@ -59,8 +59,8 @@ class Carrier:
         self._projects: dict[tuple[str, str], _Project] = {}
         self._parcels: dict[str, None] = {}
 
-    async def provide(self, request: requests.Request[Any, Any], environment: Environment) -> None:
-        """Have the node hold all that a request names.
+    async def provide(self, request: requests.Request[Any, Any], environment: Environment) -> Mapping[str, bytes]:
+        """Have the node hold all that a request names, but for the small parcels that are returned: they go with it.
 
         Raises:
             BridgeDown, BridgeSlow, CallFailed: it cannot be carried there.
@@ -71,20 +71,20 @@ class Carrier:
             await self._lay_out(environment, kernel.digests)
         elif isinstance(request, requests.Inspect):
             await self._lay_out(environment, dict.fromkeys(request.files))
-        parcels = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in _measured(request)}
+        named = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in _measured(request)}
         if isinstance(request, requests.Open) and request.captured:
-            parcels = {f"capture-{request.captured}": str(self._captures / f"{request.captured}.safetensors")}
-        await self.give(parcels)
-
-    async def give(self, parcels: Mapping[str, str]) -> None:
-        """Put parcels onto the node that it is not known to have."""
-        lacking = {name: place for name, place in parcels.items() if name not in self._parcels}
+            named = {f"capture-{request.captured}": str(self._captures / f"{request.captured}.safetensors")}
+        lacking = {name: place for name, place in named.items() if name not in self._parcels}
         if not lacking:
-            return
-        await self._bridge.exchange(cluster.Give(self._link.info.id, lacking), CARRY_S)
+            return {}
+        small = await anyio.to_thread.run_sync(_small, lacking)
+        large = {name: place for name, place in lacking.items() if name not in small}
+        if large:
+            await self._bridge.exchange(cluster.Give(self._link.info.id, large), CARRY_S)
         self._parcels |= dict.fromkeys(lacking)
         while len(self._parcels) > MAX_SEALED:
             del self._parcels[next(iter(self._parcels))]
+        return small
 
     def note(self, answer: object, request: requests.Request[Any, Any]) -> None:
         """Carry a request's artifacts again the next time, if one of them is damaged on the node."""
@@ -93,8 +93,11 @@ class Carrier:
         for key in _measured(request):
             self._parcels.pop(f"artifact-{key}", None)
 
-    async def bring(self, unit: replies.CompiledUnit) -> replies.CompiledUnit:
-        """Bring a compiled unit's artifact here; return the unit with the bytes that were added to this disk."""
+    async def bring(self, unit: replies.CompiledUnit, packed: bytes = b"") -> replies.CompiledUnit:
+        """Keep a compiled unit's artifact here; return the unit with the bytes that were added to this disk.
+
+        One that did not come with its item is fetched.
+        """
         if unit.outcome is not None:
             return unit
         key = unit.artifact or unit.key
@@ -103,8 +106,9 @@ class Carrier:
         if place.exists():
             return replace(unit, bytes=0)
         staging = place.with_name(f".{key}.from-{self._link.info.id[:8]}")
-        await self._bridge.exchange(cluster.Fetch(self._link.info.id, f"artifact-{key}", str(staging)), CARRY_S)
-        size = await anyio.to_thread.run_sync(_seal, staging, place)
+        if not packed:
+            await self._bridge.exchange(cluster.Fetch(self._link.info.id, f"artifact-{key}", str(staging)), CARRY_S)
+        size = await anyio.to_thread.run_sync(_seal, staging, place, packed)
         return replace(unit, bytes=size)
 
     async def _lay_out(self, environment: Environment, digests: Mapping[str, str | None]) -> None:
@@ -130,8 +134,8 @@ class Carrier:
             lacking = (await self._link.exchange(call, CARRY_S)).missing
             if not lacking:
                 return
-            parcels = {f"file-{digest}": places[digest] for digest in lacking}
-            await self._bridge.exchange(cluster.Give(self._link.info.id, parcels), CARRY_S)
+            files = {f"file-{digest}": places[digest] for digest in lacking}
+            await self._bridge.exchange(cluster.Give(self._link.info.id, files), CARRY_S)
         # Saved while it was carried: the request finds that out by the digests.
         _log.info("project_not_laid_out", node=self._link.info.name, project=environment.project)
 
@@ -143,9 +147,24 @@ def _measured(request: requests.Request[Any, Any]) -> list[str]:
     return [request.unit.key] if isinstance(request, requests.Time | requests.Check) else []
 
 
-def _seal(staging: Path, place: Path) -> int:
-    """Move a checked artifact into its place; return its size."""
+def _small(lacking: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the parcels that are small enough to travel with a request; those that cannot be read are left out."""
+    small: dict[str, bytes] = {}
+    left = parcels.MAX_ALL_IN_FRAME_BYTES
+    for name, place in lacking.items():
+        with contextlib.suppress(OSError):
+            packed = parcels.pack_small(Path(place))
+            if packed is not None and len(packed) <= left:
+                small[name] = packed
+                left -= len(packed)
+    return small
+
+
+def _seal(staging: Path, place: Path, packed: bytes) -> int:
+    """Move a checked artifact into its place, one that came ``packed`` too; return its size."""
     try:
+        if packed:
+            parcels.unpack_directory(packed, staging)
         manifest.verify(staging, required=())
         size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
         for path in staging.rglob("*"):
@@ -155,7 +174,7 @@ def _seal(staging: Path, place: Path) -> int:
             # An equal one may have been sealed meanwhile.
             staging.rename(place)
         return size
-    except manifest.DamagedArtifact as error:
+    except (manifest.DamagedArtifact, parcels.BadParcel) as error:
         raise BridgeDown(f"an artifact came damaged: {error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -27,6 +27,7 @@ from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Worker
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
 from ktuned.fleet.local_executor import LocalExecutor
+from ktuned.fleet.node_artifacts import NodeArtifacts
 from ktuned.fleet.node_layout import NodeLayouts
 from ktuned.ipc import Trust, replies, requests, to_message
 from ktuned.model import Record, Role, WorkerError
@@ -43,6 +44,7 @@ class Keeper(Service):
     calls: ClassVar = (node.Describe, node.LayOut, node.Start, node.Exchange, node.Kill, node.LeaveCores)
 
     def __init__(self, executor: LocalExecutor, home: Path) -> None:
+        self.artifacts = NodeArtifacts(home)
         self._executor = executor
         self._layouts = NodeLayouts(home)
         self._laying_out = anyio.Lock()
@@ -118,16 +120,20 @@ class Keeper(Service):
         worker = self._workers.get(call.worker)
         if worker is None:
             raise CallFailed("no_worker", "the worker has ended")
+        if call.parcels:
+            await self.artifacts.take(call.parcels)
         request = requests.decode(call.message)
-        waiting: asyncio.Queue[node.Item | None] = asyncio.Queue()
+        waiting: asyncio.Queue[tuple[Any, Output] | None] = asyncio.Queue()
 
-        def on_item(item: Any) -> None:
+        def on_item(value: Any) -> None:
             output = worker.output()
-            waiting.put_nowait(node.Item(to_message(item), output.stdout, output.stderr))
+            waiting.put_nowait((value, output))
 
         async def pass_on() -> None:
             while (item := await waiting.get()) is not None:
-                await send(item)
+                value, output = item
+                artifact = await self.artifacts.packed(value)
+                await send(node.Item(to_message(value), output.stdout, output.stderr, artifact))
 
         passing = asyncio.ensure_future(pass_on())
         try:
@@ -193,6 +199,7 @@ async def keep(descriptor: int, home: Path) -> None:
     async with executor.running(), anyio.create_task_group() as tasks:
         keeper = Keeper(executor, home)
         tasks.start_soon(keeper.watch_memory)
+        tasks.start_soon(keeper.artifacts.run)
         # Closed by the transport.
         connection = socket.socket(fileno=descriptor)
         loop = asyncio.get_running_loop()

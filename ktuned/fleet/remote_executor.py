@@ -100,10 +100,10 @@ class RemoteWorker(Worker):
         self, request: requests.Request[R, I], deadlines: Mapping[str, float], on_item: Callable[[I], None] | None
     ) -> R:
         files = self._executor.files(self._link)
-        await files.provide(request, self.environment)
+        small = await files.provide(request, self.environment)
         sent = _local(request)
         reply_type, item_type = requests.answer_types(type(request))
-        brought: list[replies.CompiledUnit] = []
+        brought: list[tuple[replies.CompiledUnit, bytes]] = []
         pass_on: Callable[[Any], None] | None = on_item
 
         def take(item: node.Item) -> None:
@@ -111,18 +111,18 @@ class RemoteWorker(Worker):
             assert item_type is not None
             value = from_plain(item_type, item.value)
             if isinstance(value, replies.CompiledUnit):
-                brought.append(value)
+                brought.append((value, item.artifact))
                 return
             files.note(value, request)
             if pass_on is not None:
                 pass_on(value)
 
-        call = node.Exchange(self._number, requests.plain(sent), dict(deadlines))
+        call = node.Exchange(self._number, requests.plain(sent), dict(deadlines), small or None)
         # Begun again by each item, as a phase is.
         ended = await self._link.exchange(call, sum(deadlines.values()) + GRACE_S, take)
-        for value in brought:
+        for value, packed in brought:
             # Bounded by the group that was compiled.
-            kept = await files.bring(value)
+            kept = await files.bring(value, packed)
             if pass_on is not None:
                 pass_on(kept)
         self._said.append(Output(ended.stdout, ended.stderr))

@@ -86,6 +86,17 @@ def test_gpu_grouped() -> None:
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_cluster_without_gpus() -> None:
+    """Each goal has its row and its limit, and the last row says why nothing was measured."""
+    command = [sys.executable, "-m", "benchmarks.cluster", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT)
+    *goals, ended = json.loads(done.stdout)["rows"]
+    assert {row["goal"] for row in goals} == {"unfinished"}
+    assert all(row["at_most"] > 0 for row in goals)
+    assert ended["what"].startswith("skipped: ")
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 def test_gpu_lanes_without_a_gpu() -> None:
     """What needs one says why it is skipped."""
     assert _run("gpu.py", "lanes")["what"].startswith("skipped: ")

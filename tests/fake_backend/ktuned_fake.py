@@ -44,7 +44,7 @@ STEP_J = 0.01
 class Build(AnyBuild):
     """``does`` at ``compile`` or at ``launch``; otherwise ``y = 2 x`` in about ``us`` µs, for so many ``joules``.
 
-    Without tensors it only takes its time.
+    Without tensors it only takes its time; one that ``rests`` needs no core meanwhile, as a GPU's kernel.
 
     ``reads`` is a file beside the kernel file that the compiler reads; its text is a part of the artifact.
     """
@@ -56,6 +56,7 @@ class Build(AnyBuild):
     tag: str = ""
     reads: str = ""
     joules: float = 0.001
+    rests: bool = False
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -180,6 +181,8 @@ class FakeKernel(Kernel):
             end = time.perf_counter_ns() + int(build.us * 1000)
             if y is not None:
                 compute()
+            if build.rests:
+                time.sleep(max(0, end - time.perf_counter_ns()) / 1e9)  # noqa: TID251 - it takes this time
             while time.perf_counter_ns() < end:
                 pass
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import typing
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from ktuned.bridge import cluster, node
+from ktuned.bridge import cluster, node, parcels
 from ktuned.fleet.bridge import Bridge
+from ktuned.fleet.calls import BridgeDown
 from ktuned.fleet.carrier import Carrier
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.node_link import NodeLink
-from ktuned.ipc import artifact_place, replies, requests
+from ktuned.ipc import artifact_place, manifest, replies, requests
 from ktuned.model.values import Outcome
 
 pytestmark = pytest.mark.anyio
@@ -95,3 +97,36 @@ async def test_a_damaged_artifact_is_carried_again(
     carrier.note(replies.Measurement(None), request_)
     await carrier.provide(request_, environment)
     assert there.given == [parcel, parcel]
+
+
+async def test_a_small_artifact_travels_with_its_request(there: Cluster, carrier: Carrier, tmp_path: Path) -> None:
+    """It needs no call of its own, and goes once; a large one is given before."""
+    environment = Environment("python", str(tmp_path), (), "p")
+    small, large = UNIT, requests.UnitRef("1" * 64, {})
+    for unit, size in ((small, 100), (large, parcels.MAX_IN_FRAME_BYTES + 1)):
+        place = artifact_place(tmp_path / "artifacts", unit.key)
+        place.mkdir(parents=True)
+        (place / "kernel.so").write_bytes(b"x" * size)
+    request = made(requests.Trial, units=(small, large))
+    assert list(await carrier.provide(request, environment)) == [f"artifact-{small.key}"]
+    assert [list(one) for one in there.given] == [[f"artifact-{large.key}"]]
+    assert await carrier.provide(request, environment) == {}
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_an_artifact_that_came_with_its_item_is_checked(
+    is_whole: bool, there: Cluster, carrier: Carrier, tmp_path: Path
+) -> None:
+    """It is kept where it belongs if its bytes are those that were sealed, and nowhere otherwise."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "kernel.so").write_bytes(b"binary")
+    manifest.write(source, key=UNIT.key, backend="fake", facts={})
+    if not is_whole:
+        (source / "kernel.so").write_bytes(b"other")
+    unit = replies.CompiledUnit(UNIT.key, None, "", 0.1, {})
+    with nullcontext() if is_whole else pytest.raises(BridgeDown, match="damaged"):
+        assert (await carrier.bring(unit, parcels.pack(source))).bytes > 0
+    place = artifact_place(tmp_path / "artifacts", UNIT.key)
+    assert place.exists() is is_whole
+    assert list(place.parent.iterdir()) == [place] * is_whole

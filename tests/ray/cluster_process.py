@@ -2,8 +2,11 @@
 
 ``python tests/ray/cluster_process.py NODES DIRECTORY``; prints one line of JSON: the ``address``, and for each node its
 ``name``, ``id`` and raylet's ``pid``; and the ``head`` server's. Then it takes commands, one a line: ``add NAME``.
+
+With ``--bare-head`` the first node has no resources, as in production; with ``--gpus`` each other one has one GPU.
 """
 
+import argparse
 import json
 import logging
 import os
@@ -30,13 +33,23 @@ def _pid(node: Any, kind: str) -> int:
     return int(process.process.pid)
 
 
-def main(nodes: int, directory: str) -> None:
+def main() -> None:
     """Run a cluster until standard input ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("nodes", type=int)
+    parser.add_argument("directory")
+    parser.add_argument("--bare-head", action="store_true")
+    parser.add_argument("--gpus", action="store_true")
+    options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     cluster = Cluster()
     made = {}
-    for number in range(nodes):
-        made[f"n{number}"] = _add(cluster, f"n{number}", directory if number == 0 else None)
+    for number in range(options.nodes):
+        if options.gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(number - 1) if number else ""
+        cpus = 0 if options.bare_head and not number else 2
+        gpus = int(options.gpus and number > 0)
+        made[f"n{number}"] = _add(cluster, f"n{number}", options.directory if number == 0 else None, cpus, gpus)
     found = [{"name": name, "id": node.node_id, "pid": _pid(node, "raylet")} for name, node in made.items()]
     print(json.dumps({"address": cluster.address, "head": _pid(made["n0"], "gcs_server"), "nodes": found}), flush=True)
     for line in sys.stdin:
@@ -47,12 +60,18 @@ def main(nodes: int, directory: str) -> None:
     cluster.shutdown()
 
 
-def _add(cluster: Cluster, name: str, directory: str | None) -> Any:
+def _add(cluster: Cluster, name: str, directory: str | None, cpus: int = 2, gpus: int = 0) -> Any:
     head = {} if directory is None else {"temp_dir": directory}
     return cluster.add_node(
-        wait=False, num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, node_name=name, **head
+        wait=False,
+        num_cpus=cpus,
+        num_gpus=gpus,
+        object_store_memory=80 << 20,
+        include_dashboard=False,
+        node_name=name,
+        **head,
     )
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main()

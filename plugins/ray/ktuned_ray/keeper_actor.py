@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 from ktuned.bridge import parcels
@@ -24,7 +25,8 @@ POLL_S: Final = 10.0
 """Longest wait of one call for answers: a bridge that was killed leaves no call behind for longer."""
 
 LINGER_S: Final = 0.002
-"""Time that items of a batch wait for those that follow at once: each call of an actor costs half a millisecond."""
+"""Time that answers wait for others where the last went less than this ago: each call of an actor costs half a
+millisecond. An answer that comes alone waits for nothing."""
 
 MAX_BYTES: Final = 8 << 20
 """Bytes that one call returns."""
@@ -53,6 +55,7 @@ class KeeperActor:
         self._next = 0
         self._turn = asyncio.Condition()
         self._end = ""
+        self._answered_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> int:
@@ -93,8 +96,10 @@ class KeeperActor:
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._news.wait(), POLL_S)
-        if self._inbox and not self._end:
-            await asyncio.sleep(LINGER_S)
+        wait_s = self._answered_at + 2 * LINGER_S - monotonic()
+        if self._inbox and not self._end and wait_s > 0:
+            await asyncio.sleep(min(wait_s, LINGER_S))
+        self._answered_at = monotonic()
         data = bytes(self._inbox[:MAX_BYTES])
         del self._inbox[:MAX_BYTES]
         if not self._inbox and not self._end:
@@ -126,11 +131,7 @@ class KeeperActor:
     def take(self, parcel: Mapping[str, bytes]) -> None:
         """Put parcels where the keeper finds them."""
         for name, data in parcel.items():
-            place = parcels.place_of(name, self._home)
-            if name.startswith("artifact-"):
-                parcels.unpack_directory(data, place)
-            else:
-                parcels.unpack_file(data, place)
+            parcels.unpack(name, data, self._home)
 
     def take_one(self, name: str, data: bytes) -> None:
         """Put one parcel there, whose bytes come from Ray's object store."""
