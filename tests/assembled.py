@@ -206,7 +206,8 @@ async def assembled(
     for name in ("gates", "project"):
         (directory / name).mkdir(exist_ok=True)
     settings = _settings(directory, policy)
-    given = {"PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(directory / "gates"), **(env or {})}
+    places = {"PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(directory / "gates")}
+    given = {**places, "FAKE_TENSORS": "numpy", **(env or {})}
     told = Told()
     replaced = Replacements(
         adopts=False,

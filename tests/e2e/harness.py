@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from ktuned_client import Client, DaemonUnavailable
 from tests.fake_tensors import with_inputs
@@ -29,11 +29,18 @@ UNHURRIED = "dict(compile=60.0, first_launch=60.0, floor=60.0)"
 class Daemon:
     """A ``ktuned serve`` process with a home, a socket and an environment of its own.
 
-    Most tests lose no worker, and a spare's import of torch would be their largest cost: ``spares`` says who keeps one.
+    A worker's import of torch would be the largest cost of most tests: the fake backend's tensors are NumPy's, unless
+    ``tensors`` says torch. Most lose no worker, either: ``spares`` says which keep one.
     """
 
     def __init__(
-        self, directory: Path, *, env: Mapping[str, str] | None = None, config: str = "", spares: bool = False
+        self,
+        directory: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        config: str = "",
+        spares: bool = False,
+        tensors: Literal["numpy", "torch"] = "numpy",
     ) -> None:
         self.directory = directory
         self.home = directory / "home"
@@ -51,6 +58,7 @@ class Daemon:
             "PYTHONPATH": os.pathsep.join(filter(None, [str(FAKE_BACKEND), os.environ.get("PYTHONPATH")])),
             "FAKE_GATE": str(self.gates),
             "FAKE_LOG": str(self.compiles),
+            "FAKE_TENSORS": tensors,
             **(env or {}),
         }
         self.process: subprocess.Popen[bytes] | None = None

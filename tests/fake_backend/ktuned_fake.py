@@ -5,6 +5,8 @@ directory, a compile or a launch whose ``gate`` is named waits until a file of t
 left ``<name>.reached``: so a test knows where a config is, and decides when it goes on.
 
 Its device counts the energy that its Builds say they take, in steps, unless ``FAKE_ENERGY`` is ``0``.
+
+With ``FAKE_TENSORS=numpy`` the processes that import it find no torch, as where it is not installed: tensors are NumPy's.
 """
 
 from __future__ import annotations
@@ -33,6 +35,10 @@ from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
+
+if os.environ.get("FAKE_TENSORS") == "numpy":
+    # How Python says that a module is not there. One that is imported already stays.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 _MUCH = bytes(1_000_000)
 
@@ -121,10 +127,17 @@ def overflow() -> None:
 def is_known(x: Any) -> bool:
     """Return whether these are the inputs of the first kernel that asked, in any worker of this daemon."""
     known = Path(os.environ["FAKE_GATE"]) / "first_inputs"
+    found = bytes(memoryview(x if hasattr(x, "tobytes") else x.numpy()))
     if not known.exists():
-        known.write_bytes(x.numpy().tobytes())
-    found: bytes = x.numpy().tobytes()
+        known.write_bytes(found)
     return known.read_bytes() == found
+
+
+def memory_of(tensor: Any) -> tuple[int, int]:
+    """Return where a tensor of either library begins, and its bytes."""
+    if hasattr(tensor, "data_ptr"):
+        return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    return tensor.ctypes.data, tensor.nbytes
 
 
 class FakeKernel(Kernel):
@@ -169,9 +182,11 @@ class FakeKernel(Kernel):
                 case "nothing":
                     return
                 case "beyond":
-                    ctypes.memset(y.data_ptr() + y.numel() * y.element_size() + 8192, 1, 32)
+                    address, size = memory_of(y)
+                    ctypes.memset(address + size + 8192, 1, 32)
                 case "before":
-                    ctypes.memset(y.data_ptr() - 32, 1, 32)
+                    address, _ = memory_of(y)
+                    ctypes.memset(address - 32, 1, 32)
                 case "two_threads":
                     hash_in_two_threads()
                 case "eat":
@@ -187,14 +202,13 @@ class FakeKernel(Kernel):
                 pass
 
         def compute() -> None:
-            y.copy_(x)
             is_wrong = (
                 build.does == "wrong"
                 or (build.does == "dirty" and next(launches))
                 or (build.does == "first_seed" and not is_first)
                 or (build.does == "changes" and (Path(os.environ["FAKE_GATE"]) / build.gate).exists())
             )
-            y.mul_(3.0 if is_wrong else 2.0)
+            y[...] = x * (3.0 if is_wrong else 2.0)
 
         return launch
 
