@@ -4,6 +4,7 @@ import ast
 import sys
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -109,27 +110,39 @@ def _part(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
+@cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text())
+
+
+@cache
 def _imports(module: str) -> list[Import]:
-    path = MODULES[module]
-    return list(_walk(ast.parse(path.read_text()), path, is_eager=True))
+    return list(_walk(_tree(module), MODULES[module], is_eager=True))
 
 
 def _walk(node: ast.AST, path: Path, *, is_eager: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
-        where = f"{path.relative_to(ROOT)}:{getattr(child, 'lineno', 0)}"
+        if isinstance(child, ast.expr):
+            # None holds a statement.
+            continue
         if isinstance(child, ast.Import):
-            yield from (Import(alias.name, where, is_eager) for alias in child.names)
+            yield from (Import(alias.name, _place(path, child), is_eager) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
+            where = _place(path, child)
             assert child.level == 0, f"{where}: a relative import"
             origin = child.module or ""
             for alias in child.names:
                 full = f"{origin}.{alias.name}"
                 yield Import(full if full in MODULES else origin, where, is_eager)
         else:
-            is_deferred = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or (
+            is_deferred = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or (
                 isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
             )
             yield from _walk(child, path, is_eager=is_eager and not is_deferred)
+
+
+def _place(path: Path, node: ast.Import | ast.ImportFrom) -> str:
+    return f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
 def _of(package: str, parts: Container[str] | None = None) -> list[str]:
@@ -196,7 +209,7 @@ def _is_inner(module: str, found: Import) -> bool:
 
 def _face(package: str) -> set[str]:
     """Return the names in ``__all__`` of a package."""
-    for node in ast.parse(MODULES[package].read_text()).body:
+    for node in _tree(package).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(name, ast.Name) and name.id == "__all__" for name in node.targets
         ):
@@ -211,7 +224,7 @@ def test_no_import_goes_around_a_face() -> None:
     }
     around = []
     for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_tree(module)):
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("ktuned."):
                 continue
             room = ".".join((node.module or "").split(".")[:2])

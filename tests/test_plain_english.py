@@ -41,6 +41,12 @@ WORDS = re.compile(
 )
 """Words that plain English does without. A method named ``tell`` is the term of optimisers, so calls are allowed."""
 
+ROUGHLY = re.compile(
+    r"(?:\b|\\[nt])(tell|told|somebody|nobody|anybody|everybody|who[a-z]*ever|anew|lest|all\W+the\W+same|seat|ground)",
+    re.IGNORECASE,
+)
+"""A beginning of each: to take a module's texts apart takes a hundred times as long as to find none of these in it."""
+
 TERMS = re.compile(r"\bask[ -]and[ -]tell\b|`+tell`+|\bon the grounds? (that|of)\b", re.IGNORECASE)
 
 SENTENCE = re.compile(r"(?:^|[.!]\s+|^[-*#|>\s]+)((?:What|Who|Whose|Whether|Why)\b[^?.|]*)(?=[.|\n]|$)", re.MULTILINE)
@@ -123,6 +129,7 @@ def _found(place: Path, texts: Callable[[Path], Iterable[tuple[int, str]]]) -> l
     return [
         f"{_name(module)}:{line}: {word}"
         for module in _modules(place)
+        if ROUGHLY.search(module.read_text())
         for line, text in texts(module)
         for word in _faults(text)
     ]
@@ -134,6 +141,7 @@ def test_docstrings_name_things_by_nouns(place: Path) -> None:
     found = [
         f"{_name(module)}:{line}: {text.splitlines()[0]}"
         for module in _modules(place)
+        if re.search(rf"[\"']{CLAUSE.pattern}", module.read_text())
         for line, text in _docstrings(module)
         if CLAUSE.match(text)
     ]
