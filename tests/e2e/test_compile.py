@@ -25,6 +25,7 @@ void twice(tvm::ffi::TensorView x, tvm::ffi::TensorView y) {
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(twice, twice);
 """
 KERNEL = """\
+import without_torch
 from ktuned import kernel, space, tensor
 from ktuned_tvm_ffi import Build
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.e2e.harness import UNHURRIED, running
 
 KERNEL = f"""
+import without_torch
 from ktuned import kernel, space, tensor
 from ktuned_tvm_ffi import Build
 

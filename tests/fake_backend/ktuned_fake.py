@@ -6,7 +6,7 @@ left ``<name>.reached``: so a test knows where a config is, and decides when it 
 
 Its device counts the energy that its Builds say they take, in steps, unless ``FAKE_ENERGY`` is ``0``.
 
-With ``FAKE_TENSORS=numpy`` the processes that import it find no torch, as where it is not installed: tensors are NumPy's.
+With ``FAKE_TENSORS=numpy`` its tensors are NumPy's, see :mod:`without_torch`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import without_torch  # noqa: F401 - its import is its effect
+
 from ktuned.backends.contract import Absence, Absent, Backend, Compiled, EnergyCounter, Kernel, Launch, Unit
 from ktuned.backends.contract import Build as AnyBuild
 from ktuned.backends.programs import on_path
@@ -35,10 +37,6 @@ from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
-
-if os.environ.get("FAKE_TENSORS") == "numpy":
-    # How Python says that a module is not there. One that is imported already stays.
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 _MUCH = bytes(1_000_000)
 
