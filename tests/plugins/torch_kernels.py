@@ -1,6 +1,7 @@
 """The examples that the torch plugin shows the conformance suite: y = 3 x, eager and through torch.compile."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ktuned.backends import Compiled, Unit
 from ktuned.testing.backends import BackendExample
-from ktuned_torch import Build
+from ktuned_torch import Build, Torch
 
 FILE = Path(__file__)
 LAYOUTS = dict.fromkeys(("x", "y"), ("float32", (1000,), (1,)))
@@ -51,6 +53,29 @@ def verify(tensors: Mapping[str, Any]) -> None:
     assert torch.equal(tensors["y"].cpu(), 3 * torch.arange(1000.0)), f"y is {tensors['y']}"
 
 
+def verify_kept(tensors: Mapping[str, Any]) -> None:
+    """Check y, and that Inductor found the code for a CPU instead of compiling it."""
+    from torch._dynamo.utils import counters
+
+    verify(tensors)
+    found = counters["inductor"]
+    is_kept = (found["fxgraph_cache_hit"], found["fxgraph_cache_miss"]) == (1, 0)
+    assert is_kept or tensors["y"].is_cuda, f"Inductor's cache: {dict(found)}"
+
+
+class OnOneCore(Torch):
+    """The backend as the daemon's compile workers have it: they leave the other cores to the lanes."""
+
+    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
+        """Compile on one core."""
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(cores)})
+        try:
+            yield from super().compile(units, into)
+        finally:
+            os.sched_setaffinity(0, cores)
+
+
 EAGER = BackendExample(
     good=Build("scale", ("x", "y", 3)),
     bad=Build("missing", ("x", "y", 3)),
@@ -69,4 +94,5 @@ COMPILED = replace(
     good=Build("scale", ("x", "y", 3), {"options": {"max_autotune": False}}, LAYOUTS),
     bad=Build("scale", ("x", "y", 3), {"options": {"no_such_option": True}}, LAYOUTS),
     complaint="no_such_option",
+    verify=verify_kept,
 )
