@@ -1,5 +1,6 @@
 """One cache of precompiled headers for all tests here: making one takes longer than most of them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the shared cache's directory."""
-    return tmp_path_factory.mktemp("compiler-cache")
+    """Return the shared cache's directory, which compiles of several processes may use at a time."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return tmp_path_factory.mktemp("compiler-cache")
+    shared = tmp_path_factory.getbasetemp().parent / "compiler-cache"
+    shared.mkdir(mode=0o700, exist_ok=True)
+    return shared
 
 
 @pytest.fixture(autouse=True)
