@@ -26,7 +26,7 @@ endef
 export REFUSE_CUDA
 
 .DEFAULT_GOAL := help
-.PHONY: help install tilelang wheels demo lint test chaos bench screenshot vendor
+.PHONY: help install tilelang wheels demo lint test suite chaos bench screenshot vendor
 
 help:  ## list the targets
 	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,10 +80,14 @@ lint: install  ## run ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# mypy takes one core for a minute: the suite begins beside it.
+test: install  ## lint, and run the whole suite
+	@$(MAKE) --no-print-directory -j 2 lint suite
+
 # More processes than cores, because tests mostly wait for processes, deadlines and gates. In the files' order: the other
 # order puts files of few tests last, and those take the longest. Failed tests run once more, alone, as in CPython's own
 # suite: a test that passes then depends on the load of the machine, and must be mended.
-test: lint  ## lint, then run the whole suite
+suite: install
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder || \
 		{ [ $$? -eq 1 ] && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 	@$(MAKE) --no-print-directory tilelang || { echo "skipped: TileLang's tests; to run them: make tilelang"; exit 0; }; \

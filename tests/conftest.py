@@ -103,6 +103,14 @@ def _leaks_nothing(request: pytest.FixtureRequest) -> Generator[None]:
         pytest.fail("the test left behind:\n  " + "\n  ".join(found))
 
 
+@pytest.fixture(scope="session")
+def forking(_private_directories: None) -> None:
+    """Start the process from which the client's servers are forked, which is no test's leak."""
+    from tests.client import daemon
+
+    daemon.start_forking()
+
+
 @pytest.fixture
 async def parts(tmp_path: Path) -> AsyncGenerator[Parts]:
     """Assemble the daemon's deciding parts over the fake backend."""

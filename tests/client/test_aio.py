@@ -1,8 +1,8 @@
 import asyncio
 import functools
 import socket
-import subprocess
 import time
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import anyio
@@ -171,7 +171,7 @@ async def test_a_tuning_survives_a_gap_in_the_events(path: str) -> None:
     assert [event.get("type") for event in events[1:]] == ["job_done"]
 
 
-async def test_a_lost_daemon_ends_a_stream_with_an_error(path: str, served: "subprocess.Popen[str]") -> None:
+async def test_a_lost_daemon_ends_a_stream_with_an_error(path: str, served: BaseProcess) -> None:
     """A stream that can never end otherwise raises; one that was closed just ends."""
     async with AsyncClient(path, deadline_s=PATIENT_S) as client:
         closed = await client.events()

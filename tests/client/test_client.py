@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +288,7 @@ def test_a_restarted_daemon_is_found_again(path: str) -> None:
         with daemon.running(path) as process:
             assert _until_served(client).status == "fresh"
             process.kill()
-            process.wait()
+            process.join()
             assert client.lookup("gemm", {}, DEFAULT).status == "unavailable"
         with daemon.running(path):
             assert _until_served(client).config == {"BM": 5}
@@ -412,7 +413,7 @@ def test_a_tuning_survives_a_gap_in_the_events(path: str) -> None:
     assert [event.get("type") for event in events[1:]] == ["job_done"]
 
 
-def test_a_lost_daemon_ends_a_tuning_with_an_error(path: str, served: "subprocess.Popen[str]") -> None:
+def test_a_lost_daemon_ends_a_tuning_with_an_error(path: str, served: BaseProcess) -> None:
     """A stream that can never end otherwise raises DaemonUnavailable."""
     with Client(path) as client, client.tune("p:k") as tuning:
         assert next(tuning)["type"] == "job_started"

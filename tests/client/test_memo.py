@@ -1,9 +1,9 @@
 """Answers are kept, and given again for as long as the generation table says that they hold."""
 
 import os
-import subprocess
 import threading
 from collections import OrderedDict
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def test_a_dead_daemons_answers_hold_until_the_next_one_starts(path: str) -> Non
         with daemon.running(path) as process:
             first = client.lookup("gemm", {"M": 1})
             process.kill()
-            process.wait()
+            process.join()
             assert all(client.lookup("gemm", {"M": 1}) is first for _ in range(LOOP))
         with daemon.running(path):
             again = client.lookup("gemm", {"M": 1})
@@ -180,7 +180,7 @@ def test_a_removed_table_is_found_out(path: str) -> None:
         with daemon.running(path) as process:
             first = client.lookup("gemm", {"M": 1})
             process.kill()
-            process.wait()
+            process.join()
         for file in Path(path).parent.iterdir():
             file.unlink()
         with daemon.running(path):
@@ -247,7 +247,7 @@ def test_a_daemon_of_another_protocol_is_named(path: str) -> None:
         with daemon.running(path) as process:
             known = client.lookup("gemm", {"M": 1}, DEFAULT)
             process.kill()
-            process.wait()
+            process.join()
         with daemon.running(path, protocol=2):
             for size, config in ((1, known.config), (2, DEFAULT)):
                 hit = client.lookup("gemm", {"M": size}, DEFAULT)
@@ -255,7 +255,7 @@ def test_a_daemon_of_another_protocol_is_named(path: str) -> None:
                 assert "protocol 2" in hit.message
 
 
-def test_closing_lets_go_of_the_table(path: str, served: "subprocess.Popen[str]") -> None:
+def test_closing_lets_go_of_the_table(path: str, served: BaseProcess) -> None:
     """A client that is closed holds no file, and can be used again."""
     client = Client(path, deadline_s=PATIENT_S)
     first = client.lookup("gemm", {"M": 1})
@@ -263,16 +263,16 @@ def test_closing_lets_go_of_the_table(path: str, served: "subprocess.Popen[str]"
     assert "ktuned.generations" not in Path("/proc/self/maps").read_text()
     assert client.lookup("gemm", {"M": 1}) == first
     client.close()
-    assert served.poll() is None
+    assert served.is_alive()
 
 
-def test_the_memo_is_bounded(path: str, served: "subprocess.Popen[str]") -> None:
+def test_the_memo_is_bounded(path: str, served: BaseProcess) -> None:
     """More problems than it holds make it begin again, and every answer stays right."""
     with Client(path, deadline_s=PATIENT_S) as client:
         client._memo.max_answers = 10
         assert [client.lookup("gemm", {"M": size}).config for size in range(35)] == [{"BM": s} for s in range(35)]
         assert len(client._memo.answers["gemm"]) <= 10
-    assert served.poll() is None
+    assert served.is_alive()
 
 
 def test_slots_are_within_the_table() -> None:

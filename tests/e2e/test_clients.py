@@ -101,6 +101,7 @@ def test_an_application_survives(tuned: Daemon, fault: Callable[[Daemon], None])
         assert _look_up(client).status == "fresh"
 
 
+@pytest.mark.usefixtures("forking")
 def test_an_application_survives_a_daemon_of_another_protocol(tuned: Daemon) -> None:
     """An upgrade that speaks otherwise is reported by name; what was known stays."""
     with Client(tuned.socket, deadline_s=DEADLINE_S) as client:

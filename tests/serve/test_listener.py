@@ -1,5 +1,4 @@
 import os
-import signal
 import socket
 import stat
 from pathlib import Path
@@ -12,7 +11,7 @@ from tests.client import daemon
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(tmp_path: Path, forking: None) -> str:
     """Return a socket's path in a directory that does not exist yet."""
     return str(tmp_path / "run" / "k.sock")
 
@@ -43,8 +42,8 @@ def test_a_second_daemon_is_told_who_serves(path: str) -> None:
 def test_a_stale_socket_is_replaced(path: str) -> None:
     """The file that a killed daemon left behind is in no one's way."""
     with daemon.running(path) as process:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         assert os.path.exists(path)
         with bind_socket(path) as listening:
             listening.listen()
