@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -89,7 +89,9 @@ class Watcher:
         self._poller_failed = ""
         self._retry_at = 0.0
         self._lost = 0
+        self._lacks_directories = False
         catalog.when_roots_change(self.roots_changed)
+        catalog.when_kernels_change(self._kernels_changed)
 
     @property
     def notice(self) -> str:
@@ -111,6 +113,12 @@ class Watcher:
     def roots_changed(self) -> None:
         """Have the new set of roots watched."""
         self._stop.set()
+
+    def _kernels_changed(self, names: Collection[str]) -> None:
+        """Have the directories watched too that an inspection has found, whichever part of the daemon asked for it."""
+        if self._directories.lacks(self._plan()):
+            self._lacks_directories = True
+            self._stop.set()
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -206,15 +214,18 @@ class Watcher:
         while not (is_outdated and now >= rebuild_at):
             until = min(all_at, recent_at, rebuild_at if is_outdated else all_at)
             batch = await self._next(notifications, until - now)
-            if batch.is_stopped:
+            if batch.is_stopped and not self._lacks_directories:
                 return
+            if self._lacks_directories:
+                # The present watches go on until the pause between two sets is over.
+                self._lacks_directories, is_outdated = False, True
+                self._stop.clear()
             if batch.paths:
                 is_outdated |= await anyio.to_thread.run_sync(self._directories.is_outdated_by, batch.moved)
                 affected = await self._inspections.affected(batch.paths)
                 if affected:
                     self._active_until = monotonic() + ACTIVE_S
                 await self._inspections.inspect(affected)
-                is_outdated |= self._directories.lacks(self._plan())
             now = monotonic()
             is_outdated |= 0.0 < self._retry_at <= now
             if now < min(all_at, recent_at):

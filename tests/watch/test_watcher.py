@@ -43,7 +43,7 @@ class Watched:
 
 
 @asynccontextmanager
-async def watching(parts: Parts) -> AsyncIterator[Watched]:
+async def watching(parts: Parts, *, all_s: float = 1.0) -> AsyncIterator[Watched]:
     """Inspect the project, and watch it for the length of a block."""
     parts.write(kernel_text("marker"), "tune_marker.py")
     await parts.inspector.inspect_root(parts.root)
@@ -52,7 +52,7 @@ async def watching(parts: Parts) -> AsyncIterator[Watched]:
     async def pass_on(changes: Changes, saved: bool) -> None:
         await send.send(changes)
 
-    watcher = Watcher(parts.catalog, parts.inspector, pass_on, lambda: (), Intervals(all_s=1.0))
+    watcher = Watcher(parts.catalog, parts.inspector, pass_on, lambda: (), Intervals(all_s=all_s))
     with send, receive:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watcher.run)
@@ -127,6 +127,22 @@ async def test_header_in_another_directory(parts: Parts, tmp_path: Path) -> None
         assert str(header.parent) in parts.catalog.directories()
         for file in (header, generated, header):
             file.write_text(f"{file.read_text()}#define Z {file.stat().st_size}\n")
+            assert (await watched.next()).changed == ("project:it",)
+
+
+async def test_directory_that_another_inspection_found(parts: Parts, tmp_path: Path) -> None:
+    """A file beside the root raises events as soon as any part of the daemon has inspected a kernel that needs it."""
+    header = tmp_path / "inc" / "x.h"
+    header.parent.mkdir()
+    header.write_text("#define X 1\n")
+    parts.write('#include "../inc/x.h"\nint z = X;\n', "it.c")
+    # Not found by its name: `tune` names it, and nothing happens in the root meanwhile.
+    path = parts.write(kernel_text(sources="['it.c']"), "program.py")
+    async with watching(parts, all_s=2 * PATIENCE_S) as watched:
+        await watched.watcher.caught_up.wait()
+        await parts.inspector.inspect_files(parts.root, [str(path)])
+        for number in (2, 3):
+            header.write_text(f"#define X {number}\n")
             assert (await watched.next()).changed == ("project:it",)
 
 
