@@ -184,6 +184,10 @@ class CompileStage:
             WorkerError: the backend cannot be imported, or a source changed.
             StoreError: the disk cannot be written.
         """
+        if isinstance(error, RequestFailed) and error.code == "source_changed":
+            # The watcher follows what is known alone, and the job waits for it.
+            await self._work.learn(error.failure.observed)
+            raise error
         if error.phase == Phase.LOAD and not is_outside_kill(error):
             raise WorkerError(
                 f"the backend {self._work.kernel.backend!r} cannot be loaded: {error.message}",
@@ -191,10 +195,6 @@ class CompileStage:
             ) from error
         if not isinstance(error, RequestFailed):
             return
-        if error.code == "source_changed":
-            # The watcher follows what is known alone, and the job waits for it.
-            await self._work.learn(error.failure.observed)
-            raise error
         if error.errno in DISK_ERRORS:
             fault = OSError(error.errno, error.message)
             raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error

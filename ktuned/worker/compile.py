@@ -128,20 +128,20 @@ def lower_unit(registry: Registry, places: Places, request: requests.Lower, repl
 
 
 def _begin(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
-    """Check that this process has a kernel's files as they were digested, and forget them if not; return the digests.
+    """Forget a kernel's modules unless this process has them as they were digested; return the files' digests.
 
     A Build may name a function of the kernel file: it must be the one that was digested.
     """
-    check_digests(kernel, places)
     known = digests_of(kernel, places)
     OBSERVER.check(known)
     if not OBSERVER.holds(places.file(kernel.project, kernel.file), known):
         forget_modules()
+    check_digests(kernel, places)
     return known
 
 
 def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:
-    """Compile units, again where a file that the daemon does not watch yet may have changed meanwhile.
+    """Compile units, again where a file may have been another one while the compiler read it.
 
     Raises:
         SourceChanged: it changes each time.
@@ -149,6 +149,7 @@ def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) 
     doubtful: list[Compiled] = []
     for _ in range(TRIES):
         doubtful = []
+        trace.begin_reading()
         for compiled in backend.compile(units, into):
             if trace.is_steady(compiled.observed):
                 yield compiled

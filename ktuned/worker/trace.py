@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import time_ns
 
-from ktuned.ipc import ABSENT, LISTING, Places, absolute, lexical, relative, requests, stamp, stamps
+from ktuned.ipc import ABSENT, LISTING, Places, absolute, lexical, relative, requests, sight, stamp, stamps
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError
 from ktuned.spec import distribution, file_meaning, installed_in, opacity, owners
 
@@ -96,15 +96,25 @@ class Trace:
         self._home = installed_in(str(places.file(kernel.project, kernel.file)))
         self._began_ns = time_ns()
         self._seen: dict[Path, str] = {}
+        # Python is compiled from the bytes that were digested; compilers read the others themselves.
+        self._compiled = [
+            str(places.file(kernel.project, name)) for name in kernel.compiled if not name.endswith(".py")
+        ]
+        self._sights: dict[str, str] = {}
+
+    def begin_reading(self) -> None:
+        """Note how the files look that compilers are known to read: they are about to."""
+        self._sights = {path: sight(path) for path in self._compiled}
 
     def is_steady(self, read: Iterable[Path]) -> bool:
         """Return whether these files, read since the beginning, or found absent, are now what they were then.
 
-        One that was written lately is not known to be; after a second reading it is.
+        One that was written lately is not known to be; after a second reading it is. Of the files that the daemon knows
+        none may have been touched since reading began: an edit that was taken back leaves the same bytes behind.
         """
         # Each is looked at, also behind one that is not.
         verdicts = [self._is_steady(path) for path in self._unknown(read).values()]
-        return all(verdicts)
+        return all(verdicts) and all(sight(path) == seen for path, seen in self._sights.items())
 
     def _is_steady(self, path: Path) -> bool:
         now = stamp(path)

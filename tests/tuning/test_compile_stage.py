@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ktuned.model.errors import WorkerError
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.tuning.attempt import Attempt, Ended
@@ -68,3 +69,18 @@ async def test_a_config_that_takes_the_compiler_along_fails_alone(
     """
     found = await outcomes(parts, "work", bad, "work", group_size=group_size)
     assert [what for what, _ in found] == [None, outcome, None]
+
+
+async def test_a_file_that_changed_is_no_fault_of_the_backend(parts: Parts) -> None:
+    """A worker that finds another state than the inspected one ends the job, which waits for its inspection."""
+    await parts.inspect(kernel_text())
+    plan = Plan(preset="fast", strategy="exhaustive")
+    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
+    work = parts.preparation.prepare(job)
+    parts.write(kernel_text(rtol="0.5"))
+    compiling = CompileStage(work, parts.fleet, parts.artifacts)
+    with pytest.raises(WorkerError) as caught:
+        await compiling.compile([Attempt(0, {}, work.unit({}))])
+    assert caught.value.code == "source_changed"
+    compiling.close()
+    parts.kill_workers()

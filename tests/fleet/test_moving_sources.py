@@ -1,0 +1,85 @@
+"""Sources that move: an edit that a worker has seen only half of, and one that is taken back behind a compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ktuned.fleet.process import WorkerProcess
+from ktuned.ipc import replies, requests
+from tests.fleet.conftest import StartWorker
+from tests.fleet.playing import DEADLINES, PROJECT, Playground, read_when_there
+
+pytestmark = pytest.mark.anyio
+
+KERNEL = """
+from ktuned import kernel, space, tensor
+from ktuned_fake import Build
+import helper
+@kernel(backend="fake", sources=["one.c"], space=space(tag=["x"]), problems=[dict(n=1)],
+        inputs=lambda p: dict(x=tensor(1)), check=None)
+def it(p, c):
+    return Build(tag=c.tag)
+"""
+
+
+@pytest.fixture
+def project(playground: Playground) -> Path:
+    """Return a project with a kernel file, a module and a source."""
+    for name, text in {"tune_it.py": KERNEL, "helper.py": "SIZE = 1\n", "one.c": "int one;\n"}.items():
+        (playground.root / name).write_text(text)
+    return playground.root
+
+
+def reference(root: Path) -> requests.KernelRef:
+    """Return the kernel with its files as they are."""
+    names = ("tune_it.py", "helper.py", "one.c")
+    digests = {name: hashlib.sha256((root / name).read_bytes()).hexdigest() for name in names}
+    return requests.KernelRef(PROJECT, "tune_it.py", "it", "fake", ("one.c",), digests, ("one.c",))
+
+
+async def compiled(worker: WorkerProcess, kernel: requests.KernelRef, **build: str) -> replies.CompiledUnit:
+    """Have a worker compile one config."""
+    items: list[replies.CompiledUnit] = []
+    request = requests.Compile(kernel, "fake", "into", (requests.UnitRef("unit", build),))
+    await worker.exchange(request, DEADLINES, on_item=items.append)
+    return items[0]
+
+
+async def test_a_worker_compiles_after_an_edit_of_what_it_imported(worker: WorkerProcess, project: Path) -> None:
+    """A worker that holds the modules from before an edit drops them: it does not refuse the new state."""
+    before = reference(project)
+    await worker.exchange(requests.Admits(before, {"n": 1}, ({"tag": "x"},)), DEADLINES)
+    (project / "helper.py").write_text("SIZE = 2\n")
+    assert (await compiled(worker, reference(project), tag="x")).outcome is None
+
+
+async def test_an_edit_that_is_taken_back_while_a_compiler_reads(
+    start_worker: StartWorker, project: Path, tmp_path: Path
+) -> None:
+    """The same bytes before and after say nothing: a source that was touched meanwhile is compiled again."""
+    gates, log = tmp_path / "gates", tmp_path / "log"
+    gates.mkdir()
+    worker = await start_worker(FAKE_GATE=str(gates), FAKE_LOG=str(log))
+    source = project / "one.c"
+    os.utime(source, ns=(0, 0))
+    items: list[replies.CompiledUnit] = []
+
+    async def compile_it() -> None:
+        items.append(await compiled(worker, reference(project), does="gate_compile", gate="open"))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(compile_it)
+        await read_when_there(gates / "open.reached")
+        text = source.read_text()
+        source.write_text("int other;\n")
+        source.write_text(text)
+        # An editor that restores the time, too.
+        os.utime(source, ns=(0, 0))
+        (gates / "open").touch()
+    assert items[0].outcome is None
+    assert log.read_text().count("compile unit") == 2
