@@ -25,7 +25,7 @@ from ktuned.backends.occupancy import occupancy_fact
 from ktuned.backends.programs import compiler_files, on_path
 from ktuned.backends.ptxas import Resources
 from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry, extra_of, install_hint
-from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES, deciding, private
+from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES, deciding, finding, private
 from ktuned.backends.winner import LoadedKernel, load_winner
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "deciding",
     "energy_counter",
     "extra_of",
+    "finding",
     "gpu_uuids",
     "install_hint",
     "launch_limits",

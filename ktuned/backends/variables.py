@@ -16,16 +16,17 @@ MAX_SHOWN: Final = 80
 
 COMPILING_VARIABLES: Final = (
     "AR", "AS", "CC", "CCC_OVERRIDE_OPTIONS", "CFLAGS", "COMPILER_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "CPPFLAGS",
-    "CUDACXX", "CUDAHOSTCXX", "CUDA_HOME", "CUDA_PATH", "CXX", "CXXFLAGS", "C_INCLUDE_PATH", "GCC_EXEC_PREFIX", "LD",
-    "LDFLAGS", "LD_RUN_PATH", "LIBRARY_PATH", "NVCC_*",
+    "CUDACXX", "CUDAHOSTCXX", "CUDA_HOME", "CUDA_PATH", "CXX", "CXXFLAGS", "C_INCLUDE_PATH", "GCC_COMPARE_DEBUG",
+    "GCC_EXEC_PREFIX", "LD", "LDEMULATION", "LDFLAGS", "LD_RUN_PATH", "LIBRARY_PATH", "NVCC_*", "SOURCE_DATE_EPOCH",
 )  # fmt: skip
 """Variables that C, C++ and CUDA compilers follow: they key artifacts."""
 
 MEASURING_VARIABLES: Final = (
     "ATEN_*", "BLIS_*", "CUBLAS_*", "CUDA_*", "CUDNN_*", "DNNL_*", "GLIBC_TUNABLES", "GOMP_*", "GOTO_NUM_THREADS",
-    "KMP_*", "LD_AUDIT", "LD_BIND_NOW", "LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_*", "MIMALLOC_*", "MKL_*", "NPY_*",
-    "NUMBA_*", "NUMEXPR_*", "NVIDIA_TF32_OVERRIDE", "OMP_*", "ONEDNN_*", "OPENBLAS_*", "PYTHONHASHSEED", "PYTHONMALLOC",
-    "PYTHONOPTIMIZE", "PYTORCH_*", "TBB_*", "TCMALLOC_*", "TORCHINDUCTOR_*", "TORCH_*", "TRITON_*",
+    "KMP_*", "LD_AUDIT", "LD_BIND_NOW", "LD_LIBRARY_PATH", "LD_PRELOAD", "LRU_CACHE_CAPACITY", "MALLOC_*", "MIMALLOC_*",
+    "MKL_*", "NPY_*", "NUMBA_*", "NUMEXPR_*", "NVIDIA_TF32_OVERRIDE", "OMP_*", "ONEDNN_*", "OPENBLAS_*",
+    "PYTHONDEVMODE", "PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONUTF8", "PYTHONWARNINGS", "PYTORCH_*",
+    "TBB_*", "TCMALLOC_*", "TORCHINDUCTOR_*", "TORCH_*", "TRITON_*",
 )  # fmt: skip
 """Variables that libraries, runtimes and drivers follow while a kernel runs: they key measurements."""
 
@@ -39,6 +40,17 @@ NOT_DECIDING: Final = frozenset(
     }
 )  # fmt: skip
 """Variables that only choose among devices, which have fingerprints of their own, or say where files and logs go."""
+
+FINDING_VARIABLES: Final = (
+    "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "PATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONPATH",
+    "PYTHONUSERBASE", "VIRTUAL_ENV",
+)  # fmt: skip
+"""Variables by which compilers, packages and devices are found: where one is another, a probe shows what is found."""
+
+
+def finding(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which things are found; they are in no fingerprint, which has what is found."""
+    return {ENVIRONMENT + name: shown(environment[name]) for name in FINDING_VARIABLES if name in environment}
 
 
 def deciding(patterns: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:

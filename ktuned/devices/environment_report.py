@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ktuned.backends import deciding
+from ktuned.backends import deciding, finding
 from ktuned.ipc import InvalidMessage, from_plain, replies, sight, to_plain
 from ktuned.model import ENVIRONMENT, Device, canonical
 
@@ -75,7 +75,7 @@ def difference(observed: replies.Observed | None, variables: Mapping[str, str], 
     for path, held in observed.files.items():
         if sight(path) != held:
             return f"{path} changed"
-    present = deciding(observed.patterns, variables)
+    present = deciding(observed.patterns, variables) | finding(variables)
     for name in sorted({*present, *observed.variables}):
         if present.get(name) != observed.variables.get(name):
             return f"the environment variable {name.removeprefix(ENVIRONMENT)} changed"

@@ -67,7 +67,8 @@ class Observed(Record):
 
     ``files`` maps compilers, libraries and installed distributions' records, also those that were looked for in vain,
     to :func:`~ktuned.ipc.sight` from before they were read. ``variables`` are the environment variables that decide
-    among those that ``patterns`` name, ``limits`` the CPUs that the process may use.
+    among those that ``patterns`` name, and those by which things are found, ``limits`` the CPUs that the process may
+    use.
     """
 
     files: Mapping[str, str]

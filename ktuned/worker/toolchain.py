@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from ktuned.backends import deciding, private
+from ktuned.backends import deciding, finding, private
 from ktuned.ipc import ABSENT, replies, sight, stamp
 from ktuned.model import Device
 
@@ -72,7 +72,8 @@ class Observation:
     def report(self) -> replies.Observed:
         """Return what was noted."""
         patterns = tuple(self._patterns)
-        return replies.Observed(self._files, patterns, deciding(patterns, self._environment), self._limits)
+        variables = deciding(patterns, self._environment) | finding(self._environment)
+        return replies.Observed(self._files, patterns, variables, self._limits)
 
     def _note(self, path: Path | None) -> None:
         if path is not None:

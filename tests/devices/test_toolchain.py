@@ -224,7 +224,7 @@ async def test_the_environment_of_a_measurement_is_part_of_its_context(parts: Pa
 
 
 def test_what_a_report_depends_on(tmp_path: Path) -> None:
-    """A file that comes, goes or changes, a variable that decides, and a limit end a report; nothing else does."""
+    """Files, variables that decide or by which things are found, and limits end a report when they change."""
     there, absent = tmp_path / "there", tmp_path / "absent"
     there.write_text("1")
     files = {str(path): sight(str(path)) for path in (there, absent)}
@@ -233,6 +233,7 @@ def test_what_a_report_depends_on(tmp_path: Path) -> None:
     assert difference(held, variables, limits) == ""
     assert difference(held, {**variables, "CXX": "clang++"}, limits) == "the environment variable CXX changed"
     assert difference(held, {"HOME": "/"}, limits) == "the environment variable OMP_NUM_THREADS changed"
+    assert difference(held, {**variables, "PATH": "/bin"}, limits) == "the environment variable PATH changed"
     assert difference(held, variables, {}) == "the CPUs that it may use changed"
     absent.write_text("")
     assert difference(held, variables, limits) == f"{absent} changed"
