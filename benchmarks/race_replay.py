@@ -1,8 +1,10 @@
 """Replay of a job's race on recorded samples: would the same rule have found the same winner, and at what cost?
 
-A recording holds many samples of every config, in the order in which they were taken. A replay draws each trial's
-samples from a random place of its config's recording on, so that what lasts (a clock, a neighbour) lasts in the replay
-too. Trials, the race between them and the finalists' rounds are those of a job.
+A recording holds many samples of every config, in the order in which they were taken: in rounds, in each of which all
+configs had their turn, so that a pace that lasts (a clock, a neighbour) is shared by what was timed together. A replay
+draws a round for each trial, and one for each of the finalists' rounds, where all meet the same pace as they do in a
+job. A recording without rounds (Kernel Tuner's) is entered at a random place. Trials, the race between them and the
+final round are those of a job; the time of loading, of checks and of the reference is not in it.
 """
 
 from __future__ import annotations
@@ -19,33 +21,68 @@ from typing import Any, Self
 
 from ktuned.ipc import requests
 from ktuned.model import Preset
-from ktuned.tuning.finalists import ROUNDS_TIMES, Range, chosen, figures, is_open
+from ktuned.tuning.finalists import ROUNDS_TIMES, Range, chosen, figures, is_open, remaining
+from ktuned.worker.noise import Noise
 from ktuned.worker.race import Ending, Race
-from ktuned.worker.samples import Samples
+
+CLOSE = 0.02
+"""A config that is this close to the best must not be given up."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One config's samples in µs, in order; ``cost_us`` is how much longer a sample takes than it says."""
+    """One config's samples in µs, in order.
+
+    ``cost_us`` is how much longer a sample takes than it says, ``batch_us`` what a batch of samples takes besides.
+    """
 
     config: dict[str, Any]
     samples_us: tuple[float, ...]
     launches: int = 1
     cost_us: float = 0.0
+    batch_us: float = 0.0
 
     @property
     def median_us(self) -> float:
-        """The figure that the config deserves."""
+        """The median of all samples."""
         return statistics.median(self.samples_us)
 
 
 @dataclass(frozen=True)
 class Recording:
-    """All configs of a space on one device, and the resolution of its clock."""
+    """All configs of a space on one device, and the resolution of its clock.
+
+    ``per_round`` is how many samples each config has in one round, 0 if they were taken one config after the other.
+    ``is_quick`` is whether a launch that was checked makes a warm-up needless, as it does on a GPU by events.
+    """
 
     what: str
     configs: tuple[Recorded, ...]
     resolution_us: float = 0.0
+    per_round: int = 0
+    is_quick: bool = False
+
+    @property
+    def rounds(self) -> int:
+        """The number of whole rounds."""
+        return min(len(one.samples_us) for one in self.configs) // self.per_round if self.per_round else 0
+
+    def truth_us(self) -> list[float]:
+        """Return the figure that each config deserves: the median of all its samples, or where there are rounds that of
+        its rounds' medians, each compared with the others of its round, as a job decides.
+        """
+        if not self.rounds:
+            return [one.median_us for one in self.configs]
+        each = self.per_round
+        rounds: list[dict[int | None, float]] = [
+            {
+                index: statistics.median(one.samples_us[turn * each : (turn + 1) * each])
+                for index, one in enumerate(self.configs)
+            }
+            for turn in range(self.rounds)
+        ]
+        found = figures(rounds, range(len(self.configs)))
+        return [found[index].latency_us for index in range(len(self.configs))]
 
     @classmethod
     def load(cls, file: Path) -> Self:
@@ -62,10 +99,11 @@ class Recording:
                 ),
             )
         configs = tuple(
-            Recorded(one["config"], tuple(one["samples_us"]), one["launches"], one["cost_us"])
+            Recorded(one["config"], tuple(one["samples_us"]), one["launches"], one["cost_us"], one.get("batch_us", 0.0))
             for one in data["configs"]
         )
-        return cls(data["what"], configs, data["resolution_us"])
+        per_round, is_quick = data.get("per_round", 0), data.get("is_quick", False)
+        return cls(data["what"], configs, data["resolution_us"], per_round, is_quick)
 
     def sample(self, count: int) -> Self:
         """Return the recording of at most this many of its configs, always the same ones."""
@@ -80,20 +118,31 @@ class Recording:
                 "samples_us": [float(f"{value:.5g}") for value in one.samples_us],
                 "launches": one.launches,
                 "cost_us": round(one.cost_us, 2),
+                "batch_us": round(one.batch_us, 2),
             }
             for one in self.configs
         ]
-        data = {"what": self.what, "resolution_us": self.resolution_us, "configs": configs}
+        data = {
+            "what": self.what,
+            "resolution_us": self.resolution_us,
+            "per_round": self.per_round,
+            "is_quick": self.is_quick,
+            "configs": configs,
+        }
         file.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))
 
 
 @dataclass(frozen=True)
 class Replay:
-    """One replay: the winner's distance from the best config, and the lane's seconds before the final round."""
+    """One replay: the winner's distance from the best config, the lane's seconds before the final round and in it, and
+    how many configs were given up, and how many of these are within 2 % of the best.
+    """
 
     regret: float
     lane_s: float
+    final_s: float
     beaten: int
+    wronged: int
 
 
 def steady(dice: random.Random) -> Iterator[tuple[float, float]]:
@@ -140,7 +189,7 @@ class Replays:
         self._early_stop = early_stop
         self._races = races
         self._clock = clock
-        self._medians = [one.median_us for one in recording.configs]
+        self._truth_us = recording.truth_us()
 
     def run(self, seed: int) -> Replay:
         """Tune once."""
@@ -148,8 +197,8 @@ class Replays:
         configs = self._recording.configs
         order = dice.sample(range(len(configs)), len(configs))
         incumbent: requests.Incumbent | None = None
-        found: dict[int, Samples] = {}
-        beaten = 0
+        found: dict[int, Race] = {}
+        noise = Noise()
         device = _Device(self._clock(dice))
         for index in order:
             race = Race(
@@ -157,46 +206,69 @@ class Replays:
                 stop_above_us=incumbent.cost * self._early_stop if incumbent and self._races else None,
                 incumbent=incumbent if self._races else None,
                 resolution_us=self._recording.resolution_us,
+                first_us=configs[index].samples_us[0] if self._recording.is_quick else None,
+                noise=noise,
             )
-            self._sample(race, configs[index], device, dice)
+            self._sample(race, configs[index], device, self._place(configs[index], dice))
             if race.ending is Ending.HOPELESS:
                 continue
-            found[index] = race.samples
+            found[index] = race
             median_us = race.samples.median_us
-            if race.ending is Ending.BEATEN:
-                beaten += 1
-            elif incumbent is None or median_us < incumbent.cost:
-                incumbent = requests.Incumbent(median_us, *race.samples.interval_us)
+            if race.is_full:
+                noise.learn(race.samples)
+            if race.ending is not Ending.BEATEN and (incumbent is None or median_us < incumbent.cost):
+                incumbent = requests.Incumbent(median_us, *race.interval_us)
         lane_s = device.now_us / 1e6
-        ranked = sorted(found, key=lambda index: found[index].median_us)
-        ranges = [Range.of(one.median_us, one.spread_us, one.interval_us) for one in map(found.__getitem__, ranked)]
+        ranked = sorted(found, key=lambda index: found[index].samples.median_us)
+        ranges = [
+            Range.of(one.samples.median_us, one.samples.spread_us, one.interval_us)
+            for one in map(found.__getitem__, ranked)
+        ]
         finalists = [ranked[place] for place in chosen(ranges, self._preset.finalists)]
         winner = self._final_round(finalists, device, dice)
-        return Replay(self._medians[winner] / min(self._medians) - 1, lane_s, beaten)
+        best_us = min(self._truth_us)
+        beaten = [index for index, race in found.items() if race.ending is Ending.BEATEN]
+        return Replay(
+            self._truth_us[winner] / best_us - 1,
+            lane_s,
+            device.now_us / 1e6 - lane_s,
+            len(beaten),
+            sum(self._truth_us[index] <= best_us * (1 + CLOSE) for index in beaten),
+        )
+
+    def _place(self, recorded: Recorded, dice: random.Random) -> int:
+        """Return where a trial begins: with a round, or anywhere."""
+        if self._recording.rounds:
+            return dice.randrange(self._recording.rounds) * self._recording.per_round
+        return dice.randrange(len(recorded.samples_us))
 
     def _final_round(self, finalists: Sequence[int], device: _Device, dice: random.Random) -> int:
         rounds: list[dict[int | None, float]] = []
         for turn in range(self._preset.finalist_rounds * ROUNDS_TIMES):
             if turn >= self._preset.finalist_rounds and not is_open(rounds, finalists):
                 break
-            first = turn % len(finalists)
+            left = remaining(rounds, finalists)
+            first = turn % len(left)
             rounds.append({})
-            for index in (*finalists[first:], *finalists[:first]):
+            shared = self._place(self._recording.configs[0], dice)
+            for index in (*left[first:], *left[:first]):
+                recorded = self._recording.configs[index]
                 race = Race(self._preset, resolution_us=self._recording.resolution_us)
-                self._sample(race, self._recording.configs[index], device, dice)
+                place = shared if self._recording.rounds else self._place(recorded, dice)
+                self._sample(race, recorded, device, place)
                 rounds[-1][index] = race.samples.median_us
         decided = figures(rounds, finalists)
         return min(finalists, key=lambda index: decided[index].latency_us)
 
-    def _sample(self, race: Race, recorded: Recorded, device: _Device, dice: random.Random) -> None:
-        """Let a config take its part."""
+    def _sample(self, race: Race, recorded: Recorded, device: _Device, place: int) -> None:
+        """Let a config take its part, from a place of its samples on."""
         samples, launches, cost_us = recorded.samples_us, recorded.launches, recorded.cost_us
-        place = dice.randrange(len(samples))
         began = device.now_us
         while race.wants_warm_up((device.now_us - began) / 1e6):
-            race.warm.add(device.take(samples[place - 1], 1, cost_us))
+            race.warm.add(device.take(samples[place - 1], 1, cost_us + recorded.batch_us))
         began, end = device.now_us, device.now_us + self._preset.timing_s * 1e6
         while batch := race.next_batch((device.now_us - began) / 1e6):
+            device.now_us += recorded.batch_us
             for _ in range(batch):
                 race.samples.add(device.take(samples[place], launches, cost_us))
                 place = (place + 1) % len(samples)

@@ -11,7 +11,13 @@ from ktuned.model import TRIED_AGAIN, Outcome
 _SHOWN_APART = ("stdout", "stderr", "samples", "story", "spans")
 """Details with a form of their own, and those that only a report draws."""
 
-_LABELS = {"count": "samples", "open_s": "opening", "low_us": "median from", "high_us": "median to"}
+_LABELS = {
+    "count": "samples",
+    "open_s": "opening",
+    "phase_s": "lane by phase",
+    "low_us": "median from",
+    "high_us": "median to",
+}
 
 
 def facts_of(trial: Mapping[str, Any]) -> dict[str, str]:
@@ -60,7 +66,11 @@ def _worded(name: str, value: object) -> str:
     match value:
         case Mapping():
             # Commands of compilers have their own lines.
-            pairs = {key: _worded(key, item) for key, item in value.items() if key != "command"}
+            pairs = {
+                key: _worded(name if name.endswith("_s") else key, item)
+                for key, item in value.items()
+                if key != "command"
+            }
             return " ".join(f"{key}={said}" for key, said in pairs.items() if said)
         case list() | tuple():
             return ", ".join(_worded(name, item) for item in value)

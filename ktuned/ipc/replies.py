@@ -239,7 +239,8 @@ class Measurement(Record):
     used the device; ``overwritten`` names the inputs that the launch wrote to without a declaration; ``metrics`` are
     the kernel file's own, with the ``energy`` and its product with the latency where that was measured; ``energy_low``
     and ``energy_high`` are the ends of the energy's interval, in J. ``cost`` is what it costs by the opened objective,
-    with its interval, if that is not the latency. ``seconds`` is the time that it took in the worker. One that differs
+    with its interval, if that is not the latency. ``seconds`` is the time that it took in the worker, ``phase_s`` by
+    phase. One that differs
     from the default's outputs, and has no other fault, is timed, too: it would have the outcome ``undisputed`` if the
     default were not to be trusted. A config that wrote outside its tensors ``is_guilty``; the worker ``is_unsound`` if
     more than its guards may have been hit.
@@ -271,6 +272,7 @@ class Measurement(Record):
     observed: tuple[Observation, ...] = ()
     cores: int | None = None
     seconds: float | None = None
+    phase_s: Mapping[str, float] | None = None
 
 
 @record

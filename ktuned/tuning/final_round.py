@@ -15,7 +15,19 @@ from ktuned.model import ENERGY, LATENCY, Config, Event, Outcome, Trial, TrialRe
 from ktuned.store import Store
 from ktuned.tuning.attempt import Attempt, Progress, Work
 from ktuned.tuning.deadlines import for_trial
-from ktuned.tuning.finalists import MOST_TIMES, ROUNDS_TIMES, Figure, Range, Rounds, chosen, elected, figures, is_open
+from ktuned.tuning.finalists import (
+    FEWEST_ROUNDS,
+    MOST_TIMES,
+    ROUNDS_TIMES,
+    Figure,
+    Range,
+    Rounds,
+    chosen,
+    elected,
+    figures,
+    is_open,
+    remaining,
+)
 from ktuned.tuning.job_events import Publish, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import admitted_trials
@@ -336,13 +348,14 @@ class _Contest:
         return [finalist.trial.id for finalist in self.finalists if finalist.failed is None]
 
     async def run_round(self, turn: int) -> None:
-        """Measure every finalist, and the reference, once."""
+        """Measure every finalist that may still win, and in the first rounds the reference, once."""
+        left = remaining(self.rounds, self.rivals)
         self.rounds.append({})
         first = turn % len(self.finalists)
         for finalist in self.finalists[first:] + self.finalists[:first]:
-            if finalist.failed is None:
+            if finalist.trial.id in left:
                 await self._time(finalist)
-        if self._work.objective != LATENCY:
+        if self._work.objective != LATENCY or turn >= FEWEST_ROUNDS:
             # A reference has no other figure to compare.
             return
         async with self._lane.hold(self._work.job.id):

@@ -20,6 +20,9 @@ ROUNDS_TIMES = 2
 CLOSE = 0.01
 """A difference between finalists that is not worth another round."""
 
+FEWEST_ROUNDS = 3
+"""Rounds after which a finalist may leave, and in which the reference runs along: fewer have no middle one."""
+
 Rounds = Sequence[Mapping[int | None, float]]
 """The medians (µs) of each round by trial, ``None`` for the reference; one that was disturbed is absent."""
 
@@ -53,6 +56,23 @@ def chosen(ranges: Sequence[Range], wanted: int) -> list[int]:
     """
     most = range(min(len(ranges), wanted * MOST_TIMES))
     return [place for place in most if place < wanted or ranges[place].low_us <= ranges[0].high_us]
+
+
+def remaining(rounds: Rounds, rivals: Sequence[int]) -> list[int]:
+    """Return the rivals that may still win: all but those that were slower than the best by more than 1 % in each of
+    the rounds that both were timed in, and in :data:`FEWEST_ROUNDS` at least.
+
+    Medians of rounds are paired, as in sequential halving (Karnin et al., ICML 2013) but by agreement, not by number.
+    """
+    found = figures(rounds, rivals)
+    best = min((rival for rival in rivals if rival in found), key=lambda rival: found[rival].latency_us, default=None)
+    left = []
+    for rival in rivals:
+        pairs = [(one[rival], one[best]) for one in rounds if best is not None and rival in one and best in one]
+        is_out = len(pairs) >= FEWEST_ROUNDS and all(own > of_best * (1 + CLOSE) for own, of_best in pairs)
+        if not is_out:
+            left.append(rival)
+    return left
 
 
 def figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]:

@@ -20,14 +20,14 @@ class TrialDetail:
     From its end: the ``phase`` that it failed in, ``signal``, ``after_s`` (the deadline that passed), ``story`` (its
     events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, ``low_us`` and
     ``high_us`` (the median's 95 % interval), ``beaten`` (sampling ended early: it could not win), the check's errors,
-    the inputs that the kernel has ``overwritten`` undeclared, the ``cores`` that it used, the kernel file's own
-    ``metrics`` (with its ``energy`` where that was measured, and ``energy_low`` and ``energy_high``, the ends of its
-    95 % interval, in J), why contention could not be judged, and the outcome that a config which differs from the
-    default's outputs would have ``undisputed``. From compiling: the Build, the backend's ``facts``, ``content``
-    (a digest that equal measurements share). ``spans`` are its times: ``compile`` or ``lane``, the name of the slot or
-    the device, and when it began there last (Unix s). ``carried_from`` is the trial that measured equal content;
-    ``rounds`` and the figures after it are the finalists' rounds', ``energy_rounds`` and ``round_costs`` those
-    of rounds that were decided by another figure than the latency.
+    the lane's seconds by phase (``phase_s``), the inputs that the kernel has ``overwritten`` undeclared, the ``cores``
+    that it used, the kernel file's own ``metrics`` (with its ``energy`` where that was measured, and ``energy_low`` and
+    ``energy_high``, the ends of its 95 % interval, in J), why contention could not be judged, and the outcome that a
+    config which differs from the default's outputs would have ``undisputed``. From compiling: the Build, the backend's
+    ``facts``, ``content`` (a digest that equal measurements share). ``spans`` are its times: ``compile`` or ``lane``,
+    the name of the slot or the device, and when it began there last (Unix s). ``carried_from`` is the trial that
+    measured equal content; ``rounds`` and the figures after it are the finalists' rounds', ``energy_rounds`` and
+    ``round_costs`` those of rounds that were decided by another figure than the latency.
     """
 
     phase: str | None = None
@@ -46,6 +46,7 @@ class TrialDetail:
     contention: str | None = None
     overwritten: tuple[str, ...] | None = None
     cores: int | None = None
+    phase_s: Mapping[str, float] | None = None
     metrics: Mapping[str, float] | None = None
     undisputed: Outcome | None = None
     energy_low: float | None = None
@@ -91,6 +92,7 @@ class TrialDetail:
             contention=measured.contention,
             overwritten=measured.overwritten,
             cores=measured.cores,
+            phase_s=measured.phase_s,
             metrics=measured.metrics,
             undisputed=measured.undisputed,
             energy_low=measured.energy_low,

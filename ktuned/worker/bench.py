@@ -5,10 +5,10 @@ from __future__ import annotations
 import faulthandler
 import signal
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from ktuned.backends import Backend, Kernel, Launch, Registry, energy_counter
@@ -41,9 +41,10 @@ from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.guards import Guards
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.measurement import contended, disputed, ends_batch, from_timing, guilty, judged, raised
+from ktuned.worker.noise import Noise
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.race import Ending
-from ktuned.worker.reply import Reply
+from ktuned.worker.reply import Phases, Reply, TimedPhases
 from ktuned.worker.room import require_room
 from ktuned.worker.timing import HostTimer
 
@@ -56,6 +57,7 @@ class _Opened:
     """The problem that is measured: its kernel, its data, the device, what times it, and what it is judged by.
 
     ``metrics`` are a config's, by its latency in µs and its energy in J; without a ``meter`` that is not measured.
+    ``noise`` is that of the configs that were timed in full.
     """
 
     kernel: requests.KernelRef
@@ -68,6 +70,7 @@ class _Opened:
     metrics: Callable[[float, float | None], Mapping[str, float]]
     objective: Objective = LATENCY
     meter: EnergyMeter | None = None
+    noise: Noise = field(default_factory=Noise)
 
     def cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
         """Return what a config costs by the objective; ``None`` where its figure cannot be made."""
@@ -206,16 +209,18 @@ class Bench:
     ) -> replies.Measurement:
         """Measure one config; add its time, and what the kernel file's code has reached meanwhile: its check, say."""
         began = monotonic()
-        measured = self._measure(unit, known_us, request, reply, following)
+        phases = TimedPhases(reply, request.first_phase)
+        measured = self._measure(unit, known_us, request, phases, following)
         observed = () if self._trace is None else self._trace.fresh(is_data=True)
-        return replace(measured, observed=observed, seconds=round(monotonic() - began, 6))
+        seconds = round(monotonic() - began, 6)
+        return replace(measured, observed=observed, seconds=seconds, phase_s=phases.seconds())
 
     def _measure(
         self,
         unit: requests.UnitRef,
         known_us: float | None,
         request: requests.Trial,
-        reply: Reply,
+        reply: Phases,
         following: requests.UnitRef | None = None,
     ) -> replies.Measurement:
         """Measure one config; a damaged artifact gives no outcome, because it is to be compiled again.
@@ -228,7 +233,10 @@ class Bench:
             return launch
         opened.data.begin_trial()
         counted = None if request.cores is None else CountedLaunch(launch)
-        first = self._checked_launch(opened, counted or launch, reply, Phase.FIRST_LAUNCH, is_last=False)
+        first_us = self._launch_once(opened, counted or launch, reply, Phase.FIRST_LAUNCH)
+        if isinstance(first_us, replies.Measurement):
+            return first_us
+        first = self._judge(opened, reply, is_last=False)
         if first.outcome is not Outcome.MEASURED and first.undisputed is None:
             return first
         cores = None if counted is None else counted.cores
@@ -246,11 +254,13 @@ class Bench:
             is_checked_after=opened.data.is_judged,
             tolerated=request.tolerated,
             known_us=known_us,
+            first_us=first_us,
         )
         if first.undisputed is not None:
             return disputed(timed, first)
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
-            again = self._checked_launch(opened, launch, reply, Phase.CHECK)
+            # What is in the outputs was written by the launches that were timed: they were poisoned before.
+            again = self._judge(opened, reply)
             if again.outcome is not Outcome.MEASURED:
                 return replace(again, message=f"the first launch was right, a later one was not: {again.message}")
         return replace(
@@ -272,25 +282,27 @@ class Bench:
         except Exception as error:
             return raised(error, Phase.LOAD)
 
-    def _checked_launch(
-        self, opened: _Opened, launch: Launch, reply: Reply, phase: Phase, *, is_last: bool = True
-    ) -> replies.Measurement:
-        """Launch once in a phase, and judge the outputs; the measurement of a right one has no latency.
-
-        All that ktuned owns is looked at after the last launch of a config, and after one that was wrong.
-        """
-        data = opened.data
+    def _launch_once(self, opened: _Opened, launch: Launch, reply: Phases, phase: Phase) -> float | replies.Measurement:
+        """Launch once, on poisoned outputs; return the most that it may have taken in µs, or what came of it."""
         reply.phase(phase)
         try:
-            data.begin_checked_launch()
+            began = perf_counter()
+            opened.data.begin_checked_launch()
             launch()
             opened.timer.synchronize()
         except Unsupported as error:
             return replies.Measurement(Outcome.UNSUPPORTED, str(error), phase)
         except Exception as error:
             return raised(error, phase)
-        if phase is not Phase.CHECK:
-            reply.phase(Phase.CHECK)
+        return (perf_counter() - began) * 1e6
+
+    def _judge(self, opened: _Opened, reply: Phases, *, is_last: bool = True) -> replies.Measurement:
+        """Judge what the launches since the outputs were poisoned left; the measurement of a right one has no latency.
+
+        All that ktuned owns is looked at after the last launch of a config, and after one that was wrong.
+        """
+        data = opened.data
+        reply.phase(Phase.CHECK)
         try:
             if damage := data.damage(whole=is_last):
                 return guilty(damage, Phase.CHECK)
@@ -315,7 +327,8 @@ class Bench:
         if isinstance(launch, replies.Measurement):
             return launch
         opened.data.begin_trial()
-        return self._checked_launch(opened, launch, reply, Phase.FIRST_LAUNCH)
+        launched = self._launch_once(opened, launch, reply, Phase.FIRST_LAUNCH)
+        return launched if isinstance(launched, replies.Measurement) else self._judge(opened, reply)
 
     def time(self, request: requests.Time, reply: Reply) -> replies.Measurement:
         """Time a finalist again; it was checked when it was tried."""
@@ -377,7 +390,7 @@ class Bench:
         self._bound = (unit.key, self._load(opened, unit))
         return self._bound[1]
 
-    def _prepare(self, opened: _Opened, unit: requests.UnitRef, reply: Reply) -> None:
+    def _prepare(self, opened: _Opened, unit: requests.UnitRef, reply: Phases) -> None:
         """Load the config that follows; one that fails is loaded again in its turn, where it has its own outcome."""
         reply.phase(Phase.LOAD_NEXT)
         try:
@@ -404,7 +417,7 @@ class Bench:
         launch: Launch,
         preset: Preset,
         judge_contention: bool,
-        reply: Reply,
+        reply: Phases,
         *,
         stop_above_us: float | None = None,
         incumbent: requests.Incumbent | None = None,
@@ -412,6 +425,7 @@ class Bench:
         is_checked_after: bool = False,
         tolerated: Collection[int] = (),
         known_us: float | None = None,
+        first_us: float | None = None,
     ) -> replies.Measurement:
         """Time a launch, unless its latency is known, and measure its energy where that is wanted."""
         reply.phase(Phase.TIMING)
@@ -419,6 +433,8 @@ class Bench:
             opened.timer.meanwhile = None if following is None else partial(self._prepare, opened, following, reply)
         watch = _watch(opened.device, judge_contention, tolerated)
         try:
+            if is_checked_after:
+                opened.data.begin_checked_launch()
             restore = opened.data.restore if opened.data.restores else None
             measured, is_contended = replies.Measurement(Outcome.MEASURED, latency_us=known_us), False
             if known_us is None:
@@ -429,9 +445,13 @@ class Bench:
                     stop_above_us=stop_above_us,
                     incumbent=incumbent if opened.races_by_latency else None,
                     cost=None if opened.objective == LATENCY else opened.cost,
+                    first_us=first_us,
+                    noise=opened.noise,
                 )
                 measured = from_timing(timing)
                 is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)
+                if timing.is_full and not is_contended:
+                    opened.noise.learn(timing.samples)
             energy: Energy | None = None
             if opened.meter is not None and not is_contended and measured.latency_us is not None:
                 latency_us = measured.latency_us

@@ -6,9 +6,11 @@ idle, niced nor this process's own belongs to other programs. On a GPU: NVML lis
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
@@ -41,6 +43,9 @@ UNDISTURBED = 0.1
 
 SHIFTED = 0.05
 """Their distance below the median, relative to it, that proves that the median itself was disturbed."""
+
+SAMPLED_EACH_S = 0.1
+"""NVML takes a process's sample no more often: what is that recent is as good as now."""
 
 RECENT_US = 5_000_000
 """GPU work that is older does not count as current; NVML keeps some seconds of samples."""
@@ -118,36 +123,54 @@ class CpuWatch:
         return is_contended(self._before, CpuTimes.now())
 
 
+@dataclass(slots=True)
+class _Watched:
+    """A GPU on which this process has a context, the reason if its use cannot be judged, and what was seen of it last:
+    the time of the latest sample, by NVML's clock, and when that was (by this process's, in s).
+    """
+
+    gpu: nvml.Gpu | None
+    absence: str = ""
+    sample_us: int = 0
+    seen_s: float = -math.inf
+
+
 @cache
-def _gpu(uuid: str) -> tuple[nvml.Gpu | None, str]:
-    """Return a GPU on which this process has a context, and the reason if its use cannot be judged."""
+def _watched(uuid: str) -> _Watched:
     try:
         gpu = nvml.Gpu(f"GPU-{uuid}")
         # Own work would be taken for that of another process.
-        return gpu, "" if os.getpid() in gpu.context_pids() else FOREIGN_PIDS
+        return _Watched(gpu, "" if os.getpid() in gpu.context_pids() else FOREIGN_PIDS)
     except nvml.Unavailable as error:
-        return None, str(error)
+        return _Watched(None, str(error))
 
 
 class GpuWatch:
     """Watches one GPU, on which this process has a context, from its construction on.
 
-    Without NVML nothing is judged, and :attr:`absence` is the reason.
+    Without NVML nothing is judged, and :attr:`absence` is the reason. Asking takes a ms or more, in which the GPU is
+    idle: a watch that follows another at once goes on from the samples that the other has seen.
     """
 
     def __init__(self, uuid: str, tolerated: Collection[int] = frozenset()) -> None:
         self._tolerated = tolerated
-        self._gpu, self.absence = _gpu(uuid)
-        self._since_us = max((sample.at_us for sample in self._samples(0)), default=0)
+        self._watched = _watched(uuid)
+        self.absence = self._watched.absence
+        if time.monotonic() - self._watched.seen_s > SAMPLED_EACH_S:
+            self._samples(0)
+        self._since_us = self._watched.sample_us
 
     def _samples(self, since_us: int) -> list[nvml.Sample]:
-        if self._gpu is None or self.absence:
+        if self._watched.gpu is None or self.absence:
             return []
         try:
-            return self._gpu.samples(since_us)
+            found = self._watched.gpu.samples(since_us)
         except nvml.Unavailable as error:
             self.absence = str(error)
             return []
+        self._watched.sample_us = max(self._watched.sample_us, *(sample.at_us for sample in found), 0)
+        self._watched.seen_s = time.monotonic()
+        return found
 
     def is_contended(self, samples: Samples) -> bool:
         """Return whether other processes changed the median of these samples, which were taken since."""

@@ -19,7 +19,7 @@ KEPT_SAMPLES = 200
 def from_timing(timing: Timing) -> replies.Measurement:
     """Return the measurement of a config that was timed, to the end or until it could not win."""
     samples = timing.samples
-    low_us, high_us = samples.interval_us
+    low_us, high_us = timing.interval_us
     kept = samples.sorted_us[:: max(1, len(samples) // KEPT_SAMPLES)]
     is_beaten = timing.ending is Ending.BEATEN
     return replies.Measurement(

@@ -1,9 +1,12 @@
 """The race of configs for a lane's time: each is sampled only as long as it can still win. No IO.
 
-A timer asks for the size of the next batch until the race has an end for its config. After each batch the interval of
-the median is compared with the incumbent's: a config that is slower beyond both and a margin has lost, and keeps the
-figure and the wider interval that it has by then. Close ones are sampled until their median is known to 1 %. The same
-object is replayed on recorded samples by ``benchmarks/racing.py`` and by its tests.
+A timer asks for the size of the next batch until the race has an end for its config; batches double. After each of
+them the least that the median may be is compared with the incumbent's interval: a config that is slower beyond both and
+a margin has lost, and keeps the figure and the wider interval that it has by then. Close ones are sampled until their
+median is known to 1 %. This is a Hoeffding race (Maron and Moore, "Hoeffding Races", NIPS 1993; with ranks in place of
+bounds, as in F-Race: Birattari et al., GECCO 2002), except that the bound is by order statistics of the noise that was
+seen in the configs before (:class:`ktuned.worker.noise.Noise`), and from six samples on of the config's own, too. The
+same object is replayed on recorded samples by ``benchmarks/racing.py`` and by its tests.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from enum import Enum, auto
 
 from ktuned.ipc import requests
 from ktuned.model import Preset
+from ktuned.worker.noise import Noise
 from ktuned.worker.samples import FEWEST_FOR_CI, Samples
 
 RELATIVE_CI = 0.01
@@ -25,8 +29,15 @@ MARGIN = 0.1
 Few configs are as close as that, and clocks that differ from one trial to the next seldom make more of the best one.
 """
 
-FEW_MARGIN = 0.3
-"""The same for half as many samples as have an interval: more than chance makes of the best config."""
+FALSE_END = 0.001
+"""Chance of giving up a config that is closer than the margin, by the noise of its samples alone."""
+
+MISSED = 0.02
+"""Chance on each side that an interval by others' noise misses the median; a little is for the medians of the others,
+which are known by few samples, too: in all it covers 95 %."""
+
+QUICK_US = 5_000.0
+"""A first launch up to this says enough of a config's pace, so that sampling may begin without a warm-up."""
 
 FAR = 3.0
 """Times the hopeless latency from which on one sample after the warm-up is enough."""
@@ -58,7 +69,8 @@ class Race:
 
     ``stop_above_us`` is the latency that is hopeless; ``resolution_us`` the clock's, which a median needs not be known
     better than. ``cost`` is what a latency costs by another objective, as the ``incumbent`` does then. ``warm_counts``
-    is whether the warm-up is timed as the samples are, so that it may be compared.
+    is whether the warm-up is timed as the samples are, so that it may be compared. ``first_us`` is the most that the
+    config's launch just before took, where that makes a warm-up needless. ``noise`` is that of the configs before.
     """
 
     def __init__(
@@ -70,6 +82,8 @@ class Race:
         resolution_us: float = 0.0,
         warm_counts: bool = True,
         cost: Cost | None = None,
+        first_us: float | None = None,
+        noise: Noise | None = None,
     ) -> None:
         self.samples = Samples()
         self.warm = Samples()
@@ -80,10 +94,12 @@ class Race:
         self._cost = cost
         self._resolution_us = resolution_us
         self._warm_counts = warm_counts
+        self._noise = noise or Noise()
         self._least = max(FEWEST_FOR_CI, preset.repetitions // 2)
         # What races was launched to be checked just before.
         is_racing = incumbent is not None or stop_above_us is not None
-        self._warm_ups = max(1, preset.warmup - is_racing)
+        is_quick = first_us is not None and first_us <= min(QUICK_US, FAR * self._stop_above_us)
+        self._warm_ups = 0 if is_racing and is_quick else max(1, preset.warmup - is_racing)
 
     def wants_warm_up(self, elapsed_s: float) -> bool:
         """Return whether to launch once more before sampling begins."""
@@ -91,7 +107,7 @@ class Race:
 
     def gives_up(self, elapsed_s: float) -> bool:
         """Return whether the warm-up alone took the preset's time, and was hopeless however it was timed."""
-        if elapsed_s >= self._preset.timing_s and self.warm.sorted_us[0] > self._stop_above_us:
+        if elapsed_s >= self._preset.timing_s and len(self.warm) and self.warm.sorted_us[0] > self._stop_above_us:
             self.samples, self.ending = self.warm, Ending.HOPELESS
         return self.ending is not None
 
@@ -125,6 +141,11 @@ class Race:
         return None
 
     @property
+    def is_full(self) -> bool:
+        """True if there are as many samples as were wanted, or as there was time for, and enough for an interval."""
+        return self.ending in (Ending.KNOWN, Ending.OUT_OF_TIME) and len(self.samples) >= FEWEST_FOR_CI
+
+    @property
     def _fastest_us(self) -> float:
         fastest = self.samples.sorted_us[0]
         return min(fastest, self.warm.sorted_us[0]) if self._warm_counts and len(self.warm) else fastest
@@ -134,15 +155,30 @@ class Race:
         return self.samples.relative_ci <= RELATIVE_CI or self.samples.ci_us <= self._resolution_us
 
     @property
+    def interval_us(self) -> tuple[float, float]:
+        """The median's 95 % interval, in µs: by the config's own samples, or where those are too few by the noise of
+        others; where that is not known, either, the samples' range.
+        """
+        if len(self.samples) >= FEWEST_FOR_CI or not self._noise.knows(len(self.samples), MISSED):
+            return self.samples.interval_us
+        return self._noise.lowest_median_us(self.samples, MISSED), self._noise.highest_median_us(self.samples, MISSED)
+
+    @property
     def _is_beaten(self) -> bool:
         """True if the median is beyond the incumbent's interval by more than its own uncertainty and a margin."""
         if self._incumbent is None or len(self.samples) < self._least // 2:
             return False
-        margin = FEW_MARGIN if len(self.samples) < self._least else MARGIN
-        low, high = self.samples.interval_us
-        least: float | None = low - self._resolution_us
-        if self._cost is not None:
-            # By some metrics a longer launch is the better one.
-            costs = [self._cost(end) for end in (low - self._resolution_us, high + self._resolution_us)]
-            least = min((cost for cost in costs if cost is not None), default=None)
-        return least is not None and least > self._incumbent.high * (1 + margin)
+        beyond = self._incumbent.high * (1 + MARGIN)
+        is_sampled = len(self.samples) >= self._least
+        if self._cost is None:
+            beyond_us = beyond + self._resolution_us
+            is_beyond = is_sampled and self.samples.interval_us[0] > beyond_us
+            return is_beyond or self._noise.is_above(self.samples, beyond_us, FALSE_END)
+        # By some metrics a longer launch is the better one.
+        low_us = self._noise.lowest_median_us(self.samples, FALSE_END)
+        high_us = self._noise.highest_median_us(self.samples, FALSE_END)
+        if is_sampled:
+            own_us = self.samples.interval_us
+            low_us, high_us = max(low_us, own_us[0]), min(high_us, own_us[1])
+        costs = [self._cost(end) for end in (low_us - self._resolution_us, high_us + self._resolution_us)]
+        return min((cost for cost in costs if cost is not None), default=beyond) > beyond

@@ -8,11 +8,44 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from time import monotonic
-from typing import Any
+from collections.abc import Mapping
+from time import monotonic, perf_counter
+from typing import Any, Protocol
 
 from ktuned.ipc import MAX_HELD_BYTES, Journal, replies
 from ktuned.model import Phase
+
+
+class Phases(Protocol):
+    """Takes the name of each phase as it begins."""
+
+    def phase(self, phase: Phase) -> None:
+        """Name the phase that begins."""
+
+
+class TimedPhases:
+    """Passes the phases of one config on, and takes their times."""
+
+    def __init__(self, phases: Phases, first: Phase) -> None:
+        self._phases = phases
+        self._phase = first
+        self._since = perf_counter()
+        self._spent: dict[str, float] = {}
+
+    def phase(self, phase: Phase) -> None:
+        """Name the phase that begins."""
+        self._phases.phase(phase)
+        self._spend(phase)
+
+    def seconds(self) -> Mapping[str, float]:
+        """Return the seconds of each phase up to now; those of one that came again are added up."""
+        self._spend(self._phase)
+        return {name: round(seconds, 6) for name, seconds in self._spent.items()}
+
+    def _spend(self, following: Phase) -> None:
+        now = perf_counter()
+        self._spent[self._phase.value] = self._spent.get(self._phase.value, 0.0) + now - self._since
+        self._phase, self._since = following, now
 
 
 class Reply:

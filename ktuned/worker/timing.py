@@ -9,6 +9,7 @@ from time import perf_counter_ns
 from ktuned.backends import Launch
 from ktuned.ipc import requests
 from ktuned.model import Preset, Record, record
+from ktuned.worker.noise import Noise
 from ktuned.worker.race import Cost, Ending, Race
 from ktuned.worker.samples import Samples
 
@@ -30,16 +31,21 @@ def launches_per_sample(launch_ns: int, *, restores: bool) -> int:
 
 @record
 class Timing(Record):
-    """The samples of one kernel, and the reason why there are no more."""
+    """The samples of one kernel, the reason why there are no more, and the 95 % interval of their median in µs.
+
+    ``is_full`` if there are as many as were wanted, or as there was time for, and enough for an interval.
+    """
 
     samples: Samples
     ending: Ending
+    interval_us: tuple[float, float]
+    is_full: bool
 
     @classmethod
     def of(cls, race: Race) -> Timing:
         """Return a race's end."""
         assert race.ending is not None
-        return cls(race.samples, race.ending)
+        return cls(race.samples, race.ending, race.interval_us, race.is_full)
 
     @property
     def stopped_early(self) -> bool:
@@ -55,6 +61,7 @@ def time_on_host(
     stop_above_us: float | None = None,
     incumbent: requests.Incumbent | None = None,
     cost: Cost | None = None,
+    noise: Noise | None = None,
 ) -> Timing:
     """Time a launch that returns when its work is done (a CPU kernel), by the host's monotonic clock.
 
@@ -62,7 +69,7 @@ def time_on_host(
     untimed, before each launch. A launch that times itself is believed. The :class:`~ktuned.worker.race.Race` decides
     how many there are.
     """
-    race = Race(preset, stop_above_us=stop_above_us, incumbent=incumbent, cost=cost)
+    race = Race(preset, stop_above_us=stop_above_us, incumbent=incumbent, cost=cost, noise=noise)
     reported_us: float | None = None
     start = perf_counter_ns()
     while race.wants_warm_up((perf_counter_ns() - start) / 1e9):
@@ -104,8 +111,10 @@ class HostTimer:
         stop_above_us: float | None = None,
         incumbent: requests.Incumbent | None = None,
         cost: Cost | None = None,
+        first_us: float | None = None,
+        noise: Noise | None = None,
     ) -> Timing:
-        """Sample a launch; see :func:`time_on_host`."""
+        """Sample a launch; see :func:`time_on_host`. After a check the caches are cold, whatever ``first_us`` says."""
         return time_on_host(
-            launch, preset, restore=restore, stop_above_us=stop_above_us, incumbent=incumbent, cost=cost
+            launch, preset, restore=restore, stop_above_us=stop_above_us, incumbent=incumbent, cost=cost, noise=noise
         )

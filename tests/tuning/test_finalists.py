@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.tuning.finalists import MOST_TIMES, Figure, Range, chosen, elected, figures, is_open
+from ktuned.tuning.finalists import MOST_TIMES, Figure, Range, chosen, elected, figures, is_open, remaining
 
 RATIOS = st.lists(st.floats(1.0, 5.0), min_size=1, max_size=6)
 PACES = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9)
@@ -85,6 +85,32 @@ def test_rounds_that_contradict_each_other_are_not_enough(
 ) -> None:
     """Another finalist that beat the best in one of its rounds may be better; one per cent is no matter."""
     assert is_open(rounds, [1, 2]) is expected
+
+
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([{1: 10.0, 2: 12.0, 3: 10.05}] * 2, [1, 2, 3]),
+        ([{1: 10.0, 2: 12.0, 3: 10.05}] * 3, [1, 3]),
+        ([{1: 10.0, 2: 12.0}, {1: 10.0, 2: 10.05}, {1: 10.0, 2: 12.0}], [1, 2, 3]),
+        ([{1: 10.0, 2: 12.0, 3: 12.0}, {1: 20.0, 2: 24.0}, {1: 10.0, 2: 12.0, 3: 12.0}], [1, 3]),
+        ([{}] * 3, [1, 2, 3]),
+    ],
+    ids=["too-early", "slower", "not-always", "disturbed", "nothing"],
+)
+def test_a_finalist_leaves_when_every_round_says_so(rounds: list[dict[int | None, float]], expected: list[int]) -> None:
+    """Three rounds, each of which found it slower than the best by more than 1 %; the best itself stays."""
+    assert remaining(rounds, [1, 2, 3]) == expected
+
+
+@given(RATIOS, PACES)
+def test_the_best_never_leaves(ratios: list[float], paces: list[float]) -> None:
+    """However the device's pace changes, whichever is the fastest goes on."""
+    rounds: list[dict[int | None, float]] = [
+        {name: ratio * pace for name, ratio in enumerate(ratios)} for pace in paces
+    ]
+    left = remaining(rounds, range(len(ratios)))
+    assert min(range(len(ratios)), key=ratios.__getitem__) in left
 
 
 def test_disturbed_rounds_are_left_out() -> None:

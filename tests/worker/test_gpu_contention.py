@@ -64,6 +64,7 @@ class PlayedNvml(ModuleType):
         self.users = users
         self.is_partition = False
         self.samples: list[tuple[int, int, int]] | None = []
+        self.questions = 0
 
     def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
         """Begin."""
@@ -83,6 +84,7 @@ class PlayedNvml(ModuleType):
 
     def nvmlDeviceGetProcessUtilization(self, handle: str, since: int) -> list[Any]:  # noqa: N802 - NVML's name
         """Return the samples since a moment: (pid, moment, share of the multiprocessors)."""
+        self.questions += 1
         if self.is_partition:
             raise NotSupportedError("Not Supported")
         if self.samples is None:
@@ -98,9 +100,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedNvml]:
     """Put an NVML in the place of the real one."""
     played = PlayedNvml()
     monkeypatch.setitem(sys.modules, "pynvml", played)
-    contention._gpu.cache_clear()
+    contention._watched.cache_clear()
     yield played
-    contention._gpu.cache_clear()
+    contention._watched.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,19 @@ def test_the_work_of_others_since_then_is_contention(
     assert not watch.absence
     nvml.samples += later
     assert watch.is_contended(STEADY) is contended
+
+
+def test_a_watch_that_follows_at_once_asks_once(nvml: PlayedNvml) -> None:
+    """It goes on from the samples that the one before has seen, and counts none of them twice."""
+    first = GpuWatch("a")
+    nvml.samples = [(OTHER, 20, 80)]
+    assert first.is_contended(STEADY)
+    asked = nvml.questions
+    second = GpuWatch("a")
+    assert nvml.questions == asked
+    assert not second.is_contended(STEADY)
+    nvml.samples += [(OTHER, 30, 80)]
+    assert second.is_contended(STEADY)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +166,7 @@ def test_a_neighbour_counts_by_its_effect(percents: tuple[int, ...], samples: Sa
 def test_what_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
     """No driver, or processes of which only others' ids are reported: nothing is called contended."""
     for users, reason in ((None, "NVML: Driver Not Loaded"), ((7_000_001,), FOREIGN_PIDS)):
-        contention._gpu.cache_clear()
+        contention._watched.cache_clear()
         nvml.users = users
         watch = GpuWatch("a")
         assert (watch.absence, watch.is_contended(STEADY)) == (reason, False)
@@ -180,9 +195,9 @@ def test_a_gpu_that_is_lost_meanwhile_is_not_judged(nvml: PlayedNvml) -> None:
 def test_without_nvml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package's name is in the reason."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    contention._gpu.cache_clear()
+    contention._watched.cache_clear()
     assert GpuWatch("a").absence == NOT_INSTALLED
-    contention._gpu.cache_clear()
+    contention._watched.cache_clear()
 
 
 @pytest.mark.gpu
@@ -190,7 +205,7 @@ def test_a_real_neighbour_is_seen() -> None:
     """Another process that computes on the same GPU makes a timing contended; alone it is not."""
     import torch
 
-    contention._gpu.cache_clear()
+    contention._watched.cache_clear()
     x = torch.ones(2048, 2048, device="cuda")
     uuid = str(torch.cuda.get_device_properties("cuda:0").uuid)
     if absence := GpuWatch(uuid).absence:
