@@ -25,6 +25,7 @@ FULL = TrialDetail(
     contention="not judged",
     overwritten=("x",),
     cores=2,
+    phase_s={"load": 0.001, "timing": 0.004},
     metrics={"tflops": 1.5},
     undisputed=Outcome.MEASURED,
     build={"entry": "k", "grid": [1, 2]},
