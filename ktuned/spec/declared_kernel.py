@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -200,14 +200,15 @@ class Kernel:
         """Return the space for one problem; its errors name this kernel and its file."""
         return self.space.bind(problem, self.site)
 
-    def default_config(self, problem: Problem) -> Config:
-        """Return the default config of a problem: the declared one, else the first of the problem's space.
+    def default_configs(self, problem: Problem) -> Iterator[Config]:
+        """Yield the default config of a problem; where none is declared for it, its space's, of which the first that
+        runs takes its place.
 
         Raises:
             KernelFileError: the space holds no config for the problem.
         """
         bound = self.bound_space(problem)
-        return self.default if self.default is not None and self.default in bound else next(iter(bound))
+        yield from [self.default] if self.default is not None and self.default in bound else bound
 
     def input_specs(self, problem: Problem) -> dict[str, Any]:
         """Call ``inputs`` and return its tensors by name: :class:`TensorSpec`, or tensors that the function made.

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ktuned.backends import Backend, Kernel, Unit
 from ktuned.ipc import Places, requests
-from ktuned.model import Device, KernelFileError, Outcome, Unsupported
+from ktuned.model import Config, Device, KernelFileError, Outcome, Unsupported
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
 
 _KEY = "default"
+
+MAX_TRIED = 8
+"""Configs of the space that are tried where no default is declared: each costs a compile in the lane."""
+
+
+class _CannotRun(Exception):
+    """A config cannot be compiled or loaded for this device; the message says which outcome that is."""
 
 
 class DefaultRun:
@@ -79,12 +87,25 @@ class DefaultRun:
             raise kernel.site.failure("reference='default': the default config", error) from error
 
     def _load(self, device: Device) -> Kernel:
+        """Return the default config; where none is declared, the first of the space that runs here."""
+        reasons = []
+        for config in islice(self._kernel.default_configs(self._request.problem), MAX_TRIED):
+            try:
+                return self._load_config(config, device)
+            except _CannotRun as error:
+                reasons.append(str(error))
+        more = f" (and {len(reasons) - 1} more cannot run)" if len(reasons) > 1 else ""
+        raise self._kernel.site.error(
+            f"reference='default', but the default config is {reasons[0]}{more}",
+            hint="give another default, or a reference",
+        )
+
+    def _load_config(self, config: Config, device: Device) -> Kernel:
         kernel, request = self._kernel, self._request
-        config = kernel.default_config(request.problem)
         try:
             build = kernel.build(request.problem, config)
         except Unsupported as error:
-            raise self._fault(Outcome.UNSUPPORTED, error.message) from error
+            raise _CannotRun(f"{Outcome.UNSUPPORTED}: {error.message}") from error
         # What travels is plain data, as for every other config.
         plain = self._backend.build.from_plain(build.to_plain())
         unit = Unit(_KEY, plain, self._sources, kernel.file, request.kernel.kernel, request.target)
@@ -93,11 +114,8 @@ class DefaultRun:
             artifact.mkdir()
             (compiled,) = self._backend.compile([unit], Path(directory))
             if compiled.outcome is not None:
-                raise self._fault(compiled.outcome, compiled.message)
-            return self._backend.load(artifact, unit, device)
-
-    def _fault(self, outcome: Outcome, message: str) -> KernelFileError:
-        return self._kernel.site.error(
-            f"reference='default', but the default config is {outcome}: {message}",
-            hint="give another default, or a reference",
-        )
+                raise _CannotRun(f"{compiled.outcome}: {compiled.message}")
+            try:
+                return self._backend.load(artifact, unit, device)
+            except Unsupported as error:
+                raise _CannotRun(f"{Outcome.UNSUPPORTED}: {error.message}") from error

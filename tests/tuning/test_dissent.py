@@ -122,3 +122,12 @@ class TestAJob:
         ended = await tune(parts)
         assert ended["state"] == "failed"
         assert "reference='default', but the default config is compile_error: " in str(ended["message"])
+
+    async def test_without_a_declared_default_the_first_that_runs_is_it(self, parts: Parts) -> None:
+        """The first ones of a list may need more than this device has."""
+        does = ("compile_error", "unsupported", "work", "wrong", "work")
+        configs = ", ".join(f"dict(us={50.0 + n}, does={word!r})" for n, word in enumerate(does))
+        await parts.inspect(kernel_text(configs=f"[{configs}]", reference="'default'"))
+        ended = await tune(parts)
+        wanted = {"compile_error": 1, "unsupported": 1, "measured": 2, "mismatch": 1}
+        assert (ended["state"], ended["outcomes"]) == ("done", wanted), ended
