@@ -317,7 +317,7 @@ class TestArtifact:
         (build("SIZE"), "'SIZE' is of type int, which cannot be called"),
         (build("plain", ("x", "y")), "plain is not decorated with @triton.jit"),
         (build(args=("x", "y")), "scale takes 'size', for which args and constants have nothing"),
-        (build(args=("x", "y", SIZE, 3.0, 128)), "args has 128 more"),
+        (build(args=("x", "y", SIZE, 3.0, 128)), "args has 1 more: 128"),
         (build(args=("x", "z", SIZE, 3.0)), "args names the tensor 'z'; inputs makes no such tensor"),
         (build(factor=2.0), "factor of scale is a constant, but not annotated tl.constexpr"),
         (build(BLOK=64), "scale has no parameter 'BLOK'"),

@@ -17,7 +17,7 @@ from ktuned import dropin
 from ktuned.dropin import CALL_KEY, digest, home, read_record, tensors_file, write_once, write_tensors
 from ktuned.model import canonical
 from ktuned_triton.build import Build
-from ktuned_triton.call import CAPTURED, HOOKS_NAME, Call, autotuner_in, hook_names, jitted, knobs
+from ktuned_triton.call import CAPTURED, HOOKS_NAME, Call, LeftAlone, autotuner_in, hook_names, jitted, knobs
 
 FUNCTION_NAME = "function"
 """The name of the application's function in its kernel file."""
@@ -162,12 +162,16 @@ def adopt(file: str, adopted: Adopted) -> Any:
 
     # At the end: the worker's own modules come first, as they have been imported.
     sys.path += [path for path in adopted.paths if path not in sys.path]
-    found = attrgetter(adopted.qualname)(importlib.import_module(adopted.module))
-    function = jitted(found)
-    if function.cache_key != adopted.cache_key:
+    module = importlib.import_module(adopted.module)
+    try:
+        found = attrgetter(adopted.qualname)(module)
+        function = jitted(found)
+    except (AttributeError, LeftAlone):
+        found = function = None
+    if function is None or function.cache_key != adopted.cache_key:
         raise RuntimeError(
-            f"{adopted.module}.{adopted.qualname} is not the function that the application has: it changed since the "
-            "application started, or the application runs in another environment"
+            f"{adopted.module}.{adopted.qualname} is {'no longer' if function is None else 'not'} the function that the "
+            "application has: it changed since the application started, or the application runs in another environment"
         )
     worker = _workers[file] = _Worker(Path(file), adopted, found)
     kernel(

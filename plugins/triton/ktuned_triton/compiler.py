@@ -97,7 +97,7 @@ def lower_unit(unit: Unit) -> bytes:
         return b""
     function = _function(unit)
     build = cast(Build, unit.build)
-    with _room() as scratch, _refusing():
+    with _room() as scratch, _refusing(function):
         arguments = call_arguments(function, build, unit.kernel_file)
         with _aimed_at(capability, scratch) as device:
             try:
@@ -139,7 +139,7 @@ def _room() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
+def _refusing(function: Any = None) -> Iterator[None]:
     """Turn what Triton and the function raise into a refusal."""
     try:
         yield
@@ -151,14 +151,14 @@ def _refusing() -> Iterator[None]:
         for cause in causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
-        raise Refused(_words(error)) from error
+        raise Refused(_words(error, function)) from error
 
 
 def _compile(function: Any, unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
     """Compile a function in one piece."""
     build = cast(Build, unit.build)
     said = io.StringIO()
-    with _refusing():
+    with _refusing(function):
         arguments = call_arguments(function, build, unit.kernel_file)
         with _aimed_at(capability, scratch) as device, contextlib.redirect_stdout(said):
             try:
@@ -297,17 +297,17 @@ def _metadata(kernel: Any) -> str:
     return json.dumps(kernel.metadata._asdict(), default=vars)
 
 
-def _words(error: Exception) -> str:
+def _words(error: Exception, function: Any) -> str:
     """Return what went wrong, its first line the error itself, capped."""
     said = str(error).strip()
     if not type(error).__module__.startswith("triton."):
         said = f"{place(error, ('triton',))}{type(error).__name__}: {said}"
     else:
-        said = f"{_reason(error)}{said}"
+        said = f"{_reason(error, function)}{said}"
     return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, function: Any) -> str:
     """Return the line of an error of Triton's that says what is wrong, and a line break.
 
     Triton shows the source first, from the kernel down to the function that it calls, and the error last; of its
@@ -319,5 +319,18 @@ def _reason(error: Exception) -> str:
         message = getattr(cause, "error_message", None)
         # Otherwise it says where what is wrong was called.
         if isinstance(message, str) and message and not message.startswith("at "):
-            return f"{message}\n"
+            return f"{_line_of(cause, function)}{message}\n"
+    return ""
+
+
+def _line_of(cause: Any, function: Any) -> str:
+    """Return ``file:line: `` of an error in a function, or in one that its module names; ``""`` if it is in another."""
+    line = getattr(getattr(cause, "node", None), "lineno", None)
+    if function is None or line is None:
+        return ""
+    near = (value for value in function.fn.__globals__.values() if isinstance(value, type(function)))
+    for one in (function, *near):
+        if one.src == getattr(cause, "src", None):
+            file, first = import_module("triton.runtime.jit").get_jit_fn_file_line(one)
+            return f"{Path(file).name}:{first + line - 1}: "
     return ""

@@ -91,7 +91,7 @@ def _arguments(function: Any, constants: Mapping[str, Any], build: Build) -> Ite
     if rest:
         raise Misfit(
             f"{_name(function)} takes {_listed(parameter.name for parameter in function.params)}; "
-            f"args has {_listed(map(repr, rest))} more"
+            f"args has {len(rest)} more: {_listed(map(repr, rest))}"
         )
 
 
