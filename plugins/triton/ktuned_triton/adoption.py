@@ -169,9 +169,10 @@ def adopt(file: str, adopted: Adopted) -> Any:
     except (AttributeError, LeftAlone):
         found = function = None
     if function is None or function.cache_key != adopted.cache_key:
+        name, no = f"{adopted.module}.{adopted.qualname}", "no longer" if function is None else "not"
         raise RuntimeError(
-            f"{adopted.module}.{adopted.qualname} is {'no longer' if function is None else 'not'} the function that the "
-            "application has: it changed since the application started, or the application runs in another environment"
+            f"{name} is {no} the function that the application has: it changed since the application started, or the "
+            "application runs in another environment"
         )
     worker = _workers[file] = _Worker(Path(file), adopted, found)
     kernel(
