@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from ktuned.model import (
     LATENCY,
@@ -61,15 +61,20 @@ class EndOfDeclarations(BaseException):
 
 _collector: ContextVar[Collector | None] = ContextVar("ktuned_collector", default=None)
 
+_imports: Final[list[Collector]] = []
+"""The imports that are under way, for threads that a kernel file starts: they have no context of its own."""
+
 
 @contextmanager
 def collecting(path: Path) -> Iterator[Collector]:
     """Collect the kernels, and the errors, of the kernel file at ``path`` while it is imported."""
     collector = Collector(path)
     token = _collector.set(collector)
+    _imports.append(collector)
     try:
         yield collector
     finally:
+        _imports.remove(collector)
         _collector.reset(token)
 
 
@@ -204,10 +209,12 @@ def end_declarations() -> None:
     """End the import of a kernel file by a worker, if one is under way: the caller is for programs alone.
 
     Raises:
-        EndOfDeclarations: the kernel file itself is the caller, directly or through a function.
+        EndOfDeclarations: the kernel file itself is the caller, directly, through a function or in a thread.
         KernelFileError: a module is, which the kernel file imports.
     """
     collector = _collector.get()
+    if collector is None and _imports:
+        raise EndOfDeclarations
     if collector is None:
         return
     frame: FrameType | None = sys._getframe(1)

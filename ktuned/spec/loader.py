@@ -208,6 +208,11 @@ def _import_error(error: BaseException, path: Path) -> KernelFileError:
             said, hint = f"{package} is not installed: {words}", f"pip install {distribution} into {sys.executable}"
         else:
             hint = f"install it into {sys.executable}, or mend the import"
+    if isinstance(error, SystemExit):
+        hint = (
+            "workers import the file, without the program's arguments: put what is the program's alone below "
+            "`if __name__ == '__main__':`"
+        )
     excerpt = _excerpt(error) if isinstance(error, SyntaxError) else ""
     return KernelFileError(f"{place}:{line}: {said}", path=str(place), line=line, hint=hint, excerpt=excerpt)
 

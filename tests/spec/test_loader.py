@@ -48,6 +48,48 @@ def test_import_error_names_its_line(project: Project, text: str, line: int, wor
     assert loaded.kernels == ()
 
 
+def test_a_program_that_ends_in_a_worker_gets_a_hint(project: Project) -> None:
+    """Workers have no arguments that it could parse."""
+    project.write("tune_it.py", kernel("fine") + "import argparse\nargparse.ArgumentParser('it').parse_args(['--no'])\n")
+    (error,) = project.load().errors
+    assert error.message.endswith("SystemExit: 2")
+    assert "below `if __name__ == '__main__':`" in error.hint
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("call", "follows"),
+    [
+        ("thread = Thread(target=tune); thread.start(); thread.join()", True),
+        ("ThreadPoolExecutor(1).submit(tune).result()", False),
+        ("asyncio.run(tune_later())", False),
+    ],
+    ids=["thread", "executor", "loop"],
+)
+def test_a_call_of_tune_elsewhere_than_at_the_top_asks_no_daemon(call: str, follows: bool, project: Project) -> None:
+    """A worker that waited for the tuning of its own kernel would wait for itself."""
+    text = f"""
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+from ktuned.spec import end_declarations
+{kernel("fine")}
+def tune():
+    end_declarations()
+    raise RuntimeError("it has asked the daemon")
+
+async def tune_later():
+    tune()
+
+{call}
+open("follows", "w").close()
+"""
+    path = project.write("tune_it.py", text.replace('"follows"', repr(str(project.root / "follows"))))
+    loaded = project.load()
+    assert (loaded.errors, [one.name for one in loaded.kernels]) == ((), ["fine"])
+    assert (path.parent / "follows").exists() == follows
+
+
 def test_error_in_an_imported_module_names_that_module(project: Project) -> None:
     """The line is the project's own deepest, in whichever of its files; that file counts as one that had a part."""
     helper = project.write("lib/helper.py", "x = 1\nraise KeyError('why')\n")

@@ -180,7 +180,7 @@ class TestBadInputs:
     def test_args_are_as_many_as_parameters(self) -> None:
         """The kernel says which."""
         recipe = Recipe("0.1.15", "main", "sm_90a", {}, "nvrtc", ("x", "y"), ())
-        with pytest.raises(ValueError, match="args has 1 values; main takes x, y"):
+        with pytest.raises(ValueError, match="args has 1 of 2 values; main takes x, y"):
             TileLangKernel(None, recipe, ("x",))
 
 

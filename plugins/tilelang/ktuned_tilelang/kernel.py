@@ -27,7 +27,7 @@ class TileLangKernel(backends.Kernel):
         """
         names = recipe.parameters
         if args is not None and len(args) != len(names):
-            raise ValueError(f"args has {len(args)} values; {recipe.function} takes {', '.join(names)}")
+            raise ValueError(f"args has {len(args)} of {len(names)} values; {recipe.function} takes {', '.join(names)}")
         self._kernel = kernel
         self._args: tuple[Argument, ...] = names if args is None else args
 
