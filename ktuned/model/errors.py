@@ -18,6 +18,9 @@ class KtunedError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            # Tracebacks show notes: a program that calls ktuned.tune does not print hints itself.
+            self.add_note(hint)
 
     def to_wire(self) -> dict[str, str]:
         """Return the error map of the protocol: ``code``, ``message``, ``hint``."""

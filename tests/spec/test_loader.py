@@ -50,7 +50,9 @@ def test_import_error_names_its_line(project: Project, text: str, line: int, wor
 
 def test_a_program_that_ends_in_a_worker_gets_a_hint(project: Project) -> None:
     """Workers have no arguments that it could parse."""
-    project.write("tune_it.py", kernel("fine") + "import argparse\nargparse.ArgumentParser('it').parse_args(['--no'])\n")
+    project.write(
+        "tune_it.py", kernel("fine") + "import argparse\nargparse.ArgumentParser('it').parse_args(['--no'])\n"
+    )
     (error,) = project.load().errors
     assert error.message.endswith("SystemExit: 2")
     assert "below `if __name__ == '__main__':`" in error.hint

@@ -142,6 +142,8 @@ class TestBadInputs:
             (replace(build(), target="hip"), Outcome.UNSUPPORTED, "the target 'hip' is not for CUDA"),
             (replace(build(), target={"kind": "cuda", "arch": "sm_80"}), Outcome.UNSUPPORTED, "the Build's target is"),
             (replace(build("scale_any"), out_idx=2), Outcome.COMPILE_ERROR, "out_idx is 2, and the kernel has 2"),
+            (replace(build(), args=("x",)), Outcome.COMPILE_ERROR, "args has 1 of 2 values; the kernel takes x, y"),
+            (replace(build(), args=("x", "z")), Outcome.COMPILE_ERROR, "the tensor 'z'; inputs makes x, y"),
             (build("scale", dtype="float31"), Outcome.COMPILE_ERROR, "InternalError: Check failed: data_bits % 8"),
             (Build(program="missing.json"), Outcome.COMPILE_ERROR, "the program missing.json cannot be read"),
         ],

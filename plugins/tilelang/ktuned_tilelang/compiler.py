@@ -87,6 +87,7 @@ def _compile(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any]:
     try:
         with _kept_apart(scratch), _captured(said):
             program = elaborate(cast(Build, unit.build), unit.kernel_file, unit.target)
+            _check_args(cast(Build, unit.build), _parameter_names(program.prim_func))
             lowered = Lowered(program)
             _check_execution_backend(lowered.execution_backend)
             launches = lowered.launches()
@@ -114,6 +115,15 @@ def _compile(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any]:
         "dynamic_shared_bytes": max((shared for _, shared in launches), default=0),
         **_occupancy(unit.target, kernels, launches),
     }
+
+
+def _check_args(build: Build, parameters: tuple[str, ...]) -> None:
+    args = parameters if build.args is None else build.args
+    if len(args) != len(parameters):
+        raise Misfit(f"args has {len(args)} of {len(parameters)} values; the kernel takes {', '.join(parameters)}")
+    missing = [name for name in args if isinstance(name, str) and name not in build.layouts]
+    if build.layouts and missing:
+        raise Misfit(f"args names the tensor {missing[0]!r}; inputs makes {', '.join(sorted(build.layouts))}")
 
 
 def _check_execution_backend(name: str) -> None:
