@@ -144,7 +144,7 @@ def paths_of(path: str | os.PathLike[str]) -> list[str]:
         return [os.fspath(path)]
     found = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(".json"))
     if not found:
-        raise WinnersError(f"there is no file of winners (*.json) in {path}")
+        raise WinnersError(f"{path} holds no file of winners (*.json)")
     return found
 
 

@@ -17,6 +17,7 @@ from ktuned.backends.contract import (
     Layout,
     Unit,
     compile_together,
+    unknown_tensor,
 )
 from ktuned.backends.cpu import CpuTicks, read_ticks
 from ktuned.backends.cuda import DEFAULT_TARGET, compute_target, cuda_devices, gpu_uuids, runs_on, torch_cuda_devices
@@ -72,4 +73,5 @@ __all__ = [
     "read_ticks",
     "runs_on",
     "torch_cuda_devices",
+    "unknown_tensor",
 ]

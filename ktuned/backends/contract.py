@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES
-from ktuned.model import Device, Outcome, Record, record
+from ktuned.model import Device, Outcome, Record, listed, record
 
 API_VERSION = 1
 """The major version of this contract; a plugin that states a newer one is refused."""
@@ -305,3 +305,8 @@ def compile_together(
         read = observed()
         for unit in units:
             yield Compiled(unit.key, seconds=each_s, facts=facts[unit.key], observed=read)
+
+
+def unknown_tensor(name: str, made: Iterable[str]) -> str:
+    """Return the error for an argument of a Build that names none of the tensors that ``inputs`` makes."""
+    return f"args names the tensor {name!r}, which inputs(p) does not make {listed(made, near=name)}"

@@ -25,6 +25,7 @@ from ktuned.model import (
     UsageError,
     full_name,
     project_of,
+    suggested,
 )
 
 _OF_PROJECT = "project "
@@ -228,7 +229,9 @@ class Catalog:
         if matches:
             names = ", ".join(kernel.name for kernel in matches)
             raise AmbiguousName(f"the kernel {name!r} is in several projects", hint=f"say which: {names}")
-        raise NotFound(f"there is no kernel {name!r}", hint="`ktuned kernels` lists them; `ktuned tune PATH` adds some")
+        known = self._kernels if ":" in name else {kernel.kernel for kernel in self.kernels}
+        hint = "`ktuned kernels` lists them; `ktuned tune PATH` adds some"
+        raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggested(name, known), hint))))
 
     def _meant(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
         """Return those kernels whose project is there; only the one in whose root a directory lies, if it does."""

@@ -29,13 +29,18 @@ def complete_target(context: click.Context, parameter: click.Parameter, incomple
 
 
 def names(known: Iterable[str], incomplete: str) -> list[str]:
-    """Return what may stand for the kernels of these full names: the short name where only one has it. No IO."""
+    """Return what may stand for the kernels of these full names: the short name where only one has it. No IO.
+
+    A short name that several have is completed to their full ones.
+    """
     full = sorted(known)
-    short = Counter(name.rpartition(":")[2] for name in full)
-    meant = (
-        full if ":" in incomplete else [word if short[word := name.rpartition(":")[2]] == 1 else name for name in full]
-    )
-    return [name for name in meant if name.startswith(incomplete)][:MAX_NAMES]
+    if ":" in incomplete:
+        return [name for name in full if name.startswith(incomplete)][:MAX_NAMES]
+    short = {name: name.rpartition(":")[2] for name in full}
+    count = Counter(short.values())
+    begun = [name for name in full if short[name].startswith(incomplete)]
+    begun += [name for name in full if name not in begun and count[short[name]] > 1 and name.startswith(incomplete)]
+    return [short[name] if count[short[name]] == 1 else name for name in begun][:MAX_NAMES]
 
 
 def _known() -> list[str]:

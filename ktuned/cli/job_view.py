@@ -37,6 +37,7 @@ class JobView:
     what the best figure that was news costs: a ``winner`` comes before the trial that made it. ``before`` is the figure
     of the winner when the job began. ``share`` is that of the device's limit, in words.
     ``left_s`` and ``waits_for`` are the daemon's latest estimate and reason; ``planned`` and ``planned_s`` the budget.
+    ``started`` is when it began to run last, in Unix s.
     """
 
     id: int
@@ -63,6 +64,7 @@ class JobView:
     message: str = ""
     left_s: float | None = None
     waits_for: str = ""
+    started: float | None = None
     planned: int | None = None
     planned_s: float | None = None
     is_compile_only: bool = False

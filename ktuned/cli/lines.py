@@ -40,7 +40,7 @@ def _title(kernel: str, problem: Problem, device: str, objective: Objective) -> 
 
 
 def doubts(job: JobView) -> list[str]:
-    """Return a warning for each figure of a tuned job that speed-ups are given against and that is hardly known."""
+    """Return a warning if figures of a tuned job that speed-ups are given against are hardly known."""
     if not job.has_winner:
         return []
     found = []
@@ -52,7 +52,7 @@ def doubts(job: JobView) -> list[str]:
         low, high = map(text.latency, reference)
         found.append(f"the reference took anything from {low} to {high}")
     why = "as rounds of the final measurement differ; other programs or unlocked clocks do that"
-    return [f"{title(job)}: {doubt}, {why}" for doubt in found]
+    return [f"{title(job)}: {' and '.join(found)}, {why}"] if found else []
 
 
 def progress(job: JobView) -> str:
@@ -60,18 +60,22 @@ def progress(job: JobView) -> str:
     return f"{job.done}/{job.total}" if job.total is not None else str(job.done)
 
 
-def standing(view: View) -> list[str]:
-    """Return a line for each open job, running ones first; at most :data:`MAX_STANDING`, and the number of others."""
+def standing(view: View, now: float | None = None) -> list[str]:
+    """Return a line for each open job, running ones first; at most :data:`MAX_STANDING`, and the number of others.
+
+    With ``now``, in Unix s, they say for how long jobs have run.
+    """
     jobs = sorted(view.active, key=lambda job: job.state != JobState.RUNNING)
-    found = [f"{title(job)}: {_standing(job)}" for job in jobs[:MAX_STANDING]]
+    found = [f"{title(job)}: {_standing(job, now)}" for job in jobs[:MAX_STANDING]]
     left = len(jobs) - MAX_STANDING
     return [*found, f"and {text.number(left, 'more job')}"] if left > 0 else found
 
 
-def _standing(job: JobView) -> str:
+def _standing(job: JobView, now: float | None) -> str:
     if job.state != JobState.RUNNING:
         return f"{job.state}, {job.waits_for}" if job.waits_for else str(job.state)
-    facts = [f"{progress(job)} tried"]
+    tried = f"{progress(job)} tried"
+    facts = [tried if now is None or not job.started else f"{tried} in {text.duration(max(0.0, now - job.started))}"]
     if job.round is not None:
         facts.append(f"finalists again, round {job.round[0]} of {job.round[1]}")
     if job.best is not None:

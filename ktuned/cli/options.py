@@ -21,6 +21,18 @@ _NEXT_PAIR = re.compile(r",(?=[A-Za-z_]\w*=)")
 _INT64 = range(-(2**63), 2**63)
 
 
+class WholeNumber(click.IntRange):
+    """A whole number of a range, by that name in messages."""
+
+    name = "whole number"
+
+
+class Number(click.FloatRange):
+    """A number of a range, by that name in messages."""
+
+    name = "number"
+
+
 def scalar(word: str) -> Scalar:
     """Read a problem's value: an int, a finite float, ``true`` or ``false``, else the string itself.
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from threading import Event as Flag
 from threading import Lock, Thread
-from time import monotonic
+from time import monotonic, time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -111,7 +111,7 @@ class LinePresenter:
                     continue
                 self._printed_at = monotonic()
                 try:
-                    self._print(lines.standing(self._view))
+                    self._print(lines.standing(self._view, time()))
                 except output.ReaderGone:
                     # The next news finds that out, in the thread that can end the command.
                     return

@@ -61,7 +61,8 @@ def latency_within(value_us: float | None, spread_us: float | None) -> str:
     """Return a latency with half its spread in percent, if that is known."""
     if not value_us or spread_us is None:
         return latency(value_us)
-    return f"{latency(value_us)} ±{50 * spread_us / value_us:.2g} %"
+    percent = 50 * spread_us / value_us
+    return f"{latency(value_us)} ±{f'{percent:.2g}' if percent < 99.5 else '>100'} %"
 
 
 def spread(value_us: float | None) -> str:

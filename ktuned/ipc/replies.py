@@ -232,12 +232,12 @@ class Opened(Record):
 class Measurement(Record):
     """The measurement of one config, times in µs; ``outcome`` is ``None`` if its artifact is damaged.
 
-    It is ``None``, too, if a CPU config uses more ``cores`` than the request grants.
-    ``phase`` is the one that it failed in, ``samples`` some of the ``count`` timings in ascending order;
-    ``low_us`` and ``high_us`` are the median's 95 % interval (with fewer than six timings their range); ``beaten`` says
-    that sampling ended early, because the config could not win. ``contention`` says why it is unknown whether others
-    used the device; ``overwritten`` names the inputs that the launch wrote to without a declaration; ``metrics`` are
-    the kernel file's own, with the ``energy`` and its product with the latency where that was measured; ``energy_low``
+    It is ``None``, too, if a CPU config uses more ``cores`` than the request grants. ``phase`` is the one that it
+    failed in, ``samples`` some of the ``count`` timings in ascending order; ``low_us`` and ``high_us`` are the median's
+    95 % interval (with fewer than six timings their range); ``beaten`` says that sampling ended early, because the
+    config could not win. ``contention`` says why it is unknown whether others used the device; ``overwritten`` names
+    the inputs that the launch wrote to without a declaration; ``metrics`` are the kernel file's own (``metrics_fault``
+    says why they failed), with the ``energy`` and its product with the latency where that was measured; ``energy_low``
     and ``energy_high`` are the ends of the energy's interval, in J. ``cost`` is what it costs by the opened objective,
     with its interval, if that is not the latency. ``seconds`` is the time that it took in the worker, ``phase_s`` by
     phase. One that differs
@@ -263,6 +263,7 @@ class Measurement(Record):
     is_unsound: bool = False
     overwritten: tuple[str, ...] | None = None
     metrics: Mapping[str, float] | None = None
+    metrics_fault: str | None = None
     undisputed: Outcome | None = None
     energy_low: float | None = None
     energy_high: float | None = None

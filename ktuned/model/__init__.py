@@ -20,6 +20,7 @@ from ktuned.model.errors import (
     UsageError,
     WorkerError,
     listed,
+    suggested,
 )
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, as_notice, notices
 from ktuned.model.kernel import Asked, KernelInfo, Root
@@ -183,6 +184,7 @@ __all__ = [
     "shares",
     "since",
     "stand_ins",
+    "suggested",
     "unit_of",
     "unmeasurable",
     "with_captured",

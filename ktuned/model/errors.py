@@ -102,10 +102,16 @@ class IllegalMove(KtunedError):
 
 
 def listed(known: Iterable[str], *, near: str = "") -> str:
-    """Return ``(there are: …)``, with the known name that is closest to ``near``."""
-    import difflib
-
+    """Return ``(there are: …)``, behind the known name that is closest to ``near``: a long list may be cut."""
     names = list(known)
     text = f"there are: {', '.join(names) or 'none'}"
-    close = difflib.get_close_matches(near, names, n=1)
-    return f"({text}; did you mean {close[0]!r}?)" if close else f"({text})"
+    meant = suggested(near, names)
+    return f"({meant} {text})" if meant else f"({text})"
+
+
+def suggested(name: str, known: Iterable[str]) -> str:
+    """Return ``did you mean …?`` with the known name that is closest to ``name``; nothing if none is close."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else ""

@@ -79,7 +79,7 @@ def collecting(path: Path) -> Iterator[Collector]:
 
 
 def kernel(
-    *,
+    *bare: object,
     backend: str = UNSET,
     space: Space = UNSET,
     inputs: Inputs = UNSET,
@@ -141,6 +141,8 @@ def kernel(
         KernelFileError: the declaration has an error. While a kernel file is loaded the error is kept
             for its report instead, so that the file's other kernels go on.
     """
+    if bare:
+        raise TypeError("@kernel takes arguments by name alone: @kernel(backend=…, space=…, …)")
 
     def declare(function: KernelFunction) -> Kernel:
         collector, file = _collector.get(), _declaring_file(function)

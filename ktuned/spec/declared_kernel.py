@@ -132,7 +132,7 @@ class Kernel:
             found = tuple(islice(self.problems(), MAX_PROBLEMS + 1))
         except Exception as error:
             raise self.site.failure("problems()", error) from error
-        if fault := problems_fault(found, self.specialize):
+        if fault := problems_fault(found, self.specialize, self.bucketed_keys):
             raise self.site.error(fault)
         return tuple(map(weighted, found))
 
@@ -151,6 +151,11 @@ class Kernel:
             return {"*": self.bucket}
         rules = self.bucket or {}
         return {name: tuple(rule) if isinstance(rule, list) else rule for name, rule in rules.items()}
+
+    @property
+    def bucketed_keys(self) -> tuple[str, ...]:
+        """The problem keys that have a rule of their own."""
+        return () if self.bucket is None or callable(self.bucket) else tuple(self.bucket)
 
     def represent(self, problem: Problem) -> dict[str, Scalar]:
         """Return the problem that stands for a problem's bucket.
@@ -255,6 +260,8 @@ class Kernel:
             raise
         except Exception as error:
             raise self.site.failure(f"{self.name}(p, c)", error) from error
+        if build is None:
+            raise self.site.error("the kernel function returned nothing; end it with `return Build(…)`")
         if not isinstance(build, Build):
             raise self.site.error(
                 f"the kernel function returned a value of type {type(build).__name__}, "

@@ -98,7 +98,11 @@ def fault_of(declared: Any) -> str:
     return (
         declared.space.fault
         or _default_fault(declared.default, declared.space)
-        or ("" if callable(declared.problems) else problems_fault(declared.problems, declared.specialize))
+        or (
+            ""
+            if callable(declared.problems)
+            else problems_fault(declared.problems, declared.specialize, declared.bucketed_keys)
+        )
         or _number_fault(declared)
         or _plan_fault(declared.plan)
     )
@@ -170,7 +174,7 @@ def _outside_fault(default: Mapping[str, Any], space: Space) -> str:
     return ""
 
 
-def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None) -> str:
+def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None, bucketed: Iterable[str] = ()) -> str:
     """Return the error in a list of problems."""
     if len(problems) > MAX_PROBLEMS:
         return f"problems names more than {MAX_PROBLEMS}; each is a job of its own, and lookups ask for others"
@@ -184,9 +188,11 @@ def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None
         if text in seen:
             return f"problem {position} repeats problem {seen[text]}: {text}"
         seen[text] = position
-        for key in specialize or ():
-            if key not in problem:
-                return f"specialize names {key!r}, which problem {position} does not have {listed(problem, near=key)}"
+        for argument, keys in (("specialize", specialize or ()), ("bucket", bucketed)):
+            for key in keys:
+                if key not in problem:
+                    there = listed(problem, near=key)
+                    return f"{argument} names {key!r}, which problem {position} does not have {there}"
     return ""
 
 

@@ -136,6 +136,8 @@ def tensor(
     Raises:
         UsageError: an argument is not valid.
     """
+    if fault := _shape_fault(shape):
+        raise UsageError(f"tensor: {fault}")
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     for size in sizes:
         if type(size) is not int or size < 0:
@@ -154,6 +156,13 @@ def tensor(
     if fault := _fill_fault(spec):
         raise UsageError(f"tensor: {fault}")
     return spec
+
+
+def _shape_fault(shape: object) -> str:
+    if isinstance(shape, float):
+        return f"the shape {shape!r} is not an int; // divides to one"
+    is_one = isinstance(shape, Iterable) and not isinstance(shape, str)
+    return "" if is_one or isinstance(shape, int) else f"the shape {shape!r} is neither an int nor a tuple of ints"
 
 
 def layout(entry: Any) -> Layout:

@@ -86,6 +86,10 @@ class Site(Record):
         ]
         is_told_well = isinstance(error, UnknownKey | KtunedError)
         words = one_line(error) if is_told_well else f"{type(error).__name__}: {one_line(error)}"
+        # A call that never began: the function has other parameters.
+        is_of_call = isinstance(error, TypeError) and not lines and "positional argument" in words
+        if is_of_call:
+            words += f"; it is called with ({what.partition('(')[2].partition(')')[0]})"
         return self.error(f"{what}: {words}", line=lines[-1] if lines else 0)
 
 

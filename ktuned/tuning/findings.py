@@ -1,4 +1,6 @@
-"""Oddities of a kernel file that only a whole job shows: knobs without effect, inputs that are overwritten. No IO."""
+"""Oddities of a kernel file that only a whole job shows: knobs without effect, inputs that are overwritten,
+metrics that fail. No IO.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,8 @@ class Findings:
     def __init__(self) -> None:
         self._contents: dict[tuple[tuple[str, Scalar], ...], str] = {}
         self._overwritten: Counter[str] = Counter()
+        self._metrics_fault = ""
+        self._without_metrics = 0
         self._measured = 0
 
     def note(self, config: Config, detail: Mapping[str, Any]) -> None:
@@ -31,6 +35,9 @@ class Findings:
             self._contents[tuple(sorted(config.items()))] = content
         self._measured += "count" in detail
         self._overwritten.update(detail.get("overwritten") or ())
+        if fault := detail.get("metrics_fault"):
+            self._metrics_fault = self._metrics_fault or fault
+            self._without_metrics += 1
 
     def lines(self) -> list[str]:
         """Return the findings, one sentence each."""
@@ -44,7 +51,8 @@ class Findings:
             f"other data ({count} of {max(count, self._measured)} configs)"
             for name, count in sorted(self._overwritten.items())
         ]
-        return knobs + inputs
+        of = f"({self._without_metrics} of {max(self._without_metrics, self._measured)} configs have no metrics)"
+        return [*knobs, *inputs, *([f"{self._metrics_fault} {of}"] if self._metrics_fault else [])]
 
 
 def without_effect(contents: Mapping[tuple[tuple[str, Scalar], ...], str]) -> dict[str, int]:

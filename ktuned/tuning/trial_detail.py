@@ -22,12 +22,13 @@ class TrialDetail:
     ``high_us`` (the median's 95 % interval), ``beaten`` (sampling ended early: it could not win), the check's errors,
     the lane's seconds by phase (``phase_s``), the inputs that the kernel has ``overwritten`` undeclared, the ``cores``
     that it used, the kernel file's own ``metrics`` (with its ``energy`` where that was measured, and ``energy_low`` and
-    ``energy_high``, the ends of its 95 % interval, in J), why contention could not be judged, and the outcome that a
-    config which differs from the default's outputs would have ``undisputed``. From compiling: the Build, the backend's
-    ``facts``, ``content`` (a digest that equal measurements share). ``spans`` are its times: ``compile`` or ``lane``,
-    the name of the slot or the device, and when it began there last (Unix s). ``carried_from`` is the trial that
-    measured equal content; ``rounds`` and the figures after it are the finalists' rounds', ``energy_rounds`` and
-    ``round_costs`` those of rounds that were decided by another figure than the latency.
+    ``energy_high``, the ends of its 95 % interval, in J; ``metrics_fault`` says why the file's failed), why contention
+    could not be judged, and the outcome that a config which differs from the default's outputs would have
+    ``undisputed``. From compiling: the Build, the backend's ``facts``, ``content`` (a digest that equal measurements
+    share). ``spans`` are its times: ``compile`` or ``lane``, the name of the slot or the device, and when it began
+    there last (Unix s). ``carried_from`` is the trial that measured equal content; ``rounds`` and the figures after it
+    are the finalists' rounds', ``energy_rounds`` and ``round_costs`` those of rounds that were decided by another
+    figure than the latency.
     """
 
     phase: str | None = None
@@ -48,6 +49,7 @@ class TrialDetail:
     cores: int | None = None
     phase_s: Mapping[str, float] | None = None
     metrics: Mapping[str, float] | None = None
+    metrics_fault: str | None = None
     undisputed: Outcome | None = None
     energy_low: float | None = None
     energy_high: float | None = None
@@ -94,6 +96,7 @@ class TrialDetail:
             cores=measured.cores,
             phase_s=measured.phase_s,
             metrics=measured.metrics,
+            metrics_fault=measured.metrics_fault,
             undisputed=measured.undisputed,
             energy_low=measured.energy_low,
             energy_high=measured.energy_high,

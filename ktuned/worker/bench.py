@@ -498,7 +498,7 @@ def _with_metrics(measured: replies.Measurement, opened: _Opened, energy: Energy
     try:
         metrics |= opened.metrics(latency_us, joules)
     except KernelFileError as error:
-        measured = replace(measured, message=error.message)
+        measured = replace(measured, message=error.message, metrics_fault=error.message)
     measured = replace(measured, metrics=metrics or None)
     if energy is not None:
         measured = replace(measured, energy_low=energy.low, energy_high=energy.high)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned.backends import Launch
 from ktuned.ipc import Region
-from ktuned.model import Device, KernelFileError, UsageError, canonical
+from ktuned.model import Device, KernelFileError, UsageError, canonical, listed
 from ktuned.worker.check import Verdict, compare, run_check
 from ktuned.worker.damage import Damage
 from ktuned.worker.guards import Guards
@@ -21,7 +21,11 @@ from ktuned.worker.tensor_library import TensorLibrary, library_for, never_writt
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
+
 _CAPTURE_AGAIN = "capture them again, or take them back: `capture` with `remove=True`"
+
+_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+"""Kinds of parameters that no tensor is missing for."""
 
 
 class ProblemData:
@@ -231,6 +235,10 @@ class ProblemData:
         parameters = inspect.signature(reference).parameters
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
             return reference(**inputs)
+        for name, parameter in parameters.items():
+            if name not in inputs and parameter.default is parameter.empty and parameter.kind not in _COLLECTING:
+                known = listed(inputs, near=name)
+                raise self._kernel.site.error(f"the reference takes {name!r}, which inputs(p) does not make {known}")
         return reference(**{name: value for name, value in inputs.items() if name in parameters})
 
     def _default_outputs(

@@ -209,6 +209,10 @@ def test_resolve() -> None:
     catalog = Catalog(roots, both)
     assert catalog.resolve("add").name == "b:add"
     assert catalog.resolve("a:gemm").name == "a:gemm"
+    for wrong, meant in (("ad", "'add'"), ("a:gem", "'a:gemm'")):
+        with pytest.raises(NotFound) as caught:
+            catalog.resolve(wrong)
+        assert caught.value.hint.startswith(f"did you mean {meant}?")
     with pytest.raises(AmbiguousName) as ambiguous:
         catalog.resolve("gemm")
     assert "a:gemm, b:gemm" in ambiguous.value.hint

@@ -19,11 +19,12 @@ from tests.cli.conftest import Serve
         ("a", ["add"]),
         ("one", ["one:gemm"]),
         ("one:", ["one:add", "one:gemm"]),
-        ("g", []),
+        ("g", ["one:gemm", "two:gemm"]),
+        ("x", []),
     ],
 )
 def test_names_that_mean_one_kernel(incomplete: str, expected: list[str]) -> None:
-    """A short name is offered where one kernel has it, full names else and after a project's colon."""
+    """A short name is offered where one kernel has it, full names else, for either of their parts."""
     assert sorted(names(["two:gemm", "one:gemm", "one:add"], incomplete)) == expected
 
 

@@ -12,6 +12,12 @@ from ktuned.cli.progress import begin
 from tests.cli.samples import job_map
 
 
+def test_a_spread_beyond_all_bounds_is_no_figure() -> None:
+    """Rounds that contradict each other leave nothing that digits could say."""
+    assert text.latency_within(20.0, 4.0) == "20.00 µs ±10 %"
+    assert text.latency_within(20.0, 20_000.0) == "20.00 µs ±>100 %"
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(None, "–"), (0.0, "0.000 µs"), (0.5, "0.5000 µs"), (10.0, "10.00 µs"), (12.346, "12.35 µs"), (999.96, "1.000 ms"),

@@ -119,6 +119,15 @@ def test_a_speed_up_that_is_hardly_known_is_a_warning(run: Run, serve: Serve) ->
     out = run("tune", "gemm", "--no-spawn").out
     assert "the speed-up over the default is anything from 1.49× to 2.51×" in out
     assert "the reference took anything from 45.00 µs to 75.00 µs" in out
+    assert out.count("unlocked clocks") == 1
+
+
+@pytest.mark.parametrize(("option", "words"), [("--trials", "a valid whole number"), ("--seconds", "a valid number")])
+def test_a_budget_that_is_no_number_is_one_line(run: Run, option: str, words: str) -> None:
+    """In words of people, not of the parser."""
+    ran = run("tune", "gemm", option, "ten")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert f"Invalid value for '{option}': 'ten' is not {words}" in ran.err
 
 
 def test_tune_json_is_the_events_and_last_the_jobs(run: Run, serve: Serve) -> None:

@@ -154,7 +154,7 @@ def test_a_missing_file_or_an_empty_directory_is_said(tmp_path: Path) -> None:
     """There is no silent client without winners."""
     with pytest.raises(WinnersError, match="cannot be read"):
         Client(winners=tmp_path / "none.json")
-    with pytest.raises(WinnersError, match="there is no file of winners"):
+    with pytest.raises(WinnersError, match="holds no file of winners"):
         Client(winners=tmp_path)
 
 

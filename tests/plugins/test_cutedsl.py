@@ -192,7 +192,7 @@ def test_a_class_is_made_with_its_constants(compile_one: CompileOne) -> None:
         (build("without_stream", ("x", "y")), "without_stream has no parameter 'stream'"),
         (build(args=("x", "y")), "scale takes 'factor', which args and constants lack"),
         (build(args=("x", "y", 3.0, 128)), "args has 128 more"),
-        (build(args=("x", "z", 3.0)), "args names the tensor 'z'; inputs declares no such tensor"),
+        (build(args=("x", "z", 3.0)), "args names the tensor 'z', which inputs(p) does not make"),
         (build(args=("x", "y"), factor=2.0), "factor of scale is a constant, but not annotated cutlass.Constexpr"),
         (build(THREAD=64), "scale has no constexpr parameter 'THREAD'"),
         (build("Scale", threads=64), "missing 1 required positional argument: 'tile'"),

@@ -318,7 +318,7 @@ class TestArtifact:
         (build("plain", ("x", "y")), "plain is not decorated with @triton.jit"),
         (build(args=("x", "y")), "scale takes 'size', for which args and constants have nothing"),
         (build(args=("x", "y", SIZE, 3.0, 128)), "args has 1 more: 128"),
-        (build(args=("x", "z", SIZE, 3.0)), "args names the tensor 'z'; inputs makes no such tensor"),
+        (build(args=("x", "z", SIZE, 3.0)), "args names the tensor 'z', which inputs(p) does not make"),
         (build(factor=2.0), "factor of scale is a constant, but not annotated tl.constexpr"),
         (build(BLOK=64), "scale has no parameter 'BLOK'"),
         (build("scale_by", ("x", "y", (1, 2))), "SIZE of scale_by is a tl.constexpr: give it in constants"),

@@ -48,6 +48,7 @@ LINE = HEADER_LINES + 1
         ({"problems": "[dict(M=None)]"}, "problem 0: M=None"),
         ({"problems": "[3]"}, "problem 0 is of type int, not a dict"),
         ({"problems": "[dict(M=1)]", "specialize": "('N',)"}, "specialize names 'N', which problem 0 does not have"),
+        ({"problems": "[dict(M=1)]", "bucket": "dict(N='pow2')"}, "bucket names 'N', which problem 0 does not have"),
         ({"specialize": "[3]"}, "specialize must name problem keys"),
         ({"setup": "[3]"}, "setup must name tensors or be a callable"),
         ({"sources": "[3]"}, "sources must be strings"),
@@ -124,6 +125,7 @@ def test_build_gets_views(project: Project) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
+        ("pass", "the kernel function returned nothing; end it with `return Build(…)`"),
         ("return 3", "the kernel function returned a value of type int, not a Build of the backend 'fake'"),
         ("return Fake(c.BX)", "it(p, c): there is no knob 'BX' (there are: BM)"),
         ("return Fake(p.M)", "it(p, c): there is no problem key 'M' (there are: K)"),
@@ -137,6 +139,13 @@ def test_build_that_fails_is_told_with_its_line(project: Project, body: str, wor
         kernel.build({"K": 1}, {"BM": 2})
     assert words in caught.value.message
     assert caught.value.line == (LINE if "returned" in words else LINE + 2)
+
+
+def test_a_bare_decorator_is_an_error(project: Project) -> None:
+    """``@kernel`` without its arguments says how it is written."""
+    project.write("tune_it.py", "@kernel\ndef it(p, c):\n    pass\n")
+    (error,) = project.load().errors
+    assert "@kernel takes arguments by name alone: @kernel(backend=…" in error.message
 
 
 def test_build_of_another_backend_is_an_error(project: Project) -> None:
@@ -156,6 +165,7 @@ def test_unsupported_passes_through(project: Project) -> None:
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
+        ("lambda: {}", "takes 0 positional arguments but 1 was given; it is called with (p)"),
         ("lambda p: 3", "inputs(p) returned a value of type int, not a dict of tensors by name"),
         ("lambda p: {}", "inputs(p) returned an empty dict; it must name"),
         ("lambda p: dict(B=3)", "inputs(p): B is of type int, not a tensor(...), a torch.Tensor or a numpy.ndarray"),

@@ -154,7 +154,7 @@ def test_unknown_backend_is_an_error(project: Project) -> None:
     project.write("tune_it.py", kernel("a"))
     loaded = project.load(backends=["fakes", "real"])
     assert loaded.kernels == ()
-    assert "there is no backend 'fake' (there are: fakes, real; did you mean 'fakes'?)" in loaded.errors[0].message
+    assert "there is no backend 'fake' (did you mean 'fakes'? there are: fakes, real)" in loaded.errors[0].message
     assert not project.load(backends=["fake"]).errors
 
 

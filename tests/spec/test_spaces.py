@@ -177,7 +177,7 @@ def test_space_that_where_empties_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        (lambda p, c: c.AAA > 1, "there is no knob 'AAA' (there are: AA; did you mean 'AA'?)"),
+        (lambda p, c: c.AAA > 1, "there is no knob 'AAA' (did you mean 'AA'? there are: AA)"),
         (lambda p, c: p["N"] > 1, "there is no problem key 'N' (there are: M)"),
         (lambda p, c: 1 / 0, "ZeroDivisionError: division by zero"),
     ],

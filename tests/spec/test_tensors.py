@@ -228,6 +228,8 @@ def test_poison_reaches_strided_views() -> None:
     [
         ({"shape": (2, -1)}, "the shape (2, -1) holds -1"),
         ({"shape": (2.0,)}, "holds 2.0, which is not an int"),
+        ({"shape": 2.0}, "the shape 2.0 is not an int; // divides to one"),
+        ({"shape": "64"}, "the shape '64' is neither an int nor a tuple of ints"),
         ({"shape": 1, "dtype": "float17"}, "there is no dtype 'float17'"),
         ({"shape": 1, "fill": "unifrom"}, "did you mean 'uniform'?"),
         ({"shape": 1, "seed": "x"}, "the seed 'x' is not an int"),

@@ -57,6 +57,14 @@ def test_findings_are_sentences() -> None:
     assert x.endswith("(3 of 8 configs)")
 
 
+def test_metrics_that_fail_are_said_once() -> None:
+    """By their first fault, with the number of configs that have none."""
+    findings = Findings()
+    for number in range(3):
+        findings.note(dict(N=number), {"count": 9, "metrics_fault": f"the metric gf(p, t): fault {number}"})
+    assert findings.lines() == ["the metric gf(p, t): fault 0 (3 of 3 configs have no metrics)"]
+
+
 def test_a_long_job_is_compared_in_part() -> None:
     """The comparison is bounded, however many configs there were."""
     findings = Findings()

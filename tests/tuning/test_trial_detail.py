@@ -27,6 +27,7 @@ FULL = TrialDetail(
     cores=2,
     phase_s={"load": 0.001, "timing": 0.004},
     metrics={"tflops": 1.5},
+    metrics_fault="the metric gf(p, t): KeyError",
     undisputed=Outcome.MEASURED,
     build={"entry": "k", "grid": [1, 2]},
     facts={"registers": 32},

@@ -12,7 +12,16 @@ from ktuned.cli import output, spawn, text
 from ktuned.cli.commands.tune import announce, complain_of
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import as_path, given, is_path, json_option, no_spawn_option, problem_option
+from ktuned.cli.options import (
+    Number,
+    WholeNumber,
+    as_path,
+    given,
+    is_path,
+    json_option,
+    no_spawn_option,
+    problem_option,
+)
 from ktuned.model import Outcome
 from ktuned_client import Client, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S
@@ -34,8 +43,8 @@ _MESSAGE_CHARS = 160
 @click.option(
     "--arch", metavar="ARCH", help="The architecture to compile for (sm_90a); default: that of a device here."
 )
-@click.option("--trials", type=click.IntRange(min=1), help="Compile at most this many configs.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Start no config after this time.")
+@click.option("--trials", type=WholeNumber(min=1), help="Compile at most this many configs.")
+@click.option("--seconds", type=Number(min=0, min_open=True), help="Start no config after this time.")
 @click.option("--strategy", help="The order of the configs (auto, guided, exhaustive, random, …).")
 @click.option("--seed", type=int, help="The strategy's seed.")
 @no_spawn_option

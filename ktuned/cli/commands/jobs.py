@@ -11,7 +11,7 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import given, json_option
+from ktuned.cli.options import WholeNumber, given, json_option
 from ktuned.model import LATENCY, JobState, Objective
 from ktuned_client import Client
 
@@ -19,7 +19,7 @@ from ktuned_client import Client
 @click.command()
 @click.argument("kernel", required=False, shell_complete=complete_kernel)
 @click.option("--state", type=click.Choice([str(state) for state in JobState]), help="Only jobs in this state.")
-@click.option("--limit", type=click.IntRange(min=1), help="At most this many, the newest.")
+@click.option("--limit", type=WholeNumber(min=1), help="At most this many, the newest.")
 @json_option
 def jobs(kernel: str | None, state: str | None, limit: int | None, as_json: bool) -> int:
     """List jobs, or those of KERNEL."""

@@ -12,6 +12,7 @@ import click
 
 from ktuned.cli import output, service_units
 from ktuned.cli.exit_status import Exit
+from ktuned.cli.options import WholeNumber
 from ktuned.cli.spawn import LOG_NAME, state_directory
 
 QUIET_MS = 500
@@ -28,7 +29,7 @@ SYSTEMCTL_DEADLINE_S = 5.0
 
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines, until Ctrl-C.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=100, show_default=True, help="Number of last lines.")
+@click.option("-n", "--lines", type=WholeNumber(min=0), default=100, show_default=True, help="Number of last lines.")
 def logs(follow: bool, lines: int) -> int:
     """Show the daemon's log.
 

@@ -13,7 +13,7 @@ from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.limits import Limits, limits, share_of
-from ktuned.cli.options import device_option, given, json_option, problem_option
+from ktuned.cli.options import WholeNumber, device_option, given, json_option, problem_option
 from ktuned.cli.trial_facts import facts_of, messages_of
 from ktuned.cli.trial_pages import all_trials
 from ktuned.model import LATENCY, Outcome, canonical
@@ -40,11 +40,11 @@ _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
 @click.option(
     "--outcome", type=click.Choice([str(outcome) for outcome in Outcome]), help="Only trials with this outcome."
 )
-@click.option("--trial", type=click.IntRange(min=1), help="Show everything about one trial.")
+@click.option("--trial", type=WholeNumber(min=1), help="Show everything about one trial.")
 @click.option("--all", "everything", is_flag=True, help="Also trials of earlier versions of the kernel.")
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     help=f"At most this many. Default: {DEFAULT_LIMIT} in a table, else all.",
 )
 @click.option(

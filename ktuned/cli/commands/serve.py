@@ -15,7 +15,7 @@ import click
 
 from ktuned.cli import output
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import json_option
+from ktuned.cli.options import Number, json_option
 from ktuned_client import Client, DaemonError, paths
 
 STOP_DEADLINE_S = 10.0
@@ -39,7 +39,7 @@ OPEN_FILES = 4096
 @click.option(
     "--idle-exit",
     "idle_exit_s",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="SECONDS",
     help="Exit after this time without clients, jobs and watched directories; 0 never exits.",
 )

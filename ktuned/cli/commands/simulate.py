@@ -11,7 +11,7 @@ import click
 
 from ktuned.cli import output
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import device_option, given, json_option, problem_option
+from ktuned.cli.options import WholeNumber, device_option, given, json_option, problem_option
 from ktuned.cli.trial_pages import all_trials
 from ktuned.model import UsageError
 from ktuned.search import RecordedSpace, Run, read_recorded, recorded, relative
@@ -31,10 +31,8 @@ MARKS = "●○▲△■□◆◇"
 @click.command()
 @click.argument("space", metavar="SPACE")
 @click.option("--strategy", "strategies", multiple=True, help="A strategy; may be repeated. Default: auto and random.")
-@click.option("--trials", type=click.IntRange(1), default=DEFAULT_TRIALS, show_default=True, help="Configs to try.")
-@click.option(
-    "--seeds", type=click.IntRange(1), default=DEFAULT_SEEDS, show_default=True, help="Runs with seeds 0, 1, …."
-)
+@click.option("--trials", type=WholeNumber(1), default=DEFAULT_TRIALS, show_default=True, help="Configs to try.")
+@click.option("--seeds", type=WholeNumber(1), default=DEFAULT_SEEDS, show_default=True, help="Runs with seeds 0, 1, ….")
 @problem_option
 @device_option
 @json_option

@@ -15,6 +15,8 @@ from ktuned.cli.exit_status import Exit
 from ktuned.cli.job_view import ENDED, FAILURES, JobView, View
 from ktuned.cli.limits import Limits, limits
 from ktuned.cli.options import (
+    Number,
+    WholeNumber,
     as_path,
     config_option,
     device_option,
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="PATH|KERNEL", shell_complete=complete_target)
 @problem_option
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="How thoroughly to measure.")
-@click.option("--trials", type=click.IntRange(min=1), help="Try at most this many configs.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Start no trial after this time.")
+@click.option("--trials", type=WholeNumber(min=1), help="Try at most this many configs.")
+@click.option("--seconds", type=Number(min=0, min_open=True), help="Start no trial after this time.")
 @click.option("--strategy", help="The search strategy (auto, guided, exhaustive, random, …).")
 @click.option("--until", type=click.Choice(UNTIL), help="Stop with the budget, or when little is left to find.")
 @click.option("--seed", type=int, help="The strategy's seed.")

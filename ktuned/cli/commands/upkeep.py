@@ -7,7 +7,7 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.metrics import families, render
-from ktuned.cli.options import given, json_option
+from ktuned.cli.options import Number, given, json_option
 from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
@@ -38,7 +38,7 @@ def metrics(as_json: bool) -> int:
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only print how much would be removed.")
-@click.option("--keep", "keep_gib", type=click.FloatRange(min=0), metavar="GIB", help="Keep this much.")
+@click.option("--keep", "keep_gib", type=Number(min=0), metavar="GIB", help="Keep this much.")
 @json_option
 def gc(dry_run: bool, keep_gib: float | None, as_json: bool) -> int:
     """Remove compiled kernels to free disk space.

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ktuned.backends import Layout
+from ktuned.backends import Layout, unknown_tensor
 from ktuned.model import Scalar
 from ktuned_cutedsl.build import Build
 
@@ -105,7 +105,7 @@ def fake_tensor(name: str, layouts: Mapping[str, Layout]) -> Any:
     from cutlass.cute.runtime import make_fake_tensor
 
     if name not in layouts:
-        raise Misfit(f"args names the tensor {name!r}; inputs declares no such tensor")
+        raise Misfit(unknown_tensor(name, layouts))
     dtype, shape, strides = layouts[name]
     if dtype not in _DTYPES:
         raise Misfit(f"the tensor {name!r} is of {dtype}, which CuTe DSL does not have")
@@ -130,7 +130,7 @@ def runtime_arguments(args: tuple[Scalar, ...], tensors: Mapping[str, Any]) -> l
             bound.append(arg)
             continue
         if arg not in tensors:
-            raise KeyError(f"args names the tensor {arg!r}; inputs declares {_listed(sorted(tensors))}")
+            raise KeyError(unknown_tensor(arg, tensors))
         bound.append(tvm_ffi.from_dlpack(tensors[arg]) if has_tensor else tensors[arg])
         has_tensor = True
     return bound

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ktuned import backends
-from ktuned.backends import Absent, Launch, cuda_devices
+from ktuned.backends import Absent, Launch, cuda_devices, unknown_tensor
 from ktuned.model import BackendError, Device, Unsupported
 from ktuned_nvrtc.arguments import Arguments, fill
 from ktuned_nvrtc.build import Build, three
@@ -61,9 +61,7 @@ class NvrtcKernel(backends.Kernel):
         named = [name for arg in self._build.args for name in tensors_of(arg)]
         for name in (*named, *self._build.constants.values()):
             if name not in tensors:
-                raise KeyError(
-                    f"args names the tensor {name!r}; inputs declares {', '.join(sorted(tensors)) or 'none'}"
-                )
+                raise KeyError(unknown_tensor(name, tensors))
         arguments = Arguments(self._build.entry, self._build.args, _parameter_sizes(self._function), tensors)
         for symbol, name in self._constants.items():
             fill(self._module, symbol, name, tensors[name])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ktuned.backends import Layout
+from ktuned.backends import Layout, unknown_tensor
 from ktuned.model import Unsupported
 from ktuned.spec import functions
 from ktuned_tilelang.build import Build
@@ -158,7 +158,7 @@ def _tensors(function: Any, build: Build) -> Mapping[str, Any]:
         if isinstance(value, str) and value in build.layouts:
             found[name] = _empty(build.layouts[value])
         elif isinstance(value, str):
-            raise Misfit(f"args names the tensor {value!r}; inputs makes {', '.join(sorted(build.layouts)) or 'none'}")
+            raise Misfit(unknown_tensor(value, build.layouts))
         else:
             found[name] = value
     return found

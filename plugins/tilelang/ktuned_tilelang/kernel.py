@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ktuned import backends
-from ktuned.backends import Absent, Launch, cuda_devices, runs_on
+from ktuned.backends import Absent, Launch, cuda_devices, runs_on, unknown_tensor
 from ktuned.model import BackendError, Device, Unsupported
 from ktuned_tilelang.artifact import load_kernel, read_recipe
 from ktuned_tilelang.build import Argument
@@ -40,8 +40,7 @@ class TileLangKernel(backends.Kernel):
         values = []
         for value in self._args:
             if isinstance(value, str) and value not in tensors:
-                made = ", ".join(sorted(tensors)) or "none"
-                raise KeyError(f"args names the tensor {value!r}; inputs makes {made}")
+                raise KeyError(unknown_tensor(value, tensors))
             values.append(tensors[value] if isinstance(value, str) else value)
         return cast(Launch, functools.partial(_call, self._kernel.torch_function, *values))
 

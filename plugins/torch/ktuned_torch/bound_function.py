@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ktuned import backends
-from ktuned.backends import Launch
+from ktuned.backends import Launch, unknown_tensor
 from ktuned.model import Unsupported
 from ktuned.spec import causes
 
@@ -51,7 +51,7 @@ class Call:
             KeyError: an argument names none of them.
         """
         for name in sorted(self.named - tensors.keys()):
-            raise KeyError(f"args names the tensor {name!r}; inputs declares {', '.join(sorted(tensors)) or 'none'}")
+            raise KeyError(unknown_tensor(name, tensors))
 
         def value(arg: Any) -> Any:
             return tensors[arg] if self.has_tensors and isinstance(arg, str) else arg

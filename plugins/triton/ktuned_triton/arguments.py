@@ -7,6 +7,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ktuned.backends import unknown_tensor
 from ktuned_triton.launch_plan import LaunchPlan, Parameter, Value
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
@@ -39,8 +40,7 @@ def require_tensors(plan: LaunchPlan, tensors: Mapping[str, Any]) -> None:
     """
     for parameter in plan.parameters:
         if isinstance(parameter.value, str) and parameter.value not in tensors:
-            made = ", ".join(sorted(tensors)) or "none"
-            raise KeyError(f"args names the tensor {parameter.value!r}; inputs makes {made}")
+            raise KeyError(unknown_tensor(parameter.value, tensors))
 
 
 class Arguments:

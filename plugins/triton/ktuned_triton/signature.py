@@ -9,6 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from ktuned.backends import unknown_tensor
 from ktuned.spec import functions
 from ktuned_triton.build import DTYPE, FUNCTION, MEMBER, Argument, Build
 from ktuned_triton.launch_plan import Parameter
@@ -101,7 +102,7 @@ def _argument(value: Argument, dtypes: Mapping[str, str]) -> Any:
     if not isinstance(value, str):
         return value
     if value not in dtypes:
-        raise Misfit(f"args names the tensor {value!r}; inputs makes no such tensor")
+        raise Misfit(unknown_tensor(value, dtypes))
     if dtypes[value].startswith("complex"):
         raise Misfit(f"the tensor {value!r} is of {dtypes[value]}, which Triton does not have")
     return FakeTensor(value, dtypes[value])

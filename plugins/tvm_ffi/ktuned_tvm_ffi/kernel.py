@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ktuned import backends
-from ktuned.backends import Launch
+from ktuned.backends import Launch, unknown_tensor
 from ktuned.model import Scalar
 
 
@@ -27,7 +27,7 @@ class TvmFfiKernel(backends.Kernel):
         bound: list[Any] = []
         for arg in self._args:
             if isinstance(arg, str) and arg not in tensors:
-                raise KeyError(f"args names the tensor {arg!r}; inputs declares {', '.join(sorted(tensors)) or 'none'}")
+                raise KeyError(unknown_tensor(arg, tensors))
             bound.append(self._passed(tensors[arg]) if isinstance(arg, str) else arg)
         return cast(Launch, functools.partial(self._function, *bound))
 

@@ -105,8 +105,8 @@ def _compile(
             shutil.copyfile(library, into / unit.key / KERNEL_FILE)
             _copy_sources({*sources, *_headers(search, read)}, into / unit.key / SOURCES_DIRECTORY)
     used = ptxas.parse("\n".join(said))
-    shared = {"command": commands, "functions_in_library": len({cast(Build, unit.build).symbol for unit in units})}
-    return {unit.key: {"function": cast(Build, unit.build).symbol, **shared, **_resources(used)} for unit in units}
+    shared = {"command": commands, **_resources(used)}
+    return {unit.key: {"function": cast(Build, unit.build).symbol, **shared} for unit in units}
 
 
 def _exporting(source: Path, units: Sequence[Unit], scratch: Path) -> Path:
