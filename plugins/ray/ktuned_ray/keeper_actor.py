@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from time import monotonic
 from typing import Any, Final
 
 from ktuned.bridge import parcels
@@ -24,18 +23,14 @@ from ktuned.bridge import parcels
 POLL_S: Final = 10.0
 """Longest wait of one call for answers: a bridge that was killed leaves no call behind for longer."""
 
-LINGER_S: Final = 0.002
-"""Time that answers wait for others where the last went less than this ago: each call of an actor costs half a
-millisecond. An answer that comes alone waits for nothing."""
+MAX_WAITING: Final = 32
+"""Calls that wait for answers; beyond, the first returns without, long before Ray lets no more begin."""
 
 MAX_BYTES: Final = 8 << 20
 """Bytes that one call returns."""
 
 RAYLET_S: Final = 1.0
 """Interval of looks whether the node's raylet lives."""
-
-END_S: Final = 10.0
-"""Time for a keeper to end its workers."""
 
 _OF_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NVIDIA_VISIBLE_DEVICES")
 """Variables that Ray sets for actors by rules that differ by version; workers get the node's own."""
@@ -50,12 +45,12 @@ class KeeperActor:
         self._writer: asyncio.StreamWriter
         self._reader: asyncio.StreamReader
         self._inbox = bytearray()
-        self._news = asyncio.Event()
-        self._sent = asyncio.Lock()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_taken_soon = False
+        self._taken = 0
         self._next = 0
         self._turn = asyncio.Condition()
         self._end = ""
-        self._answered_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> int:
@@ -79,8 +74,58 @@ class KeeperActor:
             env=environment(os.environ, node_environment(os.getppid())),
         )
 
-    async def send(self, number: int, data: bytes) -> None:
-        """Pass calls on to the keeper; ``number`` counts up from 0, and is their order."""
+    async def relay(self, number: int, data: bytes) -> tuple[int, bytes]:
+        """Pass calls on to the keeper, then return its next answers, with their place: the first of those calls that
+        wait has them. One without answers returns after a while, with no bytes.
+
+        ``number`` counts up from 0, and is the order of what is passed on.
+
+        Raises:
+            RuntimeError: the keeper has ended.
+        """
+        await self._pass_on(number, data)
+        if not self._inbox and not self._end:
+            await self._wait()
+        self._is_taken_soon = False
+        answers = bytes(self._inbox[:MAX_BYTES])
+        del self._inbox[:MAX_BYTES]
+        if not answers and self._end:
+            raise RuntimeError(self._end)
+        if self._inbox or self._end:
+            self._wake()
+        place = self._taken
+        self._taken += bool(answers)
+        return place, answers
+
+    async def _wait(self) -> None:
+        """Wait for answers in the order of the calls."""
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        if len(self._waiting) > MAX_WAITING:
+            self._release()
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(mine, POLL_S)
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(mine)
+
+    def _wake(self) -> None:
+        """Let the first call that waits take the answers, unless one is about to."""
+        if not self._is_taken_soon:
+            self._is_taken_soon = self._release()
+
+    def _release(self) -> bool:
+        """Let the first call that waits go on; return whether there is one."""
+        while self._waiting:
+            first = self._waiting.popleft()
+            # One whose time is over may not have left yet.
+            if not first.done():
+                first.set_result(None)
+                return True
+        return False
+
+    async def _pass_on(self, number: int, data: bytes) -> None:
         async with self._turn:
             await self._turn.wait_for(lambda: self._next == number)
             self._writer.write(data)
@@ -88,35 +133,15 @@ class KeeperActor:
             self._turn.notify_all()
         await self._writer.drain()
 
-    async def receive(self) -> bytes:
-        """Return the keeper's next answers, or nothing after a while.
-
-        Raises:
-            RuntimeError: it has ended.
-        """
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), POLL_S)
-        wait_s = self._answered_at + 2 * LINGER_S - monotonic()
-        if self._inbox and not self._end and wait_s > 0:
-            await asyncio.sleep(min(wait_s, LINGER_S))
-        self._answered_at = monotonic()
-        data = bytes(self._inbox[:MAX_BYTES])
-        del self._inbox[:MAX_BYTES]
-        if not self._inbox and not self._end:
-            self._news.clear()
-        if not data and self._end:
-            raise RuntimeError(self._end)
-        return data
-
     async def _read(self) -> None:
         while data := await self._reader.read(1 << 18):
             self._inbox += data
-            self._news.set()
+            self._wake()
         assert self._process is not None
         returncode = await asyncio.to_thread(self._process.wait)
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
         self._end = f"its keeper {how}"
-        self._news.set()
+        self._wake()
 
     async def _end_with_node(self, raylet: int) -> None:
         """End this process with its node.
@@ -140,17 +165,6 @@ class KeeperActor:
     def pack(self, name: str) -> bytes:
         """Return a parcel's bytes."""
         return parcels.pack(parcels.place_of(name, self._home))
-
-    async def end(self) -> None:
-        """End the keeper and all of its workers."""
-        if self._process is None:
-            return
-        self._writer.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.to_thread(self._process.wait), END_S)
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def node_environment(pid: int) -> Mapping[str, str]:

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
 import ray
-import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ktuned.bridge import Call, CallFailed, Send, Service, cluster, parcels
 from ktuned.ipc import replies
 from ktuned.model import Record
-from ktuned_ray.keeper_actor import POLL_S, KeeperActor
+from ktuned_ray.failures import hint_of, line_of
+from ktuned_ray.keeper_actor import KeeperActor
+from ktuned_ray.keeper_calls import ANSWER_S, KeeperCalls, answer
 from ktuned_ray.lease_actor import LeaseActor
 
 T = TypeVar("T")
@@ -33,9 +34,6 @@ JOIN_S: Final = 45.0
 
 NODES_S: Final = 1.0
 """Interval of looks at the cluster's nodes."""
-
-ANSWER_S: Final = 10.0
-"""Time for the cluster's head to answer; longer, and it is taken for lost."""
 
 START_S: Final = 100.0
 """Time for an actor to start: its runtime environment may have to be installed first."""
@@ -64,8 +62,7 @@ class Cluster(Service):
         self._threads = ThreadPoolExecutor(8, "ktuned-ray")
         self._joined = False
         self._runtime_env: dict[str, Any] = {}
-        self._keepers: dict[str, Any] = {}
-        self._sent: dict[str, int] = {}
+        self._keepers: dict[str, KeeperCalls] = {}
         self._leases: dict[str, Any] = {}
         self._parcels: dict[str, Any] = {}
 
@@ -125,38 +122,33 @@ class Cluster(Service):
         except TimeoutError:
             raise CallFailed("cluster_lost", f"the cluster {failure} within {deadline_s:.0f} s") from None
         except Exception as error:
-            raise CallFailed("cluster_lost", f"the cluster {failure}: {_line(error)}", hint=_hint(error)) from error
+            raise CallFailed("cluster_lost", f"the cluster {failure}: {line_of(error)}", hint=hint_of(error)) from error
 
     async def _attach(self, call: cluster.Attach, send: Send) -> Record:
         node = call.node
         if node in self._keepers:
             raise CallFailed("attached", "it has a keeper already")
         actor = await self._blocking(lambda: self._actor(KeeperActor, node, 0, 0), ANSWER_S, "started no keeper")
-        self._keepers[node], self._sent[node] = actor, 0
+        calls = self._keepers[node] = KeeperCalls(actor, send)
         try:
-            await _answer(actor.start.remote(), START_S)
+            await answer(actor.start.remote(), START_S)
             await send(cluster.Chunk(b""))
-            while True:
-                data = await _answer(actor.receive.remote(), POLL_S + ANSWER_S)
-                if data:
-                    await send(cluster.Chunk(data))
+            await calls.run()
         finally:
             self._keepers.pop(node, None)
             self._threads.submit(_kill, actor)
 
     async def _relay(self, call: cluster.Relay) -> Record:
-        keeper, number = self._keeper(call.node), self._sent[call.node]
-        keeper.send.remote(number, call.data)
-        self._sent[call.node] = number + 1
+        self._keeper(call.node).relay(call.data)
         return replies.Empty()
 
-    def _keeper(self, node: str) -> Any:
+    def _keeper(self, node: str) -> KeeperCalls:
         if node not in self._keepers:
             raise CallFailed("no_keeper", "the node has no keeper now")
         return self._keepers[node]
 
     async def _give(self, call: cluster.Give) -> Record:
-        actor = self._keeper(call.node)
+        actor = self._keeper(call.node).actor
         small: dict[str, bytes] = {}
         waiting = []
         for name, place in call.parcels.items():
@@ -176,7 +168,7 @@ class Cluster(Service):
         for group in _groups(small):
             waiting.append(actor.take.remote(group))
         for one in waiting:
-            await _answer(one, TRANSFER_S)
+            await answer(one, TRANSFER_S)
         return replies.Empty()
 
     def _keep(self, name: str, ref: Any) -> Any:
@@ -186,7 +178,7 @@ class Cluster(Service):
         return ref
 
     async def _fetch(self, call: cluster.Fetch) -> Record:
-        data = await _answer(self._keeper(call.node).pack.remote(call.name), TRANSFER_S)
+        data = await answer(self._keeper(call.node).actor.pack.remote(call.name), TRANSFER_S)
         try:
             await asyncio.to_thread(parcels.unpack_directory, data, Path(call.place))
         except (OSError, parcels.BadParcel) as error:
@@ -198,7 +190,7 @@ class Cluster(Service):
             lambda: self._actor(LeaseActor, call.node, call.cpus, call.gpus), ANSWER_S, "gave no lease"
         )
         try:
-            ids = await _answer(actor.gpus.remote(), call.wait_s)
+            ids = await answer(actor.gpus.remote(), call.wait_s)
         except BaseException as error:
             self._threads.submit(_kill, actor)
             if isinstance(error, CallFailed) and error.code == "slow":
@@ -224,7 +216,7 @@ class Cluster(Service):
 
     async def close(self) -> None:
         """Kill our actors, as far as the cluster answers."""
-        for actor in (*self._keepers.values(), *self._leases.values()):
+        for actor in (*(calls.actor for calls in self._keepers.values()), *self._leases.values()):
             self._threads.submit(_kill, actor)
 
 
@@ -246,24 +238,6 @@ def _groups(small: dict[str, bytes]) -> Iterable[dict[str, bytes]]:
         size += len(data)
     if group:
         yield group
-
-
-async def _answer(ref: Any, deadline_s: float) -> Any:
-    """Wait for an actor's answer.
-
-    Raises:
-        CallFailed: the actor has ended, or does not answer in time.
-    """
-    try:
-        return await asyncio.wait_for(_awaited(ref), deadline_s)
-    except TimeoutError:
-        raise CallFailed("slow", f"the node did not answer within {deadline_s:.0f} s") from None
-    except (ray.exceptions.RayError, RuntimeError) as error:
-        raise CallFailed("node_lost", _line(error), hint=_hint(error)) from error
-
-
-async def _awaited(ref: Any) -> Any:
-    return await ref
 
 
 def _connect(address: str, runtime_env: dict[str, Any]) -> None:
@@ -302,24 +276,3 @@ def _nodes() -> tuple[cluster.NodeInfo, ...]:
 def _kill(actor: Any) -> None:
     with contextlib.suppress(Exception):
         ray.kill(actor, no_restart=True)
-
-
-def _line(error: BaseException) -> str:
-    """Return an error as one line: the last of what Ray says, which is the cause."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, Exception):
-        error = cause
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, ray.exceptions.ActorDiedError):
-        said = [line for line in lines if "dead because" in line or "killed" in line or "node" in line.lower()]
-        return f"its actor died: {(said or lines)[-1][:300]}"
-    return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
-
-
-def _hint(error: BaseException) -> str:
-    text = str(error)
-    if "ersion mismatch" in text or ("differ" in text and "version" in text):
-        return "give [cluster] python an interpreter with the cluster's versions of Ray and Python"
-    if "No module named 'ktuned" in text:
-        return "install ktuned-ray on every node, or bring it by [cluster] runtime_env"
-    return ""

@@ -1,0 +1,29 @@
+"""Ray's errors as one line each, with what mends them."""
+
+from __future__ import annotations
+
+import ray.exceptions
+
+
+def line_of(error: BaseException) -> str:
+    """Return an error as one line: the last of what Ray says, which is the cause."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, Exception):
+        error = cause
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, ray.exceptions.ActorDiedError):
+        said = [line for line in lines if "dead because" in line or "killed" in line or "node" in line.lower()]
+        return f"its actor died: {(said or lines)[-1][:300]}"
+    return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
+
+
+def hint_of(error: BaseException) -> str:
+    """Return what mends an error, as far as that is known."""
+    text = str(error)
+    if "ersion mismatch" in text or ("differ" in text and "version" in text):
+        return "give [cluster] python an interpreter with the cluster's versions of Ray and Python"
+    if "No module named 'ktuned" in text:
+        return "install ktuned-ray on every node, or bring it by [cluster] runtime_env"
+    if "uthentication" in text or "oken" in text:
+        return "give the daemon the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"
+    return ""
