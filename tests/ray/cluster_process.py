@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 os.environ |= {
@@ -42,6 +43,8 @@ def main() -> None:
     parser.add_argument("--gpus", action="store_true")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    # Ray notes the cluster's address there, also where all else has another directory.
+    Path("/tmp/ray").mkdir(exist_ok=True)
     cluster = Cluster()
     made = {}
     for number in range(options.nodes):
