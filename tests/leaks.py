@@ -58,8 +58,9 @@ class Snapshot:
             thread.join(grace_s)
             if thread.is_alive():
                 found.append(f"thread {thread.name}")
-        if _descriptors() - self.descriptors:
-            gc.collect()
+        if not _descriptors() - self.descriptors:
+            return sorted(found)
+        gc.collect()
         end = monotonic() + grace_s
         while monotonic() < end and any(
             target.startswith("anon_inode:") for _, target in _descriptors() - self.descriptors
@@ -87,25 +88,35 @@ def _processes() -> frozenset[psutil.Process]:
     there = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
     for gone in _judged.keys() - there:
         del _judged[gone]
-    if new := there - _judged.keys():
-        # A child may have cleared its environment.
-        children = {child.pid for child in psutil.Process().children(recursive=True)}
-        _judged.update(dict.fromkeys(new & children, True))
-        for pid in new - children:
-            try:
-                environment = Path("/proc", str(pid), "environ").read_bytes()
-            except OSError:
-                # It has ended, or is the kernel's or another user's.
-                environment = b"none"
+    for pid in there - _judged.keys():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            # It has ended, or is the kernel's or another user's.
+            environment = b"none"
+        if _MARK.encode() in environment.split(b"\0") or _is_descendant(pid):
+            _judged[pid] = True
+        elif environment:
             # One that has none yet is about to execute its program.
-            if environment:
-                _judged[pid] = _MARK.encode() in environment.split(b"\0")
+            _judged[pid] = False
     found = set()
     for pid, is_ours in _judged.items():
         if is_ours and pid != os.getpid():
             with suppress(psutil.NoSuchProcess):
                 found.add(psutil.Process(pid))
     return frozenset(found)
+
+
+def _is_descendant(pid: int) -> bool:
+    """Return whether a process is below this one: such a one may have cleared its environment."""
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        except OSError:
+            return False
+        if pid == os.getpid():
+            return True
+    return False
 
 
 def _end(processes: Iterable[psutil.Process], grace_s: float) -> list[str]:
