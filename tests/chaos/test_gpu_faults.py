@@ -84,7 +84,7 @@ def _configs() -> list[dict[str, Any]]:
 def _tune(directory: Path, configs: list[dict[str, Any]]) -> tuple[Daemon, list[dict[str, Any]], dict[str, Any]]:
     """Tune by a daemon of its own, which is left running; return it, the trials with their details, and the job."""
     directory.mkdir()
-    daemon = Daemon(directory, spares=True)
+    daemon = Daemon(directory, spares=True, tensors="torch")
     daemon.start()
     try:
         path = daemon.kernel_file(KERNEL.format(configs=configs))

@@ -96,7 +96,7 @@ def _place(offset: int) -> str:
 @pytest.mark.timeout(600)
 def test_gpu_wrong_configs(tmp_path: Path, row: Row) -> None:
     """Sixty are caught, each for what it does, forty are measured, and none of these is blamed for another."""
-    with Daemon(tmp_path, spares=True) as daemon:
+    with Daemon(tmp_path, spares=True, tensors="torch") as daemon:
         path = daemon.kernel_file(KERNEL.format(n=N, configs=_configs()))
         (path.parent / "wrong.cu").write_text(SOURCE)
         began = perf_counter()

@@ -64,7 +64,7 @@ def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
     """The winner beats the default; a second daemon compiles nothing, measures nothing and serves the same."""
     if name == "cutedsl_rmsnorm":
         pytest.importorskip("cutlass")
-    with running(tmp_path) as daemon:
+    with running(tmp_path, tensors="torch") as daemon:
         _, jobs = daemon.tune(path=EXAMPLES / name, preset="fast", trials=60)
         assert jobs, daemon.log.read_text()
         for job in jobs:
@@ -72,7 +72,7 @@ def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
             assert job["best_us"] < job["default_us"], _story(daemon, job)
             assert not set(job["outcomes"]) & {"mismatch", "hung", "crashed"}, _story(daemon, job)
         hit = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])
-    with running(tmp_path) as daemon:
+    with running(tmp_path, tensors="torch") as daemon:
         _, again = daemon.tune(path=EXAMPLES / name, preset="fast", trials=60)
         for job in again:
             assert job["state"] == "done", _story(daemon, job)

@@ -59,7 +59,7 @@ input()
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """Run a daemon that keeps warm spares, where there is room."""
-    with Daemon(tmp_path, spares=True) as daemon:
+    with Daemon(tmp_path, spares=True, tensors="torch") as daemon:
         yield daemon
 
 

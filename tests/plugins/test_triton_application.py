@@ -28,7 +28,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     """Run a daemon whose triton backend is the stand-in, with the application's home below the test's."""
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "application"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), *filter(None, sys.path)]))
-    with Daemon(tmp_path) as daemon:
+    with Daemon(tmp_path, tensors="torch") as daemon:
         yield daemon
 
 

@@ -585,7 +585,7 @@ class TestAdoption:
     ) -> None:
         """From a call to artifacts; where there is no GPU the job says so."""
         monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "home"))
-        with running(tmp_path) as daemon:
+        with running(tmp_path, tensors="torch") as daemon:
             tuning = Tunings(daemon.client)._tune(request_made)
             with tuning:
                 for _ in tuning:

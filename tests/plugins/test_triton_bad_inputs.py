@@ -114,7 +114,7 @@ def test_another_major_version_of_triton_is_refused() -> None:
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """Run a daemon with spares for what is killed."""
-    with Daemon(tmp_path, spares=True) as daemon:
+    with Daemon(tmp_path, spares=True, tensors="torch") as daemon:
         yield daemon
 
 

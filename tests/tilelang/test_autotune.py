@@ -264,7 +264,7 @@ class TestApplication:
         """Run a daemon whose tilelang backend is the stand-in."""
         monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "application"))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), *filter(None, sys.path)]))
-        with Daemon(tmp_path) as daemon:
+        with Daemon(tmp_path, tensors="torch") as daemon:
             yield daemon
 
     def test_it_gets_the_winners_artifact(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
