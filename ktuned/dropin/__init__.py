@@ -1,6 +1,7 @@
 """The application's side of drop-ins for other autotuners: requests to the daemon, kernel files, ``ktuned run``."""
 
 from ktuned.dropin.account import QUEUED, TUNED, Account, account
+from ktuned.dropin.adoption import Adopted, AdoptedRequest, Calls
 from ktuned.dropin.kernel_files import (
     CALL_KEY,
     all_records,
@@ -22,7 +23,10 @@ __all__ = [
     "QUEUED",
     "TUNED",
     "Account",
+    "Adopted",
+    "AdoptedRequest",
     "Best",
+    "Calls",
     "Request",
     "Tunings",
     "Upgrade",

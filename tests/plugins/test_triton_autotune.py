@@ -27,7 +27,7 @@ from ktuned.model.values import canonical
 from ktuned.spec.loader import load_file
 from ktuned.spec.tensors import materialise
 from ktuned_triton import Triton, autotune, autotuner
-from ktuned_triton.adoption import Request, write_record
+from ktuned_triton.adoption import Request
 from ktuned_triton.call import evaluate, jitted, key_of, knobs
 from ktuned_triton.hooks import hooked
 from tests.e2e.harness import running
@@ -459,7 +459,7 @@ class TestEvaluation:
         problem = key_of(kernels.rounded, (x, x, 1), {})
         request = Request(kernels.rounded._adopted(evaluated, tuple(problem)), problem, evaluated)
         file = request.adopted.write(tmp_path)
-        problem = {**problem, CALL_KEY: write_record(file, evaluated, {})}
+        problem = {**problem, CALL_KEY: request.write_call(file)}
         loaded = load_file(file, file.parent)
         assert loaded.errors == ()
         (kernel,) = loaded.kernels
@@ -491,7 +491,7 @@ class TestAdoption:
     def test_it_declares_the_function_of_the_application(self, request_made: Request, tmp_path: Path) -> None:
         """Its space is what the pruning leaves, its inputs are the call's, each config compiles."""
         file = request_made.adopted.write(tmp_path)
-        problem = {**request_made.problem, CALL_KEY: write_record(file, request_made.call, {})}
+        problem = {**request_made.problem, CALL_KEY: request_made.write_call(file)}
         loaded = load_file(file, file.parent)
         assert loaded.errors == ()
         (kernel,) = loaded.kernels
@@ -535,7 +535,7 @@ class TestAdoption:
             "y": "uniform",
         }
         file = request.adopted.write(tmp_path)
-        problem = {**request.problem, CALL_KEY: write_record(file, request.call, request.content)}
+        problem = {**request.problem, CALL_KEY: request.write_call(file)}
         loaded = load_file(file, file.parent)
         (kernel,) = loaded.kernels
         spec = kernel.input_specs(problem)["rows"]
@@ -549,7 +549,7 @@ class TestAdoption:
         assert request.adopted.hooks == ("pre_hook", "post_hook", "configs[0].pre_hook")
         assert launched[0]["BLOCK"] == 64
         file = request.adopted.write(tmp_path)
-        problem = {CALL_KEY: write_record(file, request.call, {}), **request.problem}
+        problem = {CALL_KEY: request.write_call(file), **request.problem}
         (kernel,) = load_file(file, file.parent).kernels
         kernel.input_specs(problem)
         configs = list(kernel.bound_space(problem))
@@ -611,7 +611,7 @@ class TestTritonsOwnCache:
     def exported(self, request_made: Request, config: str, directory: Path) -> Any:
         """Export a winner of the application's function into Triton's cache, in a process of its own."""
         file = request_made.adopted.write(directory)
-        write_record(file, request_made.call, {})
+        request_made.write_call(file)
         (directory / "artifact").mkdir()
         unit = Unit("artifact", request_made.call.build(config, "function"), (), file, "scale", "sm_90a")
         (result,) = Triton().compile([unit], directory)

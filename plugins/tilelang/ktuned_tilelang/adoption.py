@@ -2,42 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import re
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from ktuned import dropin
 from ktuned.dropin import (
     CALL_KEY,
+    AdoptedRequest,
+    Calls,
     device_model,
-    digest,
-    home,
-    own_paths,
-    read_record,
     tensors_file,
     write_once,
+    write_record,
     write_tensors,
 )
-from ktuned.dropin import write_record as write_text
 from ktuned.model import canonical
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.call import CAPTURED, Call, Evaluated
 
 _RECORDS = "calls"
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """An application's function: all that its kernel file says.
+@dataclass(frozen=True, kw_only=True)
+class Adopted(dropin.Adopted):
+    """An application's function: all that its kernel file says. It may be a closure, because nothing is imported.
 
     Attributes:
-        module: the module that defines it.
-        qualname: its name there; it may be that of a closure, because nothing is imported.
-        configs: all its configs, as ktuned's.
         restored: the tensors that each run finds as they were; all, where it is not known what the kernel writes.
         rtol: relative tolerance of the comparison with the first config's results.
         atol: absolute tolerance.
@@ -45,12 +37,10 @@ class Adopted:
         skips_check: whether nothing is compared.
         timeout_s: deadline of each phase of a config.
         early_stop: how many times the best a config may take, or 0 for ktuned's own.
-        timing: ``events``, or ``graph`` where the application asked for CUDA graphs.
     """
 
-    module: str
-    qualname: str
-    configs: tuple[Mapping[str, Any], ...]
+    tool: ClassVar[str] = "tilelang"
+
     restored: tuple[str, ...]
     rtol: float
     atol: float
@@ -58,59 +48,25 @@ class Adopted:
     skips_check: bool
     timeout_s: float
     early_stop: float
-    timing: str
 
-    @property
-    def digest(self) -> str:
-        """The digest of all of this, and of the interpreter: another one is another kernel."""
-        return digest(json.dumps([asdict(self), sys.executable], sort_keys=True))
-
-    @property
-    def project(self) -> str:
-        """The name of the directory, and so of the project: the package, and a digest of the environment."""
-        package = self.module.partition(".")[0].strip("_")
-        return f"tilelang-{package}-{digest(json.dumps([sys.executable, own_paths()]))[:8]}"
-
-    @property
-    def kernel(self) -> str:
-        """The kernel's full name."""
-        return f"{self.project}:{self.name}"
-
-    @property
-    def name(self) -> str:
-        """The kernel's short name."""
-        return f"{_NOT_IN_NAMES.sub('', self.qualname)}-{self.digest[:8]}"
-
-    def write(self, directory: Path) -> Path:
-        """Write the kernel file, unless it is there, and return its path."""
-        fields = ",\n    ".join(f"{name}={value!r}" for name, value in asdict(self).items())
-        text = (
-            f'"""{self.module}.{self.qualname} as an application calls it; written by ktuned-tilelang."""\n\n'
+    def text(self) -> str:
+        """Return the text of the kernel file."""
+        return (
+            f'"""{self.function} as an application calls it; written by ktuned-tilelang."""\n\n'
             f"from ktuned_tilelang.adoption import Adopted, adopt\n\n"
-            f"adopt(__file__, Adopted(\n    {fields},\n))\n"
+            f"adopt(__file__, Adopted(\n    {self.arguments()},\n))\n"
         )
-        return write_once(directory / self.project / f"tune_{self.name.replace('.', '_')}.py", text)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+@dataclass(frozen=True)
+class Request(AdoptedRequest):
     """A tuning key of an adopted function, with one call that has it."""
 
     adopted: Adopted
     evaluated: Evaluated
 
     @property
-    def kernel(self) -> str:
-        """The full name of the kernel that stands for the function."""
-        return self.adopted.kernel
-
-    @property
-    def function(self) -> str:
-        """The function's module and name."""
-        return f"{self.adopted.module}.{self.adopted.qualname}"
-
-    @property
-    def problem(self) -> Mapping[str, Any]:
+    def problem(self) -> Mapping[str, Any]:  # type: ignore[override]
         """The tuning key: the programs and the tensors of the call."""
         return {"programs": self.evaluated.digest}
 
@@ -119,19 +75,14 @@ class Request:
         """The model of torch's current GPU, on which TileLang's kernels run."""
         return device_model()
 
-    def write(self) -> tuple[Path, Mapping[str, Any]]:
-        """Write the kernel file, the programs and the call; return the file, and the problem that names the call.
-
-        Raises:
-            OSError: they cannot be written.
-        """
-        file = self.adopted.write(home("tilelang"))
+    def write_call(self, kernel_file: Path) -> str:
+        """Write the programs, the tensors and the call beside the kernel file, and return the call's name."""
         for name, text in self.evaluated.programs.items():
-            write_once(file.parent / _RECORDS / name, text)
+            write_once(kernel_file.parent / _RECORDS / name, text)
         call = self.evaluated.call
         if self.evaluated.captured:
-            call = replace(call, content=write_tensors(file, self.evaluated.captured))
-        return file, {**self.problem, CALL_KEY: write_text(file, call.to_json())}
+            call = replace(call, content=write_tensors(kernel_file, self.evaluated.captured))
+        return write_record(kernel_file, call.to_json())
 
     def without_content(self) -> Request:
         """Return this without programs and copies of tensors."""
@@ -170,17 +121,17 @@ class _Worker:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._calls: dict[str, Call] = {}
+        self._calls = Calls(file, Call.from_json)
 
     def admits(self, p: Any, c: Any) -> bool:
         """Return whether a config makes a program; without a call that is not known, and not asked."""
-        return CALL_KEY not in p or canonical(dict(c)) in self._call(p).programs
+        return CALL_KEY not in p or canonical(dict(c)) in self._calls.of(p).programs
 
     def inputs(self, p: Any) -> Mapping[str, Any]:
         """Declare the tensors of a call."""
         from ktuned.spec import tensor
 
-        call = self._call(p)
+        call = self._calls.of(p)
         found = {}
         for name, entry in call.tensors.items():
             is_captured = entry.fill == CAPTURED
@@ -192,10 +143,4 @@ class _Worker:
 
     def build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
-        return self._call(p).build(canonical(dict(c)), _RECORDS)
-
-    def _call(self, p: Any) -> Call:
-        name = p[CALL_KEY]
-        if name not in self._calls:
-            self._calls[name] = Call.from_json(read_record(self._file, name))
-        return self._calls[name]
+        return self._calls.of(p).build(canonical(dict(c)), _RECORDS)

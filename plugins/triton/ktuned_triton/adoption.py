@@ -6,15 +6,15 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from ktuned import dropin
-from ktuned.dropin import CALL_KEY, digest, home, read_record, tensors_file, write_once, write_tensors
+from ktuned.dropin import CALL_KEY, AdoptedRequest, Calls, tensors_file, write_once, write_record, write_tensors
 from ktuned.model import canonical
 from ktuned_triton.build import Build
 from ktuned_triton.call import CAPTURED, HOOKS_NAME, Call, LeftAlone, autotuner_in, hook_names, jitted, knobs
@@ -28,94 +28,64 @@ RTOL, ATOL = 1e-2, 1e-2
 MAX_MISMATCHED_RATIO = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+@dataclass(frozen=True, kw_only=True)
+class Adopted(dropin.Adopted):
     """An application's function: all that its kernel file says.
 
     Attributes:
-        module: the module that defines it.
-        qualname: its name there.
         cache_key: Triton's digest of its source, and of all that it calls.
         specialize: the problem keys that are its tuning key.
-        configs: all its configs, as ktuned's.
         tensors: the parameters that are tensors. Each run finds them as they were, and all are compared, because it
             is not known which of them the kernel writes.
-        timing: ``events``, or ``graph`` where the application asked for CUDA graphs.
         paths: the application's ``sys.path``.
         hooks: the names of its hooks, as :func:`~ktuned_triton.call.hook_names` gives them.
         evaluation: the digest of what the application alone runs: pruning and heuristics.
         variables: the application's variables that change what Triton makes.
     """
 
-    module: str
-    qualname: str
+    tool: ClassVar[str] = "triton"
+
     cache_key: str
     specialize: tuple[str, ...]
-    configs: tuple[Mapping[str, Any], ...]
     tensors: tuple[str, ...]
-    timing: str
     paths: tuple[str, ...]
     hooks: tuple[str, ...] = ()
     evaluation: str = ""
     variables: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def digest(self) -> str:
-        """The digest of all of this, and of the interpreter: another one is another kernel."""
-        return digest(json.dumps([self._fields, sys.executable], sort_keys=True))
+    def fields(self) -> dict[str, Any]:
+        """Return all fields; without those of later versions that are empty, so that older kernels keep their names."""
+        found = super().fields().items()
+        return {name: value for name, value in found if value or name not in ("evaluation", "variables")}
 
-    @property
-    def _fields(self) -> dict[str, Any]:
-        """All fields; without those of later versions that are empty, so that older kernels keep their names."""
-        return {name: value for name, value in asdict(self).items() if value or name not in ("evaluation", "variables")}
+    def environment(self) -> list[Any]:
+        """Return the interpreter, the path, and variables where there are any."""
+        return [sys.executable, self.paths, *filter(None, [self.variables])]
 
-    @property
-    def project(self) -> str:
-        """The name of the directory, and so of the project: the package, and a digest of the environment."""
-        package = self.module.partition(".")[0]
-        environment = [sys.executable, self.paths, *filter(None, [self.variables])]
-        return f"triton-{package}-{digest(json.dumps(environment))[:8]}"
+    def text(self) -> str:
+        """Return the text of the kernel file."""
+        hooks = f"{HOOKS_NAME} = hooks_of(__file__)\n" if self.hooks else ""
+        return (
+            f'"""{self.function} as an application calls it; written by ktuned-triton."""\n\n'
+            f"from ktuned_triton.adoption import Adopted, adopt, hooks_of\n\n"
+            f"{FUNCTION_NAME} = adopt(__file__, Adopted(\n    {self.arguments()},\n))\n{hooks}"
+        )
 
-    @property
-    def kernel(self) -> str:
-        """The kernel's full name."""
-        return f"{self.project}:{self.name}"
-
-    @property
-    def name(self) -> str:
-        """The kernel's short name."""
-        return f"{self.qualname}-{self.digest[:8]}"
+    def file_name(self) -> str:
+        """Return the name of the kernel file, by which an export knows the function."""
+        return f"tune_{self.qualname.replace('.', '_')}_{self.digest[:8]}.py"
 
     def write(self, directory: Path) -> Path:
-        """Write the kernel file, unless it is there, and return its path."""
-        fields = ",\n    ".join(f"{name}={value!r}" for name, value in self._fields.items())
-        text = (
-            f'"""{self.module}.{self.qualname} as an application calls it; written by ktuned-triton."""\n\n'
-            f"from ktuned_triton.adoption import Adopted, adopt, hooks_of\n\n"
-            f"{FUNCTION_NAME} = adopt(__file__, Adopted(\n    {fields},\n))\n"
-        )
-        if self.hooks:
-            text += f"{HOOKS_NAME} = hooks_of(__file__)\n"
+        """Write the kernel file, and its project's file where the application has variables, unless they are there."""
         if self.variables:
             # JSON's strings are TOML's.
             env = "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in self.variables)
             write_once(directory / self.project / "ktuned.toml", f"[env]\n{env}\n")
-        name = f"tune_{self.qualname.replace('.', '_')}_{self.digest[:8]}.py"
-        return write_once(directory / self.project / name, text)
-
-
-def write_record(kernel_file: Path, call: Call, content: Mapping[str, Any]) -> str:
-    """Write a call beside its kernel file, and return the name that a problem's ``call`` gives it.
-
-    ``content`` are those of its tensors, on the CPU, whose content is the call's own.
-    """
-    if content:
-        call = replace(call, content=write_tensors(kernel_file, content))
-    return dropin.write_record(kernel_file, call.to_json())
+        return super().write(directory)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(AdoptedRequest):
     """A tuning key of an adopted function, with one call that has it.
 
     ``content`` are copies on the CPU of those of its tensors whose content is the call's own, ``device`` is the model
@@ -128,24 +98,12 @@ class Request:
     content: Mapping[str, Any] = field(default_factory=dict)
     device: str | None = None
 
-    @property
-    def kernel(self) -> str:
-        """The full name of the kernel that stands for the function."""
-        return self.adopted.kernel
-
-    @property
-    def function(self) -> str:
-        """The function's module and name."""
-        return f"{self.adopted.module}.{self.adopted.qualname}"
-
-    def write(self) -> tuple[Path, Mapping[str, Any]]:
-        """Write the kernel file and the call; return the file, and the problem that names the call.
-
-        Raises:
-            OSError: they cannot be written.
-        """
-        file = self.adopted.write(home("triton"))
-        return file, {**self.problem, CALL_KEY: write_record(file, self.call, self.content)}
+    def write_call(self, kernel_file: Path) -> str:
+        """Write the call and its tensors beside the kernel file, and return its name."""
+        call = self.call
+        if self.content:
+            call = replace(call, content=write_tensors(kernel_file, self.content))
+        return write_record(kernel_file, call.to_json())
 
     def without_content(self) -> Request:
         """Return this without the copies of tensors."""
@@ -207,7 +165,7 @@ class _Worker:
     def __init__(self, file: Path, adopted: Adopted, found: Any) -> None:
         self._file = file
         self._adopted = adopted
-        self._calls: dict[str, Call] = {}
+        self._calls = Calls(file, Call.from_json)
         self._current: Call | None = None
         if not adopted.hooks:
             return
@@ -224,13 +182,13 @@ class _Worker:
 
     def admits(self, p: Any, c: Any) -> bool:
         """Return whether the application's pruning left a config; without a call that is not known, and not asked."""
-        return CALL_KEY not in p or canonical(dict(c)) in self._call(p).recipes
+        return CALL_KEY not in p or canonical(dict(c)) in self._calls.of(p).recipes
 
     def inputs(self, p: Any) -> Mapping[str, Any]:
         """Declare the tensors of a call, each as a row of all its storage's elements."""
         from ktuned.spec import tensor
 
-        self._current = call = self._call(p)
+        self._current = call = self._calls.of(p)
         found = {}
         for name, entry in call.tensors.items():
             is_captured = entry.fill == CAPTURED
@@ -240,7 +198,7 @@ class _Worker:
 
     def build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
-        return self._call(p).build(canonical(dict(c)), FUNCTION_NAME)
+        return self._calls.of(p).build(canonical(dict(c)), FUNCTION_NAME)
 
     def hooks(self) -> SimpleNamespace:
         """Return what is called before and after a launch of each config."""
@@ -263,12 +221,6 @@ class _Worker:
         }
         for hook in hooks:
             hook(given, **more)
-
-    def _call(self, p: Any) -> Call:
-        name = p[CALL_KEY]
-        if name not in self._calls:
-            self._calls[name] = Call.from_json(read_record(self._file, name))
-        return self._calls[name]
 
 
 _workers: dict[str, _Worker] = {}
