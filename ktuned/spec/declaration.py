@@ -21,6 +21,7 @@ from ktuned.model import (
 )
 from ktuned.spec.declared_kernel import Inputs, Kernel, KernelFunction, Metric, Weighted, no_tensors
 from ktuned.spec.faults import UNSET, check_fault, fault_of, unknown_fault
+from ktuned.spec.origin import is_ours
 from ktuned.spec.spaces import Space
 from ktuned.spec.values import Site
 from ktuned.spec.work import Declared
@@ -145,10 +146,13 @@ def kernel(
         raise TypeError("@kernel takes arguments by name alone: @kernel(backend=…, space=…, …)")
 
     def declare(function: KernelFunction) -> Kernel:
-        collector, file = _collector.get(), _declaring_file(function)
-        line = function.__code__.co_firstlineno if hasattr(function, "__code__") else 0
+        collector, (file, called_at) = _collector.get(), _declaring_file(function)
         kernel_name = getattr(function, "__name__", "kernel") if name is None else name
-        site = Site(function.__code__.co_filename if line else str(file), line, str(kernel_name))
+        place = str(file), called_at
+        # A plugin declares for the user's file: its own line mends nothing.
+        if hasattr(function, "__code__") and not is_ours(str(function.__module__)):
+            place = function.__code__.co_filename, function.__code__.co_firstlineno
+        site = Site(*place, str(kernel_name))
         # A project's defaults (``ktuned.toml``) stand in for the budgets that the file does not give.
         all_budgets = {"preset": preset, "trials": trials, "seconds": seconds}
         budgets: dict[str, Any] = {key: value for key, value in all_budgets.items() if value is not UNSET}
@@ -193,14 +197,14 @@ def kernel(
         fault = (
             unknown_fault(unknown, kernel.__kwdefaults__ or ()) or check_fault(reference, check) or fault_of(declared)
         )
-        is_ours = collector is not None and collector.path == file
+        is_collected = collector is not None and collector.path == file
         if not fault:
-            if collector is not None and is_ours:
+            if collector is not None and is_collected:
                 collector.add(declared)
             return declared
         if collector is None:
             raise site.error(fault)
-        if is_ours:
+        if collector.path == file:
             collector.errors.append(site.error(fault))
         return cast(Kernel, function)
 
@@ -234,14 +238,14 @@ def end_declarations() -> None:
     )
 
 
-def _declaring_file(function: Callable[..., Any]) -> Path:
-    """Return the file whose module level is running: a factory elsewhere may declare a kernel for it."""
+def _declaring_file(function: Callable[..., Any]) -> tuple[Path, int]:
+    """Return the file whose module level is running, and its line: a factory elsewhere may declare a kernel for it."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
-    at_module_level = frame.f_code.co_name == "<module>"
-    code = frame.f_code if at_module_level else getattr(function, "__code__", frame.f_code)
-    return Path(code.co_filename)
+    if frame.f_code.co_name == "<module>":
+        return Path(frame.f_code.co_filename), frame.f_lineno
+    return Path(getattr(function, "__code__", frame.f_code).co_filename), 0
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

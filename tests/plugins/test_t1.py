@@ -98,6 +98,9 @@ def test_every_config_compiles(project: Path, tmp_path: Path) -> None:
         (lambda data: data["ConfigurationSpace"]["TuningParameters"][0].update(Values="[]"), "no list of Values"),
         (lambda data: data["ConfigurationSpace"]["Conditions"][0].update(Expression="tile.x"), "'tile.x'"),
         (lambda data: data["KernelSpecification"].pop("KernelFile"), "KernelFile is missing"),
+        (lambda data: data["KernelSpecification"].update(CompilerOptions=3), "is not of the format's kind: TypeError"),
+        (lambda data: data["ConfigurationSpace"]["TuningParameters"][0].update(Values="1/0"), "division by zero"),
+        (lambda data: data["ConfigurationSpace"]["TuningParameters"][1].update(Values=[None]), "tune_scale.py:5: "),
     ],
 )
 def test_a_wrong_file_is_one_line(project: Path, edit: Callable[[Any], object], words: str) -> None:

@@ -27,6 +27,8 @@ from ktuned_nvrtc.build import Build
 MAX_BYTES = 16 * 2**20
 """Size of a T1 file; those of the public benchmarks have some ten kilobytes."""
 
+_FORMAT = "https://github.com/autotuning/schemas has the format"
+
 _AXES = ("X", "Y", "Z")
 
 _DTYPES = {
@@ -83,8 +85,11 @@ def declare(path: str | Path) -> Kernel:
     try:
         return _Specification(_read(place), place).declare(caller.parent)
     except (_Malformed, UsageError) as error:
-        hint = error.hint if isinstance(error, UsageError) else "https://github.com/autotuning/schemas has the format"
+        hint = error.hint if isinstance(error, UsageError) else _FORMAT
         raise KernelFileError(f"{place}: {error}", path=str(place), hint=hint) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        message = f"{place}: a value is not of the format's kind: {type(error).__name__}: {error}"
+        raise KernelFileError(message, path=str(place), hint=_FORMAT) from error
 
 
 @dataclass(frozen=True)
