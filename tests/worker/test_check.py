@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ktuned.spec.poisons import poison
 from ktuned.worker.check import Verdict, compare, run_check
@@ -202,3 +204,20 @@ def test_poison_is_called_by_its_name(dtype: torch.dtype, written: dict[int, flo
     verdict = compare({"y": out}, {"y": expected}, rtol=0, atol=0, max_mismatched_ratio=0, poisoned=["y"])
     shown = (5.0, 1.0) if dtype.is_floating_point else (5, 1)
     assert (verdict.ok, verdict.message) == (False, words.format(*shown))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    values=st.lists(st.tuples(st.floats(width=32), st.floats(-1.0, 1.0)), min_size=1, max_size=8),
+    rtol=st.sampled_from([0.0, 1e-7, 1e-3, 0.1]),
+    atol=st.sampled_from([0.0, 1e-40, 1e-5, 1.0, 1e35]),
+)
+def test_single_precision_is_judged_as_in_double(values: list[tuple[float, float]], rtol: float, atol: float) -> None:
+    """Whatever the numbers, their distances and the tolerance, the verdict is that of isclose on doubles."""
+    reference = torch.tensor([value for value, _ in values], dtype=torch.float32)
+    away = torch.tensor([distance for _, distance in values], dtype=torch.float64)
+    out = (reference.double() + away * (atol + rtol * reference.double().abs())).float()
+    for scale in (1.0, 0.999999, 1.000001):
+        scaled = (out.double() * scale).float()
+        expected = torch.allclose(scaled.double(), reference.double(), rtol=rtol, atol=atol, equal_nan=True)
+        assert judge(scaled, reference, rtol=rtol, atol=atol).ok is expected
