@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from ktuned.ipc import Journal, frames, replies
 from ktuned.model.keys import Phase
-from ktuned.worker.reply import Reply
+from ktuned.worker.reply import Reply, TimedPhases
 
 
 @dataclass
@@ -130,3 +131,14 @@ def test_a_new_request_has_no_items_of_the_last(pipe: Pipe) -> None:
     pipe.reply.begin(Phase.LOAD)
     pipe.reply.item(number(5), hold_s=60.0)
     assert pipe.journal.read()[1].first == 0
+
+
+def test_phases_are_timed_as_they_pass(pipe: Pipe) -> None:
+    """Each is passed on; the seconds of one that came again are added up, and no time is in two phases or in none."""
+    began = monotonic()
+    phases = TimedPhases(pipe.reply, Phase.LOAD)
+    for phase in (Phase.CHECK, Phase.TIMING, Phase.CHECK):
+        phases.phase(phase)
+    spent = phases.seconds()
+    assert list(spent) == ["load", "check", "timing"]
+    assert 0 < sum(spent.values()) <= monotonic() - began + 1e-5
