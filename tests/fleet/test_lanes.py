@@ -331,7 +331,7 @@ async def test_trials_on_a_real_lane(
             hopeful = requests.Trial((units["slow"],), replace(preset, timing_s=5.0), False, None, rival)
             measured, _ = await lane.exchange(hopeful, deadlines)
             assert (measured.outcome, measured.beaten) == ("measured", True), "it cannot win: no more samples"
-            assert measured.message.startswith("cannot win: 3"), measured.message
+            assert measured.message.startswith("cannot win: "), measured.message
             assert measured.message.endswith("by 3 samples"), measured.message
             assert (measured.low_us or 0.0) <= (measured.latency_us or 0.0) <= (measured.high_us or 0.0)
             (artifact_place(tmp_path / "artifacts", "wrong-key") / "kernel.json").write_text("{}")
