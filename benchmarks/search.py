@@ -6,8 +6,9 @@ budgets are: at most 0.9 times that after 25 configs, 0.7 times after the others
 25. A proposal takes at most 20 ms of processor time in the mean and 200 ms at worst. Failed configs count as tried, and
 nothing is carried from one space to another.
 
-Without a folder the spaces are synthetic: kernels by analytic models on made-up devices (``--machines``). Constants of
-``guided`` were chosen on some of them; ``--unseen`` leaves only those on which none was.
+Without a folder the spaces are synthetic: kernels by analytic models on made-up devices (``--machines``), and kernels
+that are drawn from seeds, knobs and all. Constants of ``guided`` were chosen on some of them; ``--unseen`` leaves only
+those on which none was.
 
 ``--transfer`` is the other way round: how many configs a search needs to come within 5 % of the optimum, with nothing
 known, and after a search of the same kernel for another device, another problem, or before an edit. A folder's spaces
@@ -19,15 +20,17 @@ import argparse
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean, median
 from time import monotonic
 from typing import Any
 
+from benchmarks.drawn_spaces import UNSEEN_FROM, drawn
 from benchmarks.report import show
 from benchmarks.synthetic_spaces import KERNELS, Machine, synthetic
 from benchmarks.unseen_spaces import UNSEEN
-from ktuned.model import Config
+from ktuned.model import Config, EarlierSearch
 from ktuned.search import RecordedSpace, Run, read_recorded, relative, simulate
 from ktuned.tuning.prior_results import BEST_OF_NEAREST
 
@@ -36,6 +39,9 @@ BUDGETS = {25: 0.9, 50: 0.7, 100: 0.7, 200: 0.7}
 MEAN_BUDGET_MS, WORST_BUDGET_MS = 20.0, 200.0
 OURS = "guided"
 WITHIN = 0.05
+
+DRAWN_FOR_EACH = 3
+"""Kernels drawn from seeds for each made-up device."""
 
 
 def main() -> None:
@@ -78,9 +84,11 @@ def _recorded(folder: Path) -> list[RecordedSpace]:
 
 def _synthetic(machines: int, *, only_unseen: bool) -> list[RecordedSpace]:
     kernels = UNSEEN if only_unseen else {**KERNELS, **UNSEEN}
-    return [
+    spaces = [
         synthetic(name, kernel, Machine.drawn(seed)) for name, kernel in kernels.items() for seed in range(machines)
     ]
+    first = UNSEEN_FROM if only_unseen else 0
+    return spaces + [drawn(first + seed) for seed in range(DRAWN_FOR_EACH * machines)]
 
 
 def _compared(
@@ -161,6 +169,11 @@ def _recorded_transfers(folder: Path) -> Iterator[Transfer]:
 
 
 def _made_up(machines: int) -> Iterator[Transfer]:
+    for seed in range(UNSEEN_FROM, UNSEEN_FROM + DRAWN_FOR_EACH * machines):
+        source = drawn(seed)
+        yield Transfer(f"device: {source.name}", source, drawn(seed, device=1))
+        yield Transfer(f"problem: {source.name}", source, drawn(seed, size=1024))
+        yield Transfer(f"problem far off: {source.name}", source, drawn(seed, size=256))
     for name, kernel in {**KERNELS, **UNSEEN}.items():
         for seed in range(machines):
             machine = Machine.drawn(seed)
@@ -191,22 +204,23 @@ class _Searches:
 
     def __init__(self) -> None:
         self._kept: list[RecordedSpace] = []
-        self._found: dict[tuple[int, int], list[Config]] = {}
+        self._found: dict[tuple[int, int], Run] = {}
         self._cold: dict[tuple[int, int], int] = {}
 
-    def fastest_first(self, space: RecordedSpace, seed: int) -> list[Config]:
-        """Return what a search has measured."""
+    def run(self, space: RecordedSpace, seed: int) -> Run:
+        """Return a whole search."""
         if (id(space), seed) not in self._found:
-            tried = simulate(space, OURS, seed, max(COUNTS)).tried
             self._kept.append(space)
-            known = sorted((one for one in tried if one.objective is not None), key=lambda one: one.objective or 0.0)
-            self._found[id(space), seed] = [one.config for one in known]
+            self._found[id(space), seed] = simulate(space, OURS, seed, max(COUNTS))
         return self._found[id(space), seed]
 
-    def needed(self, space: RecordedSpace, seed: int, first: Sequence[Config] = ()) -> int:
+    def needed(
+        self, space: RecordedSpace, seed: int, first: Sequence[Config] = (), earlier: Sequence[EarlierSearch] = ()
+    ) -> int:
         """Return the configs after which a search is close to the optimum."""
         goal = space.optimum * (1 + WITHIN)
-        return simulate(space, OURS, seed, max(COUNTS), first, goal).trials_within(goal) or max(COUNTS)
+        run = simulate(space, OURS, seed, max(COUNTS), first, goal, earlier)
+        return run.trials_within(goal) or max(COUNTS)
 
     def needed_cold(self, space: RecordedSpace, seed: int) -> int:
         """Return the configs that it takes with nothing known."""
@@ -219,11 +233,13 @@ class _Searches:
 def _needed(transfer: Transfer, seeds: int, searches: _Searches) -> dict[str, Any]:
     cold, warm = [], []
     for seed in range(seeds):
-        known = searches.fastest_first(transfer.source, seed)
-        first = known if transfer.is_edit else known[:BEST_OF_NEAREST]
+        earlier = searches.run(transfer.source, seed).as_earlier()
+        known = [config for _, config in sorted(zip(earlier.costs, earlier.configs, strict=True), key=itemgetter(0))]
+        # An edit keeps the key: its job measures again what it knows, and other keys' searches have no say.
+        first, similar = (known, []) if transfer.is_edit else (known[:BEST_OF_NEAREST], [earlier])
         # Another seed than the source's, or both searches would begin alike.
         cold.append(searches.needed_cold(transfer.target, seed + seeds))
-        warm.append(searches.needed(transfer.target, seed + seeds, first))
+        warm.append(searches.needed(transfer.target, seed + seeds, first, similar))
     return {
         "what": transfer.what,
         "nothing known": mean(cold), "median": median(cold), "known": mean(warm), "median known": median(warm),

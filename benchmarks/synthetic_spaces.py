@@ -234,7 +234,7 @@ def synthetic(name: str, kernel: Kernel, machine: Machine, scale: int = 2) -> Re
     found = list(kernel(machine, scale))
     if len(found) > MAX_CONFIGS:
         # The same configs for every device and size.
-        found = sorted(found, key=lambda pair: _unit(f"thin {name}", pair[0]))[:MAX_CONFIGS]
+        found = sorted(found, key=lambda pair: unit(f"thin {name}", pair[0]))[:MAX_CONFIGS]
     results = [
         (config, None if value is None else value * math.exp(UNEXPLAINED * normal(f"{name} {machine.seed}", config)))
         for config, value in found
@@ -248,12 +248,13 @@ def configs(knobs: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(knobs, values, strict=True))
 
 
-def _unit(salt: str, config: Config) -> float:
+def unit(salt: str, config: Config) -> float:
+    """Return a uniform number that belongs to a config."""
     digest = hashlib.blake2b(f"{salt} {canonical(config)}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**64
 
 
 def normal(salt: str, config: Config) -> float:
     """Return a standard normal number that belongs to a config (Box and Muller)."""
-    radius = math.sqrt(-2 * math.log(_unit(salt, config)))
-    return radius * math.cos(2 * math.pi * _unit(f"{salt} angle", config))
+    radius = math.sqrt(-2 * math.log(unit(salt, config)))
+    return radius * math.cos(2 * math.pi * unit(f"{salt} angle", config))

@@ -20,6 +20,7 @@ from ktuned.model import (
     Device,
     DeviceModel,
     DeviceName,
+    EarlierSearch,
     KernelInfo,
     Observation,
     Outcome,
@@ -161,7 +162,8 @@ class Inspect(Request[replies.Empty, replies.InspectedFile]):
 class Explore(Request[replies.Explored, Never]):
     """Open the space of a kernel's problem: configs to propose ``first``, and those to leave for ``last``.
 
-    ``device`` is what a prior may look at; of one that is only compiled for, only the target is known.
+    ``device`` is what a prior may look at; of one that is only compiled for, only the target is known. ``earlier`` are
+    similar searches, the most similar first.
     """
 
     operation: ClassVar = "explore"
@@ -173,6 +175,7 @@ class Explore(Request[replies.Explored, Never]):
     first: tuple[Config, ...] = ()
     last: tuple[Config, ...] = ()
     device: Device = NO_DEVICE
+    earlier: tuple[EarlierSearch, ...] = ()
 
 
 @record

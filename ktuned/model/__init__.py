@@ -72,7 +72,7 @@ from ktuned.model.trace import (
     with_captured,
     without,
 )
-from ktuned.model.trial import Context, Trial, TrialResult, Winner
+from ktuned.model.trial import Context, EarlierSearch, Trial, TrialResult, Winner
 from ktuned.model.values import (
     RETRIED_BY_NEXT_JOB,
     Config,
@@ -115,6 +115,7 @@ __all__ = [
     "Device",
     "DeviceModel",
     "DeviceName",
+    "EarlierSearch",
     "Event",
     "IllegalMove",
     "Job",

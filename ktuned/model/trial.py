@@ -132,3 +132,14 @@ class Winner(Record):
     def figure(self) -> float | None:
         """The figure by which it won."""
         return figure_of(self.objective, self.latency_us, self.metrics)
+
+
+@record
+class EarlierSearch(Record):
+    """Results of a search of the same kernel elsewhere: for another problem, or on another device.
+
+    The costs are by one objective; less is better.
+    """
+
+    configs: tuple[Config, ...]
+    costs: tuple[float, ...]

@@ -5,9 +5,11 @@ Every strategy is supervised here: whatever a third party's does wrong ends its 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 
-from ktuned.model import Config, KtunedError, Outcome, Record, Scalar, UsageError, canonical, record
+from ktuned.model import Config, EarlierSearch, KtunedError, Outcome, Record, Scalar, UsageError, canonical, record
 from ktuned.search.strategy import Count, Strategy, load
 from ktuned.spec import BoundSpace
 
@@ -94,12 +96,8 @@ class Supervised(Strategy):
         super().__init__(space, seed)
         self._name = name
         self._proposed: set[str] = set()
-        try:
+        with self._blamed("starts"):
             self._strategy = kind(space, seed)
-        except KtunedError:
-            raise
-        except Exception as error:
-            raise self._raised("starts", error) from error
 
     def ask(self, n: int) -> list[dict[str, Scalar]]:
         """Return new valid configs.
@@ -107,12 +105,8 @@ class Supervised(Strategy):
         Raises:
             StrategyFault: the strategy raised, or proposed a config that is repeated or not in the space.
         """
-        try:
+        with self._blamed("chooses"):
             configs = list(self._strategy.ask(n))
-        except KtunedError:
-            raise
-        except Exception as error:
-            raise self._raised("chooses", error) from error
         if len(configs) > n:
             raise self._fault(f"proposed {len(configs)} configs when it was asked for {n}")
         for config in configs:
@@ -123,49 +117,62 @@ class Supervised(Strategy):
         """Pass an outcome on.
 
         Raises:
-            StrategyFault: the strategy raised.
+            StrategyFault: the strategy raised; so do all others here.
         """
-        try:
+        with self._blamed("takes note of an outcome"):
             self._strategy.tell(config, outcome, latency_us)
-        except KtunedError:
-            raise
-        except Exception as error:
-            raise self._raised("takes note of an outcome", error) from error
 
     def doubt(self, config: Config, share: float) -> None:
-        """Pass a latency's uncertainty on.
-
-        Raises:
-            StrategyFault: the strategy raised.
-        """
-        try:
+        """Pass a latency's uncertainty on."""
+        with self._blamed("takes note of an outcome"):
             self._strategy.doubt(config, share)
-        except KtunedError:
-            raise
-        except Exception as error:
-            raise self._raised("takes note of an outcome", error) from error
+
+    def recall(self, earlier: Sequence[EarlierSearch]) -> None:
+        """Pass earlier searches on."""
+        with self._blamed("takes note of earlier searches"):
+            self._strategy.recall(earlier)
 
     @property
     def valid(self) -> Count | None:
         """The strategy's count."""
-        return self._strategy.valid
+        with self._blamed("counts the space"):
+            found = self._strategy.valid
+        if not isinstance(found, Count | None):
+            raise self._fault(f"counts the space as {found!r}, which is neither a Count nor None")
+        return found
 
     @property
     def learns(self) -> bool:
         """True if the strategy does."""
-        return self._strategy.learns
+        with self._blamed("says if it learns"):
+            return bool(self._strategy.learns)
 
     @property
     def finished(self) -> bool:
         """True if the strategy is."""
-        return self._strategy.finished
+        with self._blamed("says if it is finished"):
+            return bool(self._strategy.finished)
 
     @property
     def converged(self) -> bool:
         """True if the strategy is."""
-        return self._strategy.converged
+        with self._blamed("says if it has converged"):
+            return bool(self._strategy.converged)
+
+    @contextmanager
+    def _blamed(self, when: str) -> Iterator[None]:
+        """Turn whatever the strategy raises, an attempt to exit included, into a line that names it."""
+        try:
+            yield
+        except KtunedError:
+            raise
+        except (Exception, SystemExit) as error:
+            words = " ".join(f"{type(error).__name__}: {error}".split())
+            raise self._fault(f"failed as it {when}: {words}") from error
 
     def _check(self, config: Config) -> None:
+        if not isinstance(config, Mapping):
+            raise self._fault(f"proposed {config!r}, which is no config")
         try:
             text = canonical(config)
             # A callable's space would be walked for each question; what its strategies propose was yielded by it.
@@ -178,10 +185,6 @@ class Supervised(Strategy):
             raise self._fault(f"proposed a config twice: {text}")
         if len(self._proposed) < MAX_REMEMBERED:
             self._proposed.add(text)
-
-    def _raised(self, when: str, error: Exception) -> StrategyFault:
-        words = " ".join(f"{type(error).__name__}: {error}".split())
-        return self._fault(f"failed as it {when}: {words}")
 
     def _fault(self, words: str) -> StrategyFault:
         return StrategyFault(f"the strategy {self._name!r} {words}", hint='name another one, such as strategy="auto"')

@@ -39,6 +39,9 @@ MOMENTUM = 0.8
 SCALE_MEMORY = 0.9
 """Of the climb (Adam): large steps, because the start is near and few steps are made."""
 
+SLOPE_STEPS = 4
+"""Steps in which slopes and the variance that they leave settle."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -92,25 +95,67 @@ class GaussianProcess:
         """Take the values at these points as known, but for the noise and their ``doubts``."""
         self._raw = points
         self._points = points * np.sqrt(self.weights)
-        covariance = _matern(_squared_distances(self._points, self._points))
-        covariance += self._trend_share * self._trend(points, points)
-        covariance[np.diag_indices_from(covariance)] += self._noise + doubts
-        # The inverse of the factor: predictions at many points are then products of matrices.
-        self._whiten = np.linalg.inv(np.linalg.cholesky(covariance))
+        self._whiten = self._whitening(points, doubts)
         white = self._whiten @ values
         self._coefficients = self._whiten.T @ white
         self._variance = float(white @ white) / len(values) + 1e-9
 
     def predict(self, points: Floats) -> Prediction:
         """Return what to expect at some points, without noise."""
-        across = _matern(_squared_distances(points * np.sqrt(self.weights), self._points))
-        across += self._trend_share * self._trend(points, self._raw)
+        across = self._across(points)
         explained = across @ self._whiten.T
         centred = 2 * points[:, self._trending] - 1
         trend = (1 + np.einsum("ij,ij->i", centred, centred)) ** 2 / (1 + len(self._trending))
         own = 1 + self._trend_share * trend
         share = np.maximum(own - np.einsum("ij,ij->i", explained, explained), 1e-6)
         return Prediction(across @ self._coefficients, share * self._variance)
+
+    def mean(self, points: Floats) -> Floats:
+        """Return the mean alone, which takes a fraction of the time."""
+        return np.asarray(self._across(points) @ self._coefficients)
+
+    def slopes(
+        self, points: Floats, values: Floats, columns: Floats, spread: float, doubts: Floats | float = 0.0
+    ) -> Floats:
+        """Return how much of each column explains the values, none of them negative.
+
+        These are generalised least squares under the process as it stands, with a normal prior around zero (Rasmussen
+        and Williams, section 2.7). The signal's variance, which they need, is what they leave.
+        """
+        whiten = self._whitening(points, doubts)
+        white, explaining = whiten @ values, whiten @ columns
+        found: Floats = np.zeros(columns.shape[1])
+        for _ in range(SLOPE_STEPS):
+            rest = white - explaining @ found
+            variance = float(rest @ rest) / len(values) + 1e-9
+            precision = explaining.T @ explaining / variance + np.eye(len(found)) / spread**2
+            found = np.asarray(np.linalg.solve(precision, explaining.T @ white / variance), float)
+        return np.maximum(found, 0.0)
+
+    def left_out(self, points: Floats, values: Floats, doubts: Floats | float = 0.0) -> Floats:
+        """Return the log density of each value as all others would have predicted it, but for a constant.
+
+        After Rasmussen and Williams, section 5.4.2.
+        """
+        whiten = self._whitening(points, doubts)
+        inverse = whiten.T @ whiten
+        coefficients = inverse @ values
+        variance = float(values @ coefficients) / len(values) + 1e-9
+        certainty = np.diag(inverse)
+        return np.asarray(0.5 * np.log(certainty / variance) - 0.5 * coefficients**2 / certainty / variance)
+
+    def _whitening(self, points: Floats, doubts: Floats | float) -> Floats:
+        """Return the inverse of the covariance's factor: predictions at many points are then products of matrices."""
+        scaled = points * np.sqrt(self.weights)
+        covariance = _matern(_squared_distances(scaled, scaled))
+        covariance += self._trend_share * self._trend(points, points)
+        covariance[np.diag_indices_from(covariance)] += self._noise + doubts
+        return np.asarray(np.linalg.inv(np.linalg.cholesky(covariance)))
+
+    def _across(self, points: Floats) -> Floats:
+        """Return the covariances of some points with the known ones."""
+        across = _matern(_squared_distances(points * np.sqrt(self.weights), self._points))
+        return np.asarray(across + self._trend_share * self._trend(points, self._raw))
 
     @property
     def _noise(self) -> float:

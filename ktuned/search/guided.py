@@ -9,6 +9,10 @@ A choice maximises the expected improvement times the chance not to fail. Improv
 latencies differ, so that a space of small differences is not searched for large ones. Configs under way count with the
 value that the model expects of them, so that batches spread.
 
+Where the same kernel was searched elsewhere, that search's model explains a part of what is measured: see
+:mod:`ktuned.search.transfer`. Every other choice then goes on from what such choices have found themselves, so that a
+search which misleads costs half of them at most.
+
 Imported only by name: it needs NumPy.
 """
 
@@ -19,12 +23,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ktuned.model import EarlierSearch
 from ktuned.search.blas import one_thread
 from ktuned.search.candidates import Candidates
 from ktuned.search.chain import Code
 from ktuned.search.features import Features, Floats
 from ktuned.search.gaussian_process import GaussianProcess, Prediction
 from ktuned.search.points import PointStrategy
+from ktuned.search.transfer import Informed, sources
 from ktuned.spec import BoundSpace
 
 FIRST = 8
@@ -104,16 +110,22 @@ class Guided(PointStrategy):
         super().__init__(space, seed)
         self._features = Features(self.domain.axes)
         self._candidates = Candidates(self.domain, self._features, self.random)
-        prior = np.array([PRIORS[kind] for kind in self._features.kinds])
-        plain = [place for place, kind in enumerate(self._features.kinds) if kind in ("main", "choice")]
-        self._model = GaussianProcess(prior, PRIOR_SPREAD, plain)
-        self._judge = GaussianProcess(prior, PRIOR_SPREAD, plain)
+        self._model = Informed(self._process)
+        self._judge = self._process()
+        self._own: set[Code] = set()
         self._best = math.inf
         self._since_best = 0
         self._choices = 0
         self._learnt_from = 0
         self._judged_from = 0
         self._quiet = 0
+
+    def recall(self, earlier: Sequence[EarlierSearch]) -> None:
+        """Model similar searches."""
+        placed = [self._placed(one) for one in earlier]
+        with one_thread():
+            found = sources(placed, self._features, compressed, self._process) if len(self._features) else []
+        self._model.use(found)
 
     def heard(self, code: Code) -> None:
         """Count the outcomes since the last improvement."""
@@ -136,10 +148,33 @@ class Guided(PointStrategy):
     def _next(self) -> Code | None:
         self._choices += 1
         if self._age < FIRST:
-            return self.spread()
-        if len(self.logs) < 3 or len(self._features) == 0:
-            return self.unknown()
-        return self._most_promising()
+            found = self.spread()
+        elif len(self.logs) < 3 or len(self._features) == 0:
+            found = self.unknown()
+        else:
+            found = self._most_promising()
+        if found is not None and (self._age < FIRST or self._is_own_turn):
+            self._own.add(found)
+        return found
+
+    @property
+    def _is_own_turn(self) -> bool:
+        """True if this choice continues from what such turns have found, as if nothing else had been suggested.
+
+        The best configs of another search lie in a valley that may not be the deepest one here, and all that improves
+        on them lies there, too.
+        """
+        return self._model.has_sources and self._choices % 2 == 1
+
+    def _process(self) -> GaussianProcess:
+        kinds = self._features.kinds
+        plain = [place for place, kind in enumerate(kinds) if kind in ("main", "choice")]
+        return GaussianProcess(np.array([PRIORS[kind] for kind in kinds]), PRIOR_SPREAD, plain)
+
+    def _placed(self, earlier: EarlierSearch) -> dict[Code, float]:
+        """Return an earlier search's log costs by point, of the configs whose values are on the axes here."""
+        pairs = [(self.domain.code(config), cost) for config, cost in zip(earlier.configs, earlier.costs, strict=True)]
+        return {code: math.log(cost) for code, cost in pairs if code is not None and cost > 0}
 
     @property
     def _age(self) -> int:
@@ -167,7 +202,7 @@ class Guided(PointStrategy):
         if len(self.logs) + len(self.failed) != self._learnt_from:
             self._learnt_from = len(self.logs) + len(self.failed)
             steps = next((steps for size, steps in LEARNING_STEPS if len(known) <= size), 1)
-            self._model.learn(points, values, steps if self._model.steps else FIRST_LEARNING_STEPS, doubts)
+            self._model.learn(points, values, steps if self._model.steps else FIRST_LEARNING_STEPS, doubts, scale)
         self._model.condition(points, values, doubts)
         if self.under_way:
             waiting = self._features(np.array(list(self.under_way)))
@@ -175,10 +210,11 @@ class Guided(PointStrategy):
             doubts = np.append(doubts, np.zeros(len(believed)))
             self._model.condition(np.vstack([points, waiting]), np.append(values, believed), doubts)
         # Noise may have made the lowest measured value, and so the lowest expected ones count as well.
-        expected = self._model.predict(points[:BEST_EXPECTED]).mean
+        fastest = self._continued(known)
+        expected = self._model.predict(points[fastest]).mean
         lowest = float(expected.min())
-        expected_best = [known[place] for place in np.argsort(expected)[:AROUND]]
-        codes, features = self._compared(list(dict.fromkeys([known[0], *expected_best])))
+        around = [known[fastest[0]], *(known[fastest[place]] for place in np.argsort(expected)[:AROUND])]
+        codes, features = self._compared(list(dict.fromkeys(around)))
         if not codes:
             return self.unknown()
         predicted = self._model.predict(features)
@@ -189,6 +225,11 @@ class Guided(PointStrategy):
             promise, chance = promise * works, chance * works
         self._quiet = self._quiet + 1 if float(chance.max()) < LITTLE_CHANCE else 0
         return codes[int(np.argmax(promise))]
+
+    def _continued(self, known: Sequence[Code]) -> list[int]:
+        """Return the places of the fastest points that this choice continues from."""
+        own = [place for place, code in enumerate(known) if code in self._own] if self._is_own_turn else []
+        return own[:BEST_EXPECTED] or list(range(min(BEST_EXPECTED, len(known))))
 
     def _sought(self) -> float:
         """Return the improvement that this choice seeks, in units of the model's values."""
@@ -204,9 +245,7 @@ class Guided(PointStrategy):
         slow = list(self.slow)[-MODELLED_BEST // 3 :]
         logs = np.array([self.logs[code] for code in codes])
         logs = np.append(logs, np.full(len(slow), logs.max()))
-        excess = logs - logs[0]
-        middle = max(float(np.median(excess)), WELL_MODELLED)
-        excess = np.where(excess > middle, middle + SLOW_SHARE * (excess - middle), excess)
+        excess = compressed(logs - logs[0])
         scale = float(excess.std()) + 1e-9
         return codes + slow, (excess - excess.mean()) / scale, scale
 
@@ -224,6 +263,12 @@ class Guided(PointStrategy):
         predicted = self._judge.predict(features)
         margin = predicted.mean + 2 * share - 1
         return np.asarray(np.clip(normal_below(margin / np.sqrt(predicted.variance + 0.05)), 0.02, 1))
+
+
+def compressed(excess: Floats) -> Floats:
+    """Return log costs above the lowest one, those of the slow compressed."""
+    middle = max(float(np.median(excess)), WELL_MODELLED)
+    return np.where(excess > middle, middle + SLOW_SHARE * (excess - middle), excess)
 
 
 def normal_below(z: Floats) -> Floats:

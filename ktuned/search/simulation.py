@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from time import process_time
 
-from ktuned.model import Config, Outcome, Record, canonical, record
+from ktuned.model import Config, EarlierSearch, Outcome, Record, canonical, record
 from ktuned.search.choice import Budget, choose
 from ktuned.search.recorded import RecordedSpace
 
@@ -51,6 +51,11 @@ class Run(Record):
         """Return what ``--json`` prints of it."""
         return {"strategy": self.strategy, "seed": self.seed, "best": list(self.best)}
 
+    def as_earlier(self) -> EarlierSearch:
+        """Return what it measured, for a similar search."""
+        measured = [(one.config, one.objective) for one in self.tried if one.objective is not None]
+        return EarlierSearch(tuple(config for config, _ in measured), tuple(cost for _, cost in measured))
+
     def trials_within(self, goal: float) -> int | None:
         """Return the trials after which the best was at most ``goal``; ``None`` if it never was."""
         return next((done for done, value in enumerate(self.best, 1) if value is not None and value <= goal), None)
@@ -63,17 +68,19 @@ def simulate(
     trials: int,
     first: Sequence[Config] = (),
     goal: float = -math.inf,
+    earlier: Sequence[EarlierSearch] = (),
 ) -> Run:
     """Search a recorded space for a number of trials, one at a time, or until an objective is at most ``goal``.
 
     ``first`` are configs that come before the strategy's own, as a job's do where something is known; those that the
-    space does not hold are left out.
+    space does not hold are left out. ``earlier`` are similar searches, the most similar first.
 
     Raises:
         UsageError: there is no such strategy, or it broke its promises.
     """
     objectives = recorded.by_config()
     chosen = choose(strategy, recorded.space(), seed, Budget(trials))
+    chosen.strategy.recall(earlier)
     given = {text: config for config in first if (text := canonical(config)) in objectives}
     waiting = list(given.values())
     tried: list[Tried] = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from time import monotonic
 
-from ktuned.model import Config, Outcome, Record, Scalar, UsageError, record
+from ktuned.model import Config, EarlierSearch, Outcome, Record, Scalar, UsageError, record
 from ktuned.spec import BoundSpace
 
 ENTRY_POINT_GROUP = "ktuned.strategies"
@@ -54,6 +54,12 @@ class Strategy(ABC):
         """Take note of how well the next reported latency is known: half of its 95 % interval as a share of it.
 
         A config that cannot win is sampled no further than that takes.
+        """
+
+    def recall(self, earlier: Sequence[EarlierSearch]) -> None:  # noqa: B027 - a strategy may ignore it
+        """Take note of similar searches, the most similar first; called at most once, before the first ``ask``.
+
+        Their best configs are tried first in any case. Some of their configs may be outside this space.
         """
 
     @property

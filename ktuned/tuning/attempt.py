@@ -33,6 +33,7 @@ from ktuned.model import (
     Device,
     DeviceModel,
     DeviceName,
+    EarlierSearch,
     Event,
     Job,
     KernelInfo,
@@ -168,10 +169,17 @@ class Work:
         """Return whether the kernel's space holds each config for the job's problem; see :meth:`Admission.ask`."""
         return await self.admission.ask(self.kernel, self.problem, configs)
 
-    def explore_request(self, first: Iterable[Config] = (), last: Iterable[Config] = ()) -> requests.Explore:
-        """Return the request that begins an exploration: which configs come first, and which are left for last."""
+    def explore_request(
+        self, first: Iterable[Config] = (), last: Iterable[Config] = (), earlier: Iterable[EarlierSearch] = ()
+    ) -> requests.Explore:
+        """Return the request that begins an exploration: which configs come first, and which are left for last.
+
+        ``earlier`` are similar searches, the most similar first.
+        """
         device = self.devices[0] if self.devices else Device(DeviceName(""), DeviceModel(""), Target(self.target))
-        return requests.Explore(self.kernel_ref, self.problem, self.job.plan, tuple(first), tuple(last), device)
+        return requests.Explore(
+            self.kernel_ref, self.problem, self.job.plan, tuple(first), tuple(last), device, tuple(earlier)
+        )
 
     def unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
         """Return a Build with its artifact's key: a digest of all that decides the artifact's bytes.

@@ -183,7 +183,7 @@ class Pipeline:
         order = self._prior.order(self._opening.served, self._lead.configs)
         began = monotonic()
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
-            request = self.work.explore_request(order.first, order.last)
+            request = self.work.explore_request(order.first, order.last, order.earlier)
             found = await opened(explorer, request, self.work.kernel, deadlines)
             await self.work.learn(found.observed)
             self.summary.size, self.summary.strategy = found.size, found.strategy
@@ -217,8 +217,9 @@ class Pipeline:
                 elif monotonic() - fruitful > deadlines["inspect"]:
                     raise WorkerError(
                         f"{self.work.kernel.file}:{self.work.kernel.line}: no config of kernel "
-                        f"{self.work.kernel.kernel!r} was found in {deadlines['inspect']:.3g} s: `where` refuses all",
-                        hint="loosen `where`, or give a space that yields the valid configs",
+                        f"{self.work.kernel.kernel!r} was found in {deadlines['inspect']:.3g} s: `where` refuses all, "
+                        f"or the strategy {found.strategy!r} proposes none",
+                        hint="loosen `where`, give a space that yields the valid configs, or name another strategy",
                     )
                 if not answer.proposals and self._under_way:
                     await self._news.wait()

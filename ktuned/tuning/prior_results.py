@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from ktuned.catalog import Admission
 from ktuned.model import (
@@ -12,6 +13,7 @@ from ktuned.model import (
     LATENCY,
     Config,
     Context,
+    EarlierSearch,
     Event,
     KernelInfo,
     Objective,
@@ -41,16 +43,26 @@ MAX_NEAR = 8
 BEST_OF_NEAREST = 6
 """The fastest configs of the nearest of them: its winner alone is rarely the best elsewhere, one of six often is."""
 
+MAX_EARLIER = 4
+"""Searches of other problems and devices that a strategy may learn from: it takes the nearest that hold enough."""
+
+MAX_EARLIER_TRIALS = 200
+"""Measurements of each, the fastest: what is slow elsewhere is slow here, and need not be known in detail."""
+
 MANY_TRIALS = 64
 """Measured trials that are asked about at first when the fastest ones of the present space are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order in which a job tries its configs: ``first``, then those that the strategy asks for, then ``last``."""
+    """The order in which a job tries its configs: ``first``, then those that the strategy asks for, then ``last``.
+
+    ``earlier`` are the searches of similar keys, which the strategy may learn from, the most similar first.
+    """
 
     first: tuple[Config, ...]
     last: tuple[Config, ...]
+    earlier: tuple[EarlierSearch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,16 @@ async def restore(
     return await store.decide_winner(best.id, objective=objective, is_final=is_final)
 
 
+def earlier_searches(store: Store, winners: Sequence[Winner], objective: Objective) -> tuple[EarlierSearch, ...]:
+    """Return what was measured in the contexts of the nearest winners, as costs by a job's objective."""
+    searches = []
+    for context in islice(dict.fromkeys(winner.context for winner in winners), MAX_EARLIER):
+        trials = store.best_trials(context, MAX_EARLIER_TRIALS, objective=objective)
+        known = [(trial.config, cost) for trial in trials if (cost := _cost(trial, objective)) < math.inf]
+        searches.append(EarlierSearch(tuple(config for config, _ in known), tuple(cost for _, cost in known)))
+    return tuple(searches)
+
+
 class PriorResults:
     """The store's results that concern one job."""
 
@@ -200,9 +222,10 @@ class PriorResults:
         best = self._store.best_trials(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = near_configs(winners, [trial.config for trial in best])
         settled = [trial.config for trial in self._store.failed_trials(context, MAX_PREDICTED)]
-        return order(
+        found_order = order(
             None if seated is None else seated.config, self._work.kernel.default, found, near, settled, served, lead
         )
+        return replace(found_order, earlier=earlier_searches(self._store, winners, self._work.objective))
 
     def carried(self, compiled: Compiled) -> TrialResult | None:
         """Return the result of a compiled attempt whose twin was measured: equal bytes, called alike, on equal data."""

@@ -12,6 +12,7 @@ from ktuned.ipc import Places, replies, requests
 from ktuned.model import (
     Config,
     Device,
+    EarlierSearch,
     KernelFileError,
     Outcome,
     Phase,
@@ -49,7 +50,14 @@ class Explorer:
         """Open the space of one kernel and problem for a job; ``ask`` then walks it."""
         kernel = load_kernel(request.kernel, self._places)
         opened = Exploration(
-            kernel, request.problem, request.plan, request.first, request.last, request.device, reply.phase
+            kernel,
+            request.problem,
+            request.plan,
+            request.first,
+            request.last,
+            request.device,
+            request.earlier,
+            enter=reply.phase,
         )
         self._exploration = opened
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
@@ -94,6 +102,8 @@ class Exploration:
         first: Sequence[Config],
         last: Sequence[Config] = (),
         device: Device = requests.NO_DEVICE,
+        earlier: Sequence[EarlierSearch] = (),
+        *,
         enter: Enter = lambda phase: None,
     ) -> None:
         self._kernel = kernel
@@ -121,6 +131,8 @@ class Exploration:
             plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.seconds, plan.until == "converged")
         )
         self._strategy = chosen.strategy
+        if earlier:
+            self._strategy.recall(earlier)
         valid = chosen.strategy.valid
         self.size_is_estimate = valid is not None and not valid.is_exact
         if valid is not None:

@@ -77,6 +77,7 @@ class RaisesAtOnce(Random):
         ([{"A": 5, "B": 2}], r'the strategy \'odd\' proposed a config that is not in the space: {"A":5,"B":2}'),
         ([{"A": 1}], "not in the space"),
         ([{"A": object()}], "which is no config"),
+        ([1], "proposed 1, which is no config"),
         ([{"A": 1, "B": 2}] * 2, "proposed a config twice"),
         ([{"A": 1, "B": 2}] * 4, "proposed 4 configs when it was asked for 2"),
     ],
@@ -97,3 +98,36 @@ def test_strategy_that_raises_is_named() -> None:
         Supervised("odd", RaisesOnTell, bound, 0).tell({"A": 1, "B": 2}, Outcome.MEASURED, 1.0)
     with pytest.raises(StrategyFault, match="failed as it starts: RuntimeError: no device"):
         Supervised("odd", RaisesAtOnce, bound, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("finished", "failed as it says if it is finished: RuntimeError: no idea"),
+        ("converged", "failed as it says if it has converged: RuntimeError: no idea"),
+        ("learns", "failed as it says if it learns: RuntimeError: no idea"),
+        ("valid", "failed as it counts the space: RuntimeError: no idea"),
+    ],
+)
+def test_strategy_whose_property_raises_is_named(name: str, words: str) -> None:
+    """Whatever is asked of it."""
+
+    def raising(self: Any) -> Any:
+        raise RuntimeError("no idea")
+
+    kind = type("Odd", (Random,), {name: property(raising)})
+    with pytest.raises(StrategyFault, match=f"^the strategy 'odd' {words}$"):
+        getattr(Supervised("odd", kind, AXES.bind({}), 0), name)
+
+
+def test_strategy_that_exits_or_miscounts_is_named() -> None:
+    """An exit would end the worker with nothing said; a count is a Count."""
+
+    def leave(self: Any, n: int) -> Any:
+        raise SystemExit(3)
+
+    with pytest.raises(StrategyFault, match="failed as it chooses: SystemExit: 3"):
+        Supervised("odd", type("Odd", (Random,), {"ask": leave}), AXES.bind({}), 0).ask(1)
+    kind = type("Odd", (Random,), {"valid": 7})
+    with pytest.raises(StrategyFault, match="counts the space as 7, which is neither a Count nor None"):
+        _ = Supervised("odd", kind, AXES.bind({}), 0).valid

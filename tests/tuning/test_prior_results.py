@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import Context, DeviceModel, KernelName, KeyProblem, Winner, canonical, most_similar
+from ktuned.model import ENERGY, LATENCY, Context, DeviceModel, KernelName, KeyProblem, Winner, canonical, most_similar
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import MAX_NEAR, Past, near_configs, order
+from ktuned.tuning.prior_results import MAX_NEAR, Past, earlier_searches, near_configs, order
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 
 
@@ -51,6 +51,19 @@ def test_the_nearest_key_gives_its_best_few() -> None:
     assert [config["n"] for config in near_configs(winners, [{"n": 7}, {"n": 2}, {"n": 8}])] == [2, 7, 8, 3, 1]
     assert len(near_configs([won(tag, M=tag) for tag in range(1, 30)], [])) == MAX_NEAR
     assert near_configs([], []) == []
+
+
+@pytest.mark.anyio
+async def test_searches_of_similar_keys_are_passed_on(parts: Parts) -> None:
+    """All that was measured there, as costs by the job's objective; nothing where the objective has no figure."""
+    kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
+    await parts.measured(kernel, {10.0: 3.0, 50.0: 1.0, 90.0: 2.0}, {"n": 64}, rounds=ALL_ROUNDS)
+    await parts.measured(kernel, {10.0: 7.0, 50.0: 9.0}, {"n": 4096}, rounds=ALL_ROUNDS)
+    winners = most_similar(wanted({"n": 128}), parts.store.winners(kernel.name))
+    near, far = earlier_searches(parts.store, winners, LATENCY)
+    assert (near.configs, near.costs) == (({"us": 50.0}, {"us": 90.0}, {"us": 10.0}), (1.0, 2.0, 3.0))
+    assert far.costs == (7.0, 9.0)
+    assert [one.costs for one in earlier_searches(parts.store, winners, ENERGY)] == [(), ()]
 
 
 def test_what_must_come_first_is_not_left_for_last() -> None:

@@ -1,0 +1,144 @@
+"""Searches of the same kernel elsewhere as a help for this one: for another problem, on another device.
+
+A model is fitted to each of them, and what it expects of a point is an explanation of what is measured here. How much
+of it there is, its slope, follows from the measurements of this search alone: the least squares under the model of all
+else, with a pull to zero. Where a model without them predicts the fast half better, each config from all others, they
+are left out. So a search that misleads is forgotten after a few trials, and one that explains most leaves little to be
+found out. Stacking models in this way is after Golovin et al., "Google Vizier" (KDD 2017), with a slope.
+
+Imported only by strategies that need NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ktuned.search.chain import Code
+from ktuned.search.features import Features, Floats
+from ktuned.search.gaussian_process import GaussianProcess, Prediction
+
+MOST_SOURCES = 2
+"""Earlier searches that are modelled, the nearest ones: each costs every proposal some milliseconds."""
+
+FEWEST = 12
+"""Measurements of an earlier search below which it has no model worth having."""
+
+MODELLED = 150
+"""Of its measurements, the fastest, that are modelled: a quarter of a second to learn, a millisecond to ask."""
+
+LEARNING_STEPS = 25
+
+DECIDED = 70
+"""Measurements after which it is no longer asked whether the earlier searches help: it is clear, and costs time."""
+
+SLOPE_SPREAD = 0.5
+"""Standard deviation of a slope before anything was measured here; it is 1 where nothing has changed."""
+
+
+class Source:
+    """The log cost that an earlier search leads to expect, in units of natural logarithms above its best."""
+
+    def __init__(self, points: Floats, excess: Floats, model: GaussianProcess) -> None:
+        self._mean, self._scale = float(excess.mean()), float(excess.std()) + 1e-9
+        self._model = model
+        values = (excess - self._mean) / self._scale
+        model.learn(points, values, LEARNING_STEPS)
+        model.condition(points, values)
+
+    def __call__(self, points: Floats) -> Floats:
+        """Return what to expect at some points."""
+        return np.asarray(self._mean + self._scale * self._model.mean(points))
+
+
+def sources(
+    earlier: Sequence[Mapping[Code, float]],
+    features: Features,
+    compress: Callable[[Floats], Floats],
+    model: Callable[[], GaussianProcess],
+) -> list[Source]:
+    """Return the nearest of some earlier searches that say enough, each given as log costs by point.
+
+    ``compress`` does to excesses over the lowest cost what the search here does.
+    """
+    telling = [logs for logs in earlier if len(logs) >= FEWEST][:MOST_SOURCES]
+    found = []
+    for logs in telling:
+        fastest = sorted(logs, key=lambda code: (logs[code], code))[:MODELLED]
+        excess = np.array([logs[code] - logs[fastest[0]] for code in fastest])
+        found.append(Source(features(np.array(fastest)), compress(excess), model()))
+    return found
+
+
+class Informed:
+    """A Gaussian process around what earlier searches explain; the process alone where that predicts no worse."""
+
+    def __init__(self, process: Callable[[], GaussianProcess]) -> None:
+        self._alone = process()
+        self._around = process()
+        self._sources: Sequence[Source] = ()
+        self._slopes = np.zeros(0)
+        self._centre = np.zeros(0)
+        self._unit = 1.0
+        self.is_informed = False
+
+    def use(self, found: Sequence[Source]) -> None:
+        """Take earlier searches into account."""
+        self._sources = found
+        self.is_informed = bool(found)
+
+    @property
+    def has_sources(self) -> bool:
+        """True if there are earlier searches, whether they help or not."""
+        return bool(self._sources)
+
+    @property
+    def slopes(self) -> Floats:
+        """The share of each earlier search that explains what is measured here."""
+        return self._slopes if self.is_informed else np.zeros_like(self._slopes)
+
+    @property
+    def steps(self) -> int:
+        """Steps that the process has climbed."""
+        return self._process.steps
+
+    def learn(self, points: Floats, values: Floats, steps: int, doubts: Floats, unit: float) -> None:
+        """Learn the slopes, what matters to the rest, and whether that beats the process alone.
+
+        A ``unit`` of the values is so many natural logarithms.
+        """
+        self._unit = unit
+        if self.is_informed or (self._sources and len(values) <= DECIDED):
+            columns = self._columns(points)
+            self._centre = columns.mean(0)
+            self._slopes = self._around.slopes(points, values, columns - self._centre, SLOPE_SPREAD, doubts)
+            rest = values - (columns - self._centre) @ self._slopes
+            self._around.learn(points, rest, steps, doubts)
+        if not self.is_informed or len(values) <= DECIDED:
+            self._alone.learn(points, values, steps, doubts)
+        if self._sources and len(values) <= DECIDED:
+            fast = values <= np.median(values)
+            informed, alone = self._around.left_out(points, rest, doubts), self._alone.left_out(points, values, doubts)
+            self.is_informed = float(informed[fast].sum()) >= float(alone[fast].sum())
+
+    def condition(self, points: Floats, values: Floats, doubts: Floats) -> None:
+        """Take the values at these points as known, but for the noise and their ``doubts``."""
+        self._process.condition(points, values - self._explained(points), doubts)
+
+    def predict(self, points: Floats) -> Prediction:
+        """Return what to expect at some points, without noise."""
+        own = self._process.predict(points)
+        return Prediction(own.mean + self._explained(points), own.variance)
+
+    @property
+    def _process(self) -> GaussianProcess:
+        return self._around if self.is_informed else self._alone
+
+    def _columns(self, points: Floats) -> Floats:
+        return np.column_stack([source(points) for source in self._sources]) / self._unit
+
+    def _explained(self, points: Floats) -> Floats | float:
+        if not self.is_informed:
+            return 0.0
+        return np.asarray((self._columns(points) - self._centre) @ self._slopes)
