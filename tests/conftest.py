@@ -14,6 +14,7 @@ import pytest
 
 from tests import leaks
 from tests.assembled import Parts, assembled
+from tests.e2e.harness import SHARED_HEADERS
 
 # A loaded machine makes an example slow, not wrong; equal seeds make a failure in CI a failure here.
 hypothesis.settings.register_profile("ktuned", deadline=None, derandomize=True, print_blob=True)
@@ -101,6 +102,17 @@ def _leaks_nothing(request: pytest.FixtureRequest) -> Generator[None]:
     found = before.leaked_since()
     if found and not mark and not request.node.stash.get(_FAILED, False):
         pytest.fail("the test left behind:\n  " + "\n  ".join(found))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
+    """Return one cache of precompiled headers, which all processes of the suite may use at a time."""
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiler-cache"
+    (cache / "tvm_ffi").mkdir(mode=0o700, parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SHARED_HEADERS, str(cache / "tvm_ffi"))
+        yield cache
 
 
 @pytest.fixture(scope="session")

@@ -57,12 +57,8 @@ class Onslaught:
             return
         name = f"k{len(self.kernels)}"
         does = {f"t{index}": SPECIAL.get(index, "work") for index in range(CONFIGS if self._is_full else FEW_CONFIGS)}
-        if not self._is_full:
-            # To be wrong takes tensors, and tensors take torch, in each of the workers that replace the killed.
-            does["t3"] = "work"
         configs = [{"us": 100.0 + 10 * index, "does": did, "tag": tag} for index, (tag, did) in enumerate(does.items())]
-        judged = {"reference": REFERENCE} if self._is_full else {}
-        text = kernel_text(f"space({configs})", name=f"'{name}'", early_stop="100.0", **judged)
+        text = kernel_text(f"space({configs})", name=f"'{name}'", early_stop="100.0", reference=REFERENCE)
         self.daemon.client.call(
             "tune", path=str(self.daemon.kernel_file(text, f"tune_{name}.py")), deadline_s=PATIENCE_S
         )

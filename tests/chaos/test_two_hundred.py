@@ -49,8 +49,7 @@ OPTIONS = {
 def _configs(scale: Scale, *, healthy_only: bool = False) -> list[dict[str, Any]]:
     """Return the configs; the best healthy one takes less than half of the next, the bad ones promise more."""
     configs: list[dict[str, Any]] = []
-    # To be wrong takes tensors, and tensors take torch, in each of the workers that replace those that die.
-    for does, count, outcome in KINDS if scale.is_full else [kind for kind in KINDS if kind[0] != "wrong"]:
+    for does, count, outcome in KINDS:
         for index in range(scale.of(count)):
             if outcome == "measured":
                 configs.append({"us": 300.0 + 5 * len(configs), "does": does, "tag": f"{does}{index}"})
@@ -93,8 +92,8 @@ def test_two_hundred(tmp_path: Path, scale: Scale, row: Row) -> None:
     with ChaosDaemon(tmp_path / "chaos", config=MEMORY) as daemon:
         cold_s = daemon.tuned_once()
         before = Baseline(daemon)
-        judged = {"reference": REFERENCE} if scale.is_full else {}
-        path = daemon.kernel_file(kernel_text(f"space({configs})", seed=str(scale.seed), **OPTIONS, **judged))
+        text = kernel_text(f"space({configs})", seed=str(scale.seed), reference=REFERENCE, **OPTIONS)
+        path = daemon.kernel_file(text)
         _, (job,) = daemon.tune(path=str(path))
         trials = daemon.trials()
         expected = {

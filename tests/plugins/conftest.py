@@ -1,6 +1,5 @@
-"""One cache of precompiled headers for all tests here: making one takes longer than most of them."""
+"""Compilers of the tests here: the time that they get, and the suite's cache of precompiled headers."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-
-
-@pytest.fixture(scope="session")
-def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the shared cache's directory, which compiles of several processes may use at a time."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return tmp_path_factory.mktemp("compiler-cache")
-    shared = tmp_path_factory.getbasetemp().parent / "compiler-cache"
-    shared.mkdir(mode=0o700, exist_ok=True)
-    return shared
 
 
 @pytest.fixture(autouse=True)
