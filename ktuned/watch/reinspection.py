@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import structlog
 
 from ktuned.catalog import Catalog, Changes, FileInspector, find_kernel_files, is_kernel_file, is_looked_into, printable
+from ktuned.ipc import trail
 from ktuned.model import KtunedError, Root
 from ktuned.watch.snapshot import Sight, Snapshot
 
@@ -57,6 +59,10 @@ class Reinspection:
         # A generated header may lie where no kernel file is looked for.
         differing = await self.differing(self._catalog.stamps(self._catalog.dependents(changed)))
         affected = self._catalog.dependents(differing)
+        if linked := await anyio.to_thread.run_sync(_linked, changed):
+            alike = self._catalog.dependents(linked) - affected
+            recorded = {file: {path for path, _ in self._catalog.stamps({file})} for file in alike}
+            affected |= await anyio.to_thread.run_sync(_led_elsewhere, recorded, linked)
         if self._seen:
             # An edit that was taken back leaves nothing to inspect.
             await self._look()
@@ -180,3 +186,22 @@ class Reinspection:
             if root is not None:
                 grouped.setdefault(root.path, (root, []))[1].append(file)
         return list(grouped.values())
+
+
+def _linked(paths: set[str]) -> set[str]:
+    """Return the paths that are links, or lie behind one."""
+    return {path for path in paths if os.path.realpath(path) != path}
+
+
+def _led_elsewhere(recorded: Mapping[str, set[str]], linked: set[str]) -> set[str]:
+    """Return the kernel files of which a path at or below a link leads to a file that is not recorded.
+
+    It has become a link, with the same content: an edit where it leads must be seen.
+    """
+    return {
+        file
+        for file, paths in recorded.items()
+        for path in paths
+        if not linked.isdisjoint(map(str, (Path(path), *Path(path).parents)))
+        and not paths.issuperset(map(str, trail(Path(path))))
+    }

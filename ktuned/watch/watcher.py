@@ -226,6 +226,8 @@ class Watcher:
                 if affected:
                     self._active_until = monotonic() + ACTIVE_S
                 await self._inspections.inspect(affected)
+                # Also where nothing has changed: a file may be a link now, to another directory.
+                is_outdated |= self._directories.lacks(self._plan())
             now = monotonic()
             is_outdated |= 0.0 < self._retry_at <= now
             if now < min(all_at, recent_at):

@@ -146,6 +146,22 @@ async def test_directory_that_another_inspection_found(parts: Parts, tmp_path: P
             assert (await watched.next()).changed == ("project:it",)
 
 
+async def test_link_that_takes_a_files_place(parts: Parts, tmp_path: Path) -> None:
+    """A file that becomes a link, with the same content, is watched where the link leads."""
+    header, target = parts.write("#define X 1\n", "x.h"), tmp_path / "elsewhere" / "x.h"
+    parts.write('#include "x.h"\nint z = X;\n', "it.c")
+    parts.write(kernel_text(sources="['it.c']"))
+    target.parent.mkdir()
+    target.write_text("#define X 1\n")
+    async with watching(parts, all_s=2 * PATIENCE_S) as watched:
+        await watched.watcher.caught_up.wait()
+        header.unlink()
+        header.symlink_to(target)
+        await watched.until_caught_up()
+        target.write_text("#define X 2\n")
+        assert (await watched.next()).changed == ("project:it",)
+
+
 async def test_save_before_the_watching_began_is_caught_up(parts: Parts) -> None:
     """Between the inspection and the first event nothing is lost: not a change, not a mended file, not a removal."""
     for name in ("changed", "gone"):
