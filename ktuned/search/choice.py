@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 
 from ktuned.model import Config, EarlierSearch, KtunedError, Outcome, Record, Scalar, UsageError, canonical, record
+from ktuned.search.domain import has_numpy
 from ktuned.search.strategy import Count, Strategy, load
 from ktuned.spec import BoundSpace
 
@@ -69,8 +69,11 @@ def _suitable(space: BoundSpace, budget: Budget) -> tuple[str, str]:
     whole = min(budget.trials, WHOLE) if budget.until_converged else budget.trials
     if budget.seconds is None and _is_covered(space, whole):
         return "exhaustive", ""
-    if find_spec("numpy") is None:
-        return "genetic", "guided search needs NumPy, which this interpreter lacks: searching genetically instead"
+    if not has_numpy():
+        return (
+            "genetic",
+            "guided search needs NumPy, which cannot be imported here: searching genetically instead",
+        )
     return "guided", ""
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
+from functools import cache
 from itertools import islice
 from math import prod
 from random import Random
@@ -142,7 +142,7 @@ def is_sparse(space: BoundSpace) -> bool:
     """Return whether a space is too large to look at each candidate, and a domain knows a shorter way."""
     if space.axes is None or not space.where or (space.size or 0) <= WALKED_WHOLE:
         return False
-    return _has_numpy() or bool(conjuncts_of(space, tuple(space.axes))[0])
+    return has_numpy() or bool(conjuncts_of(space, tuple(space.axes))[0])
 
 
 def configs_in_order(space: BoundSpace) -> Iterator[dict[str, Scalar] | None]:
@@ -221,7 +221,7 @@ class ProductDomain(Domain):
 
     def _sieved(self) -> Sieve | None:
         """Return a sieve, unless there is no NumPy or the constraints can only be asked about one point at a time."""
-        if not _has_numpy():
+        if not has_numpy():
             return None
         from ktuned.search.sieve import Sieve
         from ktuned.search.vectors import Unable
@@ -318,8 +318,14 @@ class ListedDomain(Domain):
         return iter(self.listed)
 
 
-def _has_numpy() -> bool:
-    return find_spec("numpy") is not None
+@cache
+def has_numpy() -> bool:
+    """Return whether this interpreter has a NumPy that works: one that is installed may still fail to be imported."""
+    try:
+        import numpy  # noqa: F401
+    except Exception:
+        return False
+    return True
 
 
 def conjuncts_of(space: BoundSpace, knobs: Sequence[str]) -> tuple[list[Conjunct], bool]:

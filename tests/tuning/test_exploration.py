@@ -70,7 +70,7 @@ async def test_strategy_that_hangs_is_named() -> None:
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        (Phase.PRIOR, "^/p/tune_gemm.py:7: gemm: prior was not over after 2 s$"),
+        (Phase.PRIOR, "(?m)^/p/tune_gemm.py:7: gemm: prior was not over after 2 s$"),
         (
             Phase.STRATEGY,
             "^/p/tune_gemm.py:7: gemm: as the strategy 'guided' began, which also asks `where`: strategy was not",
