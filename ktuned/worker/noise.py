@@ -26,7 +26,7 @@ MOST_CONFIGS = 32
 MOST_SAMPLES = 40
 """Samples that count of one config: one that is timed thousands of times is no better an example of the others."""
 
-UNKNOWN = 0.18
+UNKNOWN = 0.15
 """Distance of :data:`UNKNOWN_COUNT` samples from a median while the pool knows too little.
 
 With the race's margin it is a third, more than chance makes of the best config.

@@ -40,8 +40,8 @@ def test_nothing_is_known_of_an_empty_pool() -> None:
     """Three samples that are far off decide, fewer never do."""
     noise = Noise()
     assert not noise.knows(3, CHANCE)
-    assert noise.is_above(samples(*[119.0] * 3), 100.0, CHANCE)
-    assert not noise.is_above(samples(*[117.0] * 3), 100.0, CHANCE)
+    assert noise.is_above(samples(*[116.0] * 3), 100.0, CHANCE)
+    assert not noise.is_above(samples(*[114.0] * 3), 100.0, CHANCE)
     assert not noise.is_above(samples(500.0, 500.0), 100.0, CHANCE)
     assert noise.lowest_median_us(samples(*[118.0] * 3), CHANCE) == pytest.approx(118 / (1 + UNKNOWN))
 

@@ -100,10 +100,10 @@ def quiet() -> Noise:
 
 def test_on_a_quiet_device_three_samples_are_enough() -> None:
     """The margin stays; the doubt that is left is that of the configs before."""
-    assert end([112.0] * 3, incumbent=BEST) is None
-    assert end([112.5] * 3, incumbent=BEST, noise=quiet()) is Ending.BEATEN
-    assert end([111.0] * 3, incumbent=BEST, noise=quiet()) is None
-    assert end([112.0] * 2, incumbent=BEST, noise=quiet()) is None
+    assert end([115.0] * 3, incumbent=BEST) is None
+    assert end([115.0] * 3, incumbent=BEST, noise=quiet()) is Ending.BEATEN
+    assert end([114.0] * 3, incumbent=BEST, noise=quiet()) is None
+    assert end([200.0] * 2, incumbent=BEST, noise=quiet()) is None
 
 
 def test_few_samples_have_the_interval_of_the_noise() -> None:

@@ -125,7 +125,7 @@ def recording(draw: Draw, *, configs: int = 60, rounds: int = 4) -> Recording:
 def test_the_race_finds_the_winner_in_less_than_half_of_the_time(kind: str) -> None:
     """In replays of whole jobs, final rounds included; on noise that a GPU has, in 40 % of what full sampling takes."""
     made = recording(NOISES[kind][0])
-    raced = [Replays(made, PRESET).run(seed) for seed in range(30)]
+    raced = [Replays(made, PRESET).run(seed) for seed in range(20)]
     full = [Replays(made, PRESET, races=False).run(seed) for seed in range(2)]
     assert sum(one.regret > 0.01 for one in raced) == 0
     assert sum(one.wronged for one in raced) == 0
@@ -142,7 +142,7 @@ def two_paces(dice: random.Random) -> Iterator[tuple[float, float]]:
 def test_a_slow_spell_costs_no_winner() -> None:
     """Where the clock changes under a whole job, for more than a trial at once, the finalists still find the best."""
     replays = Replays(recording(NOISES["0.2 %"][0], configs=40), PRESET, clock=two_paces)
-    assert all(replays.run(seed).regret <= 0.01 for seed in range(30))
+    assert all(replays.run(seed).regret <= 0.01 for seed in range(20))
 
 
 @pytest.mark.parametrize("gpu", ["a100", "a4000"])
@@ -154,7 +154,7 @@ def test_the_race_holds_on_real_samples(gpu: str) -> None:
     made = Recording.load(Path(__file__).with_name(f"convolution_{gpu}.json.gz"))
     assert len(made.configs) == 60
     replays = Replays(made, PRESET)
-    assert sum(replays.run(seed).regret > 0.01 for seed in range(50)) == 0
+    assert sum(replays.run(seed).regret > 0.01 for seed in range(25)) == 0
 
 
 def test_what_is_recorded_in_rounds_is_compared_within_them() -> None:
