@@ -12,7 +12,7 @@ from time import time_ns
 
 from ktuned.ipc import ABSENT, LISTING, Places, absolute, lexical, relative, requests, sight, stamp, stamps
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError
-from ktuned.spec import distribution, file_meaning, installed_in, opacity, owners
+from ktuned.spec import OBSERVER, distribution, file_meaning, installed_in, opacity, owners
 
 YOUNG_NS = 20_000_000
 """A file whose last change is not older than this when reading begins may have changed meanwhile: two ticks of the
@@ -38,7 +38,9 @@ class SourceChanged(UsageError):
 def look(entry: Observation, root: str) -> Observation:
     """Return an entry with what its name holds now, for the project whose directory is ``root``."""
     if entry.name.startswith(ENVIRONMENT):
-        value = os.environ.get(entry.name.removeprefix(ENVIRONMENT))
+        # Not as the kernel file's own code has set it: that is code, which counts by itself.
+        environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
+        value = environment.get(entry.name.removeprefix(ENVIRONMENT))
         return replace(entry, digest=value_digest(value))
     if entry.name.startswith(UNOBSERVED):
         return entry

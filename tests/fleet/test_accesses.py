@@ -16,6 +16,7 @@ from ktuned.model.device import Device
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.plan import Plan
+from ktuned.model.trace import Observation
 from tests.fleet.conftest import StartWorker
 from tests.fleet.playing import DEADLINE_S, DEADLINES, PROJECT, Playground
 
@@ -61,12 +62,18 @@ class Project:
         return hashlib.sha256(text.encode()).hexdigest()
 
     async def inspect(
-        self, before: str = "", *, inputs: str = "pass", space: str = "pass", depends: str = "()"
+        self,
+        before: str = "",
+        *,
+        inputs: str = "pass",
+        space: str = "pass",
+        depends: str = "()",
+        learned: tuple[Observation, ...] = (),
     ) -> KernelInfo:
         """Write the kernel file and return its kernel."""
         self.write("tune_it.py", KERNEL.format(before=before, inputs=inputs, space=space, depends=depends))
         items: list[replies.InspectedFile] = []
-        request = requests.Inspect(PROJECT, ("tune_it.py",))
+        request = requests.Inspect(PROJECT, ("tune_it.py",), {"it": learned})
         await self._worker.exchange(request, DEADLINES, on_item=items.append)
         assert items[0].errors == ()
         return items[0].kernels[0]
@@ -357,3 +364,14 @@ async def test_an_exploration_of_held_code_reports_nothing_known(project: Projec
     kernel = await project.inspect("json.loads((HERE / 'data/one.bin').read_text())")
     explored = await project.ask(requests.Explore(project.ref(kernel), {"n": 1}, Plan()))
     assert explored.observed == ()
+
+
+async def test_a_variable_that_the_code_sets_is_the_same_in_all_phases(project: Project) -> None:
+    """A variable that an import sets, and that the inputs' function reads, contradicts no inspection."""
+    setting, reading = "os.environ['WIDTH'] = '1'", "os.environ['WIDTH']"
+    opened = await project.open(await project.inspect(setting, inputs=reading))
+    (entry,) = opened.observed
+    assert (entry.name, entry.digest) == ("env:WIDTH", "")
+    again = await project.inspect(setting, inputs=reading, learned=(entry,))
+    assert again.learned["env:WIDTH"].digest == entry.digest
+    assert again.contradicted(opened.observed) is None
