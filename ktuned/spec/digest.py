@@ -126,6 +126,8 @@ def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach) -> Non
     plan.add("plan", kernel.plan.to_wire())
     modules = OBSERVER.modules()
     function.add_imports(modules)
+    # What an import does decides the data and the figures too: a variable that the inputs read, a precision.
+    measured.add_imports(modules)
     if plan.files:
         # The code of the space, too, may do something else after another import.
         plan.add_imports(modules)

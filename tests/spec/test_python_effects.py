@@ -25,14 +25,18 @@ def kernel(reference: str = "double", name: str = "it") -> str:
 
 
 def is_changed(project: Project, files: dict[str, str], name: str, before: str, after: str) -> bool:
-    """Return whether an edit of one file changes the digest of the kernel ``it``."""
+    """Return whether an edit of one file changes the digest of the kernel ``it``: all here is about its reference, so
+    that no measurement may be carried over such an edit.
+    """
     for file, text in files.items():
         project.write(file, text)
-    old = project.describe()["it"].digest
+    old = project.describe()["it"]
     text = (project.root / name).read_text()
     assert before in text
     (project.root / name).write_text(text.replace(before, after))
-    return project.describe()["it"].digest != old
+    new = project.describe()["it"]
+    assert (new.data_digest != old.data_digest) == (new.digest != old.digest)
+    return new.digest != old.digest
 
 
 DOUBLE = "def double(A):\n    return dict(A=2 * A)\n"
@@ -140,7 +144,9 @@ WRAPPER += "        return self.fn(A)\n    def __repr__(self):\n        return '
         ),
         (
             {
-                "tune_it.py": "def named(A):\n    return 2\n" + DOUBLE + kernel().replace("c.A", "len('named')"),
+                "tune_it.py": "def named(A):\n    return 2\n"
+                + DOUBLE.replace("2 * A", "globals()['named'](A)")
+                + kernel(),
             },
             "tune_it.py",
             "return 2",
