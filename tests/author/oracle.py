@@ -3,11 +3,13 @@
 Run as ``python oracle.py PROJECT``: prints, as JSON, for each kernel a map from its configs (canonical text) to a hash
 over all that decides a measurement: the compiled bytes of its sources, its arguments, its inputs, what its reference
 computes, its tolerance, the variables of the root; behind a colon, the hash of the compiled bytes alone. A kernel that
-does not compile has no configs.
+does not compile has no configs. The hash of a config that is wrong, in one of three launches or beside its output,
+begins with :data:`WRONG`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -17,6 +19,11 @@ import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
+
+WRONG = "wrong "
+
+SIZE, MARGIN = 64, 16
+"""Elements of the tensors that configs are tried on, and beside them."""
 
 
 class Number:
@@ -39,18 +46,34 @@ def truths(kernel: Any, env: dict[str, str], home: Path) -> dict[str, str]:
         computed = kernel.reference(Number(3.0))["y"].value
         for config in kernel.bound_space(problem):
             build = kernel.build(problem, config)
+            made = home / f"{kernel.name}_{len(os.listdir(home))}.so"
             try:
-                library = _compiled(kernel, build, home)
+                library = _compiled(kernel, build, made)
             except subprocess.CalledProcessError:
                 return {}
+            verdict = "" if _is_right(made, computed / 3.0) else WRONG
             said = [env, kernel.rtol, inputs, computed, build.to_plain(), library]
             text = json.dumps(dict(config), sort_keys=True, separators=(",", ":"))
-            found[text] = f"{hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()}:{library}"
+            found[text] = f"{verdict}{hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()}:{library}"
     return found
 
 
-def _compiled(kernel: Any, build: Any, home: Path) -> str:
-    library = home / "kernel.so"
+def _is_right(library: Path, scale: float) -> bool:
+    """Return whether each launch computes what it should, and nothing beside it."""
+    run = ctypes.CDLL(str(library)).run
+    run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long)
+    run.restype = None
+    for launch in range(1, 4):
+        given = (ctypes.c_float * SIZE)(*(launch + number for number in range(SIZE)))
+        found = (ctypes.c_float * (SIZE + 2 * MARGIN))(*([-1.0] * (SIZE + 2 * MARGIN)))
+        run(ctypes.addressof(found) + 4 * MARGIN, ctypes.addressof(given), SIZE)
+        margin = [-1.0] * MARGIN
+        if list(found) != [*margin, *(scale * number for number in given), *margin]:
+            return False
+    return True
+
+
+def _compiled(kernel: Any, build: Any, library: Path) -> str:
     base = kernel.source_paths[0].parent
     names = [os.path.relpath(source, base) for source in kernel.source_paths]
     command = [os.environ["AUTHOR_CC"], "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(library), *names]

@@ -9,6 +9,9 @@ The mix of edits is fixed. Each kind is drawn as often as its weight says:
 | shadowing header | 2 | a header of the same name comes, changes or goes in a directory that is searched first |
 | scale, space, constraint | 2, 2, 1 | a kernel's Build and reference; its axis; what `where` forbids |
 | helper, star import, registry, class attribute, beside the root, late import | 2 each | Python that sizes the inputs |
+| module setting, wrapper | 2, 1 | a variable that a module sets when it is imported; a decorator around a function |
+| site header | 1 | a header that only `CPATH` leads to |
+| wrong later, outside | 1, 1 | one config's launches after its first; whether it writes beside its output |
 | data file | 2 | what the inputs' function reads |
 | environment | 1 | a variable in the root's settings, which is part of every kernel |
 | compiler | 1 | the compiler itself: all is compiled otherwise |
@@ -17,8 +20,9 @@ The mix of edits is fixed. Each kind is drawn as often as its weight says:
 | broken | 1 | a source that does not compile, which the next edit mends |
 | all at once | 1 | every file, by a new line at its end |
 
-One edit in :data:`DOWN_EVERY`, on average, is made while no daemon runs; it is stopped before, or killed. One in
-:data:`HASTY_EVERY` is several in quick succession, before the daemon has taken in the first.
+One edit in :data:`DOWN_EVERY`, on average, is made while no daemon runs; it is stopped before, or killed, and of two
+such edits one starts the next daemon with another ``CPATH``. One in :data:`HASTY_EVERY` is several in quick
+succession, before the daemon has taken in the first.
 """
 
 from __future__ import annotations
@@ -73,19 +77,34 @@ from pathlib import Path
 
 import beside
 import entries
+import settings
 import tweaks
 from plates import Plate
 from registry import TABLE
 from stars import *
+from wrapped import wide_rows
 
 
 def rows():
     """Return how many there are."""
     data = json.loads((Path(__file__).parent / "data.json").read_text())
     parts = star_rows(), TABLE["rows"](), Plate.PAD, beside.rows(), data["rows"], int(os.environ.get("ROWS", "1"))
+    parts += int(os.environ["WIDTH"]), wide_rows()
     return sum(parts) + importlib.import_module("late" + "comer").rows()
 '''
 )
+
+WRAPPING = """\
+import functools
+
+
+def widened(function):
+    @functools.wraps(function)
+    def wider():
+        return function() + 1
+
+    return wider
+"""
 
 PYTHON = {
     "shape.py": "def rows():\n    return 1\n\n\ndef nobodys():\n    return 1\n",
@@ -95,6 +114,9 @@ PYTHON = {
     "plates.py": "class Plate:\n    PAD = 0\n",
     "tweaks.py": "from plates import Plate\n\nPlate.PAD = 1\n",
     "latecomer.py": "def rows():\n    return 1\n",
+    "settings.py": 'import os\n\nos.environ["WIDTH"] = "1"\n',
+    "wrapping.py": WRAPPING,
+    "wrapped.py": "from wrapping import widened\n\n\n@widened\ndef wide_rows():\n    return 1\n",
     "../lib/beside.py": "def rows():\n    return 1\n",
 }
 
@@ -108,14 +130,23 @@ COMPILER_FILE = "../bin/cc"
 SOURCE = """
 #include "{header}"
 #include "common.h"
+#include "site.h"
+#define FAULT 0
+
+static long launches;
 
 void run(float* y, const float* x, long n) {{
-  volatile long twist = {number} + TWIST + COMMON + COMPILER; /* an edit changes this */
+  volatile long twist = {number} + TWIST + COMMON + COMPILER + SITE; /* an edit changes this */
   for (long i = 0; i < n; i += STEP)
     for (long j = i; j < i + STEP && j < n; ++j) y[j] = SCALE * x[j];
+  if (STEP == 2 && FAULT == 1 && launches++) y[n - 1] = 7;
+  if (STEP == 2 && FAULT == 2) y[-8] = 7;
   (void)twist;
 }}
 """
+
+SITES = ("site", "site/other")
+"""Directories below the root that ``CPATH`` may name."""
 
 INCLUDING = """
 #define PICKED "picked.h"
@@ -175,6 +206,8 @@ class Project:
         self.texts["first/other.h"] = "/* this directory is searched first */\n"
         self.texts["first/shadow.h"] = None
         self.texts |= PYTHON
+        for place in SITES:
+            self.texts[f"{place}/site.h"] = f"#define SITE {self.number()}\n"
         self.texts["data.json"] = '{"rows": 1}\n'
         self.texts[COMPILER_FILE] = COMPILER.format(number=self.number())
         self.texts["ktuned.toml"] = 'name = "project"\nenv = { ROWS = "1" }\n'
@@ -271,6 +304,11 @@ class Project:
             "registry": (2, lambda: self._small("entries.py", "entry():\n    return ")),
             "class attribute": (2, lambda: self._small("tweaks.py", "Plate.PAD = ")),
             "beside the root": (2, lambda: self._small("../lib/beside.py", "rows():\n    return ")),
+            "module setting": (2, lambda: self._small("settings.py", '"WIDTH"] = "')),
+            "wrapper": (1, lambda: self._small("wrapping.py", "function() + ")),
+            "site header": (1, lambda: self._number_in(f"{any_of(SITES)}/site.h", "SITE ")),
+            "wrong later": (1, lambda: self._fault("1")),
+            "outside": (1, lambda: self._fault("2")),
             "late import": (2, lambda: self._small("latecomer.py", "rows():\n    return ")),
             "data file": (2, lambda: self._small("data.json", '"rows": ')),
             "environment": (1, lambda: self._small("ktuned.toml", 'ROWS = "')),
@@ -307,6 +345,11 @@ class Project:
         head, found, tail = self.text(name).partition(before)
         assert found, f"{before!r} in {name}"
         return {name: f"{head}{before}{number}{tail.lstrip('0123456789')}"}
+
+    def _fault(self, number: str) -> dict[str, str | None]:
+        """Return a source with a fault in one config, or with none if it has that one."""
+        name = f"{self.chance.choice('abc')}.c"
+        return self._replaced(name, "FAULT ", "0" if f"FAULT {number}" in self.text(name) else number)
 
     def _shadow(self) -> dict[str, str | None]:
         if self.texts["first/shadow.h"] is not None and self.chance.random() < 0.5:
