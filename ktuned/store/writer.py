@@ -124,7 +124,8 @@ class Writer:
         try:
             self._mend()
             self._connection.execute("BEGIN IMMEDIATE")
-        except (sqlite3.Error, StoreError) as error:
+        except Exception as error:
+            # Whichever it is: without this thread later writes would wait for ever.
             for write in group:
                 _tell(write, None, error)
             return
@@ -149,7 +150,7 @@ class Writer:
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-        except sqlite3.Error as error:
+        except Exception as error:
             _log.error("rollback_failed", reason=str(error))
             self._is_broken = True
 
@@ -157,7 +158,7 @@ class Writer:
         """Replace a broken connection; SQLite's recovery then drops the transaction that was not committed.
 
         Raises:
-            sqlite3.Error, StoreError: none can be opened now; the next write tries again.
+            Exception: none can be opened now; the next write tries again.
         """
         if not self._is_broken:
             return

@@ -164,11 +164,11 @@ async def test_a_rollback_that_fails_costs_a_connection_and_no_later_write(tmp_p
         return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=kind, timeout=0.1)
 
     def reopen() -> sqlite3.Connection:
-        if not repaired.is_set():
-            raise sqlite3.OperationalError("unable to open database file")
+        for fault in faults:
+            raise fault
         return connect()
 
-    repaired = threading.Event()
+    faults = iter([sqlite3.OperationalError("unable to open database file"), OSError("stale file handle")])
     with closing(connect()) as made:
         made.execute("CREATE TABLE things (value INTEGER UNIQUE)")
     writer = Writer(connect(Unyielding), reopen)
@@ -178,7 +178,8 @@ async def test_a_rollback_that_fails_costs_a_connection_and_no_later_write(tmp_p
             await writer.write(insert(1))
         with pytest.raises(sqlite3.OperationalError, match="unable to open"):
             await writer.write(insert(2))
-        repaired.set()
+        with pytest.raises(OSError, match="stale"):
+            await writer.write(insert(2))
         assert await writer.write(insert(3)) == 1
     writer.stop()
     assert values(writer.connection) == [3]
