@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
 from ktuned.backends import Backend, Kernel, Launch, Registry, energy_counter
-from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests
+from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests, stamp
 from ktuned.model import (
     BUILT_IN,
     LATENCY,
@@ -42,7 +43,7 @@ from ktuned.worker.guards import Guards
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.measurement import contended, disputed, ends_batch, from_timing, guilty, judged, raised
 from ktuned.worker.noise import Noise
-from ktuned.worker.problem import ProblemData
+from ktuned.worker.problem import CAPTURE_AGAIN, ProblemData
 from ktuned.worker.race import Ending
 from ktuned.worker.reply import Phases, Reply, TimedPhases
 from ktuned.worker.room import require_room
@@ -110,7 +111,7 @@ class Bench:
         reply.phase(Phase.REFERENCE)
         if request.device.kind == "cuda":
             self._make_room(kernel, request)
-        captured = self._places.captured(request.captured) if request.captured else None
+        captured = self._captured(request.captured) if request.captured else None
         self._default = DefaultRun.of(kernel, backend, request, self._places, self._default)
         data = ProblemData(
             kernel,
@@ -139,6 +140,17 @@ class Bench:
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         return replies.Opened(self._trace.fresh(is_data=True))
+
+    def _captured(self, digest: str) -> Path:
+        """Return the file of captured inputs, which are a part of the context by their digest.
+
+        Raises:
+            UsageError: it holds something else, or is gone.
+        """
+        path = self._places.captured(digest)
+        if stamp(path) != digest:
+            raise UsageError(f"the captured inputs in {path} are damaged, or gone", hint=CAPTURE_AGAIN)
+        return path
 
     def _make_room(self, kernel: DeclaredKernel, request: requests.Open) -> None:
         """Check that there is room beside an application; without one all of the device may be used again.

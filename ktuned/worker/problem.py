@@ -22,7 +22,7 @@ from ktuned.worker.tensor_library import TensorLibrary, library_for, never_writt
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
 
-_CAPTURE_AGAIN = "capture them again, or take them back: `capture` with `remove=True`"
+CAPTURE_AGAIN = "capture them again, or take them back: `capture` with `remove=True`"
 
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 """Kinds of parameters that no tensor is missing for."""
@@ -117,7 +117,7 @@ class ProblemData:
             if made is None:
                 known = ", ".join(self._pristine)
                 raise self._kernel.site.error(
-                    f"inputs were captured for {name!r}, and inputs(p) makes {known}", hint=_CAPTURE_AGAIN
+                    f"inputs were captured for {name!r}, and inputs(p) makes {known}", hint=CAPTURE_AGAIN
                 )
             if (tensor.shape, tensor.dtype) != (made.shape, made.dtype):
                 # A number travels as the widest of its kind.
@@ -125,7 +125,7 @@ class ProblemData:
                     raise self._kernel.site.error(
                         f"the captured {name} is {tensor.dtype} of {tuple(tensor.shape)}, "
                         f"and inputs(p) makes {made.dtype} of {tuple(made.shape)}",
-                        hint=_CAPTURE_AGAIN,
+                        hint=CAPTURE_AGAIN,
                     )
                 tensor = self._library.like(tensor, made)
             self._pristine[name] = tensor
