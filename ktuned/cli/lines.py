@@ -80,9 +80,7 @@ def _standing(job: JobView, now: float | None) -> str:
         facts.append(f"finalists again, round {job.round[0]} of {job.round[1]}")
     if job.best is not None:
         facts.append(f"best {text.by_objective(job.objective, job.best)}")
-    if job.left_s is not None:
-        facts.append(f"{text.duration(job.left_s)} left")
-    return ", ".join(facts)
+    return ", ".join(filter(None, (*facts, text.left(job.left_s))))
 
 
 def lines_of(news: News) -> list[str]:

@@ -190,7 +190,7 @@ def choose(as_json: bool) -> Presenter:
 def _stage(job: JobView) -> str:
     if job.round is not None:
         return f"finalists again, round {job.round[0]} of {job.round[1]}"
-    return "" if job.left_s is None else f"{text.duration(job.left_s)} left"
+    return text.left(job.left_s)
 
 
 def _standing(job: JobView) -> str:

@@ -94,6 +94,11 @@ def duration(value_s: float | None) -> str:
     return f"{seconds} s"
 
 
+def left(seconds: float | None) -> str:
+    """Return how long something will still take; nothing where that is unknown, or next to nothing."""
+    return "" if seconds is None or seconds < 0.1 else f"{duration(seconds)} left"
+
+
 def size(value_bytes: float | None) -> str:
     """Return a number of bytes in a suitable binary unit."""
     if value_bytes is None:

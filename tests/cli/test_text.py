@@ -12,6 +12,11 @@ from ktuned.cli.progress import begin
 from tests.cli.samples import job_map
 
 
+def test_what_is_left() -> None:
+    """A job that polishes its finalists is not said to take no time at all."""
+    assert [text.left(seconds) for seconds in (None, 0.0, 75.0)] == ["", "", "1 min 15 s left"]
+
+
 def test_a_spread_beyond_all_bounds_is_no_figure() -> None:
     """Rounds that contradict each other leave nothing that digits could say."""
     assert text.latency_within(20.0, 4.0) == "20.00 µs ±10 %"

@@ -123,8 +123,8 @@ def state_of(row: Row) -> str:
         case "running", JobView() as job:
             if job.round is not None:
                 return f"finalists again, {job.round[0]} of {job.round[1]}{failed}"
-            left = f", {text.duration(job.left_s)} left" if job.left_s is not None else ""
-            return f"tuning {lines.progress(job)}{left}{failed}"
+            left = text.left(job.left_s)
+            return f"tuning {lines.progress(job)}{left and f', {left}'}{failed}"
         case "queued", JobView() as job:
             return f"queued{f': {job.waits_for}' if job.waits_for else ''}"
         case "tuned", JobView() as job if job.share:

@@ -111,7 +111,6 @@ def summary(load: Load, left: TimeLeft, *, running: int, waiting: int) -> str:
     parts += [] if load.cpus is None else [f"CPUs {load.cpus:.0%}"]
     waits = f", {waiting} waiting" if waiting else ""
     parts.append(f"{running} running{waits}" if running or waiting else "no jobs")
-    if left.seconds is not None:
-        at_least = "more than " if left.unknown else ""
-        parts.append(f"{at_least}{text.duration(left.seconds)} left")
+    if words := text.left(left.seconds):
+        parts.append(f"more than {words}" if left.unknown else words)
     return " · ".join(parts).replace("%", " %")
