@@ -102,7 +102,7 @@ def test_outcomes_and_statuses() -> None:
 def test_arguments_of_kernel() -> None:
     """Every argument of ``kernel`` is explained, and none that it does not have."""
     parameters = inspect.signature(kernel).parameters.values()
-    taken = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+    taken = {one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
     assert set(_names("docs/kernel-files.md", "## `@kernel(...)`")) == taken
 
 
