@@ -301,6 +301,7 @@ def assemble(
     )
     jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish)
     catalog.when_kernels_change(jobs.outdate)
+    probes.when_nodes_come(jobs.join_nodes)
     reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
     requests = JobRequests(
         admission=admission, buckets=buckets, catalog=catalog, machine=machine, store=store, jobs=jobs

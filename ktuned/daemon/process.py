@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import signal
@@ -73,6 +74,8 @@ async def serve(
                 idle_exit_s=idle_exit_s,
                 replacements=replacements,
             )
+            # A full collection would scan all modules and the store's indexes for 20 to 60 ms, and every lookup waits.
+            gc.freeze()
             async with parts.fleet.running(), parts.bridge.running():
                 await Daemon(parts).run(listening, is_bound=descriptor is None)
 

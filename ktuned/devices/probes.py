@@ -17,7 +17,7 @@ from ktuned.fleet import Environment
 class Probes:
     """Has every environment probed that a root has; ``directory`` is where a worker of none runs.
 
-    ``changed`` is called when nodes were probed: answers may be others now.
+    ``changed`` is called when nodes were probed, and what :meth:`when_nodes_come` was given: answers may be others now.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Probes:
         *,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._changed = changed
+        self._listeners = [changed]
         self._catalog = catalog
         self._environments = environments
         self._directory = directory
@@ -62,6 +62,10 @@ class Probes:
         self._due.add(node)
         self._news.set()
 
+    def when_nodes_come(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when nodes have come, and their devices are known."""
+        self._listeners.append(listener)
+
     def _news_of_roots(self) -> None:
         self._due.update(self._environments.nodes)
         self._news.set()
@@ -79,8 +83,8 @@ class Probes:
                 async with anyio.create_task_group() as tasks:
                     for node in sorted(due):
                         tasks.start_soon(self._probe_node, environment, node)
-            if due:
-                self._changed()
+            for listener in self._listeners if due else ():
+                listener()
 
     async def _probe_node(self, environment: Environment, node: str) -> None:
         # Its packages are compared with those here.

@@ -14,7 +14,7 @@ import anyio.lowlevel
 import structlog
 
 from ktuned.fleet import Courtesy, Fleet, Lane, Turns
-from ktuned.model import Device, Job, JobState, StoreError
+from ktuned.model import Device, Job, JobState, KtunedError, StoreError
 from ktuned.scheduling.idle_policy import IdlePolicy, Reading
 from ktuned.scheduling.job_endings import ending_of, sentence
 from ktuned.scheduling.job_events import (
@@ -219,6 +219,17 @@ class Dispatcher:
             return Ending.STOPPED, ""
         state, message = task.pipeline.verdict
         return (Ending.DONE if state is JobState.DONE else Ending.FAILED), message
+
+    def join_nodes(self) -> None:
+        """Let running jobs measure on the devices that have come with nodes, where these are alike."""
+        for job, task in self.pipelines.items():
+            running = self._machine.running_job(job)
+            if running is None or not isinstance(task.pipeline, Pipeline):
+                continue
+            with suppress(KtunedError):
+                work = self._prepare(running)
+                if work.context == task.pipeline.work.context:
+                    task.pipeline.join([self.lane(device) for device in work.devices])
 
     def _pipeline(self, work: Work) -> Pipeline | CompileOnly:
         if not work.devices:

@@ -300,6 +300,10 @@ class Jobs:
         """Return why jobs wait although their device may be free, and how many do for each reason."""
         return dict(Counter(filter(None, map(self._queue.obstacle, self._queue))))
 
+    def join_nodes(self) -> None:
+        """Let running jobs measure on the devices of nodes that have come."""
+        self._dispatcher.join_nodes()
+
     def lanes(self) -> list[Lane]:
         """Return every lane that has been opened."""
         return list(self._dispatcher.lanes.values())

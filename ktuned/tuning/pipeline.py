@@ -7,7 +7,7 @@ compiled config is measured while the rest still compile. A result is committed 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic, time
 
@@ -71,11 +71,12 @@ class Pipeline:
         self._findings = Findings()
         self._dissent = Dissent(work.kernel.default)
         self._fleet = fleet
-        self._lanes = lanes
+        self._lanes = list(lanes)
         self._store = store
         self._publish = publish
         self._compiling = CompileStage(work, fleet, artifacts)
-        self._measuring = MeasureStage(work, lanes, self._compiling, artifacts)
+        self._measuring = MeasureStage(work, self._lanes, self._compiling, artifacts)
+        self._begin_on: Callable[[Lane], None] | None = None
         self._prior = PriorResults(work, store)
         self._under_way: dict[int, Attempt] = {}
         self._batch_size = BatchSize(LANE_S)
@@ -110,6 +111,15 @@ class Pipeline:
         shared = "" if self._lead.ends_job else self._lead.words()
         lines = filter(None, (shared, self._prior_fault, self._dissent.line(), *self._findings.lines()))
         return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, lines))))
+
+    def join(self, lanes: Sequence[Lane]) -> None:
+        """Measure on these lanes, too, from now on: their node has come. Once all configs are measured, on none."""
+        begin_on = self._begin_on
+        if begin_on is not None:
+            for lane in lanes:
+                if lane not in self._lanes:
+                    self._lanes.append(lane)
+                    begin_on(lane)
 
     async def run(self) -> None:
         """Try configs until the space or the budget is exhausted, then let the finalists decide.
@@ -150,14 +160,22 @@ class Pipeline:
             2 * len(self._lanes) * MAX_BATCH + self.work.group_size
         )
         self._channels = {"compile": to_compile, "bench": to_bench}
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._ask, to_compile)
-            for _ in range(slots):
-                tasks.start_soon(self._compile, compile_from.clone(), to_bench.clone())
-            for lane in self._lanes:
-                tasks.start_soon(self._bench, lane, bench_from.clone())
-            for stream in (compile_from, to_bench, bench_from):
-                stream.close()
+        try:
+            async with bench_from, anyio.create_task_group() as tasks:
+
+                def begin_on(lane: Lane) -> None:
+                    tasks.start_soon(self._bench, lane, bench_from.clone())
+
+                self._begin_on = begin_on
+                tasks.start_soon(self._ask, to_compile)
+                for _ in range(slots):
+                    tasks.start_soon(self._compile, compile_from.clone(), to_bench.clone())
+                for lane in self._lanes:
+                    begin_on(lane)
+                for stream in (compile_from, to_bench):
+                    stream.close()
+        finally:
+            self._begin_on = None
 
     @property
     def _slots(self) -> int:

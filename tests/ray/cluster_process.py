@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("directory")
     parser.add_argument("--bare-head", action="store_true")
     parser.add_argument("--gpus", action="store_true")
+    parser.add_argument("--client-port", type=int, help="port of the head's client server")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     # Ray notes the cluster's address there, also where all else has another directory.
@@ -52,19 +54,19 @@ def main() -> None:
             os.environ["CUDA_VISIBLE_DEVICES"] = str(number - 1) if number else ""
         cpus = 0 if options.bare_head and not number else 2
         gpus = int(options.gpus and number > 0)
-        made[f"n{number}"] = _add(cluster, f"n{number}", options.directory if number == 0 else None, cpus, gpus)
+        head = {"temp_dir": options.directory, "ray_client_server_port": options.client_port}
+        made[f"n{number}"] = _add(cluster, f"n{number}", cpus, gpus, {} if number else head)
     found = [{"name": name, "id": node.node_id, "pid": _pid(node, "raylet")} for name, node in made.items()]
     print(json.dumps({"address": cluster.address, "head": _pid(made["n0"], "gcs_server"), "nodes": found}), flush=True)
     for line in sys.stdin:
         match line.split():
             case ["add", name]:
-                node = _add(cluster, name, None)
+                node = _add(cluster, name)
                 print(json.dumps({"name": name, "id": node.node_id, "pid": _pid(node, "raylet")}), flush=True)
     cluster.shutdown()
 
 
-def _add(cluster: Cluster, name: str, directory: str | None, cpus: int = 2, gpus: int = 0) -> Any:
-    head = {} if directory is None else {"temp_dir": directory}
+def _add(cluster: Cluster, name: str, cpus: int = 2, gpus: int = 0, head: Mapping[str, Any] | None = None) -> Any:
     return cluster.add_node(
         wait=False,
         num_cpus=cpus,
@@ -72,7 +74,7 @@ def _add(cluster: Cluster, name: str, directory: str | None, cpus: int = 2, gpus
         object_store_memory=80 << 20,
         include_dashboard=False,
         node_name=name,
-        **head,
+        **(head or {}),
     )
 
 

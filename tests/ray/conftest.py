@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 import uuid
@@ -23,12 +24,16 @@ _MARK = "KTUNED_TEST_CLUSTER"
 
 @dataclass(frozen=True)
 class Nodes:
-    """The cluster: its address, its head's server, its raylets by their nodes' names, its kernels' gates."""
+    """The cluster: its address, its head's server, its raylets by their nodes' names, its kernels' gates.
+
+    ``client`` is the address of its client server, which runs in `make chaos` alone.
+    """
 
     address: str
     head: int
     raylets: dict[str, int]
     gates: Path
+    client: str
 
     async def reached(self, gate: str) -> None:
         """Wait until a config stands at a gate."""
@@ -55,7 +60,7 @@ class Nodes:
 
 
 @pytest.fixture(scope="session")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+def nodes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Nodes]:
     """Run the cluster; everything of it is gone afterwards."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed; pip install 'ktuned[ray]'")
@@ -63,8 +68,14 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     # A socket's path must be short.
     directory = Path("/tmp", f"kt-ray-{uuid.uuid4().hex[:8]}")
     mark = uuid.uuid4().hex
+    command = [sys.executable, str(Path(__file__).with_name("cluster_process.py")), str(NODES), str(directory)]
+    port = 0
+    if request.config.getoption("chaos", "slice") == "full":
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        command += ["--client-port", str(port)]
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("cluster_process.py")), str(NODES), str(directory)],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -79,7 +90,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             pytest.fail("the Ray cluster did not start")
         found = json.loads(line)
         raylets = {node["name"]: node["pid"] for node in found["nodes"]}
-        yield Nodes(found["address"], found["head"], raylets, gates)
+        yield Nodes(found["address"], found["head"], raylets, gates, f"ray://127.0.0.1:{port}")
     finally:
         process.stdin.close()
         try:
@@ -93,7 +104,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 
 @asynccontextmanager
-async def joined(tmp_path: Path, nodes: Nodes, *chosen: str) -> AsyncIterator[Parts]:
+async def joined(
+    tmp_path: Path, nodes: Nodes, *chosen: str, address: str = "", runtime_env: str = ""
+) -> AsyncIterator[Parts]:
     """Assemble a daemon that has joined the cluster, and may use some devices alone."""
     async with assembled(tmp_path, env={}) as parts:
         daemon = parts.daemon
@@ -101,7 +114,7 @@ async def joined(tmp_path: Path, nodes: Nodes, *chosen: str) -> AsyncIterator[Pa
             tasks.start_soon(daemon.cluster.run)
             tasks.start_soon(daemon.probes.run)
             parts.machine.chosen = chosen
-            daemon.cluster.follow(nodes.address)
+            daemon.cluster.follow(address or nodes.address, runtime_env)
             with anyio.fail_after(2 * PATIENCE_S):
                 await parts.machine.environments.probe_nodes(parts.environment)
             yield parts

@@ -24,6 +24,8 @@ from tests.ray.conftest import Nodes, joined
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
+CPU_GEMM = Path(__file__).parent.parent.parent / "examples/cpu_gemm"
+
 US = (50.0, 60.0, 70.0, 80.0, 90.0)
 """The configs' times, by which they are known."""
 
@@ -109,6 +111,41 @@ async def test_what_is_used_is_leased(tmp_path: Path, nodes: Nodes, request: pyt
         assert job["state"] == "done"
         assert any(name.startswith("n0/") for name in parts.daemon.remote.leases.names)
         tasks.cancel_scope.cancel()
+
+
+async def test_a_laptop_joins_through_the_client_server(
+    tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest
+) -> None:
+    """By ``ray://`` all is as by a node's address: lanes, files, artifacts; keepers have the runtime environment."""
+    _only_in_full(request)
+    runtime_env = '{"env_vars": {"OF_THE_RUNTIME_ENV": "yes"}}'
+    async with joined(tmp_path, nodes, "n1", address=nodes.client, runtime_env=runtime_env) as parts:
+        async with parts.working():
+            await _tune(parts, "")
+            (job,) = await parts.told.ended()
+        assert (job["state"], _measured(parts)) == ("done", ALL)
+        (keeper,) = nodes.below("n1", "ktuned.fleet.keeper")
+        assert psutil.Process(keeper).environ()["OF_THE_RUNTIME_ENV"] == "yes"
+
+
+async def test_a_real_kernel_is_tuned_over_the_cluster(
+    tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest
+) -> None:
+    """``examples/cpu_gemm`` is compiled and measured on nodes alone, and its winner is served here."""
+    _only_in_full(request)
+    async with joined(tmp_path, nodes, "n0", "n1") as parts:
+        for path in CPU_GEMM.iterdir():
+            if path.suffix in (".py", ".h", ".cc"):
+                parts.write(path.read_text(), path.name)
+        await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_gemm.py")])
+        kernel = parts.catalog.resolve("gemm")
+        async with parts.working():
+            await parts.requests.tune(kernel, Wish(trials=6))
+            (job,) = await parts.told.ended()
+        assert job["state"] == "done", job["message"]
+        assert {lane.device.node for lane in parts.jobs.lanes()} <= {"n0", "n1"}
+        (winner,) = parts.store.winners(kernel.name)
+        assert winner.latency_us > 0
 
 
 def _only_in_full(request: pytest.FixtureRequest) -> None:

@@ -11,7 +11,7 @@ import click
 
 from ktuned.cli import doctor as checks
 from ktuned.cli import equipment, output, spawn, versions
-from ktuned.cli.cluster_check import check_cluster
+from ktuned.cli.cluster_check import check_cluster, check_team
 from ktuned.cli.commands.status import PROBE_DEADLINE_S
 from ktuned.cli.commands.tune import announce
 from ktuned.cli.doctor import Finding, Level
@@ -76,7 +76,7 @@ def _examine() -> list[Finding]:
     # Not at the top: `--help` imports every command, and needs no backends.
     from ktuned.backends import ENTRY_POINT_GROUP
 
-    status, environments, kernels, absence = _ask_daemon()
+    status, environments, kernels, team, absence = _ask_daemon()
     home = spawn.state_directory()
     findings = [
         checks.check_python(),
@@ -94,7 +94,7 @@ def _examine() -> list[Finding]:
         return [*findings, *equipment.check_backends([equipment.probe_here()])]
     roots = status.get("roots", ())
     findings += [*checks.check_notices(status), *checks.check_lanes(status)]
-    findings += check_cluster(status, status.get("environments", ()), version())
+    findings += [*check_cluster(status, status.get("environments", ()), version()), *check_team(team)]
     environments = [report for report in environments if not report.get("node")]
     findings += [*equipment.check_backends(environments, roots), *equipment.check_kernels(kernels, environments, roots)]
     place = status["artifacts"].get("directory")
@@ -106,14 +106,17 @@ def _examine() -> list[Finding]:
     return findings
 
 
-def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], tuple[str, ...]]:
-    """Return the daemon's status, backends and kernels, or the reason for its absence and the remedy."""
+def _ask_daemon() -> tuple[
+    Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], Mapping[str, Any], tuple[str, ...]
+]:
+    """Return the daemon's status, backends, kernels and team's store, or the reason for its absence and the remedy."""
     try:
         versions.check()
         with Client() as client:
             status: Mapping[str, Any] = client.call("status")
             environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]
             kernels = client.call("kernels").get("kernels", [])
+            team: Mapping[str, Any] = client.call("team")
     except (DaemonUnavailable, DaemonError) as error:
-        return None, [], [], (error.message, error.hint)
-    return status, environments, kernels, ()
+        return None, [], [], {}, (error.message, error.hint)
+    return status, environments, kernels, team, ()

@@ -1,0 +1,49 @@
+"""Lanes that come while a job runs: it measures on them, too, if they are alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ktuned.model.keys import DeviceName
+from ktuned.scheduling import Wish
+from tests.assembled import Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+CONFIGS = "[dict(us=50.0, gate='first'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
+
+
+async def test_a_device_that_comes_measures_the_rest(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the only lane is held up, the other configs of the running job are measured on the one that has come."""
+    kernel = await parts.inspect(kernel_text(configs=CONFIGS, default="dict(us=50.0, gate='first')"))
+    async with parts.working():
+        await parts.requests.tune(kernel, Wish())
+        await parts.reached("first")
+        (lane,) = parts.jobs.lanes()
+        found = parts.machine.aim
+
+        def aim(*given: object, **named: object) -> object:
+            """Find another device of the same model."""
+            made = found(*given, **named)  # type: ignore[arg-type]
+            return replace(made, devices=(*made.devices, replace(lane.device, name=DeviceName("cpu:1"))))
+
+        monkeypatch.setattr(parts.machine, "aim", aim)
+        parts.jobs.join_nodes()
+        await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
+        assert {event["trial"]["config"]["us"] for event in parts.told.of("trial_done")} == {60.0, 70.0}
+        parts.open_gate("first")
+        (job,) = await parts.told.ended()
+    assert (job["state"], job["done"]) == ("done", 3)
+    assert {lane.device.name for lane in parts.jobs.lanes()} == {"cpu:0", "cpu:1"}
+
+
+async def test_after_its_end_a_job_takes_no_lane(parts: Parts) -> None:
+    """Nodes that come when nothing runs change nothing."""
+    kernel = await parts.inspect(kernel_text(configs=CONFIGS.replace("first", "")))
+    async with parts.working():
+        await parts.requests.tune(kernel, Wish())
+        await parts.told.ended()
+        parts.jobs.join_nodes()
+    assert len(parts.jobs.lanes()) == 1
