@@ -27,9 +27,9 @@ from ktuned_triton import Build, Triton, load
 from ktuned_triton.arguments import pack
 from ktuned_triton.launch_plan import LaunchPlan
 from ktuned_triton.limits import why_not
-from ktuned_triton.lowering import is_known
+from ktuned_triton.lowering import Lowered, is_known
 from tests.plugins import triton_scale
-from tests.plugins.triton_scale import EXAMPLE, FILE, SIZE, build
+from tests.plugins.triton_scale import DTYPES, EXAMPLE, FILE, SIZE, build
 
 TUNE_MATMUL = Path(__file__).parent.parent.parent / "examples/triton_matmul/tune_matmul.py"
 H100 = Device(DeviceName("cuda:0"), DeviceModel("NVIDIA H100"), Target("sm_90a"))
@@ -127,6 +127,13 @@ LOWERED = {
 for them differs from run to run."""
 
 
+def text_of(wanted: Build) -> str:
+    """Return the text that the front end makes of a Build."""
+    made = Triton().lower(Unit("it", wanted, (), FILE, "scale", "sm_90a"))
+    assert isinstance(made, bytes)
+    return Lowered.from_bytes(made).text
+
+
 class TestLowering:
     """A function that was translated apart compiles to the same artifact, by a process that imports nothing."""
 
@@ -163,6 +170,35 @@ class TestLowering:
             print(result.outcome, sorted({"torch", "tests"} & sys.modules.keys()))
         """
         assert run_python(code, tmp_path) == "None []"
+
+    def test_configs_that_differ_in_sizes_share_a_text(self, capfd: pytest.CaptureFixture[str]) -> None:
+        """The front end runs once for them, and again for another constant, be it only of another type."""
+        first = Build("announced", ("y",), {"TEXT": "1"}, (1,), dtypes=DTYPES)
+        others = replace(first, num_warps=8), replace(first, num_stages=2), replace(first, maxnreg=64)
+        texts = [text_of(one) for one in (first, *others)]
+        assert (len(set(texts)), capfd.readouterr().out.count("translated")) == (1, 1)
+        text_of(replace(first, constants={"TEXT": 1}))
+        assert capfd.readouterr().out.count("translated") == 1
+        text_of(replace(first, options={"enable_fp_fusion": False}))
+        assert capfd.readouterr().out.count("translated") == 1
+
+    def test_a_size_that_a_function_reads_has_its_own_text(self) -> None:
+        """It would be compiled for the warps of another config."""
+        few, many, again = (
+            text_of(Build("warps", ("y",), {}, (1,), dtypes=DTYPES, num_warps=one)) for one in (4, 8, 4)
+        )
+        assert few == again != many
+
+    def test_a_front_end_needs_no_torch(self) -> None:
+        """Where the user's module does without it, two seconds are saved; a later import finds the real one."""
+        code = """if True:
+            import sys
+            from ktuned_triton import Triton
+            from tests.plugins.triton_scale import EXAMPLE
+            assert isinstance(Triton().lower(EXAMPLE.unit("it", EXAMPLE.good, "sm_90a")), bytes)
+            print("torch" in sys.modules)
+        """
+        assert run_python(code) == "False"
 
     def test_text_that_this_triton_does_not_read_is_compiled_whole(self, tmp_path: Path) -> None:
         """The process imports the function after all."""

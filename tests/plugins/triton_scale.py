@@ -6,6 +6,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language.extra import cuda
 
 from ktuned.testing.backends import BackendExample
 from ktuned_triton import Build
@@ -71,6 +72,19 @@ def product(a, b, c, SIZE: tl.constexpr, BLOCK: tl.constexpr):
         right = tl.load(b + inner[:, None] * SIZE + columns[None, :])
         total = tl.dot(left, right, total)
     tl.store(c + rows[:, None] * SIZE + columns[None, :], total.to(tl.float16))
+
+
+@triton.jit
+def announced(y, TEXT: tl.constexpr):
+    """Print when it is translated."""
+    tl.static_print("translated")
+    tl.store(y, 1.0)
+
+
+@triton.jit
+def warps(y):
+    """Store how many warps there are."""
+    tl.store(y, cuda.num_warps())
 
 
 @triton.jit

@@ -8,16 +8,28 @@ those of a compile in one piece.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 from ktuned_triton.launch_plan import Parameter
 
 KNOWN_FROM = (3, 6)
 """The first version of Triton whose compiler takes a source that makes its own module; others compile in one piece."""
+
+
+SIZES = ("num_warps", "num_stages", "maxnreg")
+"""Options that the front end hands on without reading them, unless a function asks for one: configs that differ in
+nothing else have one text, which is made once."""
+
+MAX_TEXTS = 256
+"""Texts of a function that are kept: some 10 MB."""
 
 
 class Unreadable(Exception):
@@ -27,8 +39,66 @@ class Unreadable(Exception):
 class _Stopped(BaseException):
     """Ends Triton's compiler behind its front end; no handler of its own may keep it."""
 
-    def __init__(self, module: Any) -> None:
-        self.text = str(module)
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class _Options:
+    """A compiler's options, which note what is read of them."""
+
+    __slots__ = ("_options", "_read")
+
+    def __init__(self, options: Any, read: set[str]) -> None:
+        self._options = options
+        self._read = read
+
+    def __getattr__(self, name: str) -> Any:
+        # All of them at once, as `vars` has them, is every size as well.
+        self._read.update(SIZES if name == "__dict__" else (name,))
+        return getattr(self._options, name)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A text, and the options that it follows from: all but the sizes that were not read."""
+
+    unread: frozenset[str]
+    deciding: Mapping[str, Any]
+    text: str
+
+
+class _Texts:
+    """A function's texts, by Triton's digest of the source."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], list[_Made]] = {}
+        self._count = 0
+
+    def find(self, source: Any, options: Any) -> str | None:
+        """Return the text that a source has with these options, if it has been made."""
+        given = vars(options)
+        for made in self._known.get(_identity(source), ()):
+            if {name: value for name, value in given.items() if name not in made.unread} == made.deciding:
+                return made.text
+        return None
+
+    def keep(self, source: Any, options: Any, read: set[str], text: str) -> None:
+        """Keep a text; of the sizes only those that were ``read`` decide it."""
+        if self._count == MAX_TEXTS:
+            self._known.clear()
+            self._count = 0
+        unread = frozenset(SIZES) - read
+        deciding = {name: value for name, value in vars(options).items() if name not in unread}
+        self._known.setdefault(_identity(source), []).append(_Made(unread, deciding, text))
+        self._count += 1
+
+
+def _identity(source: Any) -> tuple[str, ...]:
+    """Return what stands for a source: Triton's digest, in which 1 is the same constant as "1", and their types."""
+    return source.hash(), *(type(value).__name__ for value in source.constants.values())
+
+
+_texts: WeakKeyDictionary[Any, _Texts] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -107,16 +177,23 @@ def front(function: Any, device: int, arguments: Mapping[str, Any], **launch: An
     Raises:
         Exception: whatever it raises.
     """
+    _know_types()
     # It makes the function's cache for this device, and with it the reference to the compiler.
     _ = function.device_caches[device]
     compiler = function.compile
+    texts = _texts.setdefault(function, _Texts())
     found: list[Front] = []
 
     def stopping(source: Any, target: Any, options: Mapping[str, Any], **more: Any) -> Any:
         make = source.make_ir
 
-        def make_ir(*args: Any) -> Any:
-            raise _Stopped(make(*args))
+        def make_ir(target: Any, options: Any, *args: Any) -> Any:
+            text = texts.find(source, options)
+            if text is None:
+                read: set[str] = set()
+                text = str(make(target, _Options(options, read), *args))
+                texts.keep(source, options, read, text)
+            raise _Stopped(text)
 
         source.make_ir = make_ir
         try:
@@ -135,6 +212,37 @@ def front(function: Any, device: int, arguments: Mapping[str, Any], **launch: An
     finally:
         function.compile = compiler
     raise Unreadable("Triton's compiler does not call its source's make_ir")
+
+
+def _know_types() -> None:
+    """Have Triton look up the types of arguments, which imports torch for its tensors: two seconds and 200 MiB.
+
+    A front end has no tensors, and where the user's module does without torch, nothing else needs it.
+    """
+    if "torch" in sys.modules:
+        return
+    from triton._C import libtriton
+
+    look_up = getattr(libtriton, "native_specialize_impl", None)
+    if look_up is None:
+        return
+    from triton.backends.compiler import BaseBackend
+
+    # Called in another way by another version, it imports torch when it is needed.
+    with _stand_in("torch", Tensor=type("Tensor", (), {})), suppress(TypeError):
+        look_up(BaseBackend, 1, False, True, True)
+
+
+@contextmanager
+def _stand_in(name: str, **members: Any) -> Iterator[None]:
+    """Have an import find a module with these members, for no longer than the block."""
+    module = ModuleType(name)
+    vars(module).update(members)
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def compiled(lowered: Lowered, target: Any) -> Any:
