@@ -204,6 +204,30 @@ class TestACall:
         assert len(tunings.waited) == 1
         assert launched[0]["BLOCK"] == 256
 
+    def test_while_it_waits_a_launcher_is_made(
+        self, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Once for a function: its other keys have the same; one that fails is left to the launch."""
+        made: list[str] = []
+        wait = tunings.wait
+
+        def prepare(tuner: Any, request: Request, text: str, artifact: str | None, device: int) -> None:
+            made.append(text)
+            is_made.set()
+            raise RuntimeError("no driver")
+
+        def wait_until_made(request: Request) -> Best | None:
+            assert is_made.wait(5)
+            return wait(request)
+
+        is_made = threading.Event()
+        monkeypatch.setattr(autotuner, "_prepare", prepare)
+        monkeypatch.setattr(tunings, "wait", wait_until_made)
+        function = scale(mode="wait")
+        call(function)
+        call(function, SIZE // 2)
+        assert (len(made), len(tunings.waited), len(launched)) == (1, 2, 2)
+
     def test_each_device_and_key_has_its_own(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
         """Other sizes are other keys."""
         function = scale()

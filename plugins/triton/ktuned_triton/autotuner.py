@@ -44,6 +44,9 @@ MODES: Final = ("background", "wait")
 UPGRADES: Final = ("once", "never", "always")
 WITHOUT_DAEMON: Final = ("triton", "first")
 
+READY_S: Final = 5.0
+"""Longest wait for a launcher once the winner is known: a config whose compile hangs must not hold up another's."""
+
 _LAUNCH_ONLY = ("grid", "warmup")
 """The arguments that every launch has besides the function's."""
 
@@ -297,7 +300,10 @@ def autotuner_class() -> type[Any]:
                 return
             is_fresh = best is not None and best.is_fresh
             if self._options.mode == "wait" and not is_fresh:
+                ready = None if self._known else _getting_ready(self, request, canonical(knobs(known.config)), device)
                 best = tunings.wait(with_contents(request, captured))
+                if ready is not None:
+                    ready.join(READY_S)
             if best is not None and (config := by_text.get(best.text)) is not None:
                 known.config, known.rest = config, [known.config, *known.rest]
                 if best.artifact is not None:
@@ -471,6 +477,24 @@ def _allow_captures() -> None:
         from cuda.bindings import driver
 
         driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+
+
+def _getting_ready(tuner: Any, request: Request, text: str, device: int) -> threading.Thread:
+    """Have Triton compile what a function's first launch needs: its driver's and its launcher's C code, for a second.
+
+    All configs have the same, so that one is loaded for it, in the thread that is returned.
+    """
+
+    def get_ready() -> None:
+        try:
+            _prepare(tuner, request, text, None, device)
+        except Exception as error:
+            # The launch meets it again, if it is no fault of this config.
+            _log.debug("%s is not prepared: %s", request.function, error)
+
+    thread = threading.Thread(target=get_ready, name="ktuned-prepare", daemon=True)
+    thread.start()
+    return thread
 
 
 def _prepare(tuner: Any, request: Request, text: str, artifact: str | None, device: int) -> None:
