@@ -15,6 +15,7 @@ _APP = ROOT / "benchmarks/peer_triton_app.py"
 _WORKLOAD = ROOT / "benchmarks/peer_matmul.py"
 _KERNEL = ROOT / "examples/triton_matmul/matmul.py"
 _KERNELS_PACKAGE = "triton_matmul"
+_PACKAGE = "application"
 _BEGINNING = "    program = tl.program_id(0)\n"
 _PEERS_IMPORT = "from triton import autotune\n"
 _OURS = """from functools import partial
@@ -49,7 +50,7 @@ def compare(options: argparse.Namespace) -> Iterator[Comparison]:
             with found.step("ktuned from nothing"):
                 took_s, tuned = result_of(_APP, str(home), size, "tune:cold", environment=_beside(daemon, "cold"))
             ours.cold_s, ours.winner, ours.configs = started_s + took_s, tuned["config"], tuned["configs"]
-            # Another function, so that all is compiled and measured again, by workers that run.
+            # Another function of the package, so that all is compiled and measured again, by workers that run.
             steps = ("tune:warm", f"time:warm:{json.dumps(theirs.winner)}", "plain:plain", "tune:back")
             with Script(_APP, str(home), size, *steps, environment=_beside(daemon, "warm")) as application:
                 with found.step("ktuned, workers warm"):
@@ -75,15 +76,16 @@ def _beside(daemon: PrivateDaemon, name: str) -> Mapping[str, str]:
 
 
 def _write_package(home: Path, name: str, mode: str) -> None:
-    """Write a package with the application's module under a tuner, and a kernel that is a function of its own."""
-    package = home / name
-    package.mkdir()
+    """Write a part of the application: its module under a tuner, and a kernel that is a function of its own."""
+    package = home / _PACKAGE / name
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
     (package / "__init__.py").touch()
     kernel = _KERNEL.read_text()
     assert _BEGINNING in kernel
     variant = f"    variant = {sum(name.encode())}\n"
     (package / "matmul.py").write_text(kernel.replace(_BEGINNING, variant + _BEGINNING))
-    text = _WORKLOAD.read_text().replace(f"from {_KERNELS_PACKAGE}.", f"from {name}.")
+    text = _WORKLOAD.read_text().replace(f"from {_KERNELS_PACKAGE}.", f"from {_PACKAGE}.{name}.")
     if mode:
         text = text.replace(_PEERS_IMPORT, _OURS.format(mode=mode))
     (package / "workload.py").write_text(text)

@@ -1,7 +1,8 @@
 """An application with a Triton matrix product: does the steps that it is given, and prints a line of JSON for each.
 
-``DIRECTORY SIZE STEP …``, where a step is ``tune:NAME`` (the first call of the package NAME's function), ``plain:NAME``
-(a launch of its first config without a tuner) or ``time:NAME:CONFIG`` (its best config and another one, in turns).
+``DIRECTORY SIZE STEP …``, where a step is ``tune:NAME`` (the first call of the function in the part NAME),
+``plain:NAME`` (a launch of its first config without a tuner) or ``time:NAME:CONFIG`` (its best config and another one,
+in turns).
 """
 
 import json
@@ -63,7 +64,7 @@ def main() -> None:
     a, b = (torch.randn(size, size, dtype=torch.float16, device="cuda") for _ in range(2))
     for step in sys.argv[3:]:
         what, name, *more = step.split(":", 2)
-        workload = import_module(f"{name}.workload")
+        workload = import_module(f"application.{name}.workload")
         arguments = workload.arguments(a, b, torch.empty_like(a))
         torch.cuda.synchronize()
         if what == "time":

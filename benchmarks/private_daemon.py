@@ -79,7 +79,7 @@ def serving(home: Path, command: Sequence[str] = ("ktuned", "serve")) -> Iterato
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=_environment(home) | {"KTUNED_HOME": str(state), "KTUNED_SOCKET": str(socket)},
+            env=installed_environment() | {"KTUNED_HOME": str(state), "KTUNED_SOCKET": str(socket)},
         )
     try:
         ready_s = _wait_until_ready(process, socket, start)
@@ -97,12 +97,9 @@ def serving(home: Path, command: Sequence[str] = ("ktuned", "serve")) -> Iterato
             process.wait()
 
 
-def _environment(home: Path) -> dict[str, str]:
-    """Return our environment, with modules compiled once, as by an installer."""
-    environment = dict(os.environ)
-    if environment.pop("PYTHONDONTWRITEBYTECODE", ""):
-        environment["PYTHONPYCACHEPREFIX"] = str(home / "bytecode")
-    return environment
+def installed_environment() -> dict[str, str]:
+    """Return our environment, with bytecode kept beside the sources as after an installer."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], socket: Path, start: float) -> float:

@@ -13,6 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from benchmarks.private_daemon import installed_environment
+
 ROOT = Path(__file__).parent.parent
 
 Config = Mapping[str, Any]
@@ -130,14 +132,13 @@ class Script:
 
     def __init__(self, script: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-        known = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self._name = " ".join([script.name, *arguments])
         self._began = perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, str(script), *arguments],
             stdout=subprocess.PIPE,
             text=True,
-            env={**known, "PYTHONPATH": paths, **(environment or {})},
+            env={**installed_environment(), "PYTHONPATH": paths, **(environment or {})},
             start_new_session=True,
         )
 
@@ -179,13 +180,18 @@ def result_of(
 
 
 def read_ahead(*modules: str) -> None:
-    """Import modules in a process of their own, so that no side pays for reading their files from the disk.
+    """Import modules in a process of their own, so that no side pays for reading their files from the disk, or for
+    compiling them, which an installer does. ktuned's own are compiled whole, because its processes import others.
 
     Raises:
         Unavailable: one cannot be imported.
     """
-    command = [sys.executable, "-c", f"import {', '.join(modules)}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    own = ["ktuned", "ktuned_client", *(module for module in modules if module.startswith("ktuned_"))]
+    places = f"[place for module in {own} for place in sys.modules[module].__path__]"
+    compiling = f"for place in {places}: compileall.compile_dir(place, quiet=1)"
+    imported = ", ".join(["compileall", "sys", "ktuned.daemon.process", *own, *modules])
+    command = [sys.executable, "-c", f"import {imported}\n{compiling}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=installed_environment())
     if done.returncode:
         raise Unavailable(done.stderr.strip().splitlines()[-1])
 
