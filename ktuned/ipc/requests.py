@@ -213,6 +213,17 @@ class Represent(Request[replies.Represented, Never]):
 
 
 @record
+class OpenFrontEnd(Request[replies.Empty, Never]):
+    """Import what :class:`Lower` needs: the backend's compiler, and the kernel file."""
+
+    operation: ClassVar = "open_front_end"
+    first_phase: ClassVar = Phase.LOAD
+
+    kernel: KernelRef
+    target: str
+
+
+@record
 class Lower(Request[replies.Lowered, Never]):
     """Translate a unit's function into what compile workers take in its place."""
 
@@ -395,6 +406,7 @@ REQUESTS: Mapping[str, type[Request[Any, Any]]] = {
         Ask,
         Admits,
         Represent,
+        OpenFrontEnd,
         Lower,
         Compile,
         Open,

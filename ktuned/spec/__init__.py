@@ -10,7 +10,7 @@ from ktuned.spec.digest import describe, file_meaning, opacity
 from ktuned.spec.distributions import distribution, installed_versions, owners
 from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.include_trace import IncludeSearch
-from ktuned.spec.loader import forget_modules, load_file, load_unless_held
+from ktuned.spec.loader import forget_modules, kernel_module, load_file, load_unless_held
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import installed_in, is_ours
 from ktuned.spec.poisons import is_distinct, is_same, poison, poison_bits, unwritten
@@ -49,6 +49,7 @@ __all__ = [
     "is_ours",
     "is_same",
     "kernel",
+    "kernel_module",
     "layout",
     "load_file",
     "load_unless_held",

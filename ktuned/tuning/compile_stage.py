@@ -39,6 +39,11 @@ ABSENT_S = 4.0
 """For this long a node is left out that was not there when a worker was to be started on it."""
 
 
+EARLY_WORKERS = 16
+"""Compile workers that a job starts before it knows how many configs it has: more than a small space needs, and less
+than a machine with hundreds of cores would run."""
+
+
 class CompileStage:
     """Compiles one job's configs; the fleet bounds how many groups at once, :meth:`group` how large they are."""
 
@@ -52,6 +57,20 @@ class CompileStage:
         self._directories: list[Path] = []
         self._made = 0
         self._absent: dict[str, float] = {}
+
+    async def open(self) -> None:
+        """Have workers start, and import what they need, before there is a config to compile."""
+        work = self._work
+        for compiler in work.compilers:
+            node = compiler.environment.node
+            if node:
+                # There a worker holds a part of the cluster's account.
+                continue
+            slots = int(self._fleet.slots_of(node).total_tokens)
+            count = min(slots, EARLY_WORKERS, work.job.plan.trials) + work.lowers
+            self._fleet.prepare_spares(Role.COMPILE, compiler.environment, work.kernel.backend, count)
+        if work.lowers:
+            await self._front_end.open()
 
     def group(
         self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt], *, lanes_starve: bool
@@ -193,9 +212,7 @@ class CompileStage:
                 f"the backend {self._work.kernel.backend!r} cannot be loaded: {error.message}",
                 hint=error.hint or "`ktuned doctor` says more",
             ) from error
-        if not isinstance(error, RequestFailed):
-            return
-        if error.errno in DISK_ERRORS:
+        if isinstance(error, RequestFailed) and error.errno in DISK_ERRORS:
             fault = OSError(error.errno, error.message)
             raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error
 

@@ -6,11 +6,13 @@ compile worker.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import anyio
 
-from ktuned.fleet import Fleet, NodeAbsent, NodeLost, Worker
+from ktuned.fleet import Fleet, NodeAbsent, NodeLost, RequestFailed, Worker
 from ktuned.ipc import replies, requests
-from ktuned.model import Role
+from ktuned.model import Role, WorkerError
 from ktuned.tuning.attempt import Compiler, Work
 
 
@@ -27,8 +29,27 @@ class FrontEnd:
 
     @property
     def is_opening(self) -> bool:
-        """True while the first unit is translated, which waits for all imports."""
+        """True during all imports, which the first unit waits for."""
         return self._is_opening
+
+    async def open(self) -> None:
+        """Have a worker import what it needs before there is a unit; a failure is left to the first unit."""
+        async with self._turn:
+            if self._worker is not None:
+                return
+            work = self._work
+            self._is_opening = True
+            try:
+                self._worker = await self._fleet.acquire(Role.COMPILE, self._compiler.environment)
+                with suppress(RequestFailed):
+                    await self._worker.exchange(requests.OpenFrontEnd(work.kernel_ref, work.target), work.deadlines)
+            except WorkerError:
+                self._drop()
+            except BaseException:
+                self._drop()
+                raise
+            finally:
+                self._is_opening = False
 
     async def lower(self, unit: requests.UnitRef, compiler: Compiler) -> replies.Lowered:
         """Translate a unit's function, on the machine of ``compiler`` if there is no worker yet.
@@ -58,13 +79,16 @@ class FrontEnd:
             request = requests.Lower(work.kernel_ref, work.target, unit, self._compiler.toolchain)
             lowered, _ = await self._worker.exchange(request, work.deadlines)
         except BaseException:
-            if self._worker is not None:
-                self._worker.kill()
-                self._worker = None
+            self._drop()
             raise
         finally:
             self._is_opening = False
         return lowered
+
+    def _drop(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
 
     def close(self) -> None:
         """Give the worker back."""

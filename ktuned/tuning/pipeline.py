@@ -135,6 +135,10 @@ class Pipeline:
         )
         try:
             async with anyio.create_task_group() as openings:
+                if not self._store.past(self.work.context, 1, 1):
+                    # Nothing was ever measured, so that there will be something to compile.
+                    self._has_fresh.set()
+                    openings.start_soon(self._open_compilers)
                 for lane in self._lanes:
                     openings.start_soon(self._open_early, lane)
                 await self._restore()
@@ -387,6 +391,11 @@ class Pipeline:
                         await self._record([(done.attempt, result)])
                     else:
                         await onward.send(done)
+
+    async def _open_compilers(self) -> None:
+        """Have compile workers start while the strategy's worker imports the kernel file; not in other jobs' quiet."""
+        async with self._fleet.gate.compiling():
+            await self._compiling.open()
 
     async def _open_early(self, lane: Lane) -> None:
         """Open a lane, if it is free, while the first configs still compile: where nothing was measured lately, that

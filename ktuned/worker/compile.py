@@ -11,7 +11,7 @@ from pathlib import Path
 from ktuned.backends import Backend, Compiled, Registry, Unit
 from ktuned.ipc import Places, Recipe, replies, requests, sight
 from ktuned.model import BackendError, Outcome, Phase, combine
-from ktuned.spec import OBSERVER, forget_modules
+from ktuned.spec import OBSERVER, forget_modules, kernel_module
 from ktuned.worker import bytecode
 from ktuned.worker.inspect import check_digests, digests_of
 from ktuned.worker.reply import Reply
@@ -97,6 +97,23 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
             ),
             hold_s=request.hold_s,
         )
+    return replies.Empty()
+
+
+def open_front_end(registry: Registry, places: Places, request: requests.OpenFrontEnd, reply: Reply) -> replies.Empty:
+    """Import a kernel file and its backend's compiler, for the units that are to be translated.
+
+    Raises:
+        KernelFileError: the file cannot be imported.
+        SourceChanged: it is no longer the file that was inspected.
+    """
+    kernel = request.kernel
+    with bytecode.written():
+        backend = registry.load(kernel.backend)
+        backend.prepare()
+    _begin(kernel, places)
+    reply.phase(Phase.COMPILE)
+    kernel_module(places.file(kernel.project, kernel.file))
     return replies.Empty()
 
 

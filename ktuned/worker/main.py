@@ -107,9 +107,10 @@ def _load_exploration(registry: Registry, places: Places) -> _Loaded:
 
 
 def _load_compilation(registry: Registry, places: Places) -> _Loaded:
-    from ktuned.worker.compile import compile_units, lower_unit
+    from ktuned.worker.compile import compile_units, lower_unit, open_front_end
 
     return {
+        requests.OpenFrontEnd: lambda request, reply: open_front_end(registry, places, request, reply),
         requests.Compile: lambda request, reply: compile_units(registry, places, request, reply),
         requests.Lower: lambda request, reply: lower_unit(registry, places, request, reply),
     }
@@ -140,7 +141,7 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
     **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing),
     **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection),
     **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration),
-    **dict.fromkeys((requests.Compile, requests.Lower), _load_compilation),
+    **dict.fromkeys((requests.Compile, requests.OpenFrontEnd, requests.Lower), _load_compilation),
     requests.MeasurePeaks: _load_peaks,
     **dict.fromkeys(
         (

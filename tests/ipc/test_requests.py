@@ -19,7 +19,19 @@ from ktuned.model.keys import Phase
 from ktuned.model.values import Outcome
 
 OPERATIONS = (
-    *("prepare", "probe", "gpu_users", "inspect", "explore", "ask", "admits", "represent", "lower", "compile"),
+    *(
+        "prepare",
+        "probe",
+        "gpu_users",
+        "inspect",
+        "explore",
+        "ask",
+        "admits",
+        "represent",
+        "open_front_end",
+        "lower",
+        "compile",
+    ),
     *("open", "close", "canary", "measure_peaks", "trial", "time", "check", "time_reference"),
 )
 TEXT = st.text(max_size=8)

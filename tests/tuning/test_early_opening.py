@@ -60,6 +60,22 @@ async def test_opening_and_the_first_compile_overlap(parts: Parts) -> None:
     assert parts.store.trial(trial.id).detail["open_s"] < ended["cost"]["open_s"]  # type: ignore[union-attr]
 
 
+async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: Parts) -> None:
+    """They import what they need while the strategy's worker still opens the space."""
+    where = "where=lambda p, c: p.n == 64 or not __import__('ktuned_fake').wait_at('door')"
+    parts.fleet.keeps_spares = True
+    await parts.inspect(kernel_text(configs=f"us=[10.0], {where}"))
+    plan = Plan(preset="fast", strategy="exhaustive")
+    key = wanted({"n": 128})
+    await parts.jobs.submit(key, {"n": 128}, priority=Priority.REQUESTED, reason="test", plan=plan)
+    async with parts.working():
+        await parts.reached("door")
+        await until(lambda: "compile" in {worker["role"] for worker in parts.fleet.describe()})
+        parts.open_gate("door")
+        (ended,) = await parts.told.ended()
+    assert ended["state"] == "done"
+
+
 async def test_an_opening_that_nobody_needs_is_not_waited_for(parts: Parts) -> None:
     """Where no config compiles the job ends while its reference still runs, and the lane is free."""
     await submitted(parts, "[dict(does='gate_compile_error', gate='door')]")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from ktuned.fleet import RequestFailed
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Work
@@ -57,6 +59,32 @@ async def test_one_worker_translates_what_several_compile(parts: Parts) -> None:
     parts.kill_workers()
     assert isinstance(last, Compiled)
     assert last.facts["lowered_by"] in {one["compiled_by"] for one in facts} | {front}
+
+
+async def test_its_worker_imports_before_there_is_a_unit(parts: Parts) -> None:
+    """The same worker then translates."""
+    work = await prepared(parts)
+    stage = CompileStage(work, parts.fleet, parts.artifacts)
+    await stage.open()
+    opened = {worker["pid"] for worker in parts.fleet.describe() if worker["state"] == "busy"}
+    (done,) = await stage.compile(attempts(work, "work"))
+    stage.close()
+    parts.kill_workers()
+    assert isinstance(done, Compiled)
+    assert opened == {done.facts["lowered_by"]}
+
+
+async def test_an_early_failure_is_left_to_the_first_unit(parts: Parts) -> None:
+    """It has the reason, and an attempt that it belongs to."""
+    work = await prepared(parts)
+    Path(work.kernel.file).write_text("raise RuntimeError\n")
+    stage = CompileStage(work, parts.fleet, parts.artifacts)
+    await stage.open()
+    with pytest.raises(RequestFailed) as raised:
+        await stage.compile(attempts(work, "work"))
+    stage.close()
+    parts.kill_workers()
+    assert raised.value.code == "source_changed"
 
 
 async def test_what_cannot_be_translated_apart_is_compiled_whole(parts: Parts) -> None:
