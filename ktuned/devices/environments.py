@@ -28,10 +28,6 @@ _log = structlog.get_logger()
 LOOK_S = 1.0
 """For this long a look at a toolchain's files counts, as long as wrong answers may be given."""
 
-EARLY_COMPILERS = 16
-"""Compile workers that start before it is known how many configs there are: more than a small space needs, and less
-than a machine with hundreds of cores would run."""
-
 MAX_ENVIRONMENTS = 256
 """Keys of environments in memory: more than anyone has roots."""
 
@@ -257,9 +253,8 @@ class Environments:
         if key in self._expected:
             return
         self._expected.add(key)
-        compilers = min(int(self._fleet.compile_slots.total_tokens), EARLY_COMPILERS) if backend else 1
         self._fleet.prepare_spares(Role.EXPLORE, environment, backend)
-        self._fleet.prepare_spares(Role.COMPILE, environment, backend, compilers)
+        self._fleet.prepare_compilers(environment, backend)
         report = self.report(environment)
         if report is None or any(known.devices for known in report.backends.values()):
             self._fleet.prepare_spares(Role.BENCH, environment, backend)

@@ -88,7 +88,9 @@ class Adopted:
 
     def write(self, directory: Path) -> Path:
         """Write the kernel file, unless it is there, and return its path."""
-        return write_once(directory / self.project / self.file_name(), self.text())
+        # The daemon's workers import the backend while they wait for this to be imported.
+        known = f'# backend="{self.tool}"\n'
+        return write_once(directory / self.project / self.file_name(), known + self.text())
 
 
 class AdoptedRequest:

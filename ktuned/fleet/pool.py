@@ -49,6 +49,11 @@ BENCH_MODULES = ("torch", "safetensors.torch", "safetensors.numpy")
 """The modules that a bench worker needs besides its backend; a spare has imported those that are there."""
 
 
+EARLY_COMPILERS = 16
+"""Compile workers that start before it is known how many configs there are: more than a small space needs, and less
+than a machine with hundreds of cores would run."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
     """Limits of the workers that a pool keeps."""
@@ -329,6 +334,16 @@ class Fleet:
             spare = _Spare(name)
             under_way.append(spare)
             self._tasks.start_soon(self._make_spare, role, environment, backend, spare, device if name else None)
+
+    def prepare_compilers(self, environment: Environment, backend: str, *, besides: int = 0) -> None:
+        """Have compile workers start and import what ``backend`` compiles with, for each slot and for ``besides``.
+
+        Of an unknown backend one starts. On a node a worker takes a part of the cluster's account, and starts when
+        there is something to compile.
+        """
+        if not environment.node:
+            count = min(int(self.compile_slots.total_tokens), EARLY_COMPILERS) if backend else 1
+            self.prepare_spares(Role.COMPILE, environment, backend, count + besides)
 
     async def _make_spare(
         self, role: Role, environment: Environment, backend: str, spare: _Spare, device: Device | None

@@ -39,11 +39,6 @@ ABSENT_S = 4.0
 """For this long a node is left out that was not there when a worker was to be started on it."""
 
 
-EARLY_WORKERS = 16
-"""Compile workers that a job starts before it knows how many configs it has: more than a small space needs, and less
-than a machine with hundreds of cores would run."""
-
-
 class CompileStage:
     """Compiles one job's configs; the fleet bounds how many groups at once, :meth:`group` how large they are."""
 
@@ -62,13 +57,7 @@ class CompileStage:
         """Have workers start, and import what they need, before there is a config to compile."""
         work = self._work
         for compiler in work.compilers:
-            node = compiler.environment.node
-            if node:
-                # There a worker holds a part of the cluster's account.
-                continue
-            slots = int(self._fleet.slots_of(node).total_tokens)
-            count = min(slots, EARLY_WORKERS, work.job.plan.trials) + work.lowers
-            self._fleet.prepare_spares(Role.COMPILE, compiler.environment, work.kernel.backend, count)
+            self._fleet.prepare_compilers(compiler.environment, work.kernel.backend, besides=int(work.lowers))
         if work.lowers:
             await self._front_end.open()
 

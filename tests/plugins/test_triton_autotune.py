@@ -22,6 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ktuned.backends.contract import Kernel as AnyKernel
 from ktuned.backends.contract import Unit
+from ktuned.catalog import guess_backend
 from ktuned.dropin import CALL_KEY, Best, Tunings, account
 from ktuned.model.values import canonical
 from ktuned.spec.loader import load_file
@@ -542,6 +543,7 @@ class TestAdoption:
         file = request_made.adopted.write(tmp_path)
         before = file.stat()
         assert request_made.adopted.write(tmp_path) == file
+        assert guess_backend([str(file)]) == "triton"
         assert (file.stat().st_mtime_ns, file.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
 
     def test_tensors_of_integers_have_the_content_of_the_call(
