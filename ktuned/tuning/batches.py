@@ -18,6 +18,10 @@ MAX_ASKED = 128
 """Configs in one question and in one commit: one question after the other would hold up hundreds of lanes, and a larger
 one holds up lookups."""
 
+OPENING_AHEAD = 64
+"""Configs besides that may be compiled while the lanes are opened, for a second or three: slots that stand still then
+are missed later. Not where the strategy learns or time ends the search, since they would be measured after it."""
+
 LANE_S = 0.5
 """Time of a lane for one batch: another job may wait for it."""
 
@@ -57,9 +61,11 @@ def asked_at_once(*, lanes: int, batch: int) -> int:
     return min(MAX_ASKED, max(LEAST_ASKED, lanes * batch))
 
 
-def ahead(*, slots: int, group: int, lanes: int, batch: int) -> int:
+def ahead(*, slots: int, group: int, lanes: int, batch: int, is_opening: bool = False) -> int:
     """Return how many configs may be under way, without an outcome, before more are asked for.
 
-    A group in each slot and one more that waits for it; for each lane what it measures and what it takes next.
+    A group in each slot and one more that waits for it; for each lane what it measures and what it takes next; more
+    while the lanes are opened.
     """
-    return 2 * slots * max(group, batch) + 2 * lanes * batch + group + lanes
+    most = 2 * slots * max(group, batch) + 2 * lanes * batch + group + lanes
+    return most + OPENING_AHEAD if is_opening else most

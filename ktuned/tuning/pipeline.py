@@ -37,7 +37,7 @@ from ktuned.model import (
 )
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, BatchSize, ahead, asked_at_once
+from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.dissent import Dissent
 from ktuned.tuning.exploration import Explorer, SearchSummary, opened
@@ -161,7 +161,7 @@ class Pipeline:
         )
         # Besides what each lane takes next, a whole group: its worker goes on with another one meanwhile.
         to_bench, bench_from = anyio.create_memory_object_stream[Compiled](
-            2 * len(self._lanes) * MAX_BATCH + self.work.group_size
+            2 * len(self._lanes) * MAX_BATCH + self.work.group_size + OPENING_AHEAD
         )
         self._channels = {"compile": to_compile, "bench": to_bench}
         try:
@@ -193,7 +193,15 @@ class Pipeline:
             group=self.work.group_size,
             lanes=len(self._lanes),
             batch=1 if self._learns else self._batch_size.now,
+            is_opening=self._waits_for_lanes,
         )
+
+    @property
+    def _waits_for_lanes(self) -> bool:
+        """True while nothing is measured yet, and whatever is compiled meanwhile will be."""
+        plan = self.work.job.plan
+        is_bounded = plan.until == "budget" and plan.seconds is None
+        return is_bounded and not self._learns and not self.progress.has_measured
 
     @property
     def _ask_at_once(self) -> int:

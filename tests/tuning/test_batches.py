@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, BatchSize, ahead, asked_at_once
+from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once
 
 
 def sized(*each_s: float) -> int:
@@ -51,3 +51,8 @@ def test_slow_configs_are_not_asked_for_far_ahead() -> None:
     assert ahead(slots=2, group=1, lanes=1, batch=1) == 8
     assert ahead(slots=2, group=1, lanes=1, batch=8) == 50
     assert ahead(slots=14, group=4, lanes=2, batch=1) == 122
+
+
+def test_slots_go_on_while_the_lanes_are_opened() -> None:
+    """By so many configs more."""
+    assert ahead(slots=2, group=1, lanes=1, batch=1, is_opening=True) == 8 + OPENING_AHEAD
