@@ -115,6 +115,14 @@ def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
         yield cache
 
 
+@pytest.fixture
+def only_in_chaos(request: pytest.FixtureRequest) -> None:
+    """Skip what `make test` has no time for."""
+    # Where the whole suite runs, the file that adds the option is read after the command line.
+    if request.config.getoption("chaos", "slice") != "full":
+        pytest.skip("a part of `make chaos`")
+
+
 @pytest.fixture(scope="session")
 def forking(_private_directories: None) -> None:
     """Start the process from which the client's servers are forked, which is no test's leak."""

@@ -40,6 +40,7 @@ def test_rest() -> None:
     assert row["ready_s"] > 0
 
 
+@pytest.mark.usefixtures("only_in_chaos")
 def test_pipeline() -> None:
     """A job's costs add up: no phase takes more than the whole, and the bound is below what was needed."""
     row = _run("pipeline.py", "--configs", "2")
@@ -49,6 +50,7 @@ def test_pipeline() -> None:
     assert row["ratio"] >= 0.99
 
 
+@pytest.mark.usefixtures("only_in_chaos")
 def test_racing(tmp_path: Path) -> None:
     """What is recorded can be replayed: two configs, a few samples, a winner each time."""
     file = tmp_path / "samples.json.gz"

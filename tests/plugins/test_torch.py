@@ -33,6 +33,7 @@ from ktuned_torch.backend import CODE_FILE, EAGER, KERNEL_FILE, NO_CODE, NO_LAYO
 from ktuned_torch.bound_function import why_unsupported
 from tests.plugins import torch_kernels
 from tests.plugins.torch_kernels import COMPILED, FILE, LAYOUTS
+from tests.plugins.torch_trials import SMALL, Trials, load_kernel
 
 pytestmark = [
     # torch.compile starts with some ten seconds of imports and of trying the C++ compiler out.
@@ -310,6 +311,12 @@ class TestEditing:
         forget_modules()
         assert [item.outcome for item in items] == [None, Outcome.COMPILE_ERROR]
         assert items[1].message.startswith("tune_it.py: there is no function 'double'")
+
+
+def test_the_example_of_attention_agrees_with_float32(tmp_path: Path) -> None:
+    """Inductor's code for the CPU, for the shapes that the problem says; here Inductor is imported already."""
+    trials = Trials(load_kernel("attention_choice", "tune_attention.py"), SMALL, cpu.device(), tmp_path)
+    assert trials.is_right({"IMPLEMENTATION": "composed", "COMPILE": "default"})
 
 
 @pytest.mark.gpu

@@ -9,57 +9,16 @@ from typing import cast
 import pytest
 
 from ktuned.backends import cpu
-from ktuned.backends.contract import Launch, Unit
 from ktuned.backends.cuda import torch_cuda_devices
 from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned.model.plan import PRESETS
-from ktuned.model.values import Config, Problem
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.loader import load_file
 from ktuned.worker.cuda_timer import CudaTimer
-from ktuned.worker.problem import ProblemData
-from ktuned_torch import Build, Torch
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL: Problem = {"BATCH": 1, "HEADS": 2, "LENGTH": 96, "WIDTH": 16, "DTYPE": "bfloat16"}
+from tests.plugins.torch_trials import EXAMPLES, SMALL, Trials, load_kernel
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-
-
-def load_kernel(example: str, file: str) -> Kernel:
-    """Return an example as a worker reads it."""
-    loaded = load_file(EXAMPLES / example / file, EXAMPLES)
-    assert loaded.errors == ()
-    return loaded.kernels[0]
-
-
-class Trials:
-    """One problem of a kernel on one device."""
-
-    def __init__(self, kernel: Kernel, problem: Problem, device: Device, scratch: Path) -> None:
-        self.kernel, self.problem, self.device, self.scratch = kernel, problem, device, scratch
-        self.data = ProblemData(kernel, problem, device)
-        self.data.expect(scratch / "expected.safetensors")
-        self.tried = 0
-
-    def launch(self, config: Config) -> Launch:
-        """Bring a config to its launch, by way of plain data and an artifact."""
-        key = f"config{self.tried}"
-        self.tried += 1
-        (self.scratch / key).mkdir()
-        build = Build.from_plain(self.kernel.build(self.problem, config).to_plain())
-        unit = Unit(key, build, (), self.kernel.file, self.kernel.name, self.device.target)
-        (result,) = Torch().compile([unit], self.scratch)
-        assert result.outcome is None, result.message
-        return Torch().load(self.scratch / key, unit, self.device).bind(self.data.tensors)
-
-    def is_right(self, config: Config) -> bool:
-        """Launch a config once and compare it with the reference."""
-        launch = self.launch(config)
-        self.data.begin_trial()
-        launch()
-        return self.data.check().ok
 
 
 def gpu() -> Device:
@@ -98,11 +57,6 @@ class TestAttention:
         launch = trials.launch({"IMPLEMENTATION": name, "COMPILE": "eager"})
         with pytest.raises(Unsupported, match="No viable backend"):
             launch()
-
-    def test_the_compiled_one_agrees_with_float32(self, tmp_path: Path) -> None:
-        """Inductor's code for the CPU, for the shapes that the problem says."""
-        trials = Trials(self.kernel(), SMALL, cpu.device(), tmp_path)
-        assert trials.is_right({"IMPLEMENTATION": "composed", "COMPILE": "default"})
 
     @pytest.mark.gpu
     @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")  # torch 2.11's own autotuning

@@ -53,6 +53,7 @@ ALL = Counter({("measured", us): 1 for us in US})
 """Every config is measured, and counted once."""
 
 
+@pytest.mark.usefixtures("only_in_chaos")
 async def test_workers_on_a_node_conform(tmp_path: Path, nodes: Nodes) -> None:
     """The executor of a cluster does all that the fleet counts on, as this machine's does."""
     async with joined(tmp_path, nodes) as parts:

@@ -1,0 +1,52 @@
+"""Trials of the torch plugin's examples in this process, without a daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ktuned.backends.contract import Launch, Unit
+from ktuned.model.device import Device
+from ktuned.model.values import Config, Problem
+from ktuned.spec.declared_kernel import Kernel
+from ktuned.spec.loader import load_file
+from ktuned.worker.problem import ProblemData
+from ktuned_torch import Build, Torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL: Problem = {"BATCH": 1, "HEADS": 2, "LENGTH": 96, "WIDTH": 16, "DTYPE": "bfloat16"}
+"""Of the attention's example."""
+
+
+def load_kernel(example: str, file: str) -> Kernel:
+    """Return an example as a worker reads it."""
+    loaded = load_file(EXAMPLES / example / file, EXAMPLES)
+    assert loaded.errors == ()
+    return loaded.kernels[0]
+
+
+class Trials:
+    """One problem of a kernel on one device."""
+
+    def __init__(self, kernel: Kernel, problem: Problem, device: Device, scratch: Path) -> None:
+        self.kernel, self.problem, self.device, self.scratch = kernel, problem, device, scratch
+        self.data = ProblemData(kernel, problem, device)
+        self.data.expect(scratch / "expected.safetensors")
+        self.tried = 0
+
+    def launch(self, config: Config) -> Launch:
+        """Bring a config to its launch, by way of plain data and an artifact."""
+        key = f"config{self.tried}"
+        self.tried += 1
+        (self.scratch / key).mkdir()
+        build = Build.from_plain(self.kernel.build(self.problem, config).to_plain())
+        unit = Unit(key, build, (), self.kernel.file, self.kernel.name, self.device.target)
+        (result,) = Torch().compile([unit], self.scratch)
+        assert result.outcome is None, result.message
+        return Torch().load(self.scratch / key, unit, self.device).bind(self.data.tensors)
+
+    def is_right(self, config: Config) -> bool:
+        """Launch a config once and compare it with the reference."""
+        launch = self.launch(config)
+        self.data.begin_trial()
+        launch()
+        return self.data.check().ok
