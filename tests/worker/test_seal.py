@@ -44,7 +44,7 @@ def test_what_is_sealed_verifies_and_is_read_only(compiled: Path, place: Path) -
 
 def test_what_lacks_a_file_is_not_sealed(compiled: Path, place: Path) -> None:
     """A backend that leaves out a required file is reported which."""
-    with pytest.raises(BackendError, match=r"abcd of the backend 'nvrtc' does not hold kernel.cubin$"):
+    with pytest.raises(BackendError, match=r"(?m)abcd of the backend 'nvrtc' does not hold kernel.cubin$"):
         seal(compiled, place, key="abcd", backend="nvrtc", facts={}, required=["kernel.cubin", "kernel.so"])
 
 
