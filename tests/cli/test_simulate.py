@@ -36,13 +36,15 @@ def test_json_has_every_run(run: Run) -> None:
     ]
 
 
-def test_table_and_plot(run: Run) -> None:
-    """People get a table of the counts, and a plot with a mark for each strategy."""
+def test_table_and_plot(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """People get a table of the counts, and a plot with a mark for each strategy that fits their terminal."""
+    monkeypatch.setenv("COLUMNS", "60")
     ran = run("simulate", str(SPACE), "--strategy", "random", "--strategy", "auto", "--trials", "30", "--seeds", "2")
     assert ran.code == 0
     assert "auto (guided)" in ran.out
     assert "● random  ○ auto" in ran.out
     assert "30 trials" in ran.out
+    assert {len(line) for line in ran.out.splitlines() if "└" in line} == {60}
 
 
 @pytest.mark.parametrize(

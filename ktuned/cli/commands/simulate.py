@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ DEFAULT_TRIALS = 200
 DEFAULT_SEEDS = 20
 
 PLOT_WIDTH, PLOT_HEIGHT = 64, 12
+PLOT_MARGIN = 11
+"""Columns of the axis, beside the plot."""
+
 MARKS = "●○▲△■□◆◇"
 
 
@@ -64,7 +68,7 @@ def simulate(
     output.emit()
     _table(runs, found, trials)
     output.emit()
-    for line in plot(runs, found.optimum, trials):
+    for line in plot(runs, found.optimum, trials, shutil.get_terminal_size().columns):
         output.emit(line)
     return Exit.DONE
 
@@ -100,16 +104,20 @@ def _table(runs: dict[str, list[Run]], found: RecordedSpace, trials: int) -> Non
     output.table(columns, rows, right=columns[1:])
 
 
-def plot(runs: dict[str, list[Run]], optimum: float, trials: int) -> list[str]:
-    """Return a plot of how far the mean best is above the optimum, in logarithmic steps, over the trials."""
-    columns = [max(1, round((column + 1) * trials / PLOT_WIDTH)) for column in range(PLOT_WIDTH)]
+def plot(runs: dict[str, list[Run]], optimum: float, trials: int, width: int) -> list[str]:
+    """Return a plot of how far the mean best is above the optimum, in logarithmic steps, over the trials.
+
+    It is as wide as :data:`PLOT_WIDTH`, or as a terminal of ``width`` columns has room for.
+    """
+    room = max(8, min(PLOT_WIDTH, width - PLOT_MARGIN))
+    columns = [max(1, round((column + 1) * trials / room)) for column in range(room)]
     curves = {name: [relative(several, optimum, count) for count in columns] for name, several in runs.items()}
     excess = [value - 1 for curve in curves.values() for value in curve if value is not None]
     if not excess:
         return ["nothing was found"]
     top = max(0.01, min(10.0, max(excess)))
     bottom = 0.001
-    grid = [[" "] * PLOT_WIDTH for _ in range(PLOT_HEIGHT)]
+    grid = [[" "] * room for _ in range(PLOT_HEIGHT)]
     for mark, curve in zip(_marks(len(curves)), curves.values(), strict=True):
         for column, value in enumerate(curve):
             if value is not None:
@@ -118,8 +126,8 @@ def plot(runs: dict[str, list[Run]], optimum: float, trials: int) -> list[str]:
     for row, cells in enumerate(grid):
         level = top * (bottom / top) ** (row / (PLOT_HEIGHT - 1))
         lines.append(f"{f'+{level:.1%}':>9} │{''.join(cells)}".rstrip())
-    lines.append(f"{'':>9} └{'─' * PLOT_WIDTH}")
-    lines.append(f"{'':>9}  1{f'{trials} trials':>{PLOT_WIDTH - 1}}")
+    lines.append(f"{'':>9} └{'─' * room}")
+    lines.append(f"{'':>9}  1{f'{trials} trials':>{room - 1}}")
     lines.append("  ".join(f"{mark} {name}" for mark, name in zip(_marks(len(curves)), curves, strict=True)))
     return lines
 
