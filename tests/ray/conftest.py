@@ -59,7 +59,7 @@ class Nodes:
         return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Nodes]:
     """Run the cluster; everything of it is gone afterwards."""
     if importlib.util.find_spec("ray") is None:
