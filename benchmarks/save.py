@@ -9,6 +9,7 @@ with ten.
 import argparse
 import os
 import statistics
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,7 +78,12 @@ class Author:
             if self.winner() not in (None, trial):
                 return perf_counter() - since
             threading.Event().wait(_LOOK_S)
-        raise RuntimeError("no fresh winner was served")
+        answer = self.client.call("lookup", kernel=self.kernel, problem=PROBLEM, tune=False)
+        waiting = [f"{job['kernel']} {job['state']} {job['message']}".strip() for job in self.jobs()[:2]]
+        raise RuntimeError(
+            f"{self.kernel} was not served fresh {PATIENCE_S:g} s after a save: {answer['status']} {answer['message']}"
+            f"; jobs: {'; '.join(waiting)}"
+        )
 
     def winner(self) -> int | None:
         """Return the trial that is served fresh now."""
@@ -92,8 +98,9 @@ class Author:
 
     def settle(self) -> None:
         """Wait until nothing is queued or running."""
-        while any(job["state"] in ("queued", "running") for job in self.jobs()[:10]):
-            threading.Event().wait(0.02)
+        _until(
+            lambda: not any(job["state"] in ("queued", "running") for job in self.jobs()[:10]), "the jobs to end", 0.02
+        )
 
     def own_s(self, trial: int) -> float:
         """Return the time of a trial's compile and measurement, and of the opening of its data."""
@@ -110,7 +117,8 @@ class Author:
 def measure_saves(author: Author, rounds: int) -> dict[str, Any]:
     """Edit repeatedly; each time wait for the first winner, undo, reformat."""
     overheads, undone = [], []
-    for _ in range(rounds):
+    for number in range(rounds):
+        _progress(f"save and undo, {number + 1} of {rounds}")
         before = author.winner()
         saved = author.edit()
         taken = author.until_fresh(saved, before)
@@ -136,8 +144,9 @@ def measure_saves(author: Author, rounds: int) -> dict[str, Any]:
 
 def measure_alternation(authors: Sequence[Author], rounds: int) -> list[float]:
     """Edit two kernel files in turn; return the seconds to each first winner, less its own."""
-    overheads = []
+    overheads: list[float] = []
     for author in [author for _ in range(rounds) for author in authors]:
+        _progress(f"saves of two files in turn, {len(overheads) + 1} of {rounds * len(authors)}")
         before = author.winner()
         taken = author.until_fresh(author.edit(), before)
         trial = author.winner()
@@ -150,24 +159,34 @@ def measure_alternation(authors: Sequence[Author], rounds: int) -> list[float]:
 def measure_release(author: Author, rounds: int) -> list[float]:
     """Save during a tuning; return the seconds from the daemon's sight of it to the end of the old job's workers."""
     released = []
-    for _ in range(rounds):
+    for number in range(rounds):
+        _progress(f"a newer save, {number + 1} of {rounds}")
         author.edit()
-        _until(lambda: any(job["state"] == "running" for job in author.jobs()))
+        _until(lambda: any(job["state"] == "running" for job in author.jobs()), "a job to run")
         threading.Event().wait(0.3)
         (old,) = [job["id"] for job in author.jobs() if job["state"] == "running"][:1]
         saved = author.edit()
-        _until(lambda old=old: author.client.call("jobs", job=old)["jobs"][0]["state"] == "cancelled")
+        _until(lambda old=old: _state(author, old) == "cancelled", f"job {old} to give way to a newer save")
         released.append(perf_counter() - saved)
         author.settle()
     return released
 
 
-def _until(condition: Any, every_s: float = _LOOK_S) -> None:
+def _state(author: Author, job: int) -> str:
+    return str(author.client.call("jobs", job=job)["jobs"][0]["state"])
+
+
+def _until(condition: Any, what: str, every_s: float = _LOOK_S) -> None:
     end = perf_counter() + PATIENCE_S
     while not condition():
         if perf_counter() > end:
-            raise RuntimeError("waited in vain")
+            raise RuntimeError(f"waited {PATIENCE_S:g} s in vain for {what}")
         threading.Event().wait(every_s)
+
+
+def _progress(what: str) -> None:
+    """Say what is measured now: all of it takes minutes, most of them in compilers."""
+    print(f"save.py: {what}", file=sys.stderr, flush=True)
 
 
 def measure(files: int, configs: int, rounds: int) -> dict[str, Any]:
@@ -192,10 +211,11 @@ def measure(files: int, configs: int, rounds: int) -> dict[str, Any]:
         with serving(home) as daemon, daemon.client() as client:
             began = perf_counter()
             # Seldom, because listing a thousand kernels loads the daemon that is being timed.
-            _until(lambda: len(client.call("kernels")["kernels"]) == files, every_s=0.05)
+            _until(lambda: len(client.call("kernels")["kernels"]) == files, "all kernel files to be inspected", 0.05)
             scan_s = perf_counter() - began
             author, other_author = (Author(daemon, project, kernel) for kernel in ("saxpy", "other"))
             for kernel in ("other", "saxpy"):
+                _progress(f"{files} files: the first tuning of {kernel}")
                 with client.tune(kernel=kernel) as tuning:
                     for _ in tuning:
                         pass
@@ -240,11 +260,14 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--files", type=int, nargs="*", default=[10, 1000])
-    parser.add_argument("--configs", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--configs", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    rows = [measure(files, arguments.configs, arguments.rounds) for files in arguments.files]
+    try:
+        rows = [measure(files, arguments.configs, arguments.rounds) for files in arguments.files]
+    except RuntimeError as error:
+        sys.exit(f"save.py: {error}")
     title = (
         f"save to served (budgets: save {SAVE_BUDGET_S:g} s, undo {UNDO_BUDGET_S:g} s, release {RELEASE_BUDGET_S:g} s)"
     )
