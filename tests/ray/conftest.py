@@ -116,6 +116,9 @@ async def joined(
             parts.machine.chosen = chosen
             daemon.cluster.follow(address or nodes.address, runtime_env)
             with anyio.fail_after(2 * PATIENCE_S):
+                # Ray's client server was seen to refuse the first one; the daemon tries again.
+                while not set(chosen) <= set(parts.machine.environments.nodes):  # noqa: ASYNC110 - Ray's to say
+                    await anyio.sleep(0.05)
                 await parts.machine.environments.probe_nodes(parts.environment)
             yield parts
             tasks.cancel_scope.cancel()
