@@ -127,9 +127,10 @@ class Author:
         if self._is_compiler_new:
             # No marker follows the look at the compiler.
             self.daemon.until(lambda: bool(self._open_jobs()) or self._is_settled(), "the new compiler to be seen")
-        while left := self._open_jobs():
-            self.daemon.until(lambda left=left: self._open_jobs() != left, "a job to end")  # type: ignore[misc]
-        self.daemon.until(lambda: not self._is_in_doubt(), "every file to be inspected and every compiler probed")
+        # Jobs may begin when a doubt has ended, and end before it has.
+        while (left := self._open_jobs()) or self._is_in_doubt():
+            self.daemon.until(lambda left=left: self._open_jobs() != left or not left, "a job to end")  # type: ignore[misc]
+            self.daemon.until(lambda: not self._is_in_doubt(), "every file to be inspected and every compiler probed")
 
     def _is_settled(self) -> bool:
         kernels = self.daemon.client.call("kernels", why=True)["kernels"]
@@ -259,8 +260,9 @@ def work(author: Author, script: Script, tally: Tally) -> None:
         broken = {name for name, configs in truths.items() if all(one.startswith(WRONG) for one in configs.values())}
         stale = {name: answer["message"] for name, answer in late.answers.items() if answer["status"] != "fresh"}
         # A hasty author's jobs may have failed for a state in between.
-        if set(stale) != broken or (failed != broken and kind != "hasty"):
-            story = author.story((set(stale) ^ broken) | (failed ^ broken))
+        # One that was broken before has failed before.
+        if set(stale) != broken or (not failed <= broken and kind != "hasty"):
+            story = author.story((set(stale) ^ broken) | (failed - broken))
             tally.unsettled.append(f"after {place}: {stale}, broken are {broken}, failed {failed}\n{story}")
         tally.milliseconds[kind] += round(1000 * (monotonic() - began))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from ktuned.devices.machine import Machine
 from ktuned.fleet.executor import Environment
 from ktuned.model.errors import BackendError, NotFound
 from ktuned.model.keys import DeviceModel
-from tests.assembled import Parts, kernel_text
+from tests.assembled import FAKE_BACKEND, Parts, kernel_text
 from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
@@ -140,7 +141,9 @@ async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
 async def test_probe_is_made_once_and_kept(parts: Parts) -> None:
     """The next daemon knows the devices before its first worker is up."""
     await parts.machine.environments.probe(parts.environment)
-    machine = Machine(Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0}))
+    # With another PYTHONPATH other workers would start.
+    base_env = {**os.environ, "PYTHONPATH": str(FAKE_BACKEND)}
+    machine = Machine(Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0}, base_env=base_env))
     assert machine.device(parts.environment, "fake", None).model == "Fake CPU"
     requests = sum(worker["requests"] for worker in parts.fleet.describe())
     await parts.machine.environments.probe(parts.environment)

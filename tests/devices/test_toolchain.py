@@ -183,7 +183,8 @@ async def test_an_upgraded_distribution_is_noticed(tmp_path: Path) -> None:
     (source,) = FAKE_BACKEND.glob("*.dist-info")
     (info / "entry_points.txt").write_text((source / "entry_points.txt").read_text())
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ktuned-fake\nVersion: 1\nRequires-Dist: fakelib>=1\n")
-    (site / "ktuned_fake.py").symlink_to(FAKE_BACKEND / "ktuned_fake.py")
+    for module in ("ktuned_fake.py", "without_torch.py"):
+        (site / module).symlink_to(FAKE_BACKEND / module)
     library = site / "fakelib-1.0.dist-info"
     library.mkdir()
     (library / "METADATA").write_text("Metadata-Version: 2.1\nName: fakelib\nVersion: 1.0\n")

@@ -286,7 +286,11 @@ async def test_leftovers_of_a_killed_daemon_are_cleared(run_fleet: RunFleet, tmp
 @pytest.mark.parametrize(
     ("script", "error", "message"),
     [
-        ("echo 'No module named ktuned' >&2; exit 1", WorkerError, "cannot run a worker: .*: No module named ktuned$"),
+        (
+            "echo 'No module named ktuned' >&2; exit 1",
+            WorkerError,
+            r"cannot run a worker: .*: No module named ktuned\n",
+        ),
         ("exec sleep 1000", DeadlineExpired, r"^spawn was not over after 0\.2 s$"),
     ],
     ids=["no-ktuned", "silent"],

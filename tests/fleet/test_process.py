@@ -77,7 +77,7 @@ async def test_a_failed_request_keeps_the_worker(worker: WorkerProcess, playgrou
         await worker.exchange(requests.Ask(1), DEADLINES)
     assert (caught.value.code, caught.value.phase) == ("usage", "inspect")
     assert "Traceback" in caught.value.failure.trace
-    with pytest.raises(RequestFailed, match=r"^there is no operation 'sing'$") as caught:
+    with pytest.raises(RequestFailed, match=r"(?m)^there is no operation 'sing'$") as caught:
         await worker.exchange(Sing(), DEADLINES)
     assert caught.value.code == "invalid_message"
     assert len((await ask(worker, playground.request("")))[0]) == 1
