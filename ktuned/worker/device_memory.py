@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ktuned.ipc import Region
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 BAND_BYTES = 1 << 20
-"""Width of the band on either side: a row or a tile too many lands in it."""
+"""Width of the band on either side, in whole words: a row or a tile too many lands in it."""
 
 _WORD = 8
 """Sums are of words of 8 bytes, modulo 2^64: a change goes unseen only if it leaves the sum as it was."""
@@ -31,8 +31,6 @@ class DeviceMemory:
     def __init__(self) -> None:
         self._placed: dict[str, _Banded] = {}
         self._kept: dict[str, _Banded] = {}
-        self._parts: list[Callable[[], torch.Tensor]] = []
-        self._bands = 0
         self._sums: torch.Tensor | None = None
 
     def place(self, name: str, value: Any) -> Any:
@@ -49,30 +47,37 @@ class DeviceMemory:
 
     def seal(self) -> None:
         """Remember the sums of all bands and of the copies that are kept."""
-        if self._sums is None:
-            guards = [part for banded in self._placed.values() for part in banded.guards()]
-            self._parts = [*guards, *(banded.words.sum for banded in self._kept.values())]
-            self._bands = len(guards)
-            self._sums = self._summed() if self._parts else None
+        if self._sums is None and (self._placed or self._kept):
+            self._sums = self._summed(whole=True)
 
     def unseal(self) -> None:
         """Forget the sums."""
         self._sums = None
 
-    def _summed(self) -> torch.Tensor:
+    def _summed(self, *, whole: bool) -> torch.Tensor:
+        """Return the sums of all bands, and those of the kept copies if the ``whole`` is looked at.
+
+        Each launch of torch's costs as much as summing ten bands: those of one length are summed by one.
+        """
         import torch
 
-        return torch.stack([part() for part in self._parts])
+        placed = self._placed.values()
+        single = [word for banded in placed for word in banded.shared_word()]
+        if whole:
+            single += [banded.words.sum() for banded in self._kept.values()]
+        parts = [torch.stack([band for banded in placed for band in banded.bands]).sum(dim=1)] if placed else []
+        if single:
+            parts.append(torch.stack(single))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _is_intact(self, *, whole: bool) -> bool:
-        """Return whether the sums, or those of the bands, are what they were; one short vector comes back."""
+        """Return whether the sums, or those of the bands, are what they were; one flag comes back."""
         import torch
 
-        count = len(self._parts) if whole else self._bands
-        if self._sums is None or count == 0:
+        if self._sums is None or not (self._placed or whole):
             return True
-        present = torch.stack([part() for part in self._parts[:count]])
-        return not bool((present != self._sums[:count]).any())
+        count = len(self._sums) if whole else len(self._sums) - len(self._kept)
+        return torch.equal(self._summed(whole=whole), self._sums[:count])
 
     def damage(self, *, whole: bool = True) -> Damage | None:
         """Return which byte nearest to a tensor was overwritten, and write the bands again.
@@ -84,7 +89,7 @@ class DeviceMemory:
         if self._sums is None or self._is_intact(whole=whole):
             return None
         found = [damage for banded in self._placed.values() if (damage := banded.mend())]
-        intact = self._summed() == self._sums
+        intact = self._summed(whole=True) == self._sums
         if not bool(intact.all()):
             # The sums of the kept copies are the last ones.
             index = intact[-len(self._kept) :].tolist().index(False)
@@ -108,21 +113,21 @@ class _Banded:
         total = -(-(self._size + 2 * BAND_BYTES) // _WORD) * _WORD
         self._bytes = torch.full((total,), PATTERN, dtype=torch.uint8, device=value.device)
         self.words = self._bytes.view(torch.int64)
+        band, end = BAND_BYTES // _WORD, -(-(BAND_BYTES + self._size) // _WORD)
+        self.bands = self.words[:band], self.words[end : end + band]
+        self._last = self.words[end - 1]
         storage = _part_of(self._bytes, BAND_BYTES, self._size).untyped_storage()
         strides = torch.empty_like(value, device="meta").stride()
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
         self.tensor = empty.set_(storage, 0, value.shape, strides).copy_(value)
 
-    def guards(self) -> Sequence[Callable[[], torch.Tensor]]:
-        """Return what sums both bands."""
-        last, rest = divmod(BAND_BYTES + self._size, _WORD)
-        before, after = self.words[: BAND_BYTES // _WORD].sum, self.words[last + (rest > 0) :].sum
+    def shared_word(self) -> Sequence[torch.Tensor]:
+        """Return the word in which the tensor ends, without its bytes; none where it ends between two."""
+        rest = self._size % _WORD
         if not rest:
-            return before, after
-        # The word in which the tensor ends: its bytes are masked, whichever they are.
+            return ()
         beyond = -1 << (8 * rest) if sys.byteorder == "little" else (1 << 8 * (_WORD - rest)) - 1
-        shared = self.words[last]
-        return before, after, lambda: shared & beyond
+        return (self._last & beyond,)
 
     def mend(self) -> Damage | None:
         """Fill both bands again; return the damage nearest to the tensor."""
