@@ -271,8 +271,9 @@ class Bench:
         if first.undisputed is not None:
             return disputed(timed, first)
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
-            # What is in the outputs was written by the launches that were timed: they were poisoned before.
-            again = self._judge(opened, reply)
+            # Launched once more: what the first of those that were timed wrote may have been left as it was.
+            relaunched = self._launch_once(opened, launch, reply, Phase.CHECK)
+            again = relaunched if isinstance(relaunched, replies.Measurement) else self._judge(opened, reply)
             if again.outcome is not Outcome.MEASURED:
                 return replace(again, message=f"the first launch was right, a later one was not: {again.message}")
         return replace(
@@ -445,8 +446,6 @@ class Bench:
             opened.timer.meanwhile = None if following is None else partial(self._prepare, opened, following, reply)
         watch = _watch(opened.device, judge_contention, tolerated)
         try:
-            if is_checked_after:
-                opened.data.begin_checked_launch()
             restore = opened.data.restore if opened.data.restores else None
             measured, is_contended = replies.Measurement(Outcome.MEASURED, latency_us=known_us), False
             if known_us is None:
