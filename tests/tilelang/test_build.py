@@ -85,7 +85,7 @@ class TestExecutionBackends:
         kernel = load_kernel(artifact, recipe, recipe.out_idx)
         assert kernel.out_idx == [1]
         assert kernel.get_kernel_source() == (artifact / "device_kernel.cu").read_text()
-        with pytest.raises(KeyError, match="inputs makes none"):
+        with pytest.raises(KeyError, match="there are: none"):
             TileLangKernel(load_kernel(artifact, recipe, ()), recipe, None).bind({})
 
     @pytest.mark.filterwarnings("default::DeprecationWarning")  # CUTLASS's, of itself
