@@ -222,7 +222,7 @@ class Bench:
         """Measure one config; add its time, and what the kernel file's code has reached meanwhile: its check, say."""
         began = monotonic()
         phases = TimedPhases(reply, request.first_phase)
-        measured = self._measure(unit, known_us, request, phases, following)
+        measured = self._convicted(self._measure(unit, known_us, request, phases, following), phases)
         observed = () if self._trace is None else self._trace.fresh(is_data=True)
         seconds = round(monotonic() - began, 6)
         return replace(measured, observed=observed, seconds=seconds, phase_s=phases.seconds())
@@ -248,7 +248,7 @@ class Bench:
         first_us = self._launch_once(opened, counted or launch, reply, Phase.FIRST_LAUNCH)
         if isinstance(first_us, replies.Measurement):
             return first_us
-        first = self._judge(opened, reply, is_last=False)
+        first = self._judge(opened, reply, is_last=not opened.data.is_judged)
         if first.outcome is not Outcome.MEASURED and first.undisputed is None:
             return first
         cores = None if counted is None else counted.cores
@@ -263,24 +263,24 @@ class Bench:
             stop_above_us=request.stop_above_us,
             incumbent=request.incumbent,
             following=following,
-            is_checked_after=opened.data.is_judged,
             tolerated=request.tolerated,
             known_us=known_us,
             first_us=first_us,
         )
         if first.undisputed is not None:
             return disputed(timed, first)
+        last = first
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
             # Launched once more: what the first of those that were timed wrote may have been left as it was.
             relaunched = self._launch_once(opened, launch, reply, Phase.CHECK)
-            again = relaunched if isinstance(relaunched, replies.Measurement) else self._judge(opened, reply)
-            if again.outcome is not Outcome.MEASURED:
-                return replace(again, message=f"the first launch was right, a later one was not: {again.message}")
+            last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge(opened, reply)
+            if last.outcome is not Outcome.MEASURED:
+                return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
         return replace(
             timed,
             max_error=first.max_error,
             mismatched_ratio=first.mismatched_ratio,
-            overwritten=first.overwritten,
+            overwritten=last.overwritten,
             cores=cores,
         )
 
@@ -309,20 +309,30 @@ class Bench:
             return raised(error, phase)
         return (perf_counter() - began) * 1e6
 
+    def _convicted(self, measured: replies.Measurement, reply: Phases) -> replies.Measurement:
+        """Return a config's measurement, or that it wrote outside its tensors: this is looked at after its last launch,
+        however that ended. Else the next config would be found guilty of it.
+        """
+        if measured.phase is Phase.LOAD or self._open is None:
+            return measured
+        reply.phase(Phase.CHECK)
+        try:
+            damage = self._open.data.damage()
+        except RuntimeError as error:
+            # A GPU reports a launch's fault to whichever call comes next.
+            return measured if measured.outcome is Outcome.LAUNCH_ERROR else raised(error, Phase.CHECK)
+        return guilty(damage, Phase.CHECK) if damage else measured
+
     def _judge(self, opened: _Opened, reply: Phases, *, is_last: bool = True) -> replies.Measurement:
         """Judge what the launches since the outputs were poisoned left; the measurement of a right one has no latency.
 
-        All that ktuned owns is looked at after the last launch of a config, and after one that was wrong.
+        The inputs are looked at after the last launch that is judged, and after one that was wrong.
         """
         data = opened.data
         reply.phase(Phase.CHECK)
         try:
-            if damage := data.damage(whole=is_last):
-                return guilty(damage, Phase.CHECK)
             verdict = data.check()
-            if not (is_last or verdict.ok) and (damage := data.damage()):
-                return guilty(damage, Phase.CHECK)
-            overwritten = data.overwritten()
+            overwritten = data.overwritten() if is_last or not verdict.ok else ()
         except Exception as error:
             # A GPU reports a launch's fault to whichever call comes next.
             return raised(error, Phase.CHECK)
@@ -341,7 +351,8 @@ class Bench:
             return launch
         opened.data.begin_trial()
         launched = self._launch_once(opened, launch, reply, Phase.FIRST_LAUNCH)
-        return launched if isinstance(launched, replies.Measurement) else self._judge(opened, reply)
+        judged = launched if isinstance(launched, replies.Measurement) else self._judge(opened, reply)
+        return self._convicted(judged, reply)
 
     def time(self, request: requests.Time, reply: Reply) -> replies.Measurement:
         """Time a finalist again; it was checked when it was tried."""
@@ -350,7 +361,8 @@ class Bench:
         if isinstance(launch, replies.Measurement):
             return launch
         opened.data.begin_trial()
-        return self._time(opened, launch, request.preset, request.judge_contention, reply, known_us=request.known_us)
+        timed = self._time(opened, launch, request.preset, request.judge_contention, reply, known_us=request.known_us)
+        return self._convicted(timed, reply)
 
     def canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
         """Run something tiny on a device, to see that it still works after a worker on it was killed.
@@ -435,7 +447,6 @@ class Bench:
         stop_above_us: float | None = None,
         incumbent: requests.Incumbent | None = None,
         following: requests.UnitRef | None = None,
-        is_checked_after: bool = False,
         tolerated: Collection[int] = (),
         known_us: float | None = None,
         first_us: float | None = None,
@@ -479,9 +490,6 @@ class Bench:
                 if trace.ending is Ending.BEATEN:
                     message = f"cannot win: {energy.low:.4g} to {energy.high:.4g} J"
                     measured = replace(measured, message=message, beaten=True)
-            ends_here = measured.outcome is not Outcome.MEASURED or is_contended or not is_checked_after
-            if ends_here and (damage := opened.data.damage()):
-                return guilty(damage, Phase.TIMING)
         except CounterStopped as error:
             # It says nothing of the config, which is tried again.
             return replies.Measurement(

@@ -43,11 +43,8 @@ class Memory(Protocol):
     def unseal(self) -> None:
         """Let the copies that are kept be written until the next :meth:`seal`."""
 
-    def damage(self, *, whole: bool = True) -> Damage | None:
-        """Return what was written outside the placed tensors since the last call, and mend the guards.
-
-        Unless the ``whole`` is looked at, copies that are kept are left for the next call, where a look takes long.
-        """
+    def damage(self) -> Damage | None:
+        """Return what was written outside the placed tensors since the last call, and mend the guards."""
 
     def regions(self) -> Iterable[Region]:
         """Return the allocations whose guards stop the process at once."""

@@ -48,14 +48,14 @@ class DeviceMemory:
     def seal(self) -> None:
         """Remember the sums of all bands and of the copies that are kept."""
         if self._sums is None and (self._placed or self._kept):
-            self._sums = self._summed(whole=True)
+            self._sums = self._summed()
 
     def unseal(self) -> None:
         """Forget the sums."""
         self._sums = None
 
-    def _summed(self, *, whole: bool) -> torch.Tensor:
-        """Return the sums of all bands, and those of the kept copies if the ``whole`` is looked at.
+    def _summed(self) -> torch.Tensor:
+        """Return the sums of all bands, and after them those of the kept copies.
 
         Each launch of torch's costs as much as summing ten bands: those of one length are summed by one.
         """
@@ -63,33 +63,25 @@ class DeviceMemory:
 
         placed = self._placed.values()
         single = [word for banded in placed for word in banded.shared_word()]
-        if whole:
-            single += [banded.words.sum() for banded in self._kept.values()]
+        single += [banded.words.sum() for banded in self._kept.values()]
         parts = [torch.stack([band for banded in placed for band in banded.bands]).sum(dim=1)] if placed else []
         if single:
             parts.append(torch.stack(single))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _is_intact(self, *, whole: bool) -> bool:
-        """Return whether the sums, or those of the bands, are what they were; one flag comes back."""
-        import torch
-
-        if self._sums is None or not (self._placed or whole):
-            return True
-        count = len(self._sums) if whole else len(self._sums) - len(self._kept)
-        return torch.equal(self._summed(whole=whole), self._sums[:count])
-
-    def damage(self, *, whole: bool = True) -> Damage | None:
+    def damage(self) -> Damage | None:
         """Return which byte nearest to a tensor was overwritten, and write the bands again.
 
-        Summing the copies that are kept reads all of them: that is done after a config's last launch, and after a
-        wrong one. What is not a band of a placed tensor is left as it is, as is anything beyond a band that was
-        overwritten to its outer end: such damage is not contained.
+        What is not a band of a placed tensor is left as it is, as is anything beyond a band that was overwritten to
+        its outer end: such damage is not contained.
         """
-        if self._sums is None or self._is_intact(whole=whole):
+        if self._sums is None:
+            return None
+        # One flag comes back from the device.
+        if bool((self._summed() == self._sums).all()):
             return None
         found = [damage for banded in self._placed.values() if (damage := banded.mend())]
-        intact = self._summed(whole=True) == self._sums
+        intact = self._summed() == self._sums
         if not bool(intact.all()):
             # The sums of the kept copies are the last ones.
             index = intact[-len(self._kept) :].tolist().index(False)

@@ -51,12 +51,9 @@ class Guards:
         finally:
             self.seal()
 
-    def damage(self, *, whole: bool = True) -> Damage | None:
-        """Return what was written outside the placed tensors since the last call; it waits for the device.
-
-        Unless the ``whole`` is looked at, copies that are kept on a GPU are left for the next call.
-        """
-        looks = (memory.damage(whole=whole) for memory in self._memories.values())
+    def damage(self) -> Damage | None:
+        """Return what was written outside the placed tensors since the last call; it waits for the device."""
+        looks = (memory.damage() for memory in self._memories.values())
         found = [damage for damage in looks if damage is not None]
         return found[0] if found else None
 

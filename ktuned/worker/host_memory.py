@@ -70,7 +70,7 @@ class HostMemory:
         for pages in self._kept.values():
             pages.protect(access)
 
-    def damage(self, *, whole: bool = True) -> Damage | None:
+    def damage(self) -> Damage | None:
         """Return which pattern beside a tensor was overwritten first, and write it again.
 
         Beyond the patterns, and in copies that are kept, nothing can be hit: the guards stop the process.

@@ -88,9 +88,12 @@ class ProblemData:
         self._read_only = [name for name in self._pristine if name not in written]
         self._expected: dict[str, Any] = {}
         self._guards = guards or Guards()
+        self._seen: Damage | None = None
         try:
             for name, value in self._pristine.items():
-                self._pristine[name] = self._guards.keep(f"ktuned's copy of {name}", value)
+                # A launch that is judged begins with the poison in these.
+                if name not in self._poisoned:
+                    self._pristine[name] = self._guards.keep(f"ktuned's copy of {name}", value)
             self._make()
         except RuntimeError as error:
             raise kernel.site.failure("inputs(p)", error) from error
@@ -148,13 +151,16 @@ class ProblemData:
             self._setup_call(self.tensors)
 
     def begin_trial(self) -> None:
-        """Give every tensor its first content again.
+        """Give every tensor its first content again, and poison the outputs that are only written.
 
         The config before may have written where it should not.
         """
         self._guards.seal()
         for name, tensor in self.tensors.items():
-            self._library.copy(self._pristine[name], tensor)
+            if name in self._poisoned:
+                self._library.poison(tensor)
+            else:
+                self._library.copy(self._pristine[name], tensor)
 
     def begin_checked_launch(self) -> None:
         """Poison the outputs that are only written, and restore what ``setup`` asks for, as before each launch.
@@ -165,9 +171,10 @@ class ProblemData:
             self._library.poison(self.tensors[name])
         self.restore()
 
-    def damage(self, *, whole: bool = True) -> Damage | None:
+    def damage(self) -> Damage | None:
         """Return what was written outside the tensors since the last call; see :meth:`Guards.damage`."""
-        return self._guards.damage(whole=whole)
+        seen, self._seen = self._seen, None
+        return seen or self._guards.damage()
 
     def regions(self) -> Iterable[Region]:
         """Return the memory of all tensors whose guards stop the process at once."""
@@ -288,6 +295,8 @@ class ProblemData:
             verdict = Verdict(ok=True)
         if kernel.check is not None:
             outputs = {name: self.tensors[name] for name in self._outputs}
+            # What user code is given to change is looked at before.
+            self._seen = self._seen or self._guards.damage()
             with self._guards.unsealed():
                 own = run_check(kernel.check, self._pristine, outputs)
             if own.ok:
