@@ -138,13 +138,13 @@ class Client:
         return [hit for hit in hits if hit is not None]
 
     def call(self, method: str, *, deadline_s: float = CALL_DEADLINE_S, **params: Any) -> Any:
-        """Send one request and return its result.
+        """Send one request and return its result; a kernel's short name means that of the project we work in.
 
         Raises:
             DaemonError: the daemon refused it.
             DaemonUnavailable: no daemon answered within ``deadline_s``.
         """
-        return self._transport.request(method, params, deadline_s)
+        return self._transport.request(method, self._knowledge.placed(params), deadline_s)
 
     def events(
         self,

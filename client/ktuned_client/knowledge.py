@@ -91,6 +91,11 @@ class Knowledge:
             self._questions[kernel, device, objective] = known
         return known + key
 
+    def placed(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return a request's params with the directory that says which project a short name of a kernel means."""
+        place = self._place_of(params["kernel"]) if "kernel" in params else None
+        return params if place is None else {"directory": place, **params}
+
     def _place_of(self, kernel: str) -> str | None:
         """Return the directory that says which project a short name means; a full name needs none."""
         return None if type(kernel) is not str or ":" in kernel else self._directory

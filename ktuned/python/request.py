@@ -96,7 +96,7 @@ def _only_problem(kernel: Kernel | str, client: Client) -> Problem:
     if isinstance(kernel, Kernel):
         name, problems = kernel.name, list[Problem](kernel.problem_list())
     else:
-        (known,) = client.call("kernels", kernel=kernel, directory=os.getcwd())["kernels"]
+        (known,) = client.call("kernels", kernel=kernel)["kernels"]
         name, problems = known["name"], known["problems"]
     if len(problems) == 1:
         return problems[0]

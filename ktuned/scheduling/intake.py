@@ -165,17 +165,19 @@ class Intake:
         await self._inspector.adopt(root)
         return root
 
-    async def tune_named(self, name: str, wish: Wish) -> tuple[list[Job], list[FileError]]:
+    async def tune_named(
+        self, name: str, wish: Wish, directory: str | None = None
+    ) -> tuple[list[Job], list[FileError]]:
         """Tune a kernel by its name, as its files are now: the watcher may not have seen the last save yet.
 
-        Return the jobs, and what is wrong with its file.
+        ``directory`` decides which project a short name means. Return the jobs, and what is wrong with its file.
 
         Raises:
             NotFound: there is no such kernel, or its file does not declare it any more.
             AmbiguousName: several projects have one.
             UsageError: it declares no problems and none was given, or the wish cannot be followed.
         """
-        kernel = self._catalog.resolve(name)
+        kernel = self._catalog.resolve(name, directory)
         changes = await self._inspect_if_changed(kernel)
         try:
             jobs = await self._requests.tune(self._catalog.resolve(kernel.name), wish)

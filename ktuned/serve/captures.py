@@ -52,7 +52,7 @@ class Captures:
 
     async def capture(self, wanted: CaptureParams, connection: Connection) -> dict[str, Any]:
         """Say where to write a problem's tensors, or take those that were written."""
-        kernel = self._catalog.resolve(wanted.kernel)
+        kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
         check_problem(kernel, wanted.problem)
         if (representative := kernel.representative(wanted.problem)) != dict(wanted.problem):
             raise UsageError(

@@ -81,7 +81,7 @@ class WinnerExchange:
 
         It is read in a thread, so that lookups do not wait for it.
         """
-        name = None if wanted.kernel is None else self._full_name(wanted.kernel)
+        name = None if wanted.kernel is None else self._full_name(wanted.kernel, wanted.directory)
         if name is None or wanted.device is None:
             found = await anyio.to_thread.run_sync(exchange.list_shared, self._store.path)
             return {
@@ -279,10 +279,10 @@ class WinnerExchange:
                 objective=offer.objective,
             )
 
-    def _full_name(self, name: str) -> str:
+    def _full_name(self, name: str, directory: str | None) -> str:
         """Return the full name; of a kernel that is not there any more, as it was given."""
         try:
-            return self._catalog.resolve(name).name
+            return self._catalog.resolve(name, directory).name
         except NotFound:
             return name
 

@@ -217,7 +217,7 @@ class Methods:
         if wanted.path is not None:
             jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish, wanted.kernel)
         elif wanted.kernel is not None:
-            jobs, errors = await self._intake.tune_named(wanted.kernel, wish)
+            jobs, errors = await self._intake.tune_named(wanted.kernel, wish, wanted.directory)
         else:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
         entries = [self._jobs.describe(job) for job in jobs]
@@ -249,7 +249,7 @@ class Methods:
             return {"jobs": [(await self._jobs.cancel(wanted.job)).to_wire()]}
         if wanted.kernel is None:
             raise UsageError("cancel needs a job or a kernel")
-        name = self._catalog.resolve(wanted.kernel).name
+        name = self._catalog.resolve(wanted.kernel, wanted.directory).name
         cancelled = []
         for job in [job for job in self._jobs.live() if job.kernel == name]:
             # One that ends by itself meanwhile needs no cancelling.
@@ -267,7 +267,7 @@ class Methods:
         if wanted.ids is not None:
             found = (self._jobs.job(number) for number in wanted.ids[:MAX_ROWS])
             return {"jobs": [self._jobs.describe(job) for job in found if job is not None]}
-        name = None if wanted.kernel is None else self._catalog.resolve(wanted.kernel).name
+        name = None if wanted.kernel is None else self._catalog.resolve(wanted.kernel, wanted.directory).name
         live = self._jobs.live()
         ids = {job.id for job in live}
         states = None if wanted.state is None else [wanted.state]
@@ -323,7 +323,7 @@ class Methods:
             raise UsageError(f"there is no order {wanted.order!r}", hint="there are fastest and newest")
         if wanted.before is not None and wanted.order != "newest":
             raise UsageError("before continues a list in the order newest", hint="give order='newest', too")
-        kernel = self._catalog.resolve(wanted.kernel)
+        kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
         problem = None
         if wanted.problem is not None:
             check_problem(kernel, wanted.problem)
@@ -372,7 +372,7 @@ class Methods:
 
     async def forget(self, wanted: ForgetParams, connection: Connection) -> dict[str, Any]:
         """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""
-        name = self._catalog.resolve(wanted.kernel).name
+        name = self._catalog.resolve(wanted.kernel, wanted.directory).name
         if wanted.outcome is None:
             await self._jobs.supersede(name)
         forgotten = await self._store.forget(name, wanted.outcome)

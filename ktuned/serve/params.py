@@ -1,4 +1,8 @@
-"""Params of each method of the protocol (docs/protocol.md), as they are read from the wire."""
+"""Params of each method of the protocol (docs/protocol.md), as they are read from the wire.
+
+``directory``, beside each ``kernel``, is where the client works: of several projects that have one of a short name, it
+means that one's.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,6 @@ class NoParams(msgspec.Struct, frozen=True):
 class LookupParams(msgspec.Struct, frozen=True):
     """``lookup``: a kernel, a problem and a device; ``tune`` requests a better answer.
 
-    ``directory`` is where the application works: of several projects that have the kernel, it means that one's.
     ``objective`` is what the config is to be the best by; the kernel file's own if there is none.
     """
 
@@ -46,6 +49,7 @@ class JobParams(msgspec.Struct, frozen=True):
     strategy: str | None = None
     seed: int | None = None
     python: str | None = None
+    directory: str | None = None
 
 
 class TuneParams(JobParams, frozen=True):
@@ -81,6 +85,7 @@ class CheckParams(msgspec.Struct, frozen=True):
     sanitize: bool = False
     address: str = ""
     compute: str = ""
+    directory: str | None = None
 
 
 class PeaksParams(msgspec.Struct, frozen=True):
@@ -95,6 +100,7 @@ class CancelParams(msgspec.Struct, frozen=True):
 
     job: int | None = None
     kernel: str | None = None
+    directory: str | None = None
 
 
 class JobsParams(msgspec.Struct, frozen=True):
@@ -105,13 +111,11 @@ class JobsParams(msgspec.Struct, frozen=True):
     kernel: str | None = None
     state: JobState | None = None
     limit: int = 200
+    directory: str | None = None
 
 
 class KernelsParams(msgspec.Struct, frozen=True):
-    """``kernels``: one kernel, or those below a path; all without either. ``why`` adds what made winners stale.
-
-    ``directory`` is where the client works: of several projects that have the kernel, it means that one's.
-    """
+    """``kernels``: one kernel, or those below a path; all without either. ``why`` adds what made winners stale."""
 
     kernel: str | None = None
     path: str | None = None
@@ -137,6 +141,7 @@ class ResultsParams(msgspec.Struct, frozen=True):
     before: int | None = None
     count: bool = False
     details: bool = False
+    directory: str | None = None
 
 
 class ForgetParams(msgspec.Struct, frozen=True):
@@ -144,6 +149,7 @@ class ForgetParams(msgspec.Struct, frozen=True):
 
     kernel: str
     outcome: Outcome | None = None
+    directory: str | None = None
 
 
 class SubscribeParams(msgspec.Struct, frozen=True):
@@ -161,6 +167,7 @@ class PauseParams(msgspec.Struct, frozen=True):
     job: int | None = None
     kernel: str | None = None
     device: str | None = None
+    directory: str | None = None
 
 
 class UnpinParams(msgspec.Struct, frozen=True):
@@ -189,6 +196,7 @@ class CaptureParams(msgspec.Struct, frozen=True):
     problem: dict[str, Scalar]
     digest: str | None = None
     remove: bool = False
+    directory: str | None = None
 
 
 class ExportParams(msgspec.Struct, frozen=True):
@@ -196,6 +204,7 @@ class ExportParams(msgspec.Struct, frozen=True):
 
     kernel: str | None = None
     device: str | None = None
+    directory: str | None = None
 
 
 class ImportParams(msgspec.Struct, frozen=True):

@@ -27,13 +27,14 @@ class Refusal(Exception):
 class FakeDaemon:
     """Answers each method with its handler's result, or with a fixed one; ``events`` follow a subscription.
 
-    ``calls`` lists every (method, params) in order. After the events, the connection closes if ``hangs_up``, else it
-    stays open and silent; ``reported`` is set when the last event has been written.
+    ``calls`` lists every (method, params) in order; the ``directory`` of each stands in ``directories`` instead. After
+    the events, the connection closes if ``hangs_up``, else it stays open and silent.
     """
 
     def __init__(self, directory: Path, answers: Mapping[str, Any], events: list[Params] | None = None) -> None:
         self.path = directory / "s" / "ktuned.sock"
         self.calls: list[tuple[str, Params]] = []
+        self.directories: list[tuple[str, str | None]] = []
         self.told = threading.Event()
         self.hangs_up = False
         self._answers = dict(answers)
@@ -101,7 +102,8 @@ class FakeDaemon:
         connection.close()
 
     def _answer(self, connection: socket.socket, request: wire.Request) -> None:
-        params = request.params or {}
+        params = dict(request.params or {})
+        self.directories.append((request.method, params.pop("directory", None)))
         self.calls.append((request.method, params))
         answer = self._answers.get(request.method, {"epoch": 7, "seq": 0})
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -109,6 +108,41 @@ def test_one_option_holds_several_keys(run: Run, serve: Serve) -> None:
     assert daemon.params_of("lookup")["problem"] == {"n": 1, "m": 2.5, "layout": "a,b", "dtype": "f16"}
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("tune", "gemm"),
+        ("compile", "gemm"),
+        ("lookup", "gemm"),
+        ("results", "gemm"),
+        ("report", "gemm"),
+        ("simulate", "gemm"),
+        ("kernels", "gemm"),
+        ("which", "gemm"),
+        ("check", "gemm"),
+        ("forget", "gemm"),
+        ("export", "--kernel", "gemm"),
+        ("team", "pull", "gemm"),
+        ("jobs", "gemm"),
+        ("cancel", "gemm"),
+        ("pause", "gemm"),
+        ("resume", "gemm"),
+    ],
+)
+def test_a_short_name_travels_with_the_directory_that_it_was_typed_in(
+    run: Run, serve: Serve, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several projects that have the kernel, the daemon takes the one that the user works in."""
+    monkeypatch.chdir(tmp_path)
+    method = {"simulate": "results", "report": "kernels", "which": "kernels", "team": "team_pull"}.get(
+        arguments[0], arguments[0]
+    )
+    daemon = serve(**{"status": {"home": str(tmp_path)}, method: refuse("not_found")})
+    for name in ("gemm", "p:gemm"):
+        run(*(name if word == "gemm" else word for word in arguments))
+    assert [place for called, place in daemon.directories if called == method] == [str(tmp_path), None]
+
+
 def test_a_syntax_error_is_shown_with_its_caret(run: Run, serve: Serve) -> None:
     """Below the error stand the line of source and the caret, for ``kernels`` and for ``tune``."""
     wrong = BROKEN | {"excerpt": "return )\n       ^"}
@@ -141,7 +175,7 @@ def test_which_prints_where_a_kernel_is(run: Run, serve: Serve) -> None:
         "  python       /src/python",
         "  environment  A=1",
     ]
-    assert daemon.params_of("kernels") == {"kernel": "gemm", "directory": os.getcwd()}
+    assert daemon.params_of("kernels") == {"kernel": "gemm"}
 
 
 def test_roots_are_added_and_unwatched(run: Run, serve: Serve, tmp_path: Path) -> None:
@@ -204,7 +238,6 @@ def test_lookup_reads_the_problems_values(run: Run, serve: Serve) -> None:
     assert daemon.params_of("lookup") == {
         "kernel": "gemm",
         "device": "cpu:0",
-        "directory": os.getcwd(),
         "problem": {
             "M": 1024, "N": -3, "x": 1.5, "y": 1000.0, "t": True, "f": False, "s": "float16", "q": "1_000", "n": "nan",
             "e": "", "d": "a=b",

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 import ktuned
-from ktuned.model.errors import KtunedError, NotFound, UsageError
+from ktuned.model.errors import AmbiguousName, KtunedError, NotFound, UsageError
 from ktuned.model.job import Job, JobState
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
@@ -195,6 +195,34 @@ async def test_kernels_by_name_and_place(desk: Desk, parts: Parts) -> None:
     below = await desk.call("kernels", path=f"{link}/sub/")
     assert (below["kernels"], len(below["errors"])) == ([], 1)
     assert len((await desk.call("kernels", kernel="project:it"))["kernels"]) == 1
+
+
+async def test_a_short_name_means_the_kernel_of_the_project_that_the_client_works_in(desk: Desk, parts: Parts) -> None:
+    """Every method that takes a kernel's name takes the directory that decides between two projects."""
+    parts.write(kernel_text())
+    other = parts.project.parent / "q"
+    parts.write(kernel_text(), str(other / "tune_it.py"))
+    for place in (parts.project, other):
+        await desk.call("tune", path=str(place))
+    for name, method in parts.daemon.methods.items():
+        if "kernel" in method.params.__struct_fields__:
+            assert "directory" in method.params.__struct_fields__, name
+    with pytest.raises(AmbiguousName):
+        await desk.call("jobs", kernel="it")
+    for place, meant in ((other, "q:it"), (parts.project, "project:it")):
+        here: dict[str, Any] = {"kernel": "it", "directory": str(place)}
+        assert [job["kernel"] for job in (await desk.call("tune", **here))["jobs"]] == [meant]
+        assert [job["kernel"] for job in (await desk.call("pause", **here))["jobs"]] == [meant]
+        assert [job["kernel"] for job in (await desk.call("jobs", **here))["jobs"]] == [meant]
+        assert (await desk.call("results", **here, count=True))["total"] == 0
+        with pytest.raises(NotFound, match=f"{meant} has no winner"):
+            await desk.call("check", **here)
+        with pytest.raises(NotFound, match=f"{meant} has no captured inputs"):
+            await desk.call("capture", **here, problem={"n": 64}, remove=True)
+        assert (await desk.call("export", **here))["shared"] == []
+        assert [job["kernel"] for job in (await desk.call("cancel", **here))["jobs"]] == [meant]
+        assert (await desk.call("forget", **here))["kernel"] == meant
+    parts.kill_workers()
 
 
 async def test_a_path_is_added_without_jobs_and_unwatched_again(desk: Desk, parts: Parts, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -52,7 +51,7 @@ def which(kernel: str, as_json: bool) -> int:
     Prints the full name that KERNEL means here, its file and line, backend, root, interpreter and environment.
     """
     with Client() as client:
-        answer = client.call("kernels", kernel=kernel, directory=os.getcwd())
+        answer = client.call("kernels", kernel=kernel)
     (found,) = answer["kernels"]
     holders = [root for root in answer["roots"] if f"{found['file']}/".startswith(f"{root['path'].rstrip('/')}/")]
     root = max(holders, key=lambda root: len(root["path"]))

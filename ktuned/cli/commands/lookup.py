@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -38,9 +37,8 @@ def lookup(
     as_json: bool,
 ) -> int:
     """Print the best config known for KERNEL."""
-    directory = None if ":" in kernel else os.getcwd()
     with Client() as client:
-        place = given(device=device, pin=pin, directory=directory, objective=objective)
+        place = given(device=device, pin=pin, objective=objective)
         answer = client.call("lookup", kernel=kernel, problem=problem, **place)
         if why and answer["status"] != Status.UNKNOWN:
             answer["changes"] = _changes(client, answer)

@@ -115,9 +115,7 @@ def _kernels(client: Client, targets: tuple[str, ...]) -> set[str] | None:
         return None
     found: set[str] = set()
     for target in targets:
-        chosen: dict[str, Any] = (
-            {"path": as_path(target)} if is_path(target) else {"kernel": target, "directory": os.getcwd()}
-        )
+        chosen: dict[str, Any] = {"path": as_path(target)} if is_path(target) else {"kernel": target}
         names = {kernel["name"] for kernel in client.call("kernels", **chosen)["kernels"]}
         if not names:
             raise NoKernels(f"{target} declares no known kernel", hint="`ktuned add PATH` adds a file or a directory")
