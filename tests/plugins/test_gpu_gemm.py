@@ -67,7 +67,6 @@ def test_configs_compile_without_a_gpu_and_do_not_spill(tmp_path: Path) -> None:
     for _, result in compile_configs(problem, CONFIGS, tmp_path, "sm_90a").values():
         assert result.outcome is None, result.message
         assert result.facts["spill_store_bytes"] == 0
-        assert result.facts["kernels_in_cubin"] == len(CONFIGS)
         assert b"-arch sm_90a" in (tmp_path / result.key / "kernel.cubin").read_bytes()
 
 

@@ -224,7 +224,7 @@ def _save(
     return {
         "lowered": symbol,
         "options": list(source.options),
-        "kernels_in_cubin": sum(not name.startswith("&") for name in compiled.symbols),
+        "dynamic_shared_bytes": build.shared_bytes,
         **(asdict(resources) if resources else {}),
         **(occupancy_fact(unit.target, prod(build.block), resources.registers, shared_bytes) if resources else {}),
     }

@@ -30,6 +30,7 @@ from ktuned.model import Device, KernelFileError, Outcome, Unsupported
 from ktuned.spec import functions
 from ktuned_torch import inductor
 from ktuned_torch.bound_function import Call, TorchKernel, why_unsupported
+from ktuned_torch.triton_launches import launch_without_gpu
 
 KERNEL_FILE = "kernel.json"
 CODE_FILE = "inductor.bin"
@@ -165,7 +166,7 @@ def _compile(unit: Unit, artifact: Path) -> dict[str, Any]:
     """Fill ``artifact`` and return its facts.
 
     Raises:
-        Unsupported: the unit is for another CPU than this one.
+        Unsupported: the unit is for another CPU than this one, or can run on no CPU.
         Exception: any error of finding or compiling the function.
     """
     build = cast(Build, unit.build)
@@ -173,6 +174,8 @@ def _compile(unit: Unit, artifact: Path) -> dict[str, Any]:
     if is_for_cpu and unit.target != cpu.target():
         raise Unsupported(f"the target is {unit.target}; this is {cpu.target()}")
     function = functions.find(str(build.function), unit.kernel_file)
+    if is_for_cpu and (launched := launch_without_gpu(function)):
+        raise Unsupported(f"the Triton kernel {launched!r} runs on GPUs alone, and this machine has none")
     code, reason = b"", EAGER
     if build.compile is not None:
         function = inductor.compiled(function, build.compile)
