@@ -4,6 +4,7 @@ from ktuned.dropin.account import QUEUED, TUNED, Account, account
 from ktuned.dropin.adoption import Adopted, AdoptedRequest, Calls
 from ktuned.dropin.kernel_files import (
     CALL_KEY,
+    RECORDS,
     all_records,
     digest,
     home,
@@ -21,6 +22,7 @@ __all__ = [
     "CALL_KEY",
     "LOOK_DEADLINE_S",
     "QUEUED",
+    "RECORDS",
     "TUNED",
     "Account",
     "Adopted",

@@ -19,6 +19,7 @@ CALL_KEY: Final = "call"
 """The problem key that names a record; it does not enter the winner's key."""
 
 RECORDS: Final = "calls"
+"""The directory beside a kernel file for all that is read with it."""
 
 _DIGEST_CHARS = 16
 _PRIVATE = 0o700

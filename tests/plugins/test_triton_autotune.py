@@ -420,12 +420,6 @@ class TestLeftAlone:
         autotune(configs, key=[])(inner)[(1,)](torch.ones(8))
         assert "inside another function" in next(iter(account.left_alone.values()))
 
-    def test_main(self, tunings: FakeTunings, left_to_triton: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        """A script cannot be imported."""
-        monkeypatch.setattr(jitted(kernels.scale), "__module__", "__main__")
-        call(scale())
-        assert "defined in __main__" in next(iter(account.left_alone.values()))
-
     @pytest.mark.parametrize(
         ("value", "reason"),
         [

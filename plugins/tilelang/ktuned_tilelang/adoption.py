@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from ktuned import dropin
 from ktuned.dropin import (
     CALL_KEY,
+    RECORDS,
     AdoptedRequest,
     Calls,
     device_model,
@@ -21,8 +22,6 @@ from ktuned.dropin import (
 from ktuned.model import canonical
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.call import CAPTURED, Call, Evaluated
-
-_RECORDS = "calls"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,7 @@ class Request(AdoptedRequest):
     def write_call(self, kernel_file: Path) -> str:
         """Write the programs, the tensors and the call beside the kernel file, and return the call's name."""
         for name, text in self.evaluated.programs.items():
-            write_once(kernel_file.parent / _RECORDS / name, text)
+            write_once(kernel_file.parent / RECORDS / name, text)
         call = self.evaluated.call
         if self.evaluated.captured:
             call = replace(call, content=write_tensors(kernel_file, self.evaluated.captured))
@@ -143,4 +142,4 @@ class _Worker:
 
     def build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
-        return self._calls.of(p).build(canonical(dict(c)), _RECORDS)
+        return self._calls.of(p).build(canonical(dict(c)), RECORDS)

@@ -14,7 +14,16 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from ktuned import dropin
-from ktuned.dropin import CALL_KEY, AdoptedRequest, Calls, tensors_file, write_once, write_record, write_tensors
+from ktuned.dropin import (
+    CALL_KEY,
+    RECORDS,
+    AdoptedRequest,
+    Calls,
+    tensors_file,
+    write_once,
+    write_record,
+    write_tensors,
+)
 from ktuned.model import canonical
 from ktuned_triton.build import Build
 from ktuned_triton.call import CAPTURED, HOOKS_NAME, Call, LeftAlone, autotuner_in, hook_names, jitted, knobs
@@ -26,6 +35,8 @@ RTOL, ATOL = 1e-2, 1e-2
 """Two configs' sums of half-precision products differ in their order, and so in the last digits."""
 
 MAX_MISMATCHED_RATIO = 1e-3
+
+_LATER_FIELDS = ("evaluation", "variables", "script")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +52,8 @@ class Adopted(dropin.Adopted):
         hooks: the names of its hooks, as :func:`~ktuned_triton.call.hook_names` gives them.
         evaluation: the digest of what the application alone runs: pruning and heuristics.
         variables: the application's variables that change what Triton makes.
+        script: the name of a module that is written beside the kernel file, for a function of the application's script.
+        source: the text of that module, which the kernel file does not repeat.
     """
 
     tool: ClassVar[str] = "triton"
@@ -52,11 +65,13 @@ class Adopted(dropin.Adopted):
     hooks: tuple[str, ...] = ()
     evaluation: str = ""
     variables: tuple[tuple[str, str], ...] = ()
+    script: str = ""
+    source: str = ""
 
     def fields(self) -> dict[str, Any]:
-        """Return all fields; without those of later versions that are empty, so that older kernels keep their names."""
-        found = super().fields().items()
-        return {name: value for name, value in found if value or name not in ("evaluation", "variables")}
+        """Return all that the kernel file says; no empty fields of later versions: older kernels keep their names."""
+        found = {name: value for name, value in super().fields().items() if name != "source"}
+        return {name: value for name, value in found.items() if value or name not in _LATER_FIELDS}
 
     def environment(self) -> list[Any]:
         """Return the interpreter, the path, and variables where there are any."""
@@ -76,11 +91,13 @@ class Adopted(dropin.Adopted):
         return f"tune_{self.qualname.replace('.', '_')}_{self.digest[:8]}.py"
 
     def write(self, directory: Path) -> Path:
-        """Write the kernel file, and its project's file where the application has variables, unless they are there."""
+        """Write the kernel file, unless it is there, and before it what it needs: variables, the script's module."""
         if self.variables:
             # JSON's strings are TOML's.
             env = "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in self.variables)
             write_once(directory / self.project / "ktuned.toml", f"[env]\n{env}\n")
+        if self.source:
+            write_once(directory / self.project / RECORDS / f"{self.script}.py", self.source)
         return super().write(directory)
 
 
@@ -119,8 +136,9 @@ def adopt(file: str, adopted: Adopted) -> Any:
     from ktuned.spec import kernel, space
 
     # At the end: the worker's own modules come first, as they have been imported.
-    sys.path += [path for path in adopted.paths if path not in sys.path]
-    module = importlib.import_module(adopted.module)
+    paths = [*adopted.paths, str(Path(file).parent / RECORDS)] if adopted.script else adopted.paths
+    sys.path += [path for path in paths if path not in sys.path]
+    module = importlib.import_module(adopted.script or adopted.module)
     try:
         found = attrgetter(adopted.qualname)(module)
         function = jitted(found)

@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ktuned.dropin import CALL_KEY, account, device_model, own_paths, shared
+from ktuned.dropin import CALL_KEY, account, device_model, digest, own_paths, shared
 from ktuned.model import canonical
 from ktuned_triton.adoption import FUNCTION_NAME, Adopted, Request
 from ktuned_triton.artifact import install
@@ -35,6 +35,7 @@ from ktuned_triton.call import (
 )
 from ktuned_triton.compile_trace import Traced
 from ktuned_triton.environment import deciding_variables
+from ktuned_triton.script import MAIN, is_script, module_of
 
 Mode = Literal["background", "wait"]
 Upgrade = Literal["once", "never", "always"]
@@ -116,8 +117,8 @@ def autotune(
     ``"never"`` after its first call; ``"always"``. ``without_daemon`` leaves the function to ``"triton"``, which tunes
     it in the call, or launches the ``"first"`` config. Processes with the same ``pin`` see the same winners for good.
 
-    A function that another process cannot find or run is left to Triton, and a log entry says why: one of
-    ``__main__``, a closure, an own ``do_bench``, arguments that are neither numbers nor tensors.
+    A function that another process cannot find or run is left to Triton, and a log entry says why: a closure, an own
+    ``do_bench``, arguments that are neither numbers nor tensors. One of a script travels as its source.
 
     Raises:
         ValueError: an option has no such value.
@@ -171,6 +172,7 @@ def autotuner_class() -> type[Any]:
             self._lock = threading.RLock()
             _tuners.add(self)
             self._is_checked = self._is_tritons = False
+            self._script = ""
 
         def _agreed(self) -> list[Any]:
             """Return the winner of all keys that this process knows, in a list; nothing where they differ."""
@@ -361,7 +363,7 @@ def autotuner_class() -> type[Any]:
         def _adopted(self, call: Call, specialize: tuple[str, ...]) -> Adopted:
             function = jitted(self)
             return Adopted(
-                module=function.__module__,
+                module=MAIN if self._script else function.__module__,
                 qualname=function.__qualname__,
                 cache_key=function.cache_key,
                 specialize=specialize,
@@ -372,6 +374,8 @@ def autotuner_class() -> type[Any]:
                 hooks=hook_names(self),
                 evaluation=evaluation_digest(self),
                 variables=deciding_variables(),
+                script=f"script_{digest(self._script)}" if self._script else "",
+                source=self._script,
             )
 
         def _check(self) -> None:
@@ -381,10 +385,23 @@ def autotuner_class() -> type[Any]:
                 LeftAlone: it cannot; says why.
             """
             function = jitted(self)
-            if function.__module__ == "__main__":
-                raise LeftAlone("it is defined in __main__, which no other process can import")
             if "<locals>" in function.__qualname__:
                 raise LeftAlone("it is defined inside another function, where no other process can find it")
+            if is_script(function):
+                if hook_names(self):
+                    raise LeftAlone("it has hooks, and is defined in __main__, where no other process finds them")
+                self._script = module_of(function)
+            else:
+                self._check_is_found(function)
+            if any(getattr(config, "ir_override", None) for config in self.configs):
+                raise LeftAlone("a config has an ir_override")
+            if self._has_own_bench:
+                raise LeftAlone("it has a do_bench of its own, which only its own process can call")
+            for key in self.keys:
+                if key in (DTYPES_KEY, CALL_KEY):
+                    raise LeftAlone(f"its key has an argument {key!r}, a name that ktuned uses itself")
+
+        def _check_is_found(self, function: Any) -> None:
             name = f"{function.__module__}.{function.__qualname__}"
             try:
                 found = attrgetter(function.__qualname__)(sys.modules[function.__module__])
@@ -394,13 +411,6 @@ def autotuner_class() -> type[Any]:
                 raise LeftAlone(f"{name} is another function")
             if hook_names(self) and autotuner_in(found) is not self:
                 raise LeftAlone(f"it has hooks, and {name} is another autotuner, where they cannot be found")
-            if any(getattr(config, "ir_override", None) for config in self.configs):
-                raise LeftAlone("a config has an ir_override")
-            if self._has_own_bench:
-                raise LeftAlone("it has a do_bench of its own, which only its own process can call")
-            for key in self.keys:
-                if key in (DTYPES_KEY, CALL_KEY):
-                    raise LeftAlone(f"its key has an argument {key!r}, a name that ktuned uses itself")
 
         @property
         def _name(self) -> str:

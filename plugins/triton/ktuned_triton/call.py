@@ -247,17 +247,17 @@ def _code_text(item: Any) -> str:
         return item
     item = inspect.unwrap(getattr(item, "func", item))
     code = getattr(item, "__code__", None) or getattr(type(item).__call__, "__code__", None)
-    return getattr(item, "__qualname__", type(item).__qualname__) if code is None else repr(_plain(code))
+    return getattr(item, "__qualname__", type(item).__qualname__) if code is None else repr(plain_code(code))
 
 
-def _plain(part: Any) -> Any:
-    """Return a part of a function's code as plain data."""
+def plain_code(part: Any) -> Any:
+    """Return a part of a function's code as plain data, without its places in the source."""
     if isinstance(part, CodeType):
-        return [part.co_code, part.co_names, part.co_varnames, part.co_freevars, [*map(_plain, part.co_consts)]]
+        return [part.co_code, part.co_names, part.co_varnames, part.co_freevars, [*map(plain_code, part.co_consts)]]
     if isinstance(part, frozenset):
         # Strings hash differently in each process.
         return sorted(map(repr, part))
-    return [*map(_plain, part)] if isinstance(part, tuple) else part
+    return [*map(plain_code, part)] if isinstance(part, tuple) else part
 
 
 def contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -> dict[str, Any]:

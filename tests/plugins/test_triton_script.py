@@ -1,0 +1,93 @@
+"""Autotuned functions of a script, which no other process can import: they travel as their source."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from ktuned.backends.contract import Unit
+from ktuned.dropin import CALL_KEY, account
+from ktuned.spec.loader import load_file
+from ktuned_triton import Triton
+from ktuned_triton.call import LeftAlone, jitted
+from ktuned_triton.script import module_of
+from tests.plugins.test_triton_autotune import FakeTunings, left_to_triton, tunings
+
+__all__ = ["left_to_triton", "tunings"]
+
+SCRIPT = Path(__file__).with_name("triton_app") / "as_script.py"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Return this process's ``__main__``, which is the script."""
+    module = ModuleType("__main__")
+    module.__file__ = str(SCRIPT)
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(compile(SCRIPT.read_text(), SCRIPT, "exec"), vars(module))
+    account.left_alone.clear()
+    yield module
+    account.left_alone.clear()
+
+
+def test_another_process_has_the_same_function(
+    script: ModuleType, tunings: FakeTunings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the functions and globals that it reads, its line numbers and so Triton's digest; each config compiles."""
+    launched: list[Any] = []
+    monkeypatch.setattr(jitted(script.scaled), "run", lambda *args, **kwargs: launched.append(kwargs))
+    x = torch.ones(256)
+    script.scaled[(4,)](x, torch.empty_like(x), 256)
+    assert account.left_alone == {}
+    assert len(launched) == 1
+    ((request, _),) = tunings.asked
+    assert request.adopted.function == "__main__.scaled"
+    file = request.adopted.write(tmp_path)
+    problem = {**request.problem, CALL_KEY: request.write_call(file)}
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    loaded = load_file(file, file.parent)
+    assert loaded.errors == ()
+    (kernel,) = loaded.kernels
+    (module,) = [one for name, one in sys.modules.items() if name.startswith("script_")]
+    assert module.scaled.cache_key == jitted(script.scaled).cache_key
+    assert not hasattr(module, "OPEN")
+    assert not hasattr(module, "values")
+    for number, config in enumerate(kernel.bound_space(problem)):
+        (tmp_path / str(number)).mkdir()
+        unit = Unit(str(number), kernel.build(problem, config), (), file, kernel.name, "sm_90a")
+        (result,) = Triton().compile([unit], tmp_path)
+        assert result.outcome is None, result.message
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("reads_a_file", "it reads OPEN, a BytesIO of the script's"),
+        ("hooked", "it has hooks, and is defined in __main__, where no other process finds them"),
+    ],
+)
+def test_some_need_the_scripts_own_process(
+    name: str, reason: str, script: ModuleType, tunings: FakeTunings, left_to_triton: list[Any]
+) -> None:
+    """They are Triton's, with the reason."""
+    getattr(script, name)[(1,)](torch.ones(8))
+    assert account.left_alone == {f"__main__.{name}": reason}
+
+
+def test_an_edited_script_is_the_one_that_runs(script: ModuleType, tmp_path: Path) -> None:
+    """What Triton has read counts, not what the file has become; other functions are compared with their code."""
+    copy = tmp_path / "as_script.py"
+    source = SCRIPT.read_text()
+    copy.write_text(source)
+    exec(compile(source, copy, "exec"), vars(script))
+    before = module_of(script.doubled)
+    assert "x * 2" in before
+    assert module_of(jitted(script.scaled)).count("def ") == 3
+    copy.write_text(source.replace("x * 2", "x * 3").replace("math.prod(grid)", "sum(grid)"))
+    assert module_of(script.doubled) == before
+    with pytest.raises(LeftAlone, match=r"it reads launch_metadata, a function .* whose source does not stand alone"):
+        module_of(jitted(script.scaled))
