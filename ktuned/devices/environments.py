@@ -50,7 +50,9 @@ class Environments:
         deadlines: Mapping[str, float],
         base_env: Mapping[str, str] | None = None,
         settled: Callable[[], Awaitable[None]] = _at_once,
+        look_s: float = LOOK_S,
     ) -> None:
+        self._look_s = look_s
         self._settled = settled
         self._fleet = fleet
         self._store = store
@@ -67,6 +69,8 @@ class Environments:
         self._expected: set[str] = set()
         self._looked_at: dict[str, float] = {}
         self._doubts: dict[str, str] = {}
+        self._disagreements: dict[str, str] = {}
+        """Reasons for which this daemon doubts whatever workers find: their ktuned is another one."""
         self._locks: dict[str, anyio.Lock] = {}
 
     @property
@@ -112,7 +116,7 @@ class Environments:
                     found.distributions,
                 )
                 self._probed.add(key)
-                self._doubts.pop(key, None)
+                self._compare_with_workers(key, report, environment)
             except WorkerError as error:
                 # Lookups depend on the backends, so those that were known stay while no worker can answer.
                 fault = replies.Fault(error.code, error.message, error.hint)
@@ -130,6 +134,35 @@ class Environments:
                 except StoreError as error:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report
+
+    def _compare_with_workers(self, key: str, report: EnvironmentReport, environment: Environment) -> None:
+        """Note whether this daemon doubts what workers have just found, for the reason that they were asked for."""
+        before = self._doubts.pop(key, "")
+        observed = report.observed
+        reason = self._difference(None if observed is None else replace(observed, files={}), environment)
+        self._disagreements[key] = reason if reason == before and not environment.node else ""
+        if self._disagreements[key]:
+            _log.warning("daemon_outdated", python=environment.python, reason=reason)
+
+    def _difference(self, observed: replies.Observed | None, environment: Environment) -> str:
+        return difference(observed, {**self._base_env, **dict(environment.env)}, cpu.limits())
+
+    def outdated(self, environment: Environment) -> str:
+        """Return a line if an interpreter's ktuned is another one than this daemon's; else nothing."""
+        return self._outdated(_environment_key(environment))
+
+    def _outdated(self, key: str) -> str:
+        if not (reason := self._disagreements.get(key)):
+            return ""
+        return (
+            "this daemon is older than its workers' ktuned: `ktuned stop` ends it, and the next command starts the new "
+            f"one ({self._reports[key].python}: {reason})"
+        )
+
+    @property
+    def notices(self) -> list[str]:
+        """A line for each interpreter whose ktuned is another one than this daemon's."""
+        return [*dict.fromkeys(filter(None, map(self._outdated, self._disagreements)))]
 
     def _placed(self, found: replies.ProbeReport, environment: Environment) -> Mapping[str, replies.BackendReport]:
         """Return the backends of a report; of a node, with the places of its devices.
@@ -196,10 +229,17 @@ class Environments:
             return ""
         key = _environment_key(environment)
         report = self._reports.get(key)
-        if report is None or key in self._doubts or monotonic() < self._looked_at.get(key, -LOOK_S) + LOOK_S:
+        if (
+            report is None
+            or key in self._doubts
+            or monotonic() < self._looked_at.get(key, -self._look_s) + self._look_s
+        ):
             return self._doubts.get(key, "")
         self._looked_at[key] = monotonic()
-        reason = difference(report.observed, {**self._base_env, **dict(environment.env)}, cpu.limits())
+        reason = self._difference(report.observed, environment)
+        if reason == self._disagreements.get(key):
+            # Another probe would find the same.
+            return ""
         if reason:
             self._doubts[key] = reason
         return reason

@@ -247,8 +247,8 @@ class Machine:
 
     @property
     def notices(self) -> list[str]:
-        """Differences from config.toml, and reasons why figures are not judged, one line each."""
-        return [*self._unknown_names(), *_unjudged(self.environments.probed)]
+        """Differences from config.toml and from the workers' ktuned, and reasons why figures are not judged."""
+        return [*self._unknown_names(), *_unjudged(self.environments.probed), *self.environments.notices]
 
     def _unknown_names(self) -> Iterator[str]:
         backends = [backend for report in self.environments.probed for backend in report.backends.values()]

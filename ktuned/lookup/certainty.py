@@ -58,8 +58,9 @@ class Certainty:
         reason = "" if self._is_caught_up else self._source_doubt(kernel)
         if reason:
             return f"not looked at since the start: {reason}"
-        reason = self._machine.environments.doubt(environment)
-        return f"the toolchain is to be probed again: {reason}" if reason else ""
+        environments = self._machine.environments
+        reason = environments.doubt(environment)
+        return f"the toolchain is to be probed again: {reason}" if reason else environments.outdated(environment)
 
     def _source_doubt(self, kernel: KernelInfo) -> str:
         known = self._looks.get(kernel.name)

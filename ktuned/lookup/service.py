@@ -212,7 +212,8 @@ class Lookups:
         if found.undecided:
             self._follow_ups.check(kernel, problem, found.undecided)
         # A tuning that failed for these very files would fail again: the answer says so instead.
-        failure = fault if context is None else self._jobs.failure(context, by, kernel.plan_digest)
+        failed = "" if context is None else self._jobs.failure(context, by, kernel.plan_digest)
+        failure = f"its tuning failed: {failed}" if failed else fault
         if not failure and measured_on is not None and measured_on.no_energy and kernel.needs_energy(by):
             failure = unmeasurable(by, measured_on)
         if tune and found.wants_tuning and context is not None and not failure:

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from ktuned.devices import SurveyIntervals, ToolchainSurvey
+from ktuned.devices import Environments, SurveyIntervals, ToolchainSurvey
 from ktuned.devices.environment_report import difference
 from ktuned.ipc import replies, sight
 from ktuned.model import Context, KernelInfo, Outcome, sentence
@@ -150,6 +150,24 @@ async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Pa
     await parts.machine.environments.probe(parts.environment)
     assert ask(parts, tune=True) == ("fresh", "")
     assert not workers & {worker["pid"] for worker in parts.fleet.describe() if worker["state"] == "idle"}
+    parts.kill_workers()
+
+
+async def test_a_daemon_older_than_its_workers_says_so_and_does_not_probe_for_ever(compiling: Parts) -> None:
+    """What it doubts after a probe for that very reason, it would doubt after each: one line names the remedy."""
+    parts, environment = compiling, compiling.environment
+    # By its own rules it finds another PATH than the workers do, as after an upgrade of what they run.
+    environments = Environments(
+        parts.fleet, parts.store, deadlines={"inspect": 60.0}, base_env={"PATH": "/elsewhere"}, look_s=0.0
+    )
+    assert (environments.notices, environments.outdated(environment)) == ([], "")
+    reason = environments.look(environment)
+    assert reason == "the environment variable PATH changed"
+    await environments.probe(environment)
+    assert (environments.look(environment), environments.doubt(environment)) == ("", "")
+    assert environments.notices == [environments.outdated(environment)]
+    assert f": {reason})" in environments.notices[0]
+    assert "`ktuned stop`" in environments.notices[0]
     parts.kill_workers()
 
 

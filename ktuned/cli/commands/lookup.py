@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -14,9 +14,6 @@ from ktuned.cli.limits import limits, share_of
 from ktuned.cli.options import device_option, given, json_option, objective_option, problem_option
 from ktuned.model import LATENCY, Status, sentence
 from ktuned_client import Client
-
-_DOUBTS: Final = ("not looked at since the start", "the toolchain is to be probed", "not fully observed")
-"""Beginnings of messages that give a reason, and no failure."""
 
 
 @click.command()
@@ -60,9 +57,7 @@ def lookup(
         if answer["artifact"]:
             output.emit(answer["artifact"])
         if answer.get("message"):
-            is_reason = answer["status"] == Status.FRESH or answer["message"].startswith(_DOUBTS)
-            lead = "" if is_reason else "its tuning failed: "
-            output.emit(f"{lead}{text.first_line(answer['message'])}")
+            output.emit(text.first_line(answer["message"]))
         for change in answer.get("changes", ()):
             output.emit(f"  {sentence(change)}")
     if answer["status"] == Status.UNKNOWN:
