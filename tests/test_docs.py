@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+import tomllib
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
@@ -13,24 +14,27 @@ import msgspec
 import pytest
 
 from ktuned import kernel, model
+from ktuned.backends.cuda import DEFAULT_TARGET
 from ktuned.catalog import project_file
+from ktuned.cli.commands import jobs, results, watch
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.program import COMMANDS, cli
 from ktuned.daemon import config
 from ktuned.daemon.assembly import Replacements, assemble
+from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.process import Daemon
 from ktuned.daemon.systemd import Notifier
-from ktuned.model.job import Job, JobState
+from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Trial
 from ktuned.model.values import Outcome, Status
-from ktuned.serve import limits, server
+from ktuned.serve import limits, methods, server
 from ktuned.serve.connection import Connection
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.params import NoParams
 from ktuned.spec.tensors import FILLS
-from ktuned.team.settings import TeamSettings
+from ktuned.team.settings import MIN_PULL_S, TeamSettings
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client import wire
 from tests.assembled import Parts
@@ -106,6 +110,22 @@ def test_arguments_of_kernel() -> None:
     assert set(_names("docs/kernel-files.md", "## `@kernel(...)`")) == taken
 
 
+def test_extras() -> None:
+    """The table of what to install has each extra, those that need torch beside it; and each backend has a row."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = _table("README.md", "## Install")
+    named = {extra: row[1] for row in rows for extra in re.findall(r"`(?:ktuned)?\[([\w-]+)\]`", row[0])}
+    assert named.keys() == project["optional-dependencies"].keys() - {"dev"}
+    plugins = {path.parent.name.replace("_", "-"): path for path in ROOT.glob("plugins/*/pyproject.toml")}
+    backends = set()
+    for name, path in plugins.items():
+        plugin = tomllib.loads(path.read_text())["project"]
+        needs_torch = any(re.match(r"torch\b", wanted) for wanted in plugin["dependencies"])
+        assert (named[name] == "torch") == needs_torch, name
+        backends |= {name} if "ktuned.backends" in plugin["entry-points"] else set()
+    assert {name.replace("_", "-") for name in _names("README.md", "## Backends")} == backends
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_sizes_of_the_development_environment(document: str) -> None:
     """The sizes are those that ``make install`` announces."""
@@ -156,6 +176,32 @@ def test_defaults_of_settings() -> None:
     assert documented["artifacts_gib"] == f"{config.File().artifacts_gib:g}"
     for name in ("spares", "contention"):
         assert documented[name] == str(getattr(config.File(), name)).lower()
+    assert documented["arch"] == f'`"{DEFAULT_TARGET}"`'
+    assert documented["idle_exit_s"] == f"{AUTO_IDLE_EXIT_S:g}, or 0"
+    team = {row[0].strip("`"): row[1:] for row in _table("docs/settings.md", "## `[team]`")}
+    assert {name: default for name, (default, _) in team.items()} == {
+        name: f"{value:g}" if type(value) is float else str(value).lower() or "none"
+        for name, value in msgspec.structs.asdict(TeamSettings()).items()
+    }
+    assert team["pull_s"][1].endswith(f"at least {MIN_PULL_S:g}")
+    assert _names("docs/cluster.md", "## `[cluster]`") == list(config.ClusterSettings.__struct_fields__)
+
+
+def test_priorities() -> None:
+    """Each level of a job is explained, by the name and the number that ``--priority`` takes."""
+    rows = _table("docs/cli.md", "## Priorities")
+    levels = {row[1].strip("`"): int(row[0]) for row in rows}
+    assert levels == {level.name.lower().replace("_", "-"): level.value for level in Priority}
+    assert list(levels.values()) == sorted(levels.values(), reverse=True)
+
+
+def test_limits_of_lists() -> None:
+    """The reference has the limits that ``jobs`` and ``results`` set themselves."""
+    reference = (ROOT / "docs/cli.md").read_text()
+    assert f"`0.03`; default {100 * watch.DEFAULT_TOLERANCE:g} %" in reference
+    assert f"default {jobs.DEFAULT_LIMIT}, at most {jobs.MAX_LIMIT}." in reference
+    assert jobs.MAX_LIMIT + 1 == methods.MAX_ROWS
+    assert f"default {results.DEFAULT_LIMIT} in a table" in reference
 
 
 def test_exit_codes() -> None:

@@ -20,6 +20,8 @@ _NEXT_PAIR = re.compile(r",(?=[A-Za-z_]\w*=)")
 """The comma between two pairs; one within a value, as in ``-p layout=a,b``, belongs to it."""
 _INT64 = range(-(2**63), 2**63)
 
+_LEVELS = ", ".join(level.name.lower().replace("_", "-") for level in Priority)
+
 
 class WholeNumber(click.IntRange):
     """A whole number of a range, by that name in messages."""
@@ -57,15 +59,17 @@ def is_path(target: str) -> bool:
     return "/" in target or target.endswith(".py") or os.path.exists(target)
 
 
-def as_path(target: str) -> str:
+def as_path(target: str, otherwise: str = "a kernel's name has no slash and no .py") -> str:
     """Return a path of the command line as an absolute one, because the daemon has another working directory.
+
+    ``otherwise`` is for those who meant a kernel.
 
     Raises:
         click.UsageError: it does not exist.
     """
     if not os.path.exists(target):
         raise click.UsageError(
-            f"there is no file or directory {target} (a kernel's name has no slash and no .py)",
+            f"there is no file or directory {target} ({otherwise})",
             click.get_current_context(),
         )
     return os.path.realpath(target)
@@ -79,8 +83,7 @@ def _read_priority(context: click.Context, parameter: click.Parameter, word: str
         return int(Priority[name])
     if word.isdecimal() and int(word) <= MAX_PRIORITY:
         return int(word)
-    names = ", ".join(level.name.lower().replace("_", "-") for level in Priority)
-    raise click.BadParameter(f"{word!r} is not a priority; use {names}, or a number from 0 to {MAX_PRIORITY}")
+    raise click.BadParameter(f"{word!r} is not a priority; use {_LEVELS}, or a number from 0 to {MAX_PRIORITY}")
 
 
 def priority_option(command: _Command) -> _Command:
@@ -89,8 +92,7 @@ def priority_option(command: _Command) -> _Command:
         "--priority",
         metavar="LEVEL",
         callback=_read_priority,
-        help="The jobs' priority, also while you wait: background, asked, saved, requested, waited-for, or 0 to "
-        f"{MAX_PRIORITY}.",
+        help=f"The jobs' priority, also while you wait: {_LEVELS}, or 0 to {MAX_PRIORITY}.",
     )(command)
 
 

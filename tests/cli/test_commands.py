@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -21,12 +22,28 @@ ASKING = [
     ("status",),
     ("jobs",),
     ("cancel", "1"),
+    ("pause",),
+    ("resume", "gemm"),
     ("results", "gemm"),
     ("kernels",),
+    ("which", "gemm"),
+    ("check", "gemm"),
+    ("forget", "gemm"),
+    ("export",),
+    ("simulate", "gemm"),
+    ("unwatch", "."),
     ("backends",),
+    ("metrics",),
+    ("gc",),
+    ("reload",),
     ("stop",),
     ("tune", "gemm", "--no-spawn"),
+    ("compile", "gemm", "--no-spawn"),
+    ("add", ".", "--no-spawn"),
     ("watch", "--no-spawn"),
+    ("team", "status", "--no-spawn"),
+    ("team", "pull", "--no-spawn"),
+    ("team", "push", "--no-spawn"),
 ]
 
 KERNEL_MAP = {
@@ -61,10 +78,28 @@ def test_without_a_daemon_each_command_exits_3(run: Run, arguments: tuple[str, .
     assert re.fullmatch(r"ktuned: no daemon serves \S+; .*ktuned serve.*\n", ran.err)
 
 
+def test_the_reference_says_which_commands_start_a_daemon_and_which_need_none(run: Run) -> None:
+    """Those that may not start one have ``--no-spawn``; the rest is above, and exits with 3."""
+    reference = (Path(__file__).parents[2] / "docs/cli.md").read_text()
+    starting, _, rest = re.split(r"\n\n", reference)[2].partition(" start a daemon")
+    none_needed = rest.partition(".")[2].partition(" need none")[0]
+    words = {name: set(re.findall(r"`([a-z]+)", text)) for name, text in (("start", starting), ("none", none_needed))}
+    may_not = {arguments[0] for arguments in ASKING if "--no-spawn" in arguments}
+    assert words["start"] - {"run"} == may_not
+    # A report is no JSON, and an import reads its files first.
+    others = {arguments[0] for arguments in ASKING} | {"report", "import"}
+    assert words["start"] | words["none"] | others == set(COMMANDS)
+    assert not words["none"] & others
+    assert run("report").code == 3
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ("nonsense",),
+        ("watch", "--tolerance", "3%"),
+        ("export", "--by", "K"),
+        ("doctor", "--again"),
         ("lookup",),
         ("lookup", "gemm", "-p", "M"),
         ("lookup", "gemm", "-p", "=4"),
@@ -156,6 +191,35 @@ def test_a_syntax_error_is_shown_with_its_caret(run: Run, serve: Serve) -> None:
     shown = "    return )\n           ^\n"
     assert run("kernels").out.endswith(shown)
     assert run("tune", "gemm", "--no-spawn", "--detach").err.endswith(shown)
+
+
+def test_a_list_of_jobs_that_is_cut_says_so(run: Run, serve: Serve) -> None:
+    """It has as many as were wanted, and the daemon is asked for one more."""
+    daemon = serve(jobs={"jobs": [job_map(number) for number in (1, 2, 3)]})
+    cut = run("jobs", "--limit", "2", "--json")
+    assert [job["id"] for job in json.loads(cut.out)] == [1, 2]
+    assert cut.err == "there are more jobs than these 2; --limit shows up to 1999\n"
+    assert daemon.params_of("jobs") == {"limit": 3}
+    assert run("jobs").err == ""
+
+
+def test_a_path_without_kernels_is_one_line(run: Run, serve: Serve) -> None:
+    """The hint is not printed twice, and a file that has an error is not said to declare nothing."""
+    answers = iter([{"kernels": [], "errors": errors, "roots": []} for errors in ([], [BROKEN])])
+    serve(kernels=lambda params: next(answers))
+    ran = run("kernels", "./")
+    assert (ran.code, ran.out, ran.err.count("\n"), ran.err.count("ktuned add PATH")) == (1, "", 1, 1)
+    ran = run("kernels", "./")
+    assert (ran.code, ran.err) == (1, "")
+    assert "NameError" in ran.out
+
+
+def test_commands_that_take_no_kernel_say_so(run: Run, serve: Serve) -> None:
+    """A kernel's name in place of a path is named as what it may be; a kernel without winners is named, too."""
+    serve(export={"shared": []})
+    assert "there is no file or directory gemm (a kernel's name is none" in run("watch", "gemm").err
+    assert "there is no file or directory gemm (a kernel's name is none" in run("add", "gemm").err
+    assert "there are no winners of a kernel 'gemm'" in run("export", "--kernel", "gemm").err
 
 
 def test_which_prints_where_a_kernel_is(run: Run, serve: Serve) -> None:
@@ -303,7 +367,7 @@ def test_jobs_passes_its_filters(run: Run, serve: Serve) -> None:
     """Only what was given travels."""
     daemon = serve(jobs={"jobs": [job_map(done=3, best_us=12.5, left_s=5.0, waiters=1)]})
     ran = run("jobs", "gemm", "--state", "running", "--limit", "5")
-    assert daemon.params_of("jobs") == {"kernel": "gemm", "state": "running", "limit": 5}
+    assert daemon.params_of("jobs") == {"kernel": "gemm", "state": "running", "limit": 6}
     assert re.search(rf"^ *1 +{KERNEL} .* running +asked; 1 waits +3/4 +5\.0 s +12\.50 µs", ran.out, re.MULTILINE)
 
 

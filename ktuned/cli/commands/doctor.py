@@ -51,9 +51,10 @@ def _show_peaks(*, again: bool, as_json: bool) -> int:
     announce(spawn.ensure())
     with Client() as client:
         answer = client.call("peaks", measure=True, again=again, deadline_s=PEAKS_DEADLINE_S)
+    status = Exit.DONE if any(peaks["gbps"] for peaks in answer["peaks"]) else Exit.NOT_REACHED
     if as_json:
         output.emit_json(answer)
-        return Exit.DONE
+        return status
     rows = []
     for peaks in answer["peaks"]:
         figures = {MEMORY: peaks["gbps"], **{PRECISIONS[kind]: peaks["tflops"].get(kind) for kind in PRECISIONS}}
@@ -65,7 +66,7 @@ def _show_peaks(*, again: bool, as_json: bool) -> int:
                 rows.append((peaks["device"], limit, absent[limit] if figure is None else f"{figure:.4g} {unit}"))
         rows += [(peaks["device"], "all", why) for kind, why in peaks["absent"].items() if kind == "all"]
     output.table(["device", "limit", "measured"], rows)
-    return Exit.DONE if any(peaks["gbps"] for peaks in answer["peaks"]) else Exit.NOT_REACHED
+    return status
 
 
 def _row(finding: Finding) -> tuple[str, str, str, str]:

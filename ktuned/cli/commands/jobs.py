@@ -15,22 +15,32 @@ from ktuned.cli.options import WholeNumber, given, json_option
 from ktuned.model import LATENCY, JobState, Objective
 from ktuned_client import Client
 
+DEFAULT_LIMIT = 200
+"""Default number of jobs: some screens."""
+
+MAX_LIMIT = 1_999
+"""The daemon lists one more at most, which shows that a list was cut."""
+
 
 @click.command()
 @click.argument("kernel", required=False, shell_complete=complete_kernel)
 @click.option("--state", type=click.Choice([str(state) for state in JobState]), help="Only jobs in this state.")
-@click.option("--limit", type=WholeNumber(min=1), help="At most this many, the newest.")
+@click.option("--limit", type=WholeNumber(min=1), help=f"At most this many, the newest. Default: {DEFAULT_LIMIT}.")
 @json_option
 def jobs(kernel: str | None, state: str | None, limit: int | None, as_json: bool) -> int:
     """List jobs, or those of KERNEL."""
+    at_most = min(limit or DEFAULT_LIMIT, MAX_LIMIT)
     with Client() as client:
-        found = client.call("jobs", **given(kernel=kernel, state=state, limit=limit))["jobs"]
+        found = client.call("jobs", **given(kernel=kernel, state=state, limit=at_most + 1))["jobs"]
+    found, is_cut = found[:at_most], len(found) > at_most
     if as_json:
         output.emit_json(found)
     elif found:
         show(found)
     else:
         output.say("no jobs")
+    if is_cut:
+        output.say(f"there are more jobs than these {at_most}; --limit shows up to {MAX_LIMIT}")
     return Exit.DONE
 
 

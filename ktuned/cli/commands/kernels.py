@@ -31,9 +31,9 @@ def kernels(target: str | None, why: bool, as_json: bool) -> int:
         output.emit_json(answer)
     elif why:
         _explain(answer)
-    else:
+    elif target is None or answer["kernels"] or answer["errors"]:
         show(answer)
-    if target is not None and not answer["kernels"]:
+    if target is not None and not answer["kernels"] and not answer["errors"]:
         output.complain(
             f"{target} declares no known kernel",
             "`ktuned add PATH` adds a file or a directory, `ktuned tune PATH` tunes it, too",

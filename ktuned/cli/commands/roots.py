@@ -24,7 +24,7 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
 
     Its kernels can be looked up, imported and tuned by name from then on. Exits with 1 if a kernel file has an error.
     """
-    place = as_path(path)
+    place = as_path(path, "a kernel's name is none")
     if not no_spawn:
         announce(spawn.ensure())
     with Client() as client:

@@ -29,6 +29,9 @@ _DEADLINE_S = 60.0
 FORMATS = ("git", "vllm", "c", "triton")
 """Forms of exported winners, the default first."""
 
+DEFAULT_SIZE = "M"
+"""The size that vLLM's configs are listed by."""
+
 _UNKNOWN = "unknown"
 """Status of a winner whose kernel is unknown here."""
 
@@ -57,7 +60,7 @@ class CannotShare(KtunedError):
     show_default=True,
     help="For whom the files are.",
 )
-@click.option("--by", default="M", show_default=True, help="With --format vllm: the size that configs are listed by.")
+@click.option("--by", help=f"With --format vllm: the size that configs are listed by. Default: {DEFAULT_SIZE}.")
 @json_option
 def export(
     directory: Path,
@@ -65,7 +68,7 @@ def export(
     device: str | None,
     artifacts: Path | None,
     form: str,
-    by: str,
+    by: str | None,
     as_json: bool,
 ) -> int:
     """Write winners into a directory, as files for git.
@@ -78,6 +81,8 @@ def export(
     """
     if artifacts is not None and form != FORMATS[0]:
         raise click.UsageError(f"--with-artifacts does not go with --format {form}", click.get_current_context())
+    if by is not None and form != "vllm":
+        raise click.UsageError("--by goes with --format vllm", click.get_current_context())
     written = []
     with Client() as client:
         shared = client.call("export", deadline_s=_DEADLINE_S, **given(kernel=kernel, device=device))["shared"]
@@ -91,7 +96,7 @@ def export(
                 if artifacts is not None:
                     _copy(answer["artifacts"], artifacts)
                     document["artifacts"] = os.path.relpath(artifacts.resolve(), directory.resolve())
-                for name, content in _files(document, form, by).items():
+                for name, content in _files(document, form, by or DEFAULT_SIZE).items():
                     path = directory / name
                     changed = _write(path, content)
                     count = sum(map(len, document.get("objectives", {}).values())) + len(document["winners"])
@@ -103,7 +108,8 @@ def export(
     if as_json:
         output.emit_json({"files": written})
     elif not written:
-        output.complain("there are no winners to export", "`ktuned tune PATH` finds some")
+        of = "" if kernel is None else f" of a kernel {kernel!r}"
+        output.complain(f"there are no winners{of} to export", "`ktuned tune PATH` finds some")
     return Exit.DONE if written else Exit.NOT_REACHED
 
 

@@ -31,9 +31,9 @@ MAX_ROOTS = 4
 """Roots that one line names."""
 
 
-def _read_share(context: click.Context, parameter: click.Parameter, word: str | None) -> float:
+def _read_share(context: click.Context, parameter: click.Parameter, word: str | None) -> float | None:
     if word is None:
-        return DEFAULT_TOLERANCE
+        return None
     if not re.fullmatch(r"\d+(\.\d+)?%?", word):
         raise click.BadParameter(f"{word!r} is not a share; write 3% or 0.03")
     return float(word.removesuffix("%")) / 100 if word.endswith("%") else float(word)
@@ -50,18 +50,20 @@ def _read_share(context: click.Context, parameter: click.Parameter, word: str | 
 )
 @no_spawn_option
 @json_option
-def watch(path: str | None, once: bool, tolerance: float, no_spawn: bool, as_json: bool) -> int:
+def watch(path: str | None, once: bool, tolerance: float | None, no_spawn: bool, as_json: bool) -> int:
     """Tune the kernels that each save changes, and show them.
 
     PATH is a kernel file or a directory, which is watched from then on. Without it, everything that the daemon watches
     is shown: on a terminal as a screen with keys, elsewhere as lines, with --json as one event per line.
     """
-    root = None if path is None else as_path(path)
+    if tolerance is not None and not once:
+        raise click.UsageError("--tolerance goes with --once", click.get_current_context())
+    root = None if path is None else as_path(path, "a kernel's name is none; `ktuned tune KERNEL` tunes one")
     if not no_spawn:
         announce(spawn.ensure())
     with Client() as client:
         if once:
-            return _check(client, root, tolerance, as_json)
+            return _check(client, root, DEFAULT_TOLERANCE if tolerance is None else tolerance, as_json)
         project = since = None
         if root is not None:
             accepted = client.call("tune", deadline_s=TUNE_DEADLINE_S, path=root, stale_only=True)
