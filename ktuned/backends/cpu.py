@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,7 +76,7 @@ def target() -> str:
 def limits(cgroup: Path = CGROUP, mounted: Path = CGROUPS) -> dict[str, str]:
     """Return what keeps this process from using every core: its affinity, and its control groups' CPU quota.
 
-    Nothing where it may use all. ``cgroup`` is ``/proc/self/cgroup``, ``mounted`` where control groups are (v2).
+    Nothing where it may use all. ``cgroup`` is ``/proc/self/cgroup``, ``mounted`` where control groups are.
     """
     found = {}
     allowed = sorted(os.sched_getaffinity(0))
@@ -87,27 +88,44 @@ def limits(cgroup: Path = CGROUP, mounted: Path = CGROUPS) -> dict[str, str]:
     return found
 
 
+def cores() -> int:
+    """Return how many cores this process can keep busy: those of its affinity, or what its quota grants of them."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = _quota(CGROUP, CGROUPS)
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
 def _quota(cgroup: Path, mounted: Path) -> float | None:
-    """Return the least quota of this process's control group and those above it, in cores."""
+    """Return the least quota of this process's control groups and those above them, in cores."""
     try:
         lines = cgroup.read_text().splitlines()
     except OSError:
         return None
-    name = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-    if name is None:
-        return None
-    own = mounted / name
     quotas = []
-    for place in (own, *own.parents):
-        if not place.is_relative_to(mounted):
-            break
-        try:
-            granted, period = (place / "cpu.max").read_text().split()
-            if granted != "max":
-                quotas.append(int(granted) / int(period))
-        except (OSError, ValueError, ZeroDivisionError):
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
             continue
+        # Of version 1 each controller has a tree of its own (cgroups(7)); `cpu` links to `cpu,cpuacct`.
+        tree, read = (mounted / "cpu", _quota_v1) if controllers else (mounted, _quota_v2)
+        own = tree / name.lstrip("/")
+        # In a container its own group may be mounted as the root, while its name is that outside.
+        for place in (own, *own.parents):
+            if not place.is_relative_to(tree):
+                break
+            with suppress(OSError, ValueError, ZeroDivisionError):
+                quotas += read(place)
     return min(quotas, default=None)
+
+
+def _quota_v2(group: Path) -> list[float]:
+    granted, period = (group / "cpu.max").read_text().split()
+    return [] if granted == "max" else [int(granted) / int(period)]
+
+
+def _quota_v1(group: Path) -> list[float]:
+    granted = int((group / "cpu.cfs_quota_us").read_text())
+    return [] if granted < 0 else [granted / int((group / "cpu.cfs_period_us").read_text())]
 
 
 @functools.cache

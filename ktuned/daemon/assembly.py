@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 
+from ktuned.backends import cpu
 from ktuned.catalog import (
     Admission,
     Buckets,
@@ -211,7 +212,7 @@ def assemble(
         memory_limits=(settings.bench_bytes, settings.compile_bytes),
         keeps_spares=settings.keeps_spares,
         rank_of=job_machine.rank,
-        cores=replaced.cores or len(os.sched_getaffinity(0)),
+        cores=replaced.cores or cpu.cores(),
         spare_modules=replaced.spare_modules,
     )
 
@@ -455,7 +456,7 @@ def assemble(
         jobs=jobs,
         store=store,
         events=events,
-        explain=Explainer(catalog, admission, machine, store).explain,
+        explain=Explainer(catalog, admission, machine, store, lookups.doubt).explain,
         status=status.figures,
         probe=probes.reports,
         stop=stopping.set,

@@ -14,6 +14,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 import platformdirs
 
+from ktuned.backends import cpu
 from ktuned.catalog import make_root
 from ktuned.fleet import memory
 from ktuned.model import Root, SettingsError, listed
@@ -172,7 +173,7 @@ def load_settings(
         config_dir = Path(platformdirs.user_config_dir("ktuned"))
     config_path = Path(config) if config else config_dir / "config.toml"
     file = _read(config_path, must_exist=config is not None)
-    slots = file.compile_slots or default_compile_slots(len(os.sched_getaffinity(0)))
+    slots = file.compile_slots or default_compile_slots(cpu.cores())
     bench_bytes, compile_bytes = memory.default_limits(slots)
     cores = sorted(os.sched_getaffinity(0))
     # The first core is a lane's: compilers keep off it where there is another. Further lanes are known later.

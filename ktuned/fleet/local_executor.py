@@ -142,7 +142,8 @@ class LocalExecutor(Executor):
 
         The first lane's core is not among the cores that the executor was made with.
         """
-        cores = sorted(self._all_compile_cores)
+        # A core that the daemon may not use any more is none for its workers.
+        cores = sorted(self._all_compile_cores & os.sched_getaffinity(0))
         before, self._compile_cores = self._compile_cores, frozenset(cores[max(0, min(lanes, len(cores)) - 1) :])
         if self._compile_cores != before:
             for worker in self._workers.values():

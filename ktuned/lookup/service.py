@@ -156,6 +156,10 @@ class Lookups:
         self._certainty.caught_up()
         self.caches.changed_all()
 
+    def doubt(self, kernel: KernelInfo) -> str:
+        """Return why answers for a kernel cannot be relied on now; nothing if they can."""
+        return self._certainty.doubt(kernel, self._catalog.environment(kernel))
+
     def results_changed(self, kernel: str) -> None:
         """Take in that results of a kernel were forgotten, or its inputs replaced: it may be tuned again."""
         self._follow_ups.forget(kernel)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from ktuned.backends import cpu
 from ktuned.catalog import Admission, Catalog, Traces, check_problem, environment_of
 from ktuned.devices import Machine
 from ktuned.fleet import Fleet
@@ -109,5 +109,4 @@ class Preparation:
         """Keep compilers off one core for each device; how many run at once is what config.toml says, if it does."""
         self._fleet.leave_cores(lanes)
         if not self.settings.slots_are_given:
-            cores = len(os.sched_getaffinity(0))
-            self._fleet.compile_slots.total_tokens = default_compile_slots(cores, max(1, lanes))
+            self._fleet.compile_slots.total_tokens = default_compile_slots(cpu.cores(), max(1, lanes))

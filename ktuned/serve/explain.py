@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ktuned.catalog import Admission, Catalog, completed
@@ -28,10 +28,21 @@ from ktuned.store import Store
 
 
 class Explainer:
-    """Compares winners' contexts with that of a measurement made now."""
+    """Compares winners' contexts with that of a measurement made now, as far as that is known.
 
-    def __init__(self, catalog: Catalog, admission: Admission, machine: Machine, store: Store) -> None:
+    ``doubt`` returns why a kernel's present context is not certain; nothing if it is.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        admission: Admission,
+        machine: Machine,
+        store: Store,
+        doubt: Callable[[KernelInfo], str],
+    ) -> None:
         self._catalog = catalog
+        self._doubt = doubt
         self._admission = admission
         self._machine = machine
         self._store = store
@@ -74,6 +85,9 @@ class Explainer:
         elif kernel.unobserved:
             entry["status"] = "stale"
             entry["message"] = not_observed(kernel)
+        elif doubt := self._doubt(kernel):
+            entry["status"] = "stale"
+            entry["message"] = doubt
         outside = self._outside(kernel, winner)
         if outside is not None:
             entry["status"] = "stale"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
 
 from ktuned.backends import cpu
 
@@ -24,6 +27,54 @@ def test_the_least_quota_of_all_groups_above_counts(tmp_path: Path) -> None:
     (inner / "cpu.max").write_text("50000 100000\n")
     assert cpu.limits(cgroup, mounted)["quota"] == "0.5 cores"
     assert "quota" not in cpu.limits(tmp_path / "none", mounted)
+
+
+def test_a_quota_of_version_1_counts_too(tmp_path: Path) -> None:
+    """Its tree is that of the controller ``cpu``; a container's name may be that of a group outside its mount."""
+    cgroup, mounted = tmp_path / "cgroup", tmp_path / "mounted"
+    inner = mounted / "cpu" / "docker"
+    inner.mkdir(parents=True)
+    cgroup.write_text("5:cpuset:/\n4:cpu,cpuacct:/docker/0a1b\n0::/\n")
+    for group, granted in ((inner, "-1"), (mounted / "cpu", "150000")):
+        (group / "cpu.cfs_quota_us").write_text(f"{granted}\n")
+        (group / "cpu.cfs_period_us").write_text("100000\n")
+    assert cpu.limits(cgroup, mounted)["quota"] == "1.5 cores"
+    (inner / "cpu.cfs_quota_us").write_text("50000\n")
+    assert cpu.limits(cgroup, mounted)["quota"] == "0.5 cores"
+
+
+def test_the_quota_of_a_real_control_group_is_found() -> None:
+    """A process that is moved into one finds its quota, later another one, and ktuned keeps no more cores busy."""
+    tree = cpu.CGROUPS / "cpu" if (cpu.CGROUPS / "cpu").is_dir() else cpu.CGROUPS
+    group = tree / f"ktuned_test_{os.getpid()}"
+    is_v1 = tree != cpu.CGROUPS
+    limit = group / ("cpu.cfs_quota_us" if is_v1 else "cpu.max")
+    try:
+        group.mkdir()
+        limit.write_text("50000")
+    except OSError as error:
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no control group can be made here: {error}")
+    script = (
+        "import sys; from ktuned.backends import cpu;"
+        "[print(f'{cpu.limits()[\"quota\"]}, {cpu.cores()} at work', flush=True) for _ in sys.stdin]"
+    )
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            (group / "cgroup.procs").write_text(str(process.pid))
+            process.stdin.write("\n")
+            assert process.stdout.readline() == "0.5 cores, 1 at work\n"
+            limit.write_text("250000")
+            process.stdin.write("\n")
+            assert process.stdout.readline() == f"2.5 cores, {min(2, len(os.sched_getaffinity(0)))} at work\n"
+            process.stdin.close()
+    finally:
+        group.rmdir()
 
 
 def test_a_process_that_may_use_all_cores_has_no_affinity(tmp_path: Path) -> None:

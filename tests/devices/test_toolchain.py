@@ -78,7 +78,8 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
     (job,) = parts.jobs.live()
     assert (job.kernel, job.reason) == (kernel.name, REASON)
     daemon = parts.daemon
-    (entry,) = Explainer(daemon.catalog, daemon.admission, daemon.machine, daemon.store).explain(kernel)
+    explain = Explainer(daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.doubt).explain
+    (entry,) = explain(kernel)
     reasons = [sentence(change) for change in entry["changes"]]
     assert "toolchain: compiler was fakecc 1.0, is fakecc 2.0" in reasons
     assert any(reason.startswith("toolchain: content of fakecc was ") for reason in reasons)

@@ -221,6 +221,21 @@ async def test_each_lane_has_a_core_to_itself(run_fleet: RunFleet, environment: 
             assert psutil.Process(worker.pid).cpu_affinity() == left
 
 
+async def test_compilers_keep_to_the_cores_that_the_daemon_has_left(
+    run_fleet: RunFleet, environment: Environment
+) -> None:
+    """One that starts after the daemon's affinity was narrowed does not leave that for the cores that it had before."""
+    cores = os.sched_getaffinity(0)
+    async with run_fleet(compile_cores=frozenset(cores)) as fleet:
+        os.sched_setaffinity(0, {max(cores)})
+        try:
+            fleet.leave_cores(1)
+            async with fleet.lend(Role.COMPILE, environment) as worker:
+                assert psutil.Process(worker.pid).cpu_affinity() == [max(cores)]
+        finally:
+            os.sched_setaffinity(0, cores)
+
+
 async def test_a_worker_returns_to_the_device_that_it_knows(run_fleet: RunFleet, environment: Environment) -> None:
     """It has its context there; a worker that knows another device is left alone, one that knows none is taken."""
     async with run_fleet() as fleet:

@@ -157,7 +157,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     """A winner that a constraint may refuse by now is not served until a worker has found it in the space."""
     kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
     generation = parts.lookups.generations.of(kernel.name)
-    explain = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store).explain
+    explain = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt).explain
     assert ask(parts)["status"] == "default"
     (entry,) = explain(kernel)
     assert entry["changes"][0]["name"] == '{"us":20.0} is served once a worker has found it in the space'
@@ -172,7 +172,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
 
 
 async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) -> None:
-    """A daemon that starts compares a kernel's files when it is looked up: stale and not pinned where they differ."""
+    """A daemon that starts compares them when a kernel is looked up: stale, not pinned, and ``--why`` agrees."""
     async with assembled(tmp_path) as parts:
         await tuned(parts)
         other = kernel_text("other", configs="us=[10.0, 20.0]")
@@ -183,6 +183,11 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         edited = ask(parts, tune=True)
         assert (edited["status"], edited["config"]) == ("stale", {"us": 20.0})
         assert edited["message"].endswith("tune_it.py changed")
+        kernel = parts.catalog.resolve("it")
+        daemon = parts.daemon
+        explain = Explainer(parts.catalog, daemon.admission, parts.machine, parts.store, parts.lookups.doubt).explain
+        (entry,) = explain(kernel)
+        assert (entry["status"], entry["message"]) == ("stale", edited["message"])
         held = parts.lookups.lookup_pinned("run", "it", {"n": 64}, None, tune=True)
         assert isinstance(held, Answer)
         assert parts.store.pinned.pins() == []
