@@ -2,7 +2,8 @@
 
 The head has no resources, as in production. ``examples/gpu_gemm`` is tuned on one GPU and on both nodes, from the same
 artifacts; a kernel of the fake backend shows the cost of a remote trial. With ``--fake`` there is no GPU, and the fake
-backend's kernels stand for the GEMM, too: they take their time without a core.
+backend's kernels stand for the GEMM, too: they take their time without a core. With ``--trace`` the stages of what
+workers on nodes did follow, as medians; its log costs the daemon CPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -101,6 +103,7 @@ class Found:
 
     local: dict[str, Tuned]
     remote: dict[str, Tuned]
+    stages: list[dict[str, Any]]
 
     def goals(self) -> Iterator[tuple[Goal, str]]:
         """Yield each goal, and words on it. Figures are such that less is better."""
@@ -113,6 +116,8 @@ class Found:
             is_same = here.winner == there.winner
             winner = 1.0 if is_same else there.winner_us / (here.winner_us or math.inf)
             found = "the same config" if is_same else f"here {_words(here.winner)}, there {_words(there.winner)}"
+        if there is not None and there.lanes != LANES:
+            said += f"; {there.lanes} lanes measured"
         yield Goal("1 / share of n lanes", share, 1 / LEAST_OF_N), said
         yield Goal("winner beside that found here", winner, SAME), found
         for name, what in (("alone", "a trial that travels alone"), ("batched", "a trial in a batch")):
@@ -133,6 +138,8 @@ class Found:
             rows.append(
                 {"what": goal.name, "figure": goal.figure, "at_most": goal.limit, "goal": is_met, "detail": words}
             )
+        for stage in self.stages:
+            rows.append({**dict.fromkeys(rows[0]), **stage})
         if ended:
             rows.append({**dict.fromkeys(rows[0]), "what": ended})
         return rows
@@ -149,10 +156,15 @@ def measure(options: argparse.Namespace, found: Found) -> None:
                 found.local[project.kernel] = _tuned(daemon, project, f"here: {project.kernel}")
         with _cluster(options) as address:
             _configure(home, projects, [f"n{number}" for number in range(1, LANES + 1)], address)
-            with serving(home) as daemon:
+            logged = ("--log-level", "debug", "--json") if options.trace else ()
+            with serving(home, ("ktuned", "serve", *logged)) as daemon:
                 _wait_for_nodes(daemon)
+                log = home / "serve.log"
                 for project in projects:
+                    begun = log.stat().st_size
                     found.remote[project.kernel] = _tuned(daemon, project, f"on nodes: {project.kernel}")
+                    if options.trace:
+                        found.stages += _stages(project.kernel, log.read_bytes()[begun:])
 
 
 def _projects(home: Path, options: argparse.Namespace) -> list[Project]:
@@ -236,6 +248,27 @@ def _wait_for_nodes(daemon: PrivateDaemon) -> None:
             threading.Event().wait(0.05)
 
 
+def _stages(kernel: str, log: bytes) -> Iterator[dict[str, Any]]:
+    """Yield a row for each operation of workers on nodes: the medians of its stages' milliseconds, in order.
+
+    ``way`` is what the bridge and Ray take in both directions, ``keeper`` what the node's keeper adds to the worker's
+    phases, which follow.
+    """
+    logged: dict[str, list[dict[str, float]]] = {}
+    for line in log.splitlines():
+        with suppress(ValueError):
+            event = json.loads(line)
+            if event["event"] == "node_exchanged":
+                stages = {name.removesuffix("_ms"): took for name, took in event.items() if name.endswith("_ms")}
+                logged.setdefault(event["operation"], []).append(stages)
+    for operation, taken in logged.items():
+        names = dict.fromkeys(name for stages in taken for name in stages)
+        medians = {name: statistics.median(stages.get(name, 0.0) for stages in taken) for name in names}
+        detail = ", ".join(f"{name} {took:.2f}" for name, took in medians.items())
+        total = statistics.median(sum(stages.values()) for stages in taken)
+        yield {"what": f"{kernel}: {len(taken)} x {operation}, ms", "figure": total, "detail": detail}
+
+
 def _tuned(daemon: PrivateDaemon, project: Project, what: str) -> Tuned:
     """Tune a project's kernel, as if it had never been measured."""
     with _timed(what):
@@ -251,6 +284,7 @@ def _tune(daemon: PrivateDaemon, project: Project) -> Tuned:
     told: list[tuple[float, float]] = []
     marked_at = 0.0
     with daemon.client() as client, Client(daemon.socket, deadline_s=READY_S) as asking:
+        before = _busy_s(asking)
         with client.tune(path=project.directory, strategy="exhaustive") as tuning:
             for event in tuning:
                 if event["type"] == "trial_done":
@@ -262,10 +296,16 @@ def _tune(daemon: PrivateDaemon, project: Project) -> Tuned:
             raise RuntimeError(f"{project.kernel} is not tuned: {tuning.errors}")
         (job,) = tuning.jobs
         answer = asking.lookup(job["kernel"], job["problem"])
-        lanes = sum("/" in lane["device"] for lane in asking.call("status")["lanes"]) or 1
+        # Not those that an earlier job opened on devices of another kind.
+        lanes = sum(busy_s > before.get(device, 0.0) for device, busy_s in _busy_s(asking).items())
     if job["state"] != "done":
         raise RuntimeError(f"the job is {job['state']}: {job['message']}")
     return Tuned(job, dict(answer.config or {}), float(answer.latency_us or 0.0), *_steady(told), lanes)
+
+
+def _busy_s(client: Client) -> dict[str, float]:
+    """Return the seconds that each lane was held so far."""
+    return {lane["device"]: lane["busy_s"] for lane in client.call("status")["lanes"]}
 
 
 def _steady(told: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -305,13 +345,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--fake", action="store_true", help="fake kernels instead of a GPU's")
     parser.add_argument("--trials", type=int, default=600, help="configs of the fake kernel (default: %(default)s)")
+    parser.add_argument("--trace", action="store_true", help="show the stages of what workers on nodes did")
     parser.add_argument(
         "--limit", type=float, default=0.0, metavar="SECONDS", help="end after so long (default: never)"
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     devices = cuda_devices()
-    found, ended = Found({}, {}), ""
+    found, ended = Found({}, {}, []), ""
     if not options.fake and (isinstance(devices, Absent) or len(devices) < LANES):
         reason = devices.message if isinstance(devices, Absent) else f"there are not {LANES} GPUs"
         ended = f"skipped: {reason}; --fake needs none"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import platform
 import socket
@@ -35,6 +36,7 @@ class Host(asyncio.Protocol):
         self._decoder = frames.Decoder()
         self._services: dict[str, asyncio.Task[Service]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._notes = itertools.count(-1, -1)
         self._transport: asyncio.Transport
         self._writable = asyncio.Event()
         self._writable.set()
@@ -75,12 +77,26 @@ class Host(asyncio.Protocol):
             return
         if len(self._tasks) >= MAX_CALLS:
             raise InvalidMessage(f"more than {MAX_CALLS} calls at once")
-        task = asyncio.get_running_loop().create_task(self._carry_out(asked))
-        self._tasks[asked.number] = task
-        task.add_done_callback(lambda _: self._tasks.pop(asked.number, None))
+        if asked.number is None:
+            number, work = next(self._notes), self._heed(asked)
+        else:
+            number, work = asked.number, self._carry_out(asked, asked.number)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
-    async def _carry_out(self, asked: messages.Asked) -> None:
-        number = asked.number
+    async def _heed(self, asked: messages.Asked) -> None:
+        """Carry out a call that has no answers."""
+
+        async def send(item: Record) -> None:
+            raise AssertionError(f"{asked.operation} has no items")
+
+        try:
+            await self._reply(asked, send)
+        except KtunedError as error:
+            sys.stderr.write(f"ktuned-bridge: {asked.operation}: {error.message}\n")
+
+    async def _carry_out(self, asked: messages.Asked, number: int) -> None:
 
         async def send(item: Record) -> None:
             await self._writable.wait()

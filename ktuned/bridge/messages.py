@@ -57,9 +57,9 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call as it came: its operation's name, and its fields as plain data."""
+    """A call as it came: its operation's name, and its fields as plain data. One without a number has no answers."""
 
-    number: int
+    number: int | None
     operation: str
     fields: object
 
@@ -81,6 +81,15 @@ def encode_call(number: int, call: Call[Any, Any]) -> bytes:
         FrameError: it is too large.
     """
     return frames.encode({"id": number, "op": call.operation, "call": to_plain(call)})
+
+
+def encode_note(call: Call[replies.Empty, Never]) -> bytes:
+    """Return the frame of a call that has no answers.
+
+    Raises:
+        FrameError: it is too large.
+    """
+    return frames.encode({"op": call.operation, "call": to_plain(call)})
 
 
 def encode_cancel(number: int) -> bytes:
@@ -122,6 +131,8 @@ def decode_asked(data: Mapping[str, Any]) -> Asked | Cancelled:
             return Cancelled(number)
         case {"id": int(number), "op": str(operation), "call": fields}:
             return Asked(number, operation, fields)
+        case {"op": str(operation), "call": fields}:
+            return Asked(None, operation, fields)
     raise InvalidMessage(f"no call: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
 
 

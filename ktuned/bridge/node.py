@@ -106,10 +106,11 @@ class Item(Record):
 
 @record
 class Exchanged(Record):
-    """The end of an exchange: a reply's ``value``, or a failure.
+    """The end of an exchange: a reply's ``value``, or a failure; ``last`` are the items that were not sent before it.
 
-    ``phase`` is where it ended, ``phases`` the seconds of each. Of a worker that died ``returncode`` is given, and why
-    it was ``stopped``, or the ``fault`` that it reported; of a phase that took too long ``expired_s``, its deadline.
+    It took ``seconds`` at the keeper. ``phase`` is where it ended, ``phases`` the seconds of each. Of a worker that
+    died ``returncode`` is given, and why it was ``stopped``, or the ``fault`` that it reported; of a phase that took
+    too long ``expired_s``, its deadline.
     """
 
     value: Any = None
@@ -123,6 +124,8 @@ class Exchanged(Record):
     stopped: str = ""
     fault: str = ""
     expired_s: float | None = None
+    last: tuple[Item, ...] = ()
+    seconds: float = 0.0
 
 
 @record

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, MutableSet
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Final, Self
+from typing import Final, Never, Self
 
 import anyio
 import anyio.abc
@@ -26,6 +26,7 @@ from ktuned.fleet import warden
 from ktuned.fleet.bridge_process import BridgeProcess
 from ktuned.fleet.calls import BridgeDown, BridgeSlow, I, R
 from ktuned.fleet.health import Health
+from ktuned.ipc import replies
 
 _log = structlog.get_logger()
 
@@ -130,6 +131,16 @@ class Bridge:
         """
         process = await self._up()
         return await process.calls.exchange(call, deadline_s, on_item)
+
+    async def post(self, call: Call[replies.Empty, Never], deadline_s: float) -> None:
+        """Send a call that has no answers.
+
+        Raises:
+            BridgeDown: as :meth:`exchange`.
+            BridgeSlow: it cannot be sent within the deadline.
+        """
+        process = await self._up()
+        await process.calls.post(call, deadline_s)
 
     async def _up(self) -> BridgeProcess:
         """Return the process, started if it is not there."""

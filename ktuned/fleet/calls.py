@@ -11,12 +11,12 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 import anyio
 
 from ktuned.bridge import Call, CallFailed, messages
-from ktuned.ipc import frames
+from ktuned.ipc import frames, replies
 from ktuned.model import KtunedError
 
 R = TypeVar("R")
@@ -109,6 +109,20 @@ class Calls:
                 # Seen, also where the caller was cancelled as it came.
                 pending.done.exception()
         return reply
+
+    async def post(self, call: Call[replies.Empty, Never], deadline_s: float) -> None:
+        """Send a call that has no answers, once the stream takes it.
+
+        Raises:
+            BridgeDown, BridgeSlow: it cannot be sent.
+        """
+        data = messages.encode_note(call)
+        try:
+            with anyio.fail_after(deadline_s):
+                await self._writable()
+        except TimeoutError:
+            raise BridgeSlow(f"{self._name}: {call.operation} could not be sent for {deadline_s:.3g} s") from None
+        self._send(data)
 
     def _take_back(self, number: int) -> None:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -166,10 +167,11 @@ def _seal(staging: Path, place: Path, packed: bytes) -> int:
         if packed:
             parcels.unpack_directory(packed, staging)
         manifest.verify(staging, required=())
-        size = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
-        for path in staging.rglob("*"):
-            if path.is_file():
-                path.chmod(path.stat().st_mode & ~0o222)
+        size = 0
+        for path in parcels.files_below(staging).values():
+            state = os.stat(path)
+            size += state.st_size
+            os.chmod(path, state.st_mode & ~0o222)
         with contextlib.suppress(OSError):
             # An equal one may have been sealed meanwhile.
             staging.rename(place)

@@ -15,14 +15,17 @@ import shutil
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any, ClassVar, Final
 
 import anyio
 import anyio.to_thread
 
-from ktuned.bridge import Call, CallFailed, Host, Send, Service, node
+from ktuned.bridge import Call, CallFailed, Host, Send, Service, node, parcels
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Worker
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
@@ -117,32 +120,45 @@ class Keeper(Service):
             worker.kill()
 
     async def _exchange(self, call: node.Exchange, send: Send) -> node.Exchanged:
+        began = monotonic()
         worker = self._workers.get(call.worker)
         if worker is None:
             raise CallFailed("no_worker", "the worker has ended")
         if call.parcels:
             await self.artifacts.take(call.parcels)
         request = requests.decode(call.message)
-        waiting: asyncio.Queue[tuple[Any, Output] | None] = asyncio.Queue()
+        waiting: deque[tuple[Any, Output]] = deque()
+        news = asyncio.Event()
 
         def on_item(value: Any) -> None:
-            output = worker.output()
-            waiting.put_nowait((value, output))
+            waiting.append((value, worker.output()))
+            news.set()
 
         async def pass_on() -> None:
-            while (item := await waiting.get()) is not None:
-                value, output = item
-                artifact = await self.artifacts.packed(value)
-                await send(node.Item(to_message(value), output.stdout, output.stderr, artifact))
+            while True:
+                await news.wait()
+                news.clear()
+                while waiting:
+                    await send(await self._item(*waiting[0]))
+                    # Not before: it is still to be sent where this is cancelled.
+                    waiting.popleft()
 
         passing = asyncio.ensure_future(pass_on())
         try:
             ended = await _ended(worker, request, call.deadlines, on_item)
-            waiting.put_nowait(None)
-            await passing
         finally:
             passing.cancel()
-        return ended
+        left = [await self._item(*one) for one in waiting]
+        if sum(len(item.artifact) for item in left) > parcels.MAX_ALL_IN_FRAME_BYTES:
+            for item in left:
+                await send(item)
+            left = []
+        # Results that come together travel as one answer: each costs a call of an actor.
+        return replace(ended, last=tuple(left), seconds=monotonic() - began)
+
+    async def _item(self, value: Any, output: Output) -> node.Item:
+        artifact = await self.artifacts.packed(value)
+        return node.Item(to_message(value), output.stdout, output.stderr, artifact)
 
     async def watch_memory(self) -> None:
         """Stop workers that outgrow their limits, until cancelled."""

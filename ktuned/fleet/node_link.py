@@ -118,7 +118,7 @@ class NodeLink:
             del self._outbox[:MAX_RELAYED_BYTES]
             if not self._outbox:
                 self._news = anyio.Event()
-            await self._bridge.exchange(cluster.Relay(self.info.id, data), CALL_S)
+            await self._bridge.post(cluster.Relay(self.info.id, data), CALL_S)
             self._room.set()
             self._room = anyio.Event()
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any, Self
 
 import anyio
@@ -99,8 +100,10 @@ class RemoteWorker(Worker):
     async def _exchange(
         self, request: requests.Request[R, I], deadlines: Mapping[str, float], on_item: Callable[[I], None] | None
     ) -> R:
+        began = monotonic()
         files = self._executor.files(self._link)
         small = await files.provide(request, self.environment)
+        provided_at = monotonic()
         sent = _local(request)
         reply_type, item_type = requests.answer_types(type(request))
         brought: list[tuple[replies.CompiledUnit, bytes]] = []
@@ -120,6 +123,9 @@ class RemoteWorker(Worker):
         call = node.Exchange(self._number, requests.plain(sent), dict(deadlines), small or None)
         # Begun again by each item, as a phase is.
         ended = await self._link.exchange(call, sum(deadlines.values()) + GRACE_S, take)
+        for item in ended.last:
+            take(item)
+        ended_at = monotonic()
         for value, packed in brought:
             # Bounded by the group that was compiled.
             kept = await files.bring(value, packed)
@@ -131,6 +137,16 @@ class RemoteWorker(Worker):
         self._raise_failure(ended)
         reply: R = from_plain(reply_type, ended.value)
         files.note(reply, request)
+        _log.debug(
+            "node_exchanged",
+            node=self.environment.node,
+            operation=request.operation,
+            provide_ms=_ms(provided_at - began),
+            way_ms=_ms(ended_at - provided_at - ended.seconds),
+            keeper_ms=_ms(ended.seconds - sum(self._phases.values())),
+            bring_ms=_ms(monotonic() - ended_at),
+            **{f"{phase}_ms": _ms(seconds) for phase, seconds in self._phases.items()},
+        )
         return reply
 
     def _raise_failure(self, ended: node.Exchanged) -> None:
@@ -329,6 +345,10 @@ class _Starting:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     worker: RemoteWorker | None = None
     error: WorkerError | None = None
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 2)
 
 
 def _local(request: requests.Request[R, I]) -> requests.Request[R, I]:

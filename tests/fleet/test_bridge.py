@@ -18,7 +18,7 @@ from ktuned.fleet import Bridge, BridgeDown, BridgeSlow
 from ktuned.fleet.health import Health
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.ipc import frames
-from tests.bridge.services.ktuned_echo import Cancelled, Do, Said, Say, Wait
+from tests.bridge.services.ktuned_echo import Cancelled, Do, Note, Said, Say, Wait
 from tests.fleet.playing import DEADLINE_S, base_env
 
 pytestmark = pytest.mark.anyio
@@ -60,6 +60,14 @@ async def test_nothing_runs_before_the_first_call(run_bridge: RunBridge) -> None
         assert bridge.pid is None
         assert await bridge.exchange(Say("hello", data=b"\0\xff"), DEADLINE_S) == Said("hello", b"\0\xff")
         assert bridge.pid is not None
+
+
+async def test_what_is_posted_has_no_answer(run_bridge: RunBridge) -> None:
+    """Posts are carried out in order; one that fails harms nothing, and none leaves a call under way."""
+    async with run_bridge() as bridge:
+        for text in ("one", "", "two"):
+            await bridge.post(Note(text), DEADLINE_S)
+        assert await bridge.exchange(Do("notes"), DEADLINE_S) == Said("one two")
 
 
 async def test_calls_run_side_by_side(run_bridge: RunBridge) -> None:

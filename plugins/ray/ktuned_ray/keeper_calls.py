@@ -82,12 +82,9 @@ async def answer(ref: Any, deadline_s: float) -> Any:
         CallFailed: the actor has ended, or does not answer in time.
     """
     try:
-        return await asyncio.wait_for(_awaited(ref), deadline_s)
+        async with asyncio.timeout(deadline_s):
+            return await ref
     except TimeoutError:
         raise CallFailed("slow", f"the node did not answer within {deadline_s:.0f} s") from None
     except (ray.exceptions.RayError, RuntimeError) as error:
         raise CallFailed("node_lost", line_of(error), hint=hint_of(error)) from error
-
-
-async def _awaited(ref: Any) -> Any:
-    return await ref

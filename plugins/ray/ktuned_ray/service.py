@@ -65,6 +65,7 @@ class Cluster(Service):
         self._keepers: dict[str, KeeperCalls] = {}
         self._leases: dict[str, Any] = {}
         self._parcels: dict[str, Any] = {}
+        self._kinds: dict[type, Any] = {}
 
     async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
         """Carry one call out."""
@@ -107,6 +108,7 @@ class Cluster(Service):
         self._keepers.clear()
         self._leases.clear()
         self._parcels.clear()
+        self._kinds.clear()
         # In a thread that is not waited for: it asks a head that may be gone.
         self._threads.submit(ray.shutdown)
 
@@ -209,10 +211,15 @@ class Cluster(Service):
 
     def _actor(self, kind: type, node: str, cpus: int, gpus: int) -> Any:
         """Start an actor on a node; it is not started again, nor are its calls."""
-        remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0)(kind)
         # Of the same name in any version of Ray: no node but this one.
         strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-        return remote.options(scheduling_strategy=strategy, max_concurrency=100).remote()
+        if kind not in self._kinds:
+            # Once for a cluster: pickling a class takes a tenth of a second of CPU, and there are many leases.
+            self._kinds[kind] = ray.remote(max_restarts=0, max_task_retries=0)(kind)
+        remote = self._kinds[kind].options(
+            num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy, max_concurrency=100
+        )
+        return remote.remote()
 
     async def close(self) -> None:
         """Kill our actors, as far as the cluster answers."""

@@ -9,6 +9,7 @@ import subprocess
 from typing import Any, ClassVar, Never
 
 from ktuned.bridge import Call, CallFailed, Send, Service
+from ktuned.ipc import replies
 from ktuned.model import Record, record
 
 
@@ -47,20 +48,30 @@ class Cancelled(Call[Said, Never]):
 
 @record
 class Do(Call[Said, Never]):
-    """``block`` the loop, ``exit``, ``raise``, ``refuse``, or start a ``child`` that detaches."""
+    """``block`` the loop, ``exit``, ``raise``, ``refuse``, start a ``child`` that detaches, or return the ``notes``."""
 
     operation: ClassVar = "echo.do"
 
     what: str
 
 
+@record
+class Note(Call[replies.Empty, Never]):
+    """Keep a text; refuse an empty one."""
+
+    operation: ClassVar = "echo.note"
+
+    text: str
+
+
 class Echo(Service):
     """Does what it is asked to."""
 
-    calls: ClassVar = (Say, Wait, Cancelled, Do)
+    calls: ClassVar = (Say, Wait, Cancelled, Do, Note)
 
     def __init__(self) -> None:
         self._cancelled = 0
+        self._notes: list[str] = []
 
     async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
         """Carry a call out."""
@@ -78,6 +89,13 @@ class Echo(Service):
                     raise
             case Cancelled():
                 return Said(str(self._cancelled))
+            case Note() if call.text:
+                self._notes.append(call.text)
+                return replies.Empty()
+            case Note():
+                raise CallFailed("echo_empty", "there is nothing to note")
+            case Do("notes"):
+                return Said(" ".join(self._notes))
             case Do():
                 return self._do(call.what)
         raise AssertionError(call)

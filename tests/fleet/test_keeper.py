@@ -1,0 +1,94 @@
+"""A node's keeper: what a worker answers travels in as few messages as that can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from ktuned.bridge import node
+from ktuned.fleet.executor import Environment
+from ktuned.fleet.failures import Output
+from ktuned.fleet.keeper import Keeper
+from ktuned.fleet.local_executor import LocalExecutor
+from ktuned.ipc import replies, requests, to_message
+from ktuned.model import Phase, Record, Role
+from tests.fleet.playing import DEADLINE_S
+
+pytestmark = pytest.mark.anyio
+
+CLOSE = requests.plain(requests.Close())
+
+
+class Scripted:
+    """A worker that gives so many items at once, then as many with its reply."""
+
+    pid = 1
+    memory_bytes = 0
+
+    def __init__(self, early: int, late: int) -> None:
+        self.gone = anyio.Event()
+        self.taken = anyio.Event()
+        self._early, self._late = early, late
+
+    async def exchange(
+        self, request: object, deadlines: Mapping[str, float], *, on_item: Callable[[Any], None]
+    ) -> tuple[replies.Empty, Output]:
+        for number in range(self._early):
+            on_item(replies.Failure(f"early {number}", ""))
+        if self._early:
+            await self.taken.wait()
+        for number in range(self._late):
+            on_item(replies.Failure(f"late {number}", ""))
+        return replies.Empty(), Output()
+
+    def output(self) -> Output:
+        return Output("said")
+
+    def timeline(self) -> dict[str, float]:
+        return {}
+
+    def measure_memory(self) -> None:
+        """Use nothing."""
+
+    def kill(self) -> None:
+        self.gone.set()
+
+
+@pytest.mark.parametrize(("early", "late"), [(0, 3), (2, 0), (2, 3), (0, 0)])
+async def test_items_that_come_with_the_reply_travel_with_it(early: int, late: int, tmp_path: Path) -> None:
+    """Items are sent as they come, in order, each once; those that come with the reply are in it."""
+    worker = Scripted(early, late)
+
+    async def start(role: Role, environment: Environment, **options: object) -> Scripted:
+        return worker
+
+    keeper = Keeper(cast(LocalExecutor, SimpleNamespace(start=start)), tmp_path)
+    sent: list[Record] = []
+    started = anyio.Event()
+
+    async def send(item: Record) -> None:
+        sent.append(item)
+        started.set()
+        if len(sent) == 1 + early:
+            worker.taken.set()
+
+    with anyio.fail_after(DEADLINE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keeper.carry_out, node.Start(Role.BENCH, "project", "/project", {}, 0, 1.0), send)
+            await started.wait()
+            ended = await keeper.carry_out(node.Exchange(1, CLOSE, {Phase.LOAD: 1.0}), send)
+            worker.kill()
+    assert isinstance(ended, node.Exchanged)
+    expected = [
+        to_message(replies.Failure(f"{when} {number}", ""))
+        for when, count in (("early", early), ("late", late))
+        for number in range(count)
+    ]
+    items = [item for item in sent if isinstance(item, node.Item)]
+    assert [item.value for item in (*items, *ended.last)] == expected
+    assert len(items) == early
