@@ -23,6 +23,7 @@ from ktuned.backends.cpu import CpuTicks, read_ticks
 from ktuned.backends.cuda import DEFAULT_TARGET, compute_target, cuda_devices, gpu_uuids, runs_on, torch_cuda_devices
 from ktuned.backends.energy import absence_of_energy, energy_counter
 from ktuned.backends.occupancy import occupancy_fact
+from ktuned.backends.process_directory import process_directory
 from ktuned.backends.programs import compiler_files, on_path
 from ktuned.backends.ptxas import Resources
 from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry, extra_of, install_hint
@@ -69,6 +70,7 @@ __all__ = [
     "occupancy_fact",
     "on_path",
     "private",
+    "process_directory",
     "ptxas",
     "read_ticks",
     "runs_on",

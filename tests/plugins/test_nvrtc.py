@@ -458,27 +458,6 @@ class TestPrecompiledHeaders:
         )
         assert said.stdout.split() == [str(made), str(1 - made)]
 
-    def test_what_a_killed_process_left_goes(self, tmp_path: Path) -> None:
-        """The next process removes it, and leaves a running one's alone."""
-        running = tmp_path / "nvrtc" / precompiled._name(os.getpid())
-        left = [tmp_path / "nvrtc" / name for name in (f"pch-{os.getpid()}-1", "pch-999999999-1", "pch-x")]
-        for path in (running, *left):
-            path.mkdir(parents=True)
-        (tmp_path / "nvrtc").chmod(0o700)
-        code = "from ktuned_nvrtc import precompiled; precompiled.options('key', 1)"
-        environment = {**os.environ, "KTUNED_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-        assert list((tmp_path / "nvrtc").iterdir()) == [running]
-
-    def test_a_directory_that_others_may_write_is_not_used(self, tmp_path: Path) -> None:
-        """A header that someone plants there would be compiled."""
-        (tmp_path / "nvrtc").mkdir()
-        (tmp_path / "nvrtc").chmod(0o777)
-        code = "from ktuned_nvrtc import precompiled as p; print([p.options('key', 1) for _ in range(3)])"
-        environment = {**os.environ, "KTUNED_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-        said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        assert said.stdout.strip() == "[(), (), ()]"
-
 
 class TestBuild:
     """What a Build refuses at once, where the kernel function says it."""

@@ -16,7 +16,7 @@ import tilelang.language as T
 from ktuned.backends import Compiled, Registry
 from ktuned.model import BackendError, Outcome, Unsupported
 from ktuned.testing.backends import check_backend
-from ktuned_tilelang import Build, TileLang, TileLangKernel
+from ktuned_tilelang import Build, TileLang, TileLangKernel, precompiled
 from ktuned_tilelang.artifact import load_kernel, read_recipe
 from ktuned_tilelang.execution import CODE_FILES
 from ktuned_tilelang.recipe import Recipe
@@ -62,6 +62,17 @@ class TestStyles:
         assert result.outcome is None, result.message
         assert result.facts["registers"] == 18
         assert read_recipe(artifact).parameters == ("x", "y")
+
+    def test_headers_are_precompiled_once(self, compile_one: CompileOne) -> None:
+        """Without room of its own NVRTC tries in each compile, and fails."""
+        compile_one(build("scale"))
+        (option,) = precompiled.options()
+        kept = Path(option.removeprefix("-pch-dir="))
+        made = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
+        assert made
+        result, _ = compile_one(build("scale", block=512))
+        assert result.outcome is None, result.message
+        assert {path.name: path.stat().st_mtime_ns for path in kept.iterdir()} == made
 
     def test_symbolic_shapes_are_compiled_once(self, compile_one: CompileOne) -> None:
         """The size is a parameter of the machine code; what is returned is recorded."""

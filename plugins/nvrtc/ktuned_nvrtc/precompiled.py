@@ -7,15 +7,13 @@ kernels share get one, in one program or in successive ones, and few are kept.
 
 from __future__ import annotations
 
-import atexit
 import functools
-import os
 import shutil
-import stat
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
 
+from ktuned.backends import process_directory
 from ktuned_nvrtc import program
 
 MAX_HEAP_BYTES = 1 << 30
@@ -74,42 +72,9 @@ class PrecompiledHeaders:
 
 @functools.cache
 def _of_this_process() -> PrecompiledHeaders | None:
-    """Return this process's directory, below ``$KTUNED_CACHE`` or else a private directory in TMPDIR.
-
-    It is removed when the process ends; those of killed processes are removed when the next one starts.
-    """
-    cache = os.environ.get("KTUNED_CACHE")
-    root = Path(cache, "nvrtc") if cache else Path(tempfile.gettempdir(), f"ktuned-nvrtc-{os.getuid()}")
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = root.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-            return None
-        for left in root.glob("pch-*"):
-            if not _is_running(left.name):
-                shutil.rmtree(left, ignore_errors=True)
-        own = root / _name(os.getpid())
-        own.mkdir(mode=0o700, exist_ok=True)
-    except OSError:
+    own = process_directory("nvrtc")
+    if own is None:
         return None
     # At once, because the needed size is known only after a failed attempt. Unused address space costs nothing.
     program.set_heap(MAX_HEAP_BYTES)
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
     return PrecompiledHeaders(own)
-
-
-def _name(pid: int) -> str:
-    """Return the name of a process's directory: its pid and its start time, because pids are reused.
-
-    Raises:
-        OSError: the process does not exist.
-    """
-    start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return f"pch-{pid}-{start}"
-
-
-def _is_running(name: str) -> bool:
-    try:
-        return _name(int(name.split("-")[1])) == name
-    except (OSError, ValueError, IndexError):
-        return False

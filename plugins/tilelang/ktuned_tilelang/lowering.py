@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.backends import cuda_headers
+from ktuned_tilelang import precompiled
 from ktuned_tilelang.elaboration import Program
 from ktuned_tilelang.execution import CODE_FILES, HOST_SOURCE_FILE, SOURCE_FILE
 
@@ -94,7 +95,7 @@ def _nvrtc(lowered: Lowered, artifact: Path, scratch: Path) -> str:
     generator = adapters.NVRTCLibraryGenerator(_target(lowered), True)
     generator.update_lib_code(lowered.artifact.kernel_source)
     generator.update_host_func(wrapped["host_func"])
-    generator.assign_compile_flags([*lowered.program.compile_flags, *_missing_includes()])
+    generator.assign_compile_flags([*lowered.program.compile_flags, *_missing_includes(), *precompiled.options()])
     generator.compile_lib()
     cubin, launcher = CODE_FILES["nvrtc"]
     shutil.move(generator.libpath, artifact / cubin)

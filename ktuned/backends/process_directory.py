@@ -1,0 +1,60 @@
+"""Directory of one process, for large files that only that process can use.
+
+Workers end by SIGKILL, so that the directories of processes that are gone are removed when the next one asks for its
+own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import stat
+from pathlib import Path
+
+_PREFIX = "pch-"
+
+
+def process_directory(tool: str) -> Path | None:
+    """Return this process's directory, below ``$KTUNED_CACHE`` or else a private directory in TMPDIR.
+
+    ``tool`` names what uses it. None if it cannot be made, or others could write there.
+    """
+    cache = os.environ.get("KTUNED_CACHE")
+    root = Path(cache, tool) if cache else Path(_temporary(), f"ktuned-{tool}-{os.getuid()}")
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = root.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            return None
+        for left in root.glob(f"{_PREFIX}*"):
+            if not _is_running(left.name):
+                shutil.rmtree(left, ignore_errors=True)
+        own = root / _name(os.getpid())
+        own.mkdir(mode=0o700, exist_ok=True)
+    except OSError:
+        return None
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return own
+
+
+def _temporary() -> str:
+    # Compilers have `tempfile` point to their scratch meanwhile.
+    return os.environ.get("TMPDIR") or "/tmp"
+
+
+def _name(pid: int) -> str:
+    """Return the name of a process's directory: its pid and its start time, because pids are reused.
+
+    Raises:
+        OSError: the process does not exist.
+    """
+    start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{_PREFIX}{pid}-{start}"
+
+
+def _is_running(name: str) -> bool:
+    try:
+        return _name(int(name.split("-")[1])) == name
+    except (OSError, ValueError, IndexError):
+        return False
