@@ -430,7 +430,11 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
     needed = tuple(kernel.problems[0] if allowed else kernel.specialize or ())
     if set(problem) not in allowed if allowed else not set(needed) <= set(problem):
         given = ", ".join(problem) or "nothing"
-        raise UsageError(f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(needed) or 'nothing'}")
+        such = ",".join(f"{key}={value}" for key, value in kernel.problems[0].items()) if allowed else ""
+        example = f", such as {such}" if such else ""
+        raise UsageError(
+            f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(needed) or 'nothing'}{example}"
+        )
 
 
 def is_below(path: str, directory: str) -> bool:

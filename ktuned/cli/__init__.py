@@ -1,8 +1,7 @@
 """The command line, ``ktuned COMMAND``, and its parts that tuning from Python shares with it."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from ktuned.cli.program import main
 
 if TYPE_CHECKING:
     from ktuned.cli.job_view import View
@@ -28,6 +27,9 @@ __all__ = [
     "standing",
 ]
 
+_INTERRUPTED = 130
+"""The exit status, where Ctrl-C came before anything of the program was imported."""
+
 _SHARED = {
     "Event": ("progress", "Event"),
     "News": ("news", "News"),
@@ -40,6 +42,15 @@ _SHARED = {
     "say": ("output", "say"),
     "standing": ("lines", "standing"),
 }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; errors become one line on stderr."""
+    try:
+        from ktuned.cli.program import main as run
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return run(arguments)
 
 
 def __getattr__(name: str) -> Any:

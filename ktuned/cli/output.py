@@ -6,11 +6,14 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from ktuned.cli.tables import table_lines
+
+COMPLAINT: Final = "ktuned: "
+"""The beginning of each error's line."""
 
 
 class ReaderGone(Exception):
@@ -45,7 +48,7 @@ def complain(message: str, hint: str = "") -> None:
     """Print an error as one line: ``ktuned: fault; remedy``."""
     what = " ".join(message.split()).rstrip(".")
     mend = " ".join(hint.split())
-    say(f"ktuned: {what}; {mend}" if mend else f"ktuned: {what}")
+    say(f"{COMPLAINT}{what}; {mend}" if mend else f"{COMPLAINT}{what}")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:

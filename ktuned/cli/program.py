@@ -122,8 +122,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
     for word in sys.argv[1:] if arguments is None else arguments:
         if not word.isascii() and word != word.encode(errors="replace").decode():
-            output.complain(f"{word!a} is not UTF-8", "rename the file or directory")
-            return Exit.USAGE
+            return _not_utf8(word)
     try:
         result: Any = cli.main(args=arguments, prog_name="ktuned", standalone_mode=False)
         return result if isinstance(result, int) else Exit.DONE
@@ -137,6 +136,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         return Exit.USAGE
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
+    except UnicodeEncodeError as error:
+        # A path that a relative one stands for: the protocol has UTF-8 alone.
+        return _not_utf8(error.object)
     except DaemonSilent as error:
         output.complain(error.message, f"{error.hint}; {_how_to_end_it()}")
         return Exit.NO_DAEMON
@@ -152,6 +154,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     except KtunedError as error:
         output.complain(error.message, error.hint)
         return Exit.USAGE if error.code in USAGE_CODES else Exit.NOT_REACHED
+
+
+def _not_utf8(word: str) -> Exit:
+    output.complain(f"{word!a} is not UTF-8", "rename the file or directory")
+    return Exit.USAGE
 
 
 def _how_to_end_it() -> str:

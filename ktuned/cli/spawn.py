@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from ktuned.cli import text
+from ktuned.cli.output import COMPLAINT
 from ktuned.model import KtunedError
 from ktuned_client import paths
 
@@ -18,6 +19,9 @@ START_DEADLINE_S = 15.0
 PROBE_INTERVAL_S = 0.02
 LOG_NAME = "serve.log"
 LOG_TAIL_BYTES = 8192
+
+MAX_WORDS = 500
+"""Characters of a daemon's last words: its remedy stands at their end."""
 
 
 class DaemonNotStarted(KtunedError):
@@ -92,7 +96,7 @@ def start(socket_path: str, state_directory: Path, deadline_s: float = START_DEA
     if not ended:
         process.kill()
         process.wait()
-    words = text.first_line(_last_line(log_path, offset)) or "its log is empty"
+    words = text.first_line(_last_words(log_path, offset), limit=MAX_WORDS) or "its log is empty"
     what = f"ended with status {process.returncode}" if ended else f"did not answer within {deadline_s:g} s"
     raise DaemonNotStarted(f"the daemon {what}: {words}", hint=f"its log is {log_path}")
 
@@ -122,10 +126,14 @@ def _wait(process: subprocess.Popen[bytes], socket_path: str, deadline: float) -
     return False
 
 
-def _last_line(log_path: Path, offset: int) -> str:
-    """Return the last line with text that was logged from ``offset`` on."""
+def _last_words(log_path: Path, offset: int) -> str:
+    """Return the last complaint that was logged from ``offset`` on, or the last line with text if there is none.
+
+    Another daemon of this home, at another socket, may log there, too.
+    """
     with log_path.open("rb") as log:
         end = log.seek(0, os.SEEK_END)
         log.seek(max(offset, end - LOG_TAIL_BYTES))
         lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    complaints = [line.removeprefix(COMPLAINT) for line in lines if line.startswith(COMPLAINT)]
+    return ([*lines, *complaints] or [""])[-1]

@@ -54,6 +54,9 @@ CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
 MAX_CONFIGS = 200
 """Configs that one request may name: every map of its job has them, and a larger set is a space of its own."""
 
+MAX_NAMED = 4
+"""Kernels that a line about an ambiguous name lists."""
+
 MAX_ROWS = 2_000
 MAX_DETAILED_ROWS = 200
 """Trials or jobs in one answer, which must stay below the limit of a message."""
@@ -237,7 +240,9 @@ class Methods:
         others = [other.name for other in self._catalog.namesakes(kernel)]
         if not others:
             return ""
-        meant = f"{', '.join([kernel.name, *others[:-1]])} or {others[-1]}"
+        some = [kernel.name, *others][:MAX_NAMED]
+        rest = 1 + len(others) - len(some)
+        meant = f"{', '.join(some)} or {rest} more" if rest else f"{', '.join(some[:-1])} or {some[-1]}"
         return (
             f"{kernel.kernel!r} alone may mean {meant} now: applications that work outside of their projects must use "
             "the full name"

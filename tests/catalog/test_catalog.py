@@ -231,7 +231,7 @@ def test_kernels_below_no_root_are_forgotten() -> None:
     [
         ({"M": 1, "N": 2}, {}, ""),
         ({"K": 1}, {}, ""),
-        ({"M": 1}, {}, "it takes M, N"),
+        ({"M": 1}, {}, "it takes M, N, such as M=1,N=1"),
         ({}, {}, "names nothing"),
         ({"M": 1, "N": 2, "K": 3}, {}, "names M, N, K"),
         ({"M": [1], "N": 2}, {}, "the problem's M is a list"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.abc
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from ktuned.cli.program import COMMANDS
-from tests.cli.conftest import Run, Serve
+from tests.cli.conftest import Ran, Run, Serve
 from tests.cli.fake_daemon import Refusal
 from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, status_map, trial_map
 
@@ -566,6 +568,51 @@ def test_an_argument_that_is_no_text_is_named(run: Run) -> None:
     ran = run("tune", "tune_\udcff.py")
     assert ran.code == 2
     assert ran.err == "ktuned: 'tune_\\udcff.py' is not UTF-8; rename the file or directory\n"
+
+
+def test_a_directory_that_is_no_text_is_named(run: Run, serve: Serve, tmp_path: Path) -> None:
+    """Also one that a relative path stands for."""
+    serve()
+    place = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(place)
+    before = os.getcwd()
+    try:
+        os.chdir(place)
+        ran = run("tune", ".")
+    finally:
+        os.chdir(before)
+    assert (ran.code, ran.err) == (2, f"ktuned: '{tmp_path}/caf\\udce9' is not UTF-8; rename the file or directory\n")
+
+
+def test_ctrl_c_before_the_program_is_imported_prints_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However early it comes, there is no traceback."""
+
+    class Interrupted(importlib.abc.MetaPathFinder):
+        def find_spec(self, name: str, path: object, target: object = None) -> None:
+            """Raise what Ctrl-C raises."""
+            raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "ktuned.cli.program")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted()])
+    assert run("status") == Ran(130, "", "")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("lookup", "gem", "-p", "M=1"), ("export", "--kernel", "gem")], ids=lambda words: words[0]
+)
+def test_a_name_that_no_kernel_has_is_refused_with_one_that_is_near(
+    run: Run, serve: Serve, arguments: tuple[str, ...]
+) -> None:
+    """Where the daemon has an answer for unknown kernels, the command says what was meant, as all others do."""
+    unknown = answer_map(status="unknown", config=None, device=None, latency_us=None, age_s=None)
+    serve(lookup=unknown, export={"shared": []}, kernels=refuse("not_found", "there is no kernel 'gem'", "'gemm'?"))
+    assert run(*arguments) == Ran(1, "", "ktuned: there is no kernel 'gem'; 'gemm'?\n")
+
+
+def test_status_marks_a_directory_that_is_gone(run: Run, serve: Serve) -> None:
+    """A root whose directory is not there stands in the list until it is forgotten, and says so."""
+    serve(status=status_map())
+    assert "/src (gone)" in run("status").out
 
 
 def test_pins_are_a_table(run: Run, serve: Serve) -> None:

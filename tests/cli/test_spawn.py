@@ -54,12 +54,12 @@ def test_a_daemon_is_started_in_its_own_session(tmp_path: Path, interpreter: Pat
 
 
 def test_a_daemon_that_ends_has_its_last_words_told(tmp_path: Path, interpreter: Path) -> None:
-    """The last line of this start's log says why, and the hint where the rest is; older logs stay out of it."""
+    """The last complaint since this start says why, and the hint where the rest is; other daemons' lines stay out."""
     (tmp_path / spawn.LOG_NAME).write_text("an old failure\n")
-    behave(interpreter, "echo starting; echo 'ktuned: the disk is full' >&2; echo; exit 4")
+    behave(interpreter, "echo starting; echo 'ktuned: the disk is full' >&2; echo timestamp=1 another daemon; exit 4")
     with pytest.raises(spawn.DaemonNotStarted) as caught:
         spawn.start(str(tmp_path / "s" / "ktuned.sock"), tmp_path)
-    assert caught.value.message == "the daemon ended with status 4: ktuned: the disk is full"
+    assert caught.value.message == "the daemon ended with status 4: the disk is full"
     assert str(tmp_path / spawn.LOG_NAME) in caught.value.hint
 
 
@@ -95,7 +95,7 @@ def test_tune_without_a_daemon_that_can_start_exits_3(run: Run, interpreter: Pat
     behave(interpreter, "echo 'ktuned: the store is damaged' >&2; exit 1")
     ran = run("tune", "gemm")
     assert (ran.code, ran.out) == (3, "")
-    assert ran.err.startswith("ktuned: the daemon ended with status 1: ktuned: the store is damaged; its log is ")
+    assert ran.err.startswith("ktuned: the daemon ended with status 1: the store is damaged; its log is ")
 
 
 def test_a_home_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,9 @@ def lookup(
     with Client() as client:
         place = given(device=device, pin=pin, objective=objective)
         answer = client.call("lookup", kernel=kernel, problem=problem, **place)
+        if answer["status"] == Status.UNKNOWN and not as_json:
+            # It is refused, with the name that is near.
+            client.call("kernels", kernel=kernel)
         if why and answer["status"] != Status.UNKNOWN:
             answer["changes"] = _changes(client, answer)
         metrics = answer.get("metrics") or {}

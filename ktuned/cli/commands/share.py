@@ -86,6 +86,9 @@ def export(
     written = []
     with Client() as client:
         shared = client.call("export", deadline_s=_DEADLINE_S, **given(kernel=kernel, device=device))["shared"]
+        if kernel is not None and not shared:
+            # One that is not known is refused, with the name that is near.
+            client.call("kernels", kernel=kernel)
         for entry in shared:
             answer = client.call("export", deadline_s=_DEADLINE_S, kernel=entry["kernel"], device=entry["device"])
             document = answer["document"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -143,7 +144,7 @@ def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[lis
     yield (
         "roots",
         ["path", "project", "python"],
-        [[root["path"], root["name"], _or_absent(root.get("python"))] for root in found["roots"]],
+        [[_place(root["path"]), root["name"], _or_absent(root.get("python"))] for root in found["roots"]],
     )
 
 
@@ -165,6 +166,10 @@ def _devices(backend: Mapping[str, Any]) -> str:
         hint = f" ({absent['hint']})" if absent.get("hint") else ""
         return f"{absent['reason']}: {absent['message']}{hint}"
     return ", ".join(f"{device['name']} ({device['model']})" for device in backend["devices"]) or text.ABSENT
+
+
+def _place(path: str) -> str:
+    return path if os.path.isdir(path) else f"{path} (gone)"
 
 
 def _or_absent(value: Any) -> str:
