@@ -234,11 +234,17 @@ class Catalog:
         raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggested(name, known), hint))))
 
     def _meant(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
-        """Return those kernels whose project is there; only the one in whose root a directory lies, if it does."""
-        roots = {kernel.name: self.root_of(kernel.file) for kernel in kernels}
-        there = [kernel for kernel in kernels if (root := roots[kernel.name]) is not None and os.path.isdir(root.path)]
-        own = None if directory is None else self.root_of(os.path.realpath(directory))
-        return [kernel for kernel in there if own is not None and roots[kernel.name] == own] or there
+        """Return those kernels whose project is there; of these only those of the innermost that a directory is in."""
+        there: dict[str, list[KernelInfo]] = {}
+        for kernel in kernels:
+            root = self.root_of(kernel.file)
+            if root is not None and os.path.isdir(root.path):
+                there.setdefault(root.path, []).append(kernel)
+        place = None if directory is None else os.path.realpath(directory)
+        around = [path for path in there if place is not None and is_below(place, path)]
+        # A project inside of it that has no such kernel does not count either.
+        meant = [max(around, key=len)] if around else there
+        return [kernel for path in meant for kernel in there[path]]
 
     def specified(self, name: str, directory: str | None) -> str:
         """Return the full name that a short one means, if several projects have one; else the name as it is."""

@@ -272,7 +272,7 @@ def test_file_that_cannot_be_read_is_the_fault_of_the_kernels_it_lost(catalog: C
 
 
 def test_a_short_name_means_the_project_that_one_works_in(tmp_path: Path) -> None:
-    """The innermost root decides; a full name needs none, and a project whose directory is gone does not count."""
+    """The innermost one that has it decides; a full name needs none, and a project that is gone does not count."""
     places = [tmp_path / "a", tmp_path / "a" / "inner", tmp_path / "b"]
     for place in places:
         (place / "src").mkdir(parents=True)
@@ -284,6 +284,10 @@ def test_a_short_name_means_the_project_that_one_works_in(tmp_path: Path) -> Non
         assert catalog.specified("gemm", str(place)) == f"{place.name}:gemm"
     assert catalog.specified("other", str(tmp_path)) == "other"
     assert [other.name for other in catalog.namesakes(catalog.resolve("b:gemm"))] == ["a:gemm", "inner:gemm"]
+    deeper = tmp_path / "a" / "deeper"
+    deeper.mkdir()
+    catalog.add_root(Root(str(deeper), "deeper", "python"))
+    assert catalog.resolve("gemm", str(deeper)).name == "a:gemm"
     for directory in (None, str(tmp_path), str(tmp_path / "missing")):
         with pytest.raises(AmbiguousName):
             catalog.resolve("gemm", directory)
