@@ -146,9 +146,18 @@ class Parts:
         return self.catalog.resolve("it")
 
     async def measured(
-        self, kernel: KernelInfo, figures: Mapping[float, float], problem: Problem | None = None, **detail: Any
+        self,
+        kernel: KernelInfo,
+        figures: Mapping[float, float],
+        problem: Problem | None = None,
+        *,
+        is_opening: bool = False,
+        **detail: Any,
     ) -> None:
-        """Enter figures of a kernel's configs (by their ``us``) as a job would have left them, decided or not."""
+        """Enter figures of a kernel's configs (by their ``us``) as a job would have left them, decided or not.
+
+        While a job is at its opening, none of them becomes the winner.
+        """
         problem = {"n": 64} if problem is None else problem
         device = self.machine.device(self.environment, "fake", None)
         context = self.machine.context(kernel, self.environment, problem, device)
@@ -156,7 +165,7 @@ class Parts:
         for us, latency_us in figures.items():
             trial = await self.store.begin_trial(context, kernel.specialized(problem), job.id, {"us": us})
             result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=detail)
-            await self.store.finish_trial(trial, result)
+            await self.store.finish_trial(trial, result, is_opening=is_opening)
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:

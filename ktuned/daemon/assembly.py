@@ -46,7 +46,7 @@ from ktuned.fleet import (
     RemoteExecutor,
 )
 from ktuned.ipc import Trust
-from ktuned.lookup import AnswerCaches, Certainty, Generations, Lookups
+from ktuned.lookup import AnswerCaches, Certainty, Generations, Lookups, ServedWinners
 from ktuned.model import KernelInfo, KernelName, Observation, Priority, Root
 from ktuned.scheduling import (
     Dispatcher,
@@ -272,6 +272,7 @@ def assemble(
     )
 
     # What tunes.
+    served = ServedWinners(catalog, store, machine, admission, caches)
     observer = HostObserver(fleet=fleet, machine=machine, environments=probes.environments, deadlines=deadlines)
     preparation = replaced.preparation_type(
         current.job_settings,
@@ -283,6 +284,7 @@ def assemble(
         traces=traces,
         deadlines=deadlines,
         captured=captured_inputs.digest_for,
+        served=served.of,
         team=team_winners,
     )
     courtesy = Courtesy(
@@ -344,6 +346,7 @@ def assemble(
         artifacts=artifacts,
         jobs=jobs,
         caches=caches,
+        served=served,
         certainty=Certainty(catalog, machine),
     )
 

@@ -49,7 +49,8 @@ class ServedWinners:
             context = replace(winner.context, kernel=kernel.name)
             key = context.key_for(winner.objective)
             device = devices.get(context.device)
-            if device is None or (key in found and found[key].context == context):
+            # One that no final round has decided may be the first that was measured there.
+            if device is None or not winner.is_final or (key in found and found[key].context == context):
                 continue
             if self._is_present(context, winner, kernel, environment, device):
                 found[key] = replace(winner, context=context)

@@ -56,6 +56,7 @@ class Lookups:
         artifacts: Artifacts,
         jobs: Jobs,
         caches: AnswerCaches,
+        served: ServedWinners,
         certainty: Certainty,
     ) -> None:
         self.caches = caches
@@ -71,7 +72,7 @@ class Lookups:
         self._artifacts = artifacts
         self._jobs = jobs
         self._winners = caches.winners
-        self.served = ServedWinners(catalog, store, machine, admission, caches)
+        self.served = served
         self._answered = 0
         self._looked_up: dict[str, float] = {}
         self._follow_ups = FollowUps(admission, buckets, jobs, caches)

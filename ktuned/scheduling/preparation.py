@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ktuned.backends import cpu
 from ktuned.catalog import Admission, Catalog, Traces, check_problem, environment_of
 from ktuned.devices import Machine
-from ktuned.fleet import Fleet
+from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import Trust
-from ktuned.model import PRESETS, Job, KernelInfo, NotFound, Problem, Unsupported, unmeasurable
+from ktuned.model import PRESETS, Job, KernelInfo, NotFound, Problem, Unsupported, Winner, unmeasurable
 from ktuned.tuning import Compiler, Team, Work, merged
 
 
@@ -30,8 +31,8 @@ class JobSettings:
 class Preparation:
     """Makes a job's work of what is known when its turn comes; ``settings`` are replaced when they are read again.
 
-    ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any; ``team``
-    is what others share.
+    ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any;
+    ``served`` the winners that lookups of a kernel are answered with; ``team`` is what others share.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Preparation:
         traces: Traces,
         deadlines: Mapping[str, float],
         captured: Callable[[KernelInfo, Problem], str],
+        served: Callable[[KernelInfo, Environment], Sequence[Winner]],
         team: Team | None = None,
     ) -> None:
         self.settings = settings
@@ -57,6 +59,7 @@ class Preparation:
         self._traces = traces
         self._deadlines = deadlines
         self._captured = captured
+        self._served = served
         self._team = team
 
     def prepare(self, job: Job) -> Work:
@@ -95,6 +98,7 @@ class Preparation:
             judge_contention=self.settings.judges_contention,
             admission=self._admission,
             traces=self._traces,
+            served=partial(self._served, kernel, environment),
             toolchain=self._machine.environments.toolchain_files(environment),
             team=self._team,
             group_size=self._machine.group_size(replace(environment, node=aim.model.node), kernel.backend),

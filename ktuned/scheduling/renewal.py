@@ -173,8 +173,18 @@ class Renewal:
         for device in self._machine.devices(environment, kernel.backend):
             context = self._machine.context(kernel, environment, problem, device)
             finalists = PRESETS[kernel.plan.preset].finalists
+            seated = self._store.winner(context.key_for(objective))
             try:
-                winner = await restore(self._store, self._admission, kernel, problem, context, objective, finalists)
+                winner = await restore(
+                    self._store,
+                    self._admission,
+                    kernel,
+                    problem,
+                    context,
+                    objective,
+                    finalists,
+                    decided_only=seated is None or seated.context != context,
+                )
             except WorkerError as error:
                 # Its job asks again.
                 _log.warning("winner_not_restored", kernel=kernel.name, reason=error.message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Literal
@@ -48,6 +48,7 @@ from ktuned.model import (
     Target,
     Trial,
     TrialResult,
+    Winner,
     WinnerKey,
     added,
     canonical,
@@ -80,7 +81,8 @@ class Work:
     Without ``devices`` its configs are only compiled, for ``target``; ``absence`` then says why nothing is measured, if
     measuring was asked for. ``compilers`` are where the context's toolchain is, this machine first. ``toolchain`` are
     the sights of the files by which it is known there.
-    ``team`` is asked what others share, if anything may be used of it.
+    ``team`` is asked what others share, if anything may be used of it. ``served`` returns the winners that the kernel's
+    lookups are answered with.
     """
 
     job: Job
@@ -95,6 +97,7 @@ class Work:
     judge_contention: bool
     admission: Admission
     traces: Traces
+    served: Callable[[], Sequence[Winner]]
     group_size: int = 1
     lowers: bool = False
     absence: str = ""
@@ -170,16 +173,24 @@ class Work:
         return await self.admission.ask(self.kernel, self.problem, configs)
 
     def explore_request(
-        self, first: Iterable[Config] = (), last: Iterable[Config] = (), earlier: Iterable[EarlierSearch] = ()
+        self,
+        first: Iterable[Config] = (),
+        last: Iterable[Config] = (),
+        earlier: Iterable[EarlierSearch] = (),
+        *,
+        served: Iterable[Config] = (),
     ) -> requests.Explore:
         """Return the request that begins an exploration: which configs come first, and which are left for last.
 
-        ``earlier`` are similar searches, the most similar first.
+        ``earlier`` are similar searches, the most similar first. A job for some configs alone tries those that lookups
+        are ``served`` as well: they are to give way to nothing worse.
         """
         device = self.devices[0] if self.devices else Device(DeviceName(""), DeviceModel(""), Target(self.target))
-        return requests.Explore(
-            self.kernel_ref, self.problem, self.job.plan, tuple(first), tuple(last), device, tuple(earlier)
-        )
+        plan = self.job.plan
+        if plan.configs:
+            wanted = {canonical(config): config for config in (*served, *plan.configs)}
+            plan = replace(plan, configs=tuple(wanted.values()))
+        return requests.Explore(self.kernel_ref, self.problem, plan, tuple(first), tuple(last), device, tuple(earlier))
 
     def unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
         """Return a Build with its artifact's key: a digest of all that decides the artifact's bytes.

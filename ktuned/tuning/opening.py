@@ -7,26 +7,55 @@ problem, the declared default, the winner from before an edit. Decides; no IO.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 
-from ktuned.model import Config, canonical
+from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, canonical
+
+
+class _Fate(Enum):
+    """What an outcome means for a config that is served."""
+
+    OPEN = auto()
+    KNOWN = auto()
+    FAILED = auto()
+
+
+def _fate(outcome: Outcome | None) -> _Fate:
+    if outcome is None or outcome in RETRIED_BY_NEXT_JOB:
+        return _Fate.OPEN
+    return _Fate.KNOWN if outcome in (Outcome.MEASURED, Outcome.SLOWER) else _Fate.FAILED
 
 
 class Opening:
-    """The served configs that have no outcome here yet; over once each has one."""
+    """The configs that are served, the first one first, and their outcomes here; the next is served if one fails.
 
-    def __init__(self, served: Iterable[Config], has_ended: Callable[[Config], bool] = lambda config: False) -> None:
+    It is over once the first that has not failed is known to be as fast as it is, or too slow, or all have failed. An
+    outcome that says nothing of the config, as ``contended``, ends nothing.
+    """
+
+    def __init__(self, served: Iterable[Config], outcome: Callable[[Config], Outcome | None] = lambda config: None):
         self.served = tuple({canonical(config): config for config in served}.values())
-        self._open = {canonical(config) for config in self.served if not has_ended(config)}
+        self._fates = {canonical(config): _fate(outcome(config)) for config in self.served}
+
+    @property
+    def waits_for(self) -> Config | None:
+        """The served config whose outcome decides whether it gives way; ``None`` when the opening is over."""
+        for config in self.served:
+            fate = self._fates[canonical(config)]
+            if fate is not _Fate.FAILED:
+                return config if fate is _Fate.OPEN else None
+        return None
 
     @property
     def is_over(self) -> bool:
-        """True when every served config has an outcome in this context."""
-        return not self._open
+        """True when something better than what is served may become the winner."""
+        return self.waits_for is None
 
-    def end(self, config: Config) -> bool:
-        """Note that a config has an outcome; return whether that was the last one that the opening waited for."""
-        was_open = not self.is_over
-        self._open.discard(canonical(config))
+    def end(self, config: Config, outcome: Outcome) -> bool:
+        """Note a config's outcome; return whether that was the one that the opening waited for."""
+        was_open, text = not self.is_over, canonical(config)
+        if text in self._fates:
+            self._fates[text] = _fate(outcome)
         return was_open and self.is_over
 
 

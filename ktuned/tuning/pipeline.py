@@ -105,6 +105,9 @@ class Pipeline:
         if self.progress.best_cost is None:
             lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
             return JobState.FAILED, f"no config could be measured{lost}"
+        if (unknown := self._opening.waits_for) is not None:
+            words = ", ".join(f"{name}={value}" for name, value in unknown.items())
+            return JobState.FAILED, f"lookups go on with {words}, which could not be measured here: tune again"
         words = (
             self._lead.words() if self._lead.ends_job else self.summary.words(self.progress.done, self.progress.best)
         )
@@ -145,7 +148,8 @@ class Pipeline:
                 self._lead = await self._shared_lead()
                 await self._try_all()
                 await self._acquit()
-                await final_round.run(is_judged=not self._dissent.is_default_doubtful)
+                if self._opening.is_over:
+                    await final_round.run(is_judged=not self._dissent.is_default_doubtful)
                 # A lane that is not open yet was not needed.
                 openings.cancel_scope.cancel()
         finally:
@@ -213,7 +217,7 @@ class Pipeline:
         order = self._prior.order(self._opening.served, self._lead.configs)
         began = monotonic()
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
-            request = self.work.explore_request(order.first, order.last, order.earlier)
+            request = self.work.explore_request(order.first, order.last, order.earlier, served=self._opening.served)
             found = await opened(explorer, request, self.work.kernel, deadlines)
             await self.work.learn(found.observed)
             self.summary.size, self.summary.strategy = found.size, found.strategy
@@ -280,21 +284,23 @@ class Pipeline:
     async def _opened(self) -> Opening:
         """Return the configs that lookups are answered with now, unless a winner of this context is."""
         work = self.work
-        kernel, winners = work.kernel, self._store.winners(work.kernel.name)
+        kernel, winners = work.kernel, work.served()
+        # It may be that of another checkout: a job here is to have a winner of its own that is no worse.
         incumbent = next((winner for winner in winners if winner.key == work.key), None)
+        own = self._store.winner(work.key)
         near = [completed(kernel, winner.config) for winner in stand_ins(work.key, work.specialized, winners)]
         before = None if incumbent is None else completed(kernel, incumbent.config)
         asked = [config for config in (before, *near, kernel.default) if config is not None]
         verdicts = dict(zip(map(canonical, asked), await work.admitted(asked), strict=True))
-        if incumbent is not None and incumbent.context == work.context and verdicts.get(canonical(incumbent.config)):
+        if own is not None and own.context == work.context and await work.admitted([own.config]) == [True]:
             self._has_winner = True
             return Opening(())
         served = served_configs(before, near, kernel.default, lambda config: verdicts[canonical(config)])
-        return Opening(served, self._has_ended)
+        return Opening(served, self._known_outcome)
 
-    def _has_ended(self, config: Config) -> bool:
+    def _known_outcome(self, config: Config) -> Outcome | None:
         known = self._store.known_trial(self.work.context, config)
-        return known is not None and known.outcome is not None and not self._is_tried_again(known)
+        return None if known is None or self._is_tried_again(known) else known.outcome
 
     async def _elect(self, *, decided_only: bool = False) -> None:
         """Make the best known config of this context the winner, unless an admitted one is."""
@@ -484,7 +490,7 @@ class Pipeline:
             self.progress.spend("lane_s", result.lane_s)
             if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
                 _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
-            is_over_now |= self._opening.end(attempt.config)
+            is_over_now |= self._opening.end(attempt.config, result.outcome)
         has_measured = any(result.outcome is Outcome.MEASURED for _, result in kept)
         if winner is not None:
             await self._announce(winner)
@@ -502,7 +508,7 @@ class Pipeline:
             self.progress.acquit(result)
             published = replace(trial, outcome=result.outcome, detail=result.detail)
             publish_trial(self._publish, self.work, self.progress, published)
-        if acquitted:
+        if acquitted and self._opening.is_over:
             await self._elect()
 
     def _trial(self, attempt: Attempt, result: TrialResult) -> Trial:

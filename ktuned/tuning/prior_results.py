@@ -169,7 +169,8 @@ async def restore(
     """Make the best known trial of a context its winner by an objective, if that is not so; return the winner made.
 
     An undone edit restores an old context with its winner. An edit of the space may have removed the winner's config:
-    the best of those that are left follows it; with ``decided_only`` that must have been in a final round.
+    the best of those that are left follows it; with ``decided_only`` that must have been in a final round. A trial
+    of a context that had no winner yet may be worse than what is served.
 
     Raises:
         WorkerError: the space could not be asked.

@@ -52,6 +52,7 @@ WORK = Work(
     judge_contention=False,
     admission=None,  # type: ignore[arg-type]
     traces=None,  # type: ignore[arg-type]
+    served=tuple,
 )
 
 

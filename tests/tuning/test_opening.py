@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,11 +14,11 @@ from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, Winner
-from ktuned.model.values import Config, Status, canonical
+from ktuned.model.values import Config, Outcome, Status, canonical
 from ktuned.scheduling.job_requests import Wish
 from ktuned.store.verdict import Standing, Verdict, judge
 from ktuned.tuning.opening import Opening, served_configs
-from tests.assembled import Parts, kernel_text
+from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 KNOBS = range(6)
 PLAIN = {"axes": {"B": list(KNOBS)}, "configs": None, "constrained": False, "size": len(KNOBS)}
@@ -38,7 +39,10 @@ def _info(default: Config | None) -> KernelInfo:
     )
 
 
-figures = st.lists(st.none() | st.floats(1.0, 1e4), min_size=len(KNOBS), max_size=len(KNOBS))
+DISTURBED = 0.0
+"""In place of a latency: the config was contended, which says nothing of it."""
+
+figures = st.lists(st.none() | st.just(DISTURBED) | st.floats(1.0, 1e4), min_size=len(KNOBS), max_size=len(KNOBS))
 """The latency of each config here, ``None`` for one that fails."""
 
 
@@ -81,7 +85,8 @@ def test_no_answer_is_slower_than_the_one_before(
 
     look_up()
     for knob, is_asked in zip(order, lookups, strict=True):
-        latency_us = here[knob]
+        outcome = _outcome(here[knob])
+        latency_us = here[knob] if outcome is Outcome.MEASURED else None
         incumbent = None if winner is None else Standing(winner.trial, 2 if winner.context.digest == "now" else 1, 2.0)
         if incumbent is not None and winner is not None and incumbent.context == 2:
             incumbent = Standing(winner.trial, 2, winner.latency_us)
@@ -91,14 +96,22 @@ def test_no_answer_is_slower_than_the_one_before(
             measured[knob] = latency_us
         if verdict is Verdict.TAKE and latency_us is not None:
             winner = _winner(64, knob, latency_us)
-        if opening.end({"B": knob}) and measured:
+        if opening.end({"B": knob}, outcome) and measured:
             best = min(measured, key=lambda one: measured[one])
             winner = _winner(64, best, measured[best])
         if is_asked:
             look_up()
     look_up()
-    known_us = [latency_us for knob in served if (latency_us := here[knob]) is not None]
+    known_us = [latency_us for knob in served if (latency_us := here[knob])]
     assert known_us == sorted(known_us, reverse=True)
+    for left, right in pairwise(served):
+        assert left == right or _outcome(here[left]) is not Outcome.CONTENDED, "it gave way unmeasured"
+
+
+def _outcome(latency_us: float | None) -> Outcome:
+    if latency_us is None:
+        return Outcome.MISMATCH
+    return Outcome.MEASURED if latency_us != DISTURBED else Outcome.CONTENDED
 
 
 def _other_row(incumbent: Standing | None) -> Standing | None:
@@ -108,16 +121,28 @@ def _other_row(incumbent: Standing | None) -> Standing | None:
 
 
 def test_near_gives_way_once_its_config_has_ended() -> None:
-    """The last served config to end closes the opening, whatever its outcome; others do not."""
+    """The served config closes the opening once it is known here; others do not, nor does an outcome without sense."""
     opening = Opening(served_configs(None, [{"B": 1}, {"B": 2}], {"B": 3}, lambda config: config != {"B": 1}))
     assert opening.served == ({"B": 2}, {"B": 3})
-    assert [opening.end({"B": knob}) for knob in (1, 3, 4, 2, 2)] == [False, False, False, True, False]
+    assert [opening.end({"B": knob}, Outcome.MEASURED) for knob in (1, 3, 4)] == [False] * 3
+    assert not opening.end({"B": 2}, Outcome.CONTENDED)
+    assert opening.waits_for == {"B": 2}
+    assert [opening.end({"B": 2}, Outcome.SLOWER) for _ in range(2)] == [True, False]
+
+
+def test_the_next_served_config_is_waited_for_where_the_first_one_fails() -> None:
+    """Lookups get the default then."""
+    opening = Opening([{"B": 1}, {"B": 2}])
+    assert not opening.end({"B": 1}, Outcome.CRASHED)
+    assert opening.waits_for == {"B": 2}
+    assert opening.end({"B": 2}, Outcome.HUNG)
+    assert opening.waits_for is None
 
 
 def test_what_is_known_here_is_not_waited_for() -> None:
     """A job that was interrupted goes on where it was: a served config with an outcome needs no second one."""
-    assert Opening([{"B": 1}], lambda config: True).is_over
-    assert not Opening([{"B": 1}], lambda config: False).is_over
+    assert Opening([{"B": 1}], lambda config: Outcome.MEASURED).is_over
+    assert not Opening([{"B": 1}], lambda config: None).is_over
 
 
 @pytest.mark.anyio
@@ -145,3 +170,38 @@ async def test_a_tuning_never_worsens_the_answer(parts: Parts) -> None:
     finals = [answer["final"] for answer in answers]
     assert finals == sorted(finals)
     assert (finals[0], finals[-1]) == (False, True)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("default", "tried"), [("", 2), ("dict(us=700.0)", 3)])
+async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, default: str, tried: int) -> None:
+    """It tries the config that is served as well: a slower one that was asked for does not take its place."""
+    configs = "[dict(us=2000.0), dict(us=700.0), dict(us=50.0)]"
+    problems = "[dict(n=64), dict(n=128)]"
+    kernel = await parts.inspect(kernel_text(configs=configs, problems=problems, default=default))
+    async with parts.working():
+        await parts.requests.tune(kernel, Wish(problem={"n": 128}))
+        await parts.told.ended(1)
+        await parts.requests.tune(kernel, Wish(problem={"n": 64}, configs=({"us": 2000.0},)))
+        (_, ended) = await parts.told.ended(2)
+        parts.kill_workers()
+    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+    assert (answer.status, answer.config, answer.is_final) == (Status.FRESH, {"us": 50.0}, True)
+    assert (ended["state"], ended["done"]) == ("done", tried)
+
+
+@pytest.mark.anyio
+async def test_an_undone_edit_serves_nothing_that_no_final_round_decided(parts: Parts) -> None:
+    """A slow config that a job had measured before it was cancelled is no winner once an edit after it is undone."""
+    text = kernel_text(configs="[dict(us=2000.0), dict(us=50.0)]", problems="[dict(n=64), dict(n=128)]")
+    kernel = await parts.inspect(text)
+    await parts.measured(kernel, {50.0: 50.0}, {"n": 128}, rounds=ALL_ROUNDS)
+    await parts.measured(kernel, {2000.0: 2000.0}, is_opening=True)
+    edited = kernel_text(configs="[dict(us=2000.0), dict(us=50.0)]", problems="[dict(n=64), dict(n=128)]", rtol="0.5")
+    kernel = await parts.inspect(edited)
+    await parts.measured(kernel, {50.0: 50.0}, rounds=ALL_ROUNDS)
+    path = parts.write(text)
+    found = await parts.inspector.inspect_files(parts.root, [str(path)])
+    await parts.renewal.react(found.changes, saved=True)
+    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+    assert (answer.status, answer.config) == (Status.STALE, {"us": 50.0})
