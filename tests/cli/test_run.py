@@ -46,6 +46,23 @@ class TestHook:
         assert (done.stdout.strip(), done.stderr) == ("set()", "")
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_triton_without_what_the_drop_in_needs_is_left_alone(self, tmp_path: Path) -> None:
+        """The program runs as without ktuned, and one line says why."""
+        code = """if True:
+            import sys, triton, triton.runtime
+            sys.modules["triton.runtime.errors"] = None
+            del triton.runtime.errors
+            configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
+            function = triton.autotune(configs, key=[])(triton.jit(triton.language.core._unwrap_if_constexpr))
+            print(type(function).__name__)
+        """
+        (tmp_path / "summary").mkdir()
+        done = run_hooked(code, tmp_path / "summary")
+        assert done.stdout.strip() == "Autotuner", done.stderr
+        ((name, reason),) = Account.read(tmp_path / "summary").left_alone.items()
+        assert name == "triton.autotune"
+        assert "is not one that ktuned-triton knows: import of triton.runtime.errors halted" in reason
+
     def test_the_users_own_sitecustomize_is_imported(self, tmp_path: Path) -> None:
         """It comes after ours on the path."""
         (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.theirs = True")

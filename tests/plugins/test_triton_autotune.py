@@ -369,6 +369,18 @@ class TestACall:
         with tracing(TracingContext(FakeTensorMode())):
             assert function.configs == kernels.CONFIGS
 
+    def test_a_torch_that_hides_its_traces_is_one_line(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The function has all its configs then, and Inductor tunes them."""
+        import torch._guards
+
+        monkeypatch.delattr(torch._guards, "TracingContext")
+        with caplog.at_level(logging.WARNING, "ktuned.triton"):
+            assert [scale().configs, scale().configs] == [kernels.CONFIGS] * 2
+        (record,) = caplog.records
+        assert record.message.endswith("traces of torch.compile are not seen, which tunes itself")
+
     @pytest.mark.parametrize("option", ["mode", "upgrade", "without_daemon"])
     def test_an_unknown_option_is_refused(self, option: str) -> None:
         """With those that there are."""

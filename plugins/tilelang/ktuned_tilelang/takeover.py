@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ktuned.dropin import when_imported
+from ktuned.dropin import account, when_imported
 
 MODULE = "tilelang.autotuner.tuner"
 """The module that defines them; all others import them from there."""
@@ -20,11 +20,16 @@ def install(mode: str) -> None:
 
 
 def _replace(module: Any) -> None:
-    from ktuned_tilelang import autotuner
-    from ktuned_tilelang.tuning import Choices
+    try:
+        from ktuned_tilelang import autotuner
+        from ktuned_tilelang.tuning import Choices
 
+        function_class, tuner_class = autotuner.function_class(), autotuner.tuner_class()
+    except (ImportError, AttributeError) as error:
+        # The program is no worse off than without ktuned.
+        account.leave_alone("tilelang.autotune", f"this TileLang is not one that ktuned-tilelang knows: {error}")
+        return
     theirs = module.autotune
-    function_class, tuner_class = autotuner.function_class(), autotuner.tuner_class()
     choices = Choices()
 
     def autotune(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:

@@ -150,11 +150,16 @@ def autotune(
 @cache
 def autotuner_class() -> type[Any]:
     """Return the class of autotuned functions: a subclass of Triton's, by which ``torch.compile`` knows them."""
-    from triton.compiler.errors import CompileTimeAssertionFailure
+    from triton.compiler import errors as compiling
+    from triton.runtime import errors as running
     from triton.runtime.autotuner import Autotuner
-    from triton.runtime.errors import OutOfResources, PTXASError
 
-    unfit = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
+    places = (
+        (running, "OutOfResources"),
+        (compiling, "CompileTimeAssertionFailure"),
+        (running, "PTXASError"),
+    )
+    unfit = tuple(getattr(module, name) for module, name in places if hasattr(module, name))
     """Raised for configs that Triton's own tuning passes over."""
 
     class KtunedAutotuner(Autotuner):  # type: ignore[misc]

@@ -6,10 +6,14 @@ it compiles that and tunes nothing.
 
 from __future__ import annotations
 
+import logging
 import sys
 import weakref
 from collections.abc import Callable
+from functools import cache
 from typing import Any
+
+_log = logging.getLogger("ktuned.triton")
 
 Choose = Callable[[], list[Any]]
 
@@ -35,6 +39,18 @@ class Traced:
 
 
 def tracing_context() -> Any:
-    """Return torch's context of the trace that goes on in this thread, also while its graph is compiled."""
+    """Return torch's context of the trace that goes on in this thread, also while its graph is compiled.
+
+    A torch that does not say so is taken for one that never traces: Inductor tunes all configs itself then.
+    """
     guards: Any = sys.modules.get("torch._guards")
-    return None if guards is None else guards.TracingContext.try_get()
+    context = getattr(guards, "TracingContext", None)
+    if guards is not None and not hasattr(context, "try_get"):
+        _say_once(f"torch {sys.modules['torch'].__version__}: traces of torch.compile are not seen, which tunes itself")
+        return None
+    return None if context is None else context.try_get()
+
+
+@cache
+def _say_once(text: str) -> None:
+    _log.warning(text)

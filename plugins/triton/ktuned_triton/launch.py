@@ -58,7 +58,7 @@ class TritonKernel(backends.Kernel):
         arguments = Arguments(self._plan, tensors, addresses, _parameter_sizes(self._function))
         launch_kernel, success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
         # What torch.cuda.current_stream(index).cuda_stream does, without making a Stream object for each launch.
-        current_stream = torch._C._cuda_getCurrentRawStream
+        current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
         index, function, config, address = self._index, self._function, self._config, arguments.address
         last_stream = -1
 
@@ -212,3 +212,9 @@ def _checked(result: tuple[Any, ...], doing: str) -> Any:
         _, text = driver.cuGetErrorString(error)
         raise RuntimeError(f"{doing}: {error.name} ({(text or b'').decode()})")
     return values[0] if values else None
+
+
+def _current_stream(index: int) -> int:
+    import torch
+
+    return int(torch.cuda.current_stream(index).cuda_stream)
