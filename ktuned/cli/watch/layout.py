@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ GAP = 2
 
 MIN_WORD = 12
 """Narrower columns are no use to anyone: a knob with its value is as wide."""
+
+_WORD = re.compile(r"[(±-]?\d\S* (?:ns|µs|ms|s|min|h|%|×|[KMG]iB|GB/s|TFLOP/s|J)[,;:)]*(?!\S)|\S+")
+"""A figure with its unit, or any other word."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ELLIPSIS = "…"
@@ -32,11 +36,13 @@ def shortened(word: str, width: int) -> str:
 
 
 def wrapped(words: str, width: int, limit: int | None = None) -> list[str]:
-    """Return words as lines of a width; the last of ``limit`` lines ends with an ellipsis if there is more."""
+    """Return words as lines of a width, a figure beside its unit; the last of ``limit`` lines ends with an ellipsis if
+    there is more.
+    """
     width = max(1, width)
     lines: list[str] = []
     line = ""
-    for word in words.split():
+    for word in _WORD.findall(words):
         joined = f"{line} {word}" if line else word
         if line and cell_len(joined) > width:
             lines.append(line)
