@@ -15,6 +15,7 @@ import pytest
 from tests import leaks
 from tests.assembled import Parts, assembled
 from tests.e2e.harness import SHARED_HEADERS
+from tests.rewriting import rewrite_assertions
 
 # A loaded machine makes an example slow, not wrong; equal seeds make a failure in CI a failure here.
 hypothesis.settings.register_profile("ktuned", deadline=None, derandomize=True, print_blob=True)
@@ -36,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         for directory in _STARTED:
             compileall.compile_dir(_REPOSITORY / directory, quiet=2)
+        if config.getoption("numprocesses", None):
+            rewrite_assertions(config)
     # Each test's own Inductor cache would begin with ten seconds of that.
     os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

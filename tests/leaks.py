@@ -80,6 +80,16 @@ class Snapshot:
         return new
 
 
+_kept_processes: set[int] = set()
+_kept_descriptors: set[tuple[int, str]] = set()
+
+
+def keep(pid: int, descriptor: int) -> None:
+    """Leave out a process that serves all tests, and the descriptor that it ends with; what it starts is a test's."""
+    _kept_processes.add(pid)
+    _kept_descriptors.add((descriptor, os.readlink(f"/proc/self/fd/{descriptor}")))
+
+
 _judged: dict[int, bool] = {}
 """Whether each process of the last look is this run's: reading all environments again takes milliseconds."""
 
@@ -101,7 +111,7 @@ def _processes() -> frozenset[psutil.Process]:
             _judged[pid] = False
     found = set()
     for pid, is_ours in _judged.items():
-        if is_ours and pid != os.getpid():
+        if is_ours and pid != os.getpid() and pid not in _kept_processes:
             with suppress(psutil.NoSuchProcess):
                 found.add(psutil.Process(pid))
     return frozenset(found)
@@ -137,7 +147,7 @@ def _descriptors() -> frozenset[tuple[int, str]]:
             target = os.readlink(f"/proc/self/fd/{entry}")
             if not target.startswith(HARMLESS_TARGETS):
                 found.add((int(entry), target))
-    return frozenset(found)
+    return frozenset(found - _kept_descriptors)
 
 
 _AnyTask = asyncio.Task[Any]

@@ -7,6 +7,7 @@ No part is completed after its construction. What would be a cycle is broken by 
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ from ktuned.fleet import (
     LocalExecutor,
     NodeLink,
     RemoteExecutor,
+    StartProcess,
 )
 from ktuned.ipc import Trust
 from ktuned.lookup import AnswerCaches, Certainty, Generations, Lookups, ServedWinners
@@ -95,7 +97,8 @@ class Replacements:
 
     ``executor`` returns the one that is used, over the daemon's own. ``read`` gives readings of the machine,
     ``base_env`` is the workers' environment; a fleet that ``adopts`` takes every child of the process for its own.
-    Spare workers import ``spare_modules``; timing and compiles share ``cores``.
+    Spare workers import ``spare_modules``; timing and compiles share ``cores``. ``start_process`` starts a worker's
+    process.
     """
 
     adopts: bool = True
@@ -107,6 +110,7 @@ class Replacements:
     preparation_type: type[Preparation] = Preparation
     read: Callable[[], Awaitable[Reading]] | None = None
     spare_modules: Sequence[str] = BENCH_MODULES
+    start_process: StartProcess = subprocess.Popen
     toolchain_intervals: SurveyIntervals | None = None
 
 
@@ -193,6 +197,7 @@ def assemble(
         adopts=replaced.adopts,
         trust=trust,
         kept=kept,
+        start_process=replaced.start_process,
     )
     bridge = Bridge(
         python=settings.bridge_python, directory=settings.state, base_env=base_env, mark=executor.mark, kept=kept

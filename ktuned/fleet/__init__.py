@@ -23,6 +23,7 @@ from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_link import NodeLink
 from ktuned.fleet.pool import BENCH_MODULES, Fleet
 from ktuned.fleet.priority_semaphore import Turns, aged
+from ktuned.fleet.process import StartProcess
 from ktuned.fleet.quiet import ALL_CORES
 from ktuned.fleet.remote_executor import RemoteExecutor
 from ktuned.fleet.usage import CpuUse, Usage
@@ -56,6 +57,7 @@ __all__ = [
     "Output",
     "RemoteExecutor",
     "RequestFailed",
+    "StartProcess",
     "Turns",
     "Usage",
     "Worker",

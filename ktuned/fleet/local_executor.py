@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import subprocess
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from ktuned.fleet import memory, orphans
 from ktuned.fleet.executor import Environment, Executor
 from ktuned.fleet.failures import WorkerDied
 from ktuned.fleet.guard import Guard
-from ktuned.fleet.process import DAEMON_MARK, WorkerProcess, spawn
+from ktuned.fleet.process import DAEMON_MARK, StartProcess, WorkerProcess, spawn
 from ktuned.ipc import Places, Trust, parent
 from ktuned.model import Role, WorkerError
 
@@ -47,7 +48,7 @@ class LocalExecutor(Executor):
 
     One that ``adopts`` also ends detached descendants: it kills every child of this process that it did not start, but
     for those that are ``kept`` now. Where all that is below a ``private`` directory is this process's own, the warden
-    removes that.
+    removes that. ``start_process`` starts a worker's process.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class LocalExecutor(Executor):
         kept: Collection[int] = (),
         private: Path | None = None,
         warden_s: float = WARDEN_S,
+        start_process: StartProcess = subprocess.Popen,
     ) -> None:
         self._id = f"{os.getpid()}-{secrets.token_hex(4)}"
         self.scratch = scratch / self._id
@@ -74,6 +76,7 @@ class LocalExecutor(Executor):
         self._adopts = adopts
         self._trust = trust or Trust()
         self._warden_s = warden_s
+        self._start_process = start_process
         self._kept = kept
         self.mark = f"{DAEMON_MARK}={self._id}"
         """The mark in the environment of each process that must not outlive this one."""
@@ -120,6 +123,7 @@ class LocalExecutor(Executor):
             places=self._places(environment),
             worker_id=f"{self._id}.{self._count}",
             scratch=self.scratch / str(self._count),
+            start_process=self._start_process,
         )
         self._workers[worker.pid] = worker
         self._tasks.start_soon(self._watch, worker)

@@ -16,7 +16,7 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import anyio
 
@@ -54,6 +54,21 @@ _READ_BYTES = 1 << 16
 _INBOX_LIMIT = 256
 
 
+class Process(Protocol):
+    """A process that was started, as :class:`subprocess.Popen` is one."""
+
+    pid: int
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def wait(self) -> int:
+        """Reap it and return its exit code."""
+
+
+StartProcess = Callable[..., Process]
+"""Starts a process from its command and the options of :class:`subprocess.Popen`."""
+
+
 class WorkerProcess(Worker):
     """A worker on this machine; made by :func:`spawn`."""
 
@@ -61,7 +76,7 @@ class WorkerProcess(Worker):
         self,
         role: Role,
         environment: Environment,
-        process: subprocess.Popen[bytes],
+        process: Process,
         *,
         mark: str,
         scratch: Path,
@@ -349,6 +364,7 @@ def spawn(
     places: Places,
     worker_id: str,
     scratch: Path,
+    start_process: StartProcess = subprocess.Popen,
 ) -> WorkerProcess:
     """Start a worker process; await :meth:`WorkerProcess.ready` before the first request.
 
@@ -380,7 +396,7 @@ def spawn(
         arguments = (role, str(child_read), str(child_write), str(os.getpid()), places.to_argument())
         try:
             # -P: a module in the worker's directory must not shadow the ones that the worker itself is made of.
-            process = subprocess.Popen(
+            process = start_process(
                 [environment.python, "-P", "-m", "ktuned.worker", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

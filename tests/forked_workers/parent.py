@@ -1,0 +1,108 @@
+"""Parent of workers of one role: imports what they import, then forks one for each request.
+
+Run by its path with a socket's descriptor, a role, and bytes of padding in the environment: that is the room for a
+worker's own environment, as ``/proc`` shows it.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgpack
+
+MAX_MESSAGE = 1 << 18
+MAX_DESCRIPTORS = 16
+
+_ABOVE = 400
+"""Descriptors are moved here before they get the numbers that a worker expects: no number is taken by then."""
+
+
+def main(control: socket.socket, role: str) -> None:
+    """Fork a worker for each request, and answer with its id; answer ``wait`` with a dead one's exit code."""
+    from ktuned.worker import bytecode
+
+    bytecode.use(os.environ)
+    import ktuned.worker.__main__ as program
+    from ktuned.ipc import Places
+    from ktuned.worker.main import Operations
+
+    Operations(Places({}, "", "", ""), role)
+    sys.modules["__main__"] = program
+    gc.collect()
+    gc.freeze()
+    while True:
+        data, ancillary, _, _ = control.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS))
+        if not data:
+            return
+        message = msgpack.unpackb(data)
+        if "wait" in message:
+            _, status = os.waitpid(message["wait"], 0)
+            control.send(msgpack.packb(os.waitstatus_to_exitcode(status)))
+            continue
+        descriptors = array.array("i")
+        for _, _, received in ancillary:
+            descriptors.frombytes(received)
+        control.send(msgpack.packb(_fork(control, message, list(descriptors))))
+
+
+def _fork(control: socket.socket, message: dict[str, Any], descriptors: list[int]) -> int:
+    """Return the id of a worker that leads its own session."""
+    ready, leads = os.pipe()
+    pid = os.fork()
+    if not pid:
+        control.close()
+        os.close(ready)
+        os.setsid()
+        os.close(leads)
+        _be_worker(message, descriptors)
+    os.close(leads)
+    os.read(ready, 1)
+    for descriptor in (ready, *descriptors):
+        os.close(descriptor)
+    return pid
+
+
+def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
+    """Become the worker that a command, an environment, a directory and descriptors describe."""
+    import fcntl
+
+    null = os.open(os.devnull, os.O_RDONLY)
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _ABOVE) for descriptor in (null, *descriptors)]
+    os.closerange(3, _ABOVE)
+    for descriptor, number in zip(moved, (0, 1, 2, *message["numbers"]), strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(message["directory"])
+    os.environ.clear()
+    os.environ.update(message["environment"])
+    _show(message["environment"])
+    python, *arguments = message["command"]
+    sys.orig_argv = [python, *arguments]
+    # -P -m ktuned.worker ROLE READ_FD WRITE_FD DAEMON_PID PLACES: the daemon that this worker dies with is its parent.
+    arguments[6] = str(os.getppid())
+    sys.orig_argv[7] = arguments[6]
+    sys.argv = [str(Path(sys.modules["__main__"].__file__ or "")), *arguments[3:]]
+    from ktuned.worker.main import run
+
+    run(sys.argv[1:])
+
+
+def _show(environment: dict[str, str]) -> None:
+    """Overwrite the environment that ``/proc`` shows, which is the memory that this process began with."""
+    start, end = map(int, Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[47:49])
+    block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    if len(block) > end - start:
+        raise RuntimeError(f"a worker's environment has {len(block)} bytes; there is room for {end - start}")
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, block, len(block))
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
