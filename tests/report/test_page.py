@@ -121,6 +121,20 @@ def test_filters_reach_every_chart(browser: Browser, report: Path) -> None:
         assert opened.complaints == []
 
 
+def test_no_axis_repeats_a_label(browser: Browser, report: Path) -> None:
+    """The ticks of an axis differ in their labels, where all that it shows is one value, too."""
+    with Opened(browser, file(report)) as opened:
+        opened.visit(1)
+        opened.draw_all()
+        labels = opened.page.evaluate(
+            """state.cards.flatMap(card => [card, ...(card.parts || [])]).filter(card => card.chart).flatMap(card =>
+                ["xAxis", "yAxis"].flatMap(kind => card.chart.getModel().queryComponents({ mainType: kind }))
+                    .map(one => one.axis.getViewLabels().map(label => label.formattedLabel)))"""
+        )
+    assert len(labels) > 10
+    assert [found for found in labels if len(set(found)) < len(found)] == []
+
+
 def test_hovering_explains_a_point(browser: Browser, report: Path) -> None:
     """The pointer on an improvement shows the trial: its latency and its config."""
     with Opened(browser, file(report)) as opened:

@@ -57,10 +57,10 @@ function latencyAxis(c, low, high, more = {}) {
   const { axisLabel, ...rest } = more;
   const isLog = high / low > 3;
   const pad = isLog ? Math.pow(high / low, 0.04) : 1;
-  const span = high - low || high * 0.02 || 1;
+  const gap = Math.max((high - low) * 0.06, high * 0.02); // values that hardly differ leave room for labels that do
   const ticks = isLog ? { customValues: roundValues(low / pad, high * pad, rest.splitNumber || 5) } : {};
   return axis(c, {
-    type: isLog ? "log" : "value", logBase: 10, min: isLog ? low / pad : Math.max(0, low - span * 0.06), max: isLog ? high * pad : high + span * 0.06,
+    type: isLog ? "log" : "value", logBase: 10, min: isLog ? low / pad : Math.max(0, low - gap), max: isLog ? high * pad : high + gap,
     minorSplitLine: { show: false }, axisTick: { show: false, ...ticks }, axisLabel: { formatter: short, ...(isLog ? ticks : { showMinLabel: false, showMaxLabel: false }), ...axisLabel }, ...rest,
   });
 }
@@ -459,7 +459,7 @@ function history(section, c) {
       },
     }),
     xAxis: axis(c, { type: "category", data: saves.map((save) => day(save.first)), splitLine: { show: false }, axisLabel: { interval: "auto" } }),
-    yAxis: latencyAxis(c, low, Math.max(high, low * 1.0001)),
+    yAxis: latencyAxis(c, low, high),
     series: [{
       type: "line", step: "end", data: saves.map((save) => ({ value: save.latency_us, symbolSize: save.is_shown ? 13 : 8, itemStyle: { color: save.is_shown ? c.gold : c.accent } })), symbol: "circle", lineStyle: { color: c.accent, width: 2 }, itemStyle: { borderColor: c.card, borderWidth: 1.5 },
     }],
