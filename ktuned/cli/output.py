@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import click
 
+from ktuned.cli import text
 from ktuned.cli.tables import table_lines
 
 COMPLAINT: Final = "ktuned: "
 """The beginning of each error's line."""
+
+MAX_SILENCE_S = 10.0
+"""Longest time without a line while a command waits: a log of CI that stands still for longer looks dead."""
 
 
 class ReaderGone(Exception):
@@ -49,6 +56,25 @@ def complain(message: str, hint: str = "") -> None:
     what = " ".join(message.split()).rstrip(".")
     mend = " ".join(hint.split())
     say(f"{COMPLAINT}{what}; {mend}" if mend else f"{COMPLAINT}{what}")
+
+
+@contextmanager
+def patience(task: str, every_s: float = MAX_SILENCE_S) -> Iterator[None]:
+    """Print now and then on stderr how long the block, which is one long request, has taken."""
+    over = threading.Event()
+    began = time.monotonic()
+
+    def remind() -> None:
+        while not over.wait(every_s):
+            say(f"{task}: {text.duration(time.monotonic() - began)} so far")
+
+    reminder = threading.Thread(target=remind, daemon=True)
+    reminder.start()
+    try:
+        yield
+    finally:
+        over.set()
+        reminder.join()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:

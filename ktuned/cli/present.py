@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-MAX_SILENCE_S = 10.0
-"""Longest time without a line while jobs are open: a log of CI that stands still for longer looks dead."""
-
 REFRESHES_PER_SECOND = 8
 MAX_BARS = 12
 """Jobs shown at once: more would scroll a small terminal and become unreadable."""
@@ -72,7 +69,7 @@ class LinePresenter:
     Events of workers are left out.
     """
 
-    def __init__(self, silence_s: float = MAX_SILENCE_S) -> None:
+    def __init__(self, silence_s: float = output.MAX_SILENCE_S) -> None:
         self._silence_s = silence_s
         self._view = View()
         self._printing = Lock()

@@ -157,7 +157,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _not_utf8(word: str) -> Exit:
-    output.complain(f"{word!a} is not UTF-8", "rename the file or directory")
+    shown = os.fsencode(word).decode(errors="backslashreplace")
+    output.complain(f"{shown} is not UTF-8", "rename the file or directory")
     return Exit.USAGE
 
 

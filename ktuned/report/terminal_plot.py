@@ -50,7 +50,7 @@ def best_so_far(trials: Sequence[Mapping[str, Any]], width: int, height: int = H
         level = low * (high / low) ** (1 - number / (height - 1))
         label = _latency(level) if number % 3 == 0 or number == height - 1 else ""
         lines.append(f"{label:>{MARGIN - 1}} ┤{''.join(cells)}".rstrip())
-    count = f"{len(ordered)} trials"
+    count = f"{len(ordered)} trials" if len(ordered) > 1 else "trial"
     lines.append(f"{'':>{MARGIN}}└{'─' * columns}")
     lines.append(f"{'':>{MARGIN}} 1{count:>{columns - 1}}")
     return lines

@@ -37,7 +37,7 @@ def check(kernel: str, problem: dict[str, Any] | None, sanitize: bool, as_json: 
     are found. Exits with 1 if a winner is wrong, or cannot be checked.
     """
     tools = {"address": _library_of_address_sanitizer(), "compute": _compute_sanitizer()} if sanitize else {}
-    with Client() as client:
+    with Client() as client, output.patience(f"checking the winners of {kernel}"):
         found = client.call(
             "check", deadline_s=CHECK_DEADLINE_S, **given(kernel=kernel, problem=problem), sanitize=sanitize, **tools
         )

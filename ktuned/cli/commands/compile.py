@@ -85,7 +85,8 @@ def compile(  # noqa: A001 - the command's name
 
 
 def _ask(client: Client, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    accepted: dict[str, Any] = client.call("compile", deadline_s=TUNE_DEADLINE_S, **wanted)
+    with output.patience(f"inspecting {wanted.get('path') or wanted['kernel']}"):
+        accepted: dict[str, Any] = client.call("compile", deadline_s=TUNE_DEADLINE_S, **wanted)
     return accepted
 
 

@@ -49,7 +49,7 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
 
 def _show_peaks(*, again: bool, as_json: bool) -> int:
     announce(spawn.ensure())
-    with Client() as client:
+    with Client() as client, output.patience("measuring the devices"):
         answer = client.call("peaks", measure=True, again=again, deadline_s=PEAKS_DEADLINE_S)
     status = Exit.DONE if any(peaks["gbps"] for peaks in answer["peaks"]) else Exit.NOT_REACHED
     if as_json:

@@ -27,7 +27,7 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
     place = as_path(path, "a kernel's name is none")
     if not no_spawn:
         announce(spawn.ensure())
-    with Client() as client:
+    with Client() as client, output.patience(f"inspecting {place}"):
         # As a tuning: it inspects every kernel file below the path.
         added = client.call("add", deadline_s=TUNE_DEADLINE_S, path=place)
     if as_json:

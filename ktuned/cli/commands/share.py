@@ -111,7 +111,7 @@ def export(
     if as_json:
         output.emit_json({"files": written})
     elif not written:
-        of = "" if kernel is None else f" of a kernel {kernel!r}"
+        of = " of Triton's kernels" if form == "triton" else "" if kernel is None else f" of a kernel {kernel!r}"
         output.complain(f"there are no winners{of} to export", "`ktuned tune PATH` finds some")
     return Exit.DONE if written else Exit.NOT_REACHED
 

@@ -55,7 +55,7 @@ def status(as_json: bool) -> int:
 @json_option
 def backends(as_json: bool) -> int:
     """Show backends and their devices."""
-    with Client() as client:
+    with Client() as client, output.patience("probing backends"):
         environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]
     if as_json:
         output.emit_json(environments)

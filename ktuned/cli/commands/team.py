@@ -69,7 +69,7 @@ def push(no_spawn: bool, as_json: bool) -> int:
     """
     if not no_spawn:
         announce(spawn.ensure())
-    with Client() as client:
+    with Client() as client, output.patience("publishing winners"):
         done = client.call("team_push", deadline_s=_EXCHANGE_S)
     if as_json:
         output.emit_json(done)
@@ -91,7 +91,8 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
     if not no_spawn:
         announce(spawn.ensure())
     with Client() as client:
-        accepted = client.call("team_pull", deadline_s=_EXCHANGE_S, **given(kernel=kernel))
+        with output.patience("reading the team's winners"):
+            accepted = client.call("team_pull", deadline_s=_EXCHANGE_S, **given(kernel=kernel))
         for notice in accepted["notices"]:
             output.say(notice)
         with Tuning(client, accepted) as tuning:

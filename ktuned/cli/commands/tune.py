@@ -92,7 +92,7 @@ def tune(
     plan |= given(configs=configs, again=again or None, no_team=no_team or None)
     if not no_spawn:
         announce(spawn.ensure())
-    with Client() as client, client.tune(kernel, path=path, **plan) as tuning:
+    with Client() as client, begun(client, kernel, path, **plan) as tuning:
         complain_of(tuning.errors)
         for notice in tuning.notices:
             output.say(notice)
@@ -112,6 +112,12 @@ def tune(
             output.complain(f"{target} has nothing to tune", "declare problems in the kernel file, or give one with -p")
     reached = bool(view.jobs) and all(job.has_winner for job in view.jobs.values()) and not tuning.errors
     return Exit.DONE if reached else Exit.NOT_REACHED
+
+
+def begun(client: Client, kernel: str | None, path: str | None, **plan: Any) -> Tuning:
+    """Request a tuning; its kernel files are inspected first, and what they import may take long."""
+    with output.patience(f"inspecting {path or kernel}"):
+        return client.tune(kernel, path=path, **plan)
 
 
 def announce(pid: int | None) -> None:

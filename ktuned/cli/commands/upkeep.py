@@ -47,7 +47,7 @@ def gc(dry_run: bool, keep_gib: float | None, as_json: bool) -> int:
     the daemon itself keeps too, or --keep. Removed kernels are compiled again when they are needed; results stay
     (`ktuned forget` deletes those).
     """
-    with Client() as client:
+    with Client() as client, output.patience("removing artifacts"):
         found = client.call("gc", deadline_s=GC_DEADLINE_S, **given(dry_run=dry_run, keep_gib=keep_gib))
     if as_json:
         output.emit_json(found)
@@ -65,7 +65,7 @@ def reload(as_json: bool) -> int:
 
     An error in it changes nothing, and exits with 2.
     """
-    with Client() as client:
+    with Client() as client, output.patience("reading config.toml and inspecting what it changes"):
         # Roots with another interpreter are inspected again.
         done = client.call("reload", deadline_s=TUNE_DEADLINE_S)
     if as_json:

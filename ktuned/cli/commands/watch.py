@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ktuned.cli import output, regression, spawn, text
-from ktuned.cli.commands.tune import announce, complain_of, follow
+from ktuned.cli.commands.tune import announce, begun, complain_of, follow
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.job_view import ENDED, View
 from ktuned.cli.limits import limits
@@ -66,7 +66,8 @@ def watch(path: str | None, once: bool, tolerance: float | None, no_spawn: bool,
             return _check(client, root, DEFAULT_TOLERANCE if tolerance is None else tolerance, as_json)
         project = since = None
         if root is not None:
-            accepted = client.call("tune", deadline_s=TUNE_DEADLINE_S, path=root, stale_only=True)
+            with output.patience(f"inspecting {root}"):
+                accepted = client.call("tune", deadline_s=TUNE_DEADLINE_S, path=root, stale_only=True)
             complain_of(accepted["errors"])
             since = (accepted["epoch"], accepted["seq"])
         roots = client.call("kernels")["roots"]
@@ -107,12 +108,12 @@ def _check(client: Client, root: str | None, tolerance: float, as_json: bool) ->
     roots = [root] if root is not None else [entry["path"] for entry in client.call("kernels")["roots"]]
     errors = []
     for place in roots:
-        with client.tune(path=place, stale_only=True) as tuning:
+        with begun(client, None, place, stale_only=True) as tuning:
             complain_of(tuning.errors)
             errors += tuning.errors
             follow(tuning, as_json)
     for kernel, problem, objective in _by_other_objectives(client, root):
-        with client.tune(kernel, problem=problem, objective=objective, stale_only=True) as tuning:
+        with begun(client, kernel, None, problem=problem, objective=objective, stale_only=True) as tuning:
             follow(tuning, as_json)
     found = regression.compare(before, _winners(client, root), tolerance)
     if as_json:
