@@ -23,6 +23,9 @@ from ktuned.model import (
     stand_ins,
 )
 
+HasFailed = Callable[[Config], bool]
+"""Returns whether a config is known not to work in the context of a measurement made now."""
+
 Admits = Callable[[Config], bool | None]
 """Returns whether the kernel's space admits a config for this problem; ``None`` when that is not known yet."""
 
@@ -69,6 +72,7 @@ def decide(
     *,
     is_certain: bool = True,
     objective: Objective = LATENCY,
+    has_failed: HasFailed = lambda config: False,
 ) -> Decision:
     """Return the best answer for one problem on one device model, by an objective.
 
@@ -98,7 +102,7 @@ def decide(
             return Decision(status, winner, config, is_certain=is_certain, is_unobserved=is_unobserved)
     for winner in stand_ins(key, kernel.specialized(problem), known):
         config = completed(kernel, winner.config)
-        if may_serve(config):
+        if may_serve(config) and not has_failed(config):
             return Decision(Status.NEAR, winner, config, tuple(undecided.values()), is_certain)
     default = kernel.default
     # The file itself declares it as the fallback: until a worker has refused it for this problem, it is served.

@@ -78,9 +78,13 @@ class ServedWinners:
     def _common(
         self, kernel: KernelInfo, environment: Environment, model: str, objective: Objective
     ) -> Iterable[Common]:
-        """Return the trials of the config that is best for all declared problems by an objective, if there is one."""
+        """Return the trials of the config that is best for all problems by an objective, once all are tuned."""
         device = self._machine.device(environment, kernel.backend, model)
         contexts = [self._machine.context(kernel, environment, problem, device) for problem in kernel.problems]
+        decided = [(context, self._store.winner(context.key_for(objective))) for context in contexts]
+        if any(winner is None or winner.context != context or not winner.is_final for context, winner in decided):
+            # The first config that was measured on all of them may be slow on those that are tuned already.
+            return []
         tried = [
             {
                 canonical(trial.config): trial

@@ -213,6 +213,7 @@ class Lookups:
             lambda config: self._admission.known(kernel, problem, config),
             is_certain=not doubt,
             objective=by,
+            has_failed=lambda config: context is not None and self._store.has_failed(context, config),
         )
         if found.undecided:
             self._follow_ups.check(kernel, problem, found.undecided)

@@ -74,6 +74,7 @@ from ktuned.model.trace import (
 )
 from ktuned.model.trial import Context, EarlierSearch, Trial, TrialResult, Winner
 from ktuned.model.values import (
+    FAILURES,
     RETRIED_BY_NEXT_JOB,
     Config,
     Outcome,
@@ -94,6 +95,7 @@ __all__ = [
     "EDP",
     "ENERGY",
     "ENVIRONMENT",
+    "FAILURES",
     "FLOAT32",
     "LATENCY",
     "MAX_PRIORITY",

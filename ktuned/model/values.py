@@ -61,6 +61,9 @@ class Outcome(StrEnum):
 RETRIED_BY_NEXT_JOB = frozenset({Outcome.CONTENDED, Outcome.CANCELLED, Outcome.INTERRUPTED})
 """Outcomes that do not depend on the config: the next job tries it again."""
 
+FAILURES = frozenset(Outcome) - RETRIED_BY_NEXT_JOB - {Outcome.MEASURED, Outcome.SLOWER}
+"""Outcomes of configs that do not work."""
+
 
 class Status(StrEnum):
     """Status of a lookup's answer, best first."""

@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 
 from ktuned.model import (
+    FAILURES,
     LATENCY,
     Config,
     Context,
@@ -397,6 +398,11 @@ class Store:
     def known_trial(self, context: Context, config: Config) -> Trial | None:
         """Return what is known of a config on this very context."""
         return trial_queries.of_config(self._reader, context, config)
+
+    def has_failed(self, context: Context, config: Config) -> bool:
+        """Return whether a config is known not to work in this very context."""
+        known = self.known_trial(context, config)
+        return known is not None and known.outcome in FAILURES
 
     def best_trials(
         self,

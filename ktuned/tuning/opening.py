@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
-from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, canonical
+from ktuned.model import FAILURES, RETRIED_BY_NEXT_JOB, Config, Outcome, canonical
 
 
 class _Fate(Enum):
@@ -23,7 +23,7 @@ class _Fate(Enum):
 def _fate(outcome: Outcome | None) -> _Fate:
     if outcome is None or outcome in RETRIED_BY_NEXT_JOB:
         return _Fate.OPEN
-    return _Fate.KNOWN if outcome in (Outcome.MEASURED, Outcome.SLOWER) else _Fate.FAILED
+    return _Fate.FAILED if outcome in FAILURES else _Fate.KNOWN
 
 
 class Opening:
@@ -64,9 +64,9 @@ def served_configs(
 ) -> list[Config]:
     """Return the configs that lookups are answered with while a context has no winner.
 
-    ``incumbent`` is the winner from before a change, ``near`` are those of near problems, the nearest first.
+    ``incumbent`` is the winner from before a change, ``near`` are those of near problems, the nearest first: the next
+    one is served where one fails.
     """
     if incumbent is not None and admits(incumbent):
         return [incumbent]
-    nearest = next(filter(admits, near), None)
-    return [config for config in (nearest, default) if config is not None and admits(config)]
+    return [config for config in (*near, default) if config is not None and admits(config)]

@@ -45,8 +45,17 @@ def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: 
     given_ground = options.pop("on", ground(problem))
     is_certain = options.pop("is_certain", True)
     objective = options.pop("objective", LATENCY)
+    failed = options.pop("failed", ())
     return decide(
-        info(**options), problem, DEVICE, given_ground, winners, admits, is_certain=is_certain, objective=objective
+        info(**options),
+        problem,
+        DEVICE,
+        given_ground,
+        winners,
+        admits,
+        is_certain=is_certain,
+        objective=objective,
+        has_failed=lambda config: config in failed,
     )
 
 
@@ -201,3 +210,12 @@ def test_until_an_objective_has_a_winner_the_fastest_config_stands_in() -> None:
     assert ask(fastest, frugal).config == {"B": 1}
     assert ask(elsewhere, objective=ENERGY).config == {"B": 2}
     assert ask(frugal).status is Status.DEFAULT
+
+
+def test_a_near_config_that_fails_here_gives_way() -> None:
+    """To the next nearest, and where that fails too, to the default; a winner of this key is served all along."""
+    near = winner({"M": 128, "dtype": "float32"}, {"B": 2}), winner({"M": 1024, "dtype": "float32"}, {"B": 4})
+    found = ask(*near, failed=[{"B": 2}])
+    assert (found.status, found.config) == (Status.NEAR, {"B": 4})
+    assert ask(*near, failed=[{"B": 2}, {"B": 4}]).config == DEFAULT
+    assert ask(winner(digest="before"), failed=[{"B": 2}]).status is Status.STALE

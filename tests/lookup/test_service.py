@@ -14,12 +14,14 @@ from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
+from ktuned.scheduling.job_requests import Wish
 from ktuned.serve.connection import Connection
 from ktuned.serve.explain import Explainer
 from ktuned.serve.params import CaptureParams, ForgetParams, TuneParams
 from ktuned.store import Capture
 from ktuned.store.database import Store
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
+from tests.fake_tensors import REFERENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -373,3 +375,27 @@ async def test_errand_that_failed_is_sent_again(tmp_path: Path) -> None:
                 await anyio.sleep(0.005)
         assert isinstance(parts.store, FullOnce)
         assert parts.store.refused
+
+
+async def test_a_config_for_all_problems_is_served_once_all_are_tuned(parts: Parts) -> None:
+    """A slow one that was the first to be measured on all of them takes no better answer's place."""
+    text = kernel_text(configs="us=[50.0, 2000.0]", problems="[(dict(n=64), 1.0), dict(n=128)]", best_for="'all'")
+    kernel = await parts.inspect(text)
+    await parts.measured(kernel, {50.0: 50.0, 2000.0: 2000.0}, {"n": 64})
+    await parts.measured(kernel, {2000.0: 2000.0}, {"n": 128})
+    parts.lookups.caches.changed(kernel.name)
+    assert ask(parts)["config"] == {"us": 50.0}
+
+
+async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> None:
+    """A tuning has found that it is wrong for this problem, and that nothing else works."""
+    text = kernel_text(configs="us=[50.0]", problems="[dict(n=64), dict(n=128)]", reference=REFERENCE)
+    kernel = await parts.inspect(text.replace("Build(**c)", "Build(us=c.us, does='wrong' if p.n == 64 else 'work')"))
+    async with parts.working():
+        for count, n in enumerate((128, 64), start=1):
+            await parts.requests.tune(kernel, Wish(problem={"n": n}))
+            await parts.told.ended(count)
+        parts.kill_workers()
+    answer = ask(parts)
+    assert (answer["status"], answer["config"]) == ("default", None)
+    assert "mismatch" in answer["message"]
