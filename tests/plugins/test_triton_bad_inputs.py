@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import copy
 from typing import Any
 
 import pytest
+import triton
 
 from ktuned.backends import Unit
 from ktuned.model import BackendError
@@ -103,6 +105,39 @@ def test_a_module_that_workers_cannot_use_is_one_line(text: str, words: str, tmp
     (error,) = loaded.errors
     assert words in error.message
     assert "\n" not in error.message
+
+
+def test_another_state_of_the_function_is_not_tuned(tmp_path: Path) -> None:
+    """The application has cached an older one; nothing that is measured here is its own."""
+    (tmp_path / "edited_application.py").write_text(
+        "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef f(x, BLOCK: tl.constexpr):\n    pass\n"
+    )
+    file = adopted("edited_application", (str(tmp_path),)).write(tmp_path / "home")
+    loaded = load_file(file, file.parent)
+    assert loaded.kernels == ()
+    (error,) = loaded.errors
+    assert "edited_application.f is not the function that the application has: it changed since" in error.message
+
+
+def test_closures_and_arguments_are_refused_where_they_are_written() -> None:
+    """No other process finds the one, and a launch does not take the other."""
+
+    @triton.jit
+    def inner(x):  # type: ignore[no-untyped-def]
+        pass
+
+    with pytest.raises(ValueError, match="inside another function"):
+        Build(inner, ("x",))
+    with pytest.raises(TypeError, match="args holds a object; it takes tensors by their names"):
+        Build(bad_kernel, ("x", object(), 1))  # type: ignore[arg-type]
+
+
+def test_without_triton_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what installs it."""
+    monkeypatch.setitem(sys.modules, "triton.compiler", None)
+    with pytest.raises(BackendError, match="Triton cannot be imported: ") as raised:
+        Triton().prepare()
+    assert "pip install" in raised.value.hint
 
 
 def test_another_major_version_of_triton_is_refused() -> None:

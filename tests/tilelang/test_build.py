@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from ktuned_tilelang import Build, TileLang, TileLangKernel, precompiled
 from ktuned_tilelang.artifact import load_kernel, read_recipe
 from ktuned_tilelang.execution import CODE_FILES
 from ktuned_tilelang.recipe import Recipe
-from tests.tilelang import kernels
+from tests.tilelang import bad, kernels
 from tests.tilelang.kernels import EXAMPLE, SIZE, build
 
 HUGE = {"size": 1024, "block": 256, "depth": 256, "stages": 3}
@@ -163,6 +164,19 @@ class TestBadInputs:
         """Whose first line says what is wrong."""
         result, _ = compile_one(wanted)
         assert (result.outcome, words in result.message.splitlines()[0]) == (outcome, True), result.message
+
+    @pytest.mark.parametrize("mode", ["endless", "illegal", "wrong"])
+    def test_only_a_launch_shows_some(self, mode: str, compile_one: CompileOne) -> None:
+        """No compiler sees that one never ends, writes elsewhere or is wrong; a lane on a GPU does."""
+        result, _ = compile_one(Build(bad.bad, {"size": SIZE, "mode": mode}, execution_backend="nvrtc"))
+        assert result.outcome is None, result.message
+
+    def test_without_tilelang_a_line_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With what installs it."""
+        monkeypatch.setitem(sys.modules, "tilelang", None)
+        with pytest.raises(BackendError, match="TileLang cannot be imported: ") as raised:
+            TileLang().prepare()
+        assert "pip install 'tilelang" in raised.value.hint
 
     def test_what_cannot_travel_is_refused_where_it_is_written(self) -> None:
         """A value, a closure, a function that TileLang tunes, an argument."""
