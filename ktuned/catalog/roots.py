@@ -51,13 +51,19 @@ def make_root(
     return Root(
         real,
         base,
-        str(chosen),
+        str(_by_one_name(chosen)),
         {**project.env, **(env or {})},
         polling,
         Asked(name, python, dict(env or {})),
         project.digest,
         project.defaults,
     )
+
+
+def _by_one_name(python: Path) -> Path:
+    """Return an interpreter as ``python`` where that is one of its names: each name would have workers of its own."""
+    plain = python.with_name("python")
+    return plain if plain.exists() and plain.resolve() == python.resolve() else python
 
 
 def asked_again(root: Root, project: Project | None = None, trust: Trust | None = None) -> Root:

@@ -58,6 +58,16 @@ def test_interpreter_and_environment_follow_the_same_order(tmp_path: Path) -> No
     assert asked_again(make_root(place)).python == sys.executable
 
 
+def test_names_of_one_interpreter_are_one(tmp_path: Path) -> None:
+    """``python3`` and ``python`` of one environment have the same workers; another Python there is another one."""
+    scripts = tmp_path / "venv" / "bin"
+    scripts.mkdir(parents=True)
+    for name, target in (("python", sys.executable), ("python3", "python"), ("python2", "/bin/sh")):
+        (scripts / name).symlink_to(target)
+    pythons = [make_root(str(tmp_path), python=str(scripts / name)).python for name in ("python", "python3", "python2")]
+    assert pythons == [str(scripts / name) for name in ("python", "python", "python2")]
+
+
 def test_a_project_file_that_cannot_be_followed_keeps_the_known_name(tmp_path: Path) -> None:
     """A typing error costs no winners: a daemon that starts goes on with the name that the project had."""
     place = directory(tmp_path / "p", "name = ")

@@ -43,7 +43,7 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
     if as_json:
         output.emit_json([finding.to_wire() for finding in findings])
     else:
-        output.table(["", "what", "how it is", "remedy"], ([*map(str, _row(finding))] for finding in findings))
+        output.table(["state", "what", "how it is", "remedy"], ([*map(str, _row(finding))] for finding in findings))
     return Exit.NOT_REACHED if any(finding.level is Level.FAIL for finding in findings) else Exit.DONE
 
 
