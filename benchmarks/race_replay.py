@@ -201,21 +201,23 @@ class Replays:
         noise = Noise()
         device = _Device(self._clock(dice))
         for index in order:
+            place = self._place(configs[index], dice)
+            first_us = configs[index].samples_us[place - 1] + configs[index].cost_us
             race = Race(
                 self._preset,
                 stop_above_us=incumbent.cost * self._early_stop if incumbent and self._races else None,
                 incumbent=incumbent if self._races else None,
                 resolution_us=self._recording.resolution_us,
-                first_us=configs[index].samples_us[0] if self._recording.is_quick else None,
+                first_us=first_us if self._recording.is_quick else None,
                 noise=noise,
             )
-            self._sample(race, configs[index], device, self._place(configs[index], dice))
+            self._sample(race, configs[index], device, place)
             if race.ending is Ending.HOPELESS:
                 continue
             found[index] = race
             median_us = race.samples.median_us
             if race.is_full:
-                noise.learn(race.samples)
+                noise.learn(race.samples, first_us)
             if race.ending is not Ending.BEATEN and (incumbent is None or median_us < incumbent.cost):
                 incumbent = requests.Incumbent(median_us, *race.interval_us)
         lane_s = device.now_us / 1e6

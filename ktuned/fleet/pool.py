@@ -374,7 +374,7 @@ class Fleet:
     async def _warm(self, worker: Worker, device: Device) -> None:
         """Have a spare make its context on a device; one that the device refuses stays cold, and is announced."""
         try:
-            await worker.exchange(requests.Canary(device), {Phase.LOAD: min(WARM_S, self.spawn_s)})
+            await worker.exchange(requests.Canary(device, warms_up=True), {Phase.LOAD: min(WARM_S, self.spawn_s)})
         except RequestFailed as error:
             self._cold[device.name] = error.message
             _log.info("spare_cold", device=device.name, reason=error.message)

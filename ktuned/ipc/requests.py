@@ -293,12 +293,16 @@ class Close(Request[replies.Empty, Never]):
 
 @record
 class Canary(Request[replies.Empty, Never]):
-    """Run something tiny on a device, to learn whether it works."""
+    """Run something tiny on a device, to learn whether it works.
+
+    A worker that ``warms_up`` also has the device's libraries loaded, as far as every trial needs them.
+    """
 
     operation: ClassVar = "canary"
     first_phase: ClassVar = Phase.LOAD
 
     device: Device
+    warms_up: bool = False
 
 
 @record

@@ -125,7 +125,10 @@ class Bench:
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda" and not backend.times_on_host:
             timer = CudaTimer(request.device.name, kernel.timing)
+            timer.begin_warm_up()
         data.expect(self._places.reference(request.expected))
+        if isinstance(timer, CudaTimer):
+            data.rehearse()
         self._open = _Opened(
             request.kernel,
             request.target,
@@ -254,7 +257,7 @@ class Bench:
         cores = None if counted is None else counted.cores
         if cores is not None and request.cores is not None and cores > request.cores:
             return replies.Measurement(None, phase=Phase.TIMING, cores=cores)
-        timed = self._time(
+        timed, ends_checked = self._time(
             opened,
             launch,
             request.preset,
@@ -271,8 +274,9 @@ class Bench:
             return disputed(timed, first)
         last = first
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
-            # Launched once more: what the first of those that were timed wrote may have been left as it was.
-            relaunched = self._launch_once(opened, launch, reply, Phase.CHECK)
+            # What the first of those that were timed wrote may have been left as it was: the last one, or one more,
+            # has to write it again.
+            relaunched = None if ends_checked else self._launch_once(opened, launch, reply, Phase.CHECK)
             last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge(opened, reply)
             if last.outcome is not Outcome.MEASURED:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
@@ -361,7 +365,9 @@ class Bench:
         if isinstance(launch, replies.Measurement):
             return launch
         opened.data.begin_trial()
-        timed = self._time(opened, launch, request.preset, request.judge_contention, reply, known_us=request.known_us)
+        timed, _ = self._time(
+            opened, launch, request.preset, request.judge_contention, reply, known_us=request.known_us
+        )
         return self._convicted(timed, reply)
 
     def canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
@@ -377,6 +383,10 @@ class Bench:
         total = int(numbers.sum())
         if total != 28:
             raise RuntimeError(f"{request.device.name} counts 0 + … + 7 as {total}")
+        if request.warms_up:
+            # As little as loads them: the lane may be timing meanwhile.
+            some = torch.ones(16, 16, device=request.device.name)
+            torch.equal((some @ some - some).abs(), some)
         return replies.Empty()
 
     def time_reference(self, request: requests.TimeReference, reply: Reply) -> replies.Measurement:
@@ -450,15 +460,19 @@ class Bench:
         tolerated: Collection[int] = (),
         known_us: float | None = None,
         first_us: float | None = None,
-    ) -> replies.Measurement:
-        """Time a launch, unless its latency is known, and measure its energy where that is wanted."""
+    ) -> tuple[replies.Measurement, bool]:
+        """Time a launch, unless its latency is known, and measure its energy where that is wanted.
+
+        Return also whether the last launch that was timed began with poisoned outputs.
+        """
         reply.phase(Phase.TIMING)
         if isinstance(opened.timer, CudaTimer):
             opened.timer.meanwhile = None if following is None else partial(self._prepare, opened, following, reply)
         watch = _watch(opened.device, judge_contention, tolerated)
         try:
             restore = opened.data.restore if opened.data.restores else None
-            measured, is_contended = replies.Measurement(Outcome.MEASURED, latency_us=known_us), False
+            measured = replies.Measurement(Outcome.MEASURED, latency_us=known_us)
+            is_contended = ends_checked = False
             if known_us is None:
                 timing = opened.timer.time(
                     launch,
@@ -469,11 +483,13 @@ class Bench:
                     cost=None if opened.objective == LATENCY else opened.cost,
                     first_us=first_us,
                     noise=opened.noise,
+                    begin_checked=opened.data.begin_checked_launch,
                 )
+                ends_checked = timing.ends_checked
                 measured = from_timing(timing)
                 is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)
                 if timing.is_full and not is_contended:
-                    opened.noise.learn(timing.samples)
+                    opened.noise.learn(timing.samples, first_us)
             energy: Energy | None = None
             if opened.meter is not None and not is_contended and measured.latency_us is not None:
                 latency_us = measured.latency_us
@@ -492,16 +508,15 @@ class Bench:
                     measured = replace(measured, message=message, beaten=True)
         except CounterStopped as error:
             # It says nothing of the config, which is tried again.
-            return replies.Measurement(
-                Outcome.CONTENDED, f"the energy counter of {opened.device.name}: {error}", Phase.TIMING
-            )
+            message = f"the energy counter of {opened.device.name}: {error}"
+            return replies.Measurement(Outcome.CONTENDED, message, Phase.TIMING), False
         except Exception as error:
-            return raised(error, Phase.TIMING)
+            return raised(error, Phase.TIMING), False
         if is_contended:
-            return contended(opened.device, Phase.TIMING)
+            return contended(opened.device, Phase.TIMING), False
         absence = watch.absence if isinstance(watch, GpuWatch) else ""
         measured = replace(measured, contention=f"not judged: {absence}" if absence else None)
-        return _with_metrics(measured, opened, energy)
+        return _with_metrics(measured, opened, energy), ends_checked
 
 
 def _with_metrics(measured: replies.Measurement, opened: _Opened, energy: Energy | None) -> replies.Measurement:

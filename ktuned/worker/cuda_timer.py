@@ -12,7 +12,9 @@ of 4.6 µs and a mean of 156; a plain loop of 20 launches between two events too
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -65,6 +67,22 @@ class CudaTimer:
         self._meanwhile: Callable[[], None] | None = None
         self.meanwhile: Callable[[], None] | None = None
         self._last_work = 0.0
+        self._warm_up: Thread | None = None
+
+    def begin_warm_up(self) -> None:
+        """Warm the clock while the caller prepares other things, which the host does most of."""
+        self._warm_up = Thread(target=self.warm_up, daemon=True)
+        self._warm_up.start()
+
+    def warm_up(self) -> None:
+        """Give the device work until its clock is warm, beside that of the caller's stream."""
+        with suppress(RuntimeError), self._torch.cuda.stream(self._torch.cuda.Stream(self._device)):  # type: ignore[no-untyped-call]
+            began = perf_counter()
+            while perf_counter() - began < WARM_CLOCKS_S:
+                for _ in range(_BATCH):
+                    self._warming @ self._warming
+                self._torch.cuda.current_stream(self._device).synchronize()
+            self._last_work = perf_counter()
 
     def synchronize(self) -> None:
         """Wait until the device has done everything; a kernel's fault surfaces here as an exception."""
@@ -81,8 +99,12 @@ class CudaTimer:
         cost: Cost | None = None,
         first_us: float | None = None,
         noise: Noise | None = None,
+        begin_checked: Callable[[], None] | None = None,
     ) -> Timing:
         """Sample a launch for as long as the :class:`~ktuned.worker.race.Race` wants samples.
+
+        ``begin_checked`` prepares, in place of ``restore``, the last launch of each batch of events, so that what that
+        leaves can be judged: launching once more costs as much as a sample.
 
         All figures that are compared are timed alike: a launch by events, with a cold cache, says nothing about one in
         a graph.
@@ -103,7 +125,8 @@ class CudaTimer:
         while race.wants_warm_up(perf_counter() - began):
             self._by_events(launch, restore, 1, race.warm)
         if not race.gives_up(perf_counter() - began):
-            sample = self._by_graph(launch) if in_graph else partial(self._by_events, launch, restore)
+            by_events = partial(self._by_events, launch, restore, begin_checked=begin_checked)
+            sample = self._by_graph(launch) if in_graph else by_events
             self._meanwhile, self.meanwhile = self.meanwhile, None
             each_us = race.warm.sorted_us[0] if len(race.warm) else first_us or 0.0
             pace_s = each_us / 1e6 * (GRAPH_LAUNCHES if in_graph else 1)
@@ -113,7 +136,8 @@ class CudaTimer:
                 fits = int((preset.timing_s - (perf_counter() - began)) / max(pace_s, 1e-6))
                 sample(max(1, min(batch, fits)), race.samples)
         self._last_work = perf_counter()
-        return Timing.of(race)
+        ends_checked = begin_checked is not None and not in_graph and len(race.samples) > 0
+        return Timing.of(race, ends_checked=ends_checked and race.samples is not race.warm)
 
     def _wait(self) -> None:
         meanwhile, self._meanwhile = self._meanwhile, None
@@ -121,13 +145,22 @@ class CudaTimer:
             meanwhile()
         self.synchronize()
 
-    def _by_events(self, launch: Launch, restore: Callable[[], None] | None, count: int, samples: Samples) -> None:
+    def _by_events(
+        self,
+        launch: Launch,
+        restore: Callable[[], None] | None,
+        count: int,
+        samples: Samples,
+        *,
+        begin_checked: Callable[[], None] | None = None,
+    ) -> None:
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]  # type: ignore[no-untyped-call]
         self._lead_in()
-        for start, end in pairs:
-            if restore is not None:
-                restore()
+        for number, (start, end) in enumerate(pairs, 1):
+            prepare = begin_checked if begin_checked is not None and number == count else restore
+            if prepare is not None:
+                prepare()
             self._flush.zero_()
             start.record()
             launch()
@@ -165,11 +198,8 @@ class CudaTimer:
             self._flush.zero_()
 
     def _warm_clocks(self) -> None:
-        if perf_counter() - self._last_work < IDLE_S:
-            return
-        began = perf_counter()
-        while perf_counter() - began < WARM_CLOCKS_S:
-            for _ in range(_BATCH):
-                self._warming @ self._warming
-            self.synchronize()
-        self._last_work = perf_counter()
+        if self._warm_up is not None:
+            self._warm_up.join()
+            self._warm_up = None
+        if perf_counter() - self._last_work >= IDLE_S:
+            self.warm_up()

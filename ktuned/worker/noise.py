@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
-from statistics import fmean
+from statistics import fmean, median
 
 from ktuned.worker.samples import Samples
 
@@ -64,18 +64,25 @@ class _Distances:
 
 
 class Noise:
-    """The pool of one kernel and problem on one device, as one timer sees it."""
+    """The pool of one kernel and problem on one device, as one timer sees it.
+
+    The launch that was checked before a config was timed is a sample of another kind: it took at most so long, with
+    what the host did for it. How much longer it seems than the median is known from the pool's configs, too.
+    """
 
     def __init__(self) -> None:
+        self._firsts: deque[float] = deque(maxlen=MOST_CONFIGS)
         self._above: deque[_Distances] = deque(maxlen=MOST_CONFIGS)
         self._below: deque[_Distances] = deque(maxlen=MOST_CONFIGS)
         self._known: dict[tuple[bool, int, float], float] = {}
 
-    def learn(self, samples: Samples) -> None:
-        """Add a config that was sampled in full."""
+    def learn(self, samples: Samples, first_us: float | None = None) -> None:
+        """Add a config that was sampled in full; its checked launch took at most ``first_us``."""
         median_us = samples.median_us
         if median_us <= 0:
             return
+        if first_us is not None:
+            self._firsts.append(first_us / median_us)
         few = samples.taken_us[:MOST_SAMPLES]
         self._above.append(_Distances([max(0.0, value / median_us - 1) for value in few]))
         self._below.append(_Distances([max(0.0, 1 - value / median_us) for value in few]))
@@ -85,14 +92,34 @@ class Noise:
         """Return whether the pool says anything of so many samples, with this chance of an error."""
         return all(pool and _chance(pool, _farthest(pool), count) <= chance for pool in (self._above, self._below))
 
-    def is_above(self, samples: Samples, latency_us: float, chance: float) -> bool:
-        """Return whether a config's median is above a latency, with no more than this chance of an error."""
+    def is_above(self, samples: Samples, latency_us: float, chance: float, first_us: float | None = None) -> bool:
+        """Return whether a config's median is above a latency, with no more than this chance of an error.
+
+        Its checked launch of ``first_us`` before the samples says so, too, where it took as long as such a config's
+        seldom seem to.
+        """
         distance = samples.sorted_us[0] / latency_us - 1 if latency_us > 0 else math.inf
         if distance < 0:
             return False
         if len(samples) >= UNKNOWN_COUNT and distance > max(UNKNOWN, _farthest(self._above)):
             return True
-        return bool(self._above) and _chance(self._above, distance, len(samples)) <= chance
+        if not self._above:
+            return False
+        by_first = 1.0
+        if first_us is not None and latency_us > 0:
+            longer = sum(ratio >= first_us / latency_us for ratio in self._firsts)
+            by_first = (longer + 1) / (len(self._firsts) + 2)
+        return _chance(self._above, distance, len(samples), by_first) <= chance
+
+    def one_may_do(self, first_us: float, latency_us: float, chance: float) -> bool:
+        """Return whether a config whose checked launch took ``first_us`` is above a latency, if one sample says what is
+        to be expected after that launch.
+        """
+        if not self._firsts:
+            return False
+        expected = Samples()
+        expected.add(first_us / median(self._firsts))
+        return self.is_above(expected, latency_us, chance, first_us)
 
     def lowest_median_us(self, samples: Samples, chance: float) -> float:
         """Return the latency that a config's median is below with no more than this chance."""
@@ -121,8 +148,10 @@ def _distance(pool: Sequence[_Distances], count: int, chance: float) -> float:
     return steps[bisect_left(steps, True, key=lambda step: _chance(pool, step, count) <= chance)]
 
 
-def _chance(pool: Sequence[_Distances], distance: float, count: int) -> float:
-    """Return the chance that so many samples of a config like those of the pool all lie beyond a distance."""
+def _chance(pool: Sequence[_Distances], distance: float, count: int, by_first: float = 1.0) -> float:
+    """Return the chance that so many samples of a config like those of the pool all lie beyond a distance, and the
+    launch before them took as long as it did, which alone has the chance ``by_first``.
+    """
     beyond = [one.beyond(distance) for one in pool]
     # Laplace's rule of succession: what was never seen may happen next time.
     common = (sum(beyond) + 1) / (sum(map(len, pool)) + 2)
@@ -130,4 +159,8 @@ def _chance(pool: Sequence[_Distances], distance: float, count: int) -> float:
     rates = [
         max(common, (late + _WEIGHT * common) / (len(one) + _WEIGHT)) for late, one in zip(beyond, pool, strict=True)
     ]
-    return fmean(max(rate**count, one.spells_beyond(distance, count)) for rate, one in zip(rates, pool, strict=True))
+    # A spell that lay over the samples lay over the launch before them as well.
+    spell = count + (by_first < 1)
+    return fmean(
+        max(rate**count * by_first, one.spells_beyond(distance, spell)) for rate, one in zip(rates, pool, strict=True)
+    )

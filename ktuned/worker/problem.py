@@ -7,6 +7,7 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,6 +163,19 @@ class ProblemData:
             else:
                 self._library.copy(self._pristine[name], tensor)
 
+    def rehearse(self) -> None:
+        """Do once what is done around each config's launches, except for user code: a GPU's libraries load each of
+        their kernels when it is first used, which takes as long as some configs.
+        """
+        # What fails here fails in every trial, where it has its outcome.
+        with suppress(RuntimeError):
+            self.begin_trial()
+            for name, value in self._expected.items():
+                self._library.copy(value, self.tensors[name])
+            self._compared()
+            self.overwritten()
+            self.damage()
+
     def begin_checked_launch(self) -> None:
         """Poison the outputs that are only written, and restore what ``setup`` asks for, as before each launch.
 
@@ -280,19 +294,9 @@ class ProblemData:
     def check(self) -> Verdict:
         """Judge what the last launch left in the tensors."""
         kernel = self._kernel
-        if kernel.reference is not None:
-            verdict = compare(
-                self.tensors,
-                self._expected,
-                rtol=kernel.rtol,
-                atol=kernel.atol,
-                max_mismatched_ratio=kernel.max_mismatched_ratio,
-                poisoned=self._poisoned,
-            )
-            if not verdict.ok:
-                return replace(verdict, is_dissent=self._run_default is not None)
-        else:
-            verdict = Verdict(ok=True)
+        verdict = self._compared()
+        if not verdict.ok:
+            return replace(verdict, is_dissent=self._run_default is not None)
         if kernel.check is not None:
             outputs = {name: self.tensors[name] for name in self._outputs}
             # What user code is given to change is looked at before.
@@ -304,6 +308,18 @@ class ProblemData:
             never = [name for name in self._poisoned if never_written(self.tensors[name])]
             return replace(own, message=f"{never[0]} was never written; {own.message}") if never else own
         return verdict
+
+    def _compared(self) -> Verdict:
+        """Compare the outputs with the expected ones, if there are any."""
+        kernel = self._kernel
+        return compare(
+            self.tensors,
+            self._expected,
+            rtol=kernel.rtol,
+            atol=kernel.atol,
+            max_mismatched_ratio=kernel.max_mismatched_ratio,
+            poisoned=self._poisoned,
+        )
 
     def overwritten(self) -> tuple[str, ...]:
         """Return the inputs that the last launch wrote to, though the file declares them neither as outputs nor in

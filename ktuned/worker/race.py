@@ -102,7 +102,9 @@ class Race:
         self._resolution_us = resolution_us
         self._warm_counts = warm_counts
         self._noise = noise or Noise()
+        self._first_us = first_us
         self._least = max(FEWEST_FOR_CI, preset.repetitions // 2)
+        self._fewest = 1 if self._one_may_do else self._least // 2
         # What races was launched to be checked just before.
         is_racing = incumbent is not None or stop_above_us is not None
         is_quick = first_us is not None and first_us <= min(QUICK_US, FAR * self._stop_above_us)
@@ -126,7 +128,7 @@ class Race:
         n, repetitions = len(self.samples), self._preset.repetitions
         if n == 0 and len(self.warm) and self.warm.sorted_us[0] > FAR * self._stop_above_us:
             return 1
-        for target in (self._least // 2, self._least, repetitions):
+        for target in (self._fewest, self._least // 2, self._least, repetitions):
             if n < target:
                 return target - n
         return max(BATCH, repetitions, n // 2)
@@ -143,9 +145,29 @@ class Race:
             return Ending.BEATEN
         if is_late:
             return Ending.OUT_OF_TIME
-        if n >= self._preset.repetitions and self._is_known:
+        is_behind = elapsed_s >= LOOK_AFTER_S and self._is_behind
+        if n >= (self._least if is_behind else self._preset.repetitions) and self._is_known:
             return Ending.KNOWN
         return None
+
+    @property
+    def _one_may_do(self) -> bool:
+        """True if the launch that was checked was so slow that one sample may show that the config is beaten."""
+        if self._incumbent is None or self._cost is not None or self._first_us is None:
+            return False
+        return self._noise.one_may_do(self._first_us, self._beyond_us(FEW_MARGIN), FALSE_END)
+
+    @property
+    def _is_behind(self) -> bool:
+        """True if the median is above the incumbent's: it need not be known any better than to 1 %."""
+        if self._incumbent is None or self._cost is not None:
+            return False
+        return self.samples.interval_us[0] > self._incumbent.high + self._resolution_us
+
+    def _beyond_us(self, margin: float) -> float:
+        """Return the latency above which a config is beaten."""
+        assert self._incumbent is not None
+        return self._incumbent.high * (1 + margin) + self._resolution_us
 
     @property
     def is_full(self) -> bool:
@@ -173,14 +195,15 @@ class Race:
     @property
     def _is_beaten(self) -> bool:
         """True if the median is beyond the incumbent's interval by more than its own uncertainty and a margin."""
-        if self._incumbent is None or len(self.samples) < self._least // 2:
+        if self._incumbent is None or len(self.samples) < self._fewest:
             return False
         is_sampled = len(self.samples) >= self._least
-        beyond = self._incumbent.high * (1 + (MARGIN if is_sampled else FEW_MARGIN))
+        margin = MARGIN if is_sampled else FEW_MARGIN
         if self._cost is None:
-            beyond_us = beyond + self._resolution_us
+            beyond_us = self._beyond_us(margin)
             is_beyond = is_sampled and self.samples.interval_us[0] > beyond_us
-            return is_beyond or self._noise.is_above(self.samples, beyond_us, FALSE_END)
+            return is_beyond or self._noise.is_above(self.samples, beyond_us, FALSE_END, self._first_us)
+        beyond = self._incumbent.high * (1 + margin)
         # By some metrics a longer launch is the better one.
         low_us = self._noise.lowest_median_us(self.samples, FALSE_END)
         high_us = self._noise.highest_median_us(self.samples, FALSE_END)

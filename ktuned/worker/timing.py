@@ -33,19 +33,21 @@ def launches_per_sample(launch_ns: int, *, restores: bool) -> int:
 class Timing(Record):
     """The samples of one kernel, the reason why there are no more, and the 95 % interval of their median in µs.
 
-    ``is_full`` if there are as many as were wanted, or as there was time for, and enough for an interval.
+    ``is_full`` if there are as many as were wanted, or as there was time for, and enough for an interval;
+    ``ends_checked`` if the last launch was prepared so that what it left can be judged.
     """
 
     samples: Samples
     ending: Ending
     interval_us: tuple[float, float]
     is_full: bool
+    ends_checked: bool = False
 
     @classmethod
-    def of(cls, race: Race) -> Timing:
+    def of(cls, race: Race, *, ends_checked: bool = False) -> Timing:
         """Return a race's end."""
         assert race.ending is not None
-        return cls(race.samples, race.ending, race.interval_us, race.is_full)
+        return cls(race.samples, race.ending, race.interval_us, race.is_full, ends_checked)
 
     @property
     def stopped_early(self) -> bool:
@@ -113,8 +115,12 @@ class HostTimer:
         cost: Cost | None = None,
         first_us: float | None = None,
         noise: Noise | None = None,
+        begin_checked: Callable[[], None] | None = None,
     ) -> Timing:
-        """Sample a launch; see :func:`time_on_host`. After a check the caches are cold, whatever ``first_us`` says."""
+        """Sample a launch; see :func:`time_on_host`. After a check the caches are cold, whatever ``first_us`` says.
+
+        None of the launches is one to be judged: poisoning the outputs before it would leave the caches colder.
+        """
         return time_on_host(
             launch, preset, restore=restore, stop_above_us=stop_above_us, incumbent=incumbent, cost=cost, noise=noise
         )

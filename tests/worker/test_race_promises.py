@@ -64,9 +64,11 @@ RESOLUTION_US = 0.025
 def trial(
     latency_us: float, draw: Draw, dice: random.Random, noise: Noise, incumbent: requests.Incumbent | None
 ) -> tuple[Race, int]:
-    """Return a race that was run to its end, and its launches."""
-    race = Race(PRESET, incumbent=incumbent, resolution_us=RESOLUTION_US, first_us=latency_us, noise=noise)
+    """Return a race that was run to its end, from which the noise was learned, and its launches."""
     elapsed_us, first = 0.0, dice.randrange(1_000)
+    # With what the host did for it.
+    first_us = latency_us * draw(dice, first - 1) + 30 * (1 + dice.random())
+    race = Race(PRESET, incumbent=incumbent, resolution_us=RESOLUTION_US, first_us=first_us, noise=noise)
     while race.wants_warm_up(0.0):
         race.warm.add(latency_us)
     while batch := race.next_batch(elapsed_us / 1e6):
@@ -75,6 +77,8 @@ def trial(
             taken_us = max(RESOLUTION_US, round(exact_us / RESOLUTION_US) * RESOLUTION_US)
             race.samples.add(taken_us)
             elapsed_us += 40 + taken_us
+    if race.is_full:
+        noise.learn(race.samples, first_us)
     return race, len(race.samples) + len(race.warm)
 
 
@@ -86,13 +90,10 @@ def test_no_close_config_is_given_up(kind: str) -> None:
     incumbent: requests.Incumbent | None = None
     for _ in range(12):
         race, _ = trial(best_us, draw, dice, noise, None)
-        noise.learn(race.samples)
         incumbent = incumbent or requests.Incumbent(race.samples.median_us, *race.interval_us)
     for place in range(150):
         race, _ = trial(best_us * (1 + 0.02 * place / 150), draw, dice, noise, incumbent)
         assert race.ending is not Ending.BEATEN
-        if race.is_full:
-            noise.learn(race.samples)
     truth = 2 * best_us * sorted(draw(dice, place) for place in range(999))[499]
     held = 0
     for _ in range(100):
