@@ -108,6 +108,7 @@ class Lane:
         self._bench: Bench | None = None
         self._killed: Worker | None = None
         self._killed_at = -TROUBLE_S
+        self._has_room_for_spares = False
         self._is_suspect = False
         self.is_doubtful = False
         self._is_used = False
@@ -229,7 +230,7 @@ class Lane:
         self._is_used = worker.code is not None
         worker.code, worker.holds_data = bench.code, True
         had_worker_s = monotonic() - began
-        if self._is_in_trouble:
+        if self._is_in_trouble or self._has_room_for_spares:
             self._prepare_spares(bench)
         request = bench.request
         if isinstance(request, requests.Open):
@@ -239,7 +240,7 @@ class Lane:
             self._well()
         if bench.learn is not None:
             await bench.learn(reply.observed)
-        # Not earlier: without a recent failure, a spare's start would only slow this opening.
+        # Not earlier: without a recent failure, a spare's start would only slow this opening on few cores.
         self._prepare_spares(bench)
         # The problem's data is its to keep; only what comes on top wears a worker out.
         worker.settle()
@@ -283,15 +284,14 @@ class Lane:
         return monotonic() - self._killed_at < TROUBLE_S
 
     def prepare(self, environment: Environment, backend: str, cores: int) -> None:
-        """Have workers start that the lane will need: its own, and its spares where it has ``cores`` enough.
+        """Have the worker start that the lane will need, and its spares when that is there, if it has ``cores`` enough.
 
         A config may fail as soon as the lane is open, and the next one is not to wait for an interpreter.
         """
         self._fleet.prepare_spares(Role.BENCH, environment, backend)
         # On a node a spare may have a context only where the device is leased.
         is_alone = self.device.kind != "cpu" and not self.device.node and not self._courtesy.is_shared(self.device)
-        if is_alone and cores >= EARLY_CORES:
-            self._fleet.prepare_spares(Role.BENCH, environment, backend, SPARES[self.device.kind], self.device)
+        self._has_room_for_spares = is_alone and cores >= EARLY_CORES
 
     def _prepare_spares(self, bench: Bench) -> None:
         wanted = SPARES_IN_TROUBLE if self._is_in_trouble else SPARES

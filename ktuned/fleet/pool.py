@@ -120,6 +120,7 @@ class Fleet:
         self._spare_modules = tuple(spare_modules)
         self._idle = IdleWorkers()
         self._spares_under_way: dict[tuple[Role, Environment], list[_Spare]] = {}
+        self._warming: dict[str, anyio.Lock] = {}
         self._spares_awaited: Counter[tuple[Role, Environment]] = Counter()
         self._health: dict[tuple[Role, Environment], Health] = {}
         self._cold: dict[str, str] = {}
@@ -372,9 +373,14 @@ class Fleet:
             spare.made.set()
 
     async def _warm(self, worker: Worker, device: Device) -> None:
-        """Have a spare make its context on a device; one that the device refuses stays cold, and is announced."""
+        """Have a spare make its context on a device; one that the device refuses stays cold, and is announced.
+
+        One after the other: the driver makes one context at a time, and a lane's own may be waiting for it.
+        """
+        wanted = requests.Canary(device, warms_up=True)
         try:
-            await worker.exchange(requests.Canary(device, warms_up=True), {Phase.LOAD: min(WARM_S, self.spawn_s)})
+            async with self._warming.setdefault(device.name, anyio.Lock()):
+                await worker.exchange(wanted, {Phase.LOAD: min(WARM_S, self.spawn_s)})
         except RequestFailed as error:
             self._cold[device.name] = error.message
             _log.info("spare_cold", device=device.name, reason=error.message)

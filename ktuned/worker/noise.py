@@ -111,15 +111,16 @@ class Noise:
             by_first = (longer + 1) / (len(self._firsts) + 2)
         return _chance(self._above, distance, len(samples), by_first) <= chance
 
-    def one_may_do(self, first_us: float, latency_us: float, chance: float) -> bool:
-        """Return whether a config whose checked launch took ``first_us`` is above a latency, if one sample says what is
-        to be expected after that launch.
+    def fewest(self, first_us: float, latency_us: float, chance: float, most: int) -> int:
+        """Return how many samples, ``most`` at the most, show that a config is above a latency, if they say what is to
+        be expected after its checked launch of ``first_us``.
         """
-        if not self._firsts:
-            return False
         expected = Samples()
-        expected.add(first_us / median(self._firsts))
-        return self.is_above(expected, latency_us, chance, first_us)
+        for count in range(1, most if self._firsts else 1):
+            expected.add(first_us / median(self._firsts))
+            if self.is_above(expected, latency_us, chance, first_us):
+                return count
+        return most
 
     def lowest_median_us(self, samples: Samples, chance: float) -> float:
         """Return the latency that a config's median is below with no more than this chance."""

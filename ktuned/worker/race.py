@@ -36,6 +36,9 @@ On an RTX A4000 that changed its clock by up to a fifth it nearly halves the clo
 hundredth of the time that full sampling takes.
 """
 
+FEW_BEHIND = 0.08
+"""Distance from the incumbent, relative to it, from which on half as many samples may be enough to know a median."""
+
 FALSE_END = 0.001
 """Chance of giving up a config that is closer than the margin, by the noise of its samples alone."""
 
@@ -104,7 +107,7 @@ class Race:
         self._noise = noise or Noise()
         self._first_us = first_us
         self._least = max(FEWEST_FOR_CI, preset.repetitions // 2)
-        self._fewest = 1 if self._one_may_do else self._least // 2
+        self._fewest = self._fewest_that_decide()
         # What races was launched to be checked just before.
         is_racing = incumbent is not None or stop_above_us is not None
         is_quick = first_us is not None and first_us <= min(QUICK_US, FAR * self._stop_above_us)
@@ -146,23 +149,26 @@ class Race:
         if is_late:
             return Ending.OUT_OF_TIME
         is_behind = elapsed_s >= LOOK_AFTER_S and self._is_behind
-        if n >= (self._least if is_behind else self._preset.repetitions) and self._is_known:
+        if n >= (self._least // 2 if is_behind else self._preset.repetitions) and self._is_known:
             return Ending.KNOWN
         return None
 
-    @property
-    def _one_may_do(self) -> bool:
-        """True if the launch that was checked was so slow that one sample may show that the config is beaten."""
+    def _fewest_that_decide(self) -> int:
+        """Return how many samples may show that the config is beaten: fewer than are to be taken of an unknown one, if
+        the launch that was checked was as slow.
+        """
+        most = self._least // 2
         if self._incumbent is None or self._cost is not None or self._first_us is None:
-            return False
-        return self._noise.one_may_do(self._first_us, self._beyond_us(FEW_MARGIN), FALSE_END)
+            return most
+        return self._noise.fewest(self._first_us, self._beyond_us(FEW_MARGIN), FALSE_END, most)
 
     @property
     def _is_behind(self) -> bool:
         """True if the median is above the incumbent's: it need not be known any better than to 1 %."""
         if self._incumbent is None or self._cost is not None:
             return False
-        return self.samples.interval_us[0] > self._incumbent.high + self._resolution_us
+        margin = 0.0 if len(self.samples) >= self._least else FEW_BEHIND
+        return self.interval_us[0] > self._beyond_us(margin)
 
     def _beyond_us(self, margin: float) -> float:
         """Return the latency above which a config is beaten."""
@@ -181,7 +187,11 @@ class Race:
 
     @property
     def _is_known(self) -> bool:
-        return self.samples.relative_ci <= RELATIVE_CI or self.samples.ci_us <= self._resolution_us
+        if len(self.samples) < FEWEST_FOR_CI and not self._noise.knows(len(self.samples), MISSED):
+            return False
+        low_us, high_us = self.interval_us
+        ci_us = (high_us - low_us) / 2
+        return ci_us <= max(RELATIVE_CI * self.samples.median_us, self._resolution_us)
 
     @property
     def interval_us(self) -> tuple[float, float]:
