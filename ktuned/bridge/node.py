@@ -145,6 +145,15 @@ class Exchange(Call[Exchanged, Item]):
 
 
 @record
+class Keep(Call[replies.Empty, Never]):
+    """Keep parcels that a later exchange names."""
+
+    operation: ClassVar = "node.keep"
+
+    parcels: Mapping[str, bytes]
+
+
+@record
 class Kill(Call[replies.Empty, Never]):
     """Kill a worker; with ``why`` it is stopped for what it does."""
 

@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -59,6 +59,8 @@ class Carrier:
         self._captures = captures
         self._projects: dict[tuple[str, str], _Project] = {}
         self._parcels: dict[str, None] = {}
+        self._coming: dict[str, anyio.Event] = {}
+        """Parcels that are sent ahead, until they are there."""
 
     async def provide(self, request: requests.Request[Any, Any], environment: Environment) -> Mapping[str, bytes]:
         """Have the node hold all that a request names, but for the small parcels that are returned: they go with it.
@@ -75,17 +77,50 @@ class Carrier:
         named = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in _measured(request)}
         if isinstance(request, requests.Open) and request.captured:
             named = {f"capture-{request.captured}": str(self._captures / f"{request.captured}.safetensors")}
+        for come in {self._coming[name] for name in named.keys() & self._coming.keys()}:
+            await come.wait()
         lacking = {name: place for name, place in named.items() if name not in self._parcels}
         if not lacking:
             return {}
+        small = await self._give_large(lacking)
+        self._note_there(lacking)
+        return small
+
+    async def send_ahead(self, artifacts: Iterable[str]) -> None:
+        """Have the node hold artifacts that a later request names.
+
+        Raises:
+            BridgeDown, BridgeSlow, CallFailed: they cannot be carried there.
+        """
+        named = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in artifacts}
+        known = self._parcels.keys() | self._coming.keys()
+        lacking = {name: place for name, place in named.items() if name not in known}
+        if not lacking:
+            return
+        come = anyio.Event()
+        self._coming |= dict.fromkeys(lacking, come)
+        try:
+            small = await self._give_large(lacking)
+            if small:
+                await self._link.exchange(node.Keep(small), CARRY_S)
+            self._note_there(lacking)
+        finally:
+            for name in lacking:
+                del self._coming[name]
+            come.set()
+
+    async def _give_large(self, lacking: Mapping[str, str]) -> dict[str, bytes]:
+        """Carry parcels that are too large for a frame; return the others."""
         small = await anyio.to_thread.run_sync(_small, lacking)
         large = {name: place for name, place in lacking.items() if name not in small}
         if large:
             await self._bridge.exchange(cluster.Give(self._link.info.id, large), CARRY_S)
-        self._parcels |= dict.fromkeys(lacking)
+        return small
+
+    def _note_there(self, parcels: Iterable[str]) -> None:
+        self._parcels |= dict.fromkeys(parcels)
         while len(self._parcels) > MAX_SEALED:
             del self._parcels[next(iter(self._parcels))]
-        return small
 
     def note(self, answer: object, request: requests.Request[Any, Any]) -> None:
         """Carry a request's artifacts again the next time, if one of them is damaged on the node."""

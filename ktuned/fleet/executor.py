@@ -7,7 +7,7 @@ The fleet decides which worker is needed when; an executor knows how to run one 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from time import monotonic
@@ -89,6 +89,10 @@ class Worker(ABC):
             DeadlineExpired: a phase took too long; the worker is killed.
             RequestFailed: it answered that it cannot; it lives on.
         """
+
+    async def expect(self, artifacts: Sequence[str]) -> None:
+        """Have artifacts that a later request names where the worker is, as far as they can be brought there."""
+        return
 
     @abstractmethod
     def kill(self) -> None:

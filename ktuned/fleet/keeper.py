@@ -44,7 +44,7 @@ _OTHERS = ("KTUNED_HOME", "KTUNED_SOCKET")
 class Keeper(Service):
     """Carries out a daemon's calls on this node."""
 
-    calls: ClassVar = (node.Describe, node.LayOut, node.Start, node.Exchange, node.Kill, node.LeaveCores)
+    calls: ClassVar = (node.Describe, node.LayOut, node.Start, node.Exchange, node.Keep, node.Kill, node.LeaveCores)
 
     def __init__(self, executor: LocalExecutor, home: Path) -> None:
         self.artifacts = NodeArtifacts(home)
@@ -69,6 +69,9 @@ class Keeper(Service):
                 return await self._run(call, send)
             case node.Exchange():
                 return await self._exchange(call, send)
+            case node.Keep():
+                await self.artifacts.take(call.parcels)
+                return replies.Empty()
             case node.Kill():
                 self._kill(call)
                 return replies.Empty()

@@ -353,6 +353,11 @@ class Lane:
         finally:
             self._courtesy.used(self.device, began, monotonic())
 
+    async def expect(self, artifacts: Sequence[str]) -> None:
+        """Have artifacts that are measured next brought to the lane's machine, while it measures others."""
+        if self._worker is not None and self._worker.is_alive:
+            await self._worker.expect(artifacts)
+
     def output(self) -> Output:
         """Return what the worker has printed since it was asked last; the caller holds the lane."""
         return Output() if self._worker is None else self._worker.output()

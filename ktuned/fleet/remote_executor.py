@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,6 +86,11 @@ class RemoteWorker(Worker):
         finally:
             if not done:
                 self.kill()
+
+    async def expect(self, artifacts: Sequence[str]) -> None:
+        """Have artifacts that a later request names brought to the node, unless it is lost."""
+        with contextlib.suppress(BridgeDown, BridgeSlow, CallFailed):
+            await self._executor.files(self._link).send_ahead(artifacts)
 
     async def _settle_end(self) -> None:
         """Wait a moment for the reason why a call failed: the worker's end, or its node's."""

@@ -37,7 +37,7 @@ from ktuned.model import (
 )
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once
+from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, may_reserve
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.dissent import Dissent
 from ktuned.tuning.exploration import Explorer, SearchSummary, opened
@@ -445,7 +445,12 @@ class Pipeline:
 
             async for first in channel:
                 batch = self._batch(first, channel)
-                await self._measuring.measure(lane, batch, lambda: self.progress.best_us, done)
+                while batch:
+                    coming = self._coming(lane, channel)
+                    if coming:
+                        recording.start_soon(lane.expect, [compiled.attempt.unit.key for compiled in coming])
+                    await self._measuring.measure(lane, batch, lambda: self.progress.best_us, done)
+                    batch = coming
 
     def _batch(self, first: Compiled, channel: MemoryObjectReceiveStream[Compiled]) -> list[Compiled]:
         """Return ``first`` and a lane's share of those that wait, as many as are measured in no time."""
@@ -457,6 +462,16 @@ class Pipeline:
             except (anyio.WouldBlock, anyio.EndOfStream):
                 break
         return batch
+
+    def _coming(self, lane: Lane, channel: MemoryObjectReceiveStream[Compiled]) -> list[Compiled]:
+        """Return what a lane on a node measures next, whose artifacts travel while it measures: where that disturbs
+        nothing, and as long as the other lanes have enough.
+        """
+        waiting = channel.statistics().current_buffer_used
+        is_plenty = may_reserve(waiting=waiting, lanes=len(self._lanes), batch=self._batch_size.now)
+        if not lane.device.node or lane.device.kind == "cpu" or not is_plenty:
+            return []
+        return self._batch(channel.receive_nowait(), channel)
 
     async def _record_measured(self, results: Sequence[tuple[Attempt, TrialResult]], recorded: anyio.Event) -> None:
         await self._record(results)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once
+from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, may_reserve
 
 
 def sized(*each_s: float) -> int:
@@ -44,6 +44,13 @@ def test_many_lanes_are_not_held_up_by_questions() -> None:
     """Each has its batch from one question, within a bound."""
     assert [asked_at_once(lanes=lanes, batch=1) for lanes in (1, 8, 64, 256)] == [4, 8, 64, 128]
     assert asked_at_once(lanes=4, batch=8) == 32
+
+
+def test_a_lane_reserves_only_while_there_is_plenty() -> None:
+    """At the end of a job none waits for a lane that is at work while another is idle."""
+    assert may_reserve(waiting=32, lanes=2, batch=16)
+    assert not may_reserve(waiting=31, lanes=2, batch=16)
+    assert not may_reserve(waiting=0, lanes=1, batch=1)
 
 
 def test_slow_configs_are_not_asked_for_far_ahead() -> None:
