@@ -75,6 +75,25 @@ class Ended(Record):
 
 
 @record
+class Changed(Record):
+    """The reason why a toolchain is not what it was."""
+
+    reason: str
+
+
+@record
+class Watch(Call[Changed, Never]):
+    """Answer when one of the files by which a toolchain is known is no longer as it was seen, or the CPUs that may be
+    used are others: the fields of :class:`~ktuned.ipc.replies.Observed`.
+    """
+
+    operation: ClassVar = "node.watch"
+
+    files: Mapping[str, str]
+    limits: Mapping[str, str]
+
+
+@record
 class Start(Call[Ended, Started]):
     """Start a worker; the reply comes when it has ended. One whose call is taken back is killed.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ktuned.backends import deciding, finding
-from ktuned.ipc import InvalidMessage, from_plain, replies, sight, to_plain
+from ktuned.ipc import InvalidMessage, first_changed, from_plain, replies, to_plain
 from ktuned.model import ENVIRONMENT, Device, canonical
 
 
@@ -72,9 +72,8 @@ def difference(observed: replies.Observed | None, variables: Mapping[str, str], 
     """
     if observed is None:
         return "its toolchain was never looked at"
-    for path, held in observed.files.items():
-        if sight(path) != held:
-            return f"{path} changed"
+    if changed := first_changed(observed.files):
+        return f"{changed} changed"
     present = deciding(observed.patterns, variables) | finding(variables)
     for name in sorted({*present, *observed.variables}):
         if present.get(name) != observed.variables.get(name):

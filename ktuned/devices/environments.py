@@ -72,6 +72,9 @@ class Environments:
         self._disagreements: dict[str, str] = {}
         """Reasons for which this daemon doubts whatever workers find: their ktuned is another one."""
         self._locks: dict[str, anyio.Lock] = {}
+        self._watched: dict[str, replies.Observed] = {}
+        """What nodes' keepers compare, by environment."""
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def reports(self) -> Iterator[EnvironmentReport]:
@@ -116,7 +119,10 @@ class Environments:
                     found.distributions,
                 )
                 self._probed.add(key)
-                self._compare_with_workers(key, report, environment)
+                if environment.node:
+                    self._watch(key, environment.node, found.observed)
+                else:
+                    self._compare_with_workers(key, report, environment)
             except WorkerError as error:
                 # Lookups depend on the backends, so those that were known stay while no worker can answer.
                 fault = replies.Fault(error.code, error.message, error.hint)
@@ -140,7 +146,7 @@ class Environments:
         before = self._doubts.pop(key, "")
         observed = report.observed
         reason = self._difference(None if observed is None else replace(observed, files={}), environment)
-        self._disagreements[key] = reason if reason == before and not environment.node else ""
+        self._disagreements[key] = reason if reason == before else ""
         if self._disagreements[key]:
             _log.warning("daemon_outdated", python=environment.python, reason=reason)
 
@@ -189,6 +195,29 @@ class Environments:
             for name, backend in found.backends.items()
         }
 
+    def when_node_changes(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when the toolchain of a node is another, and is to be probed again."""
+        self._listeners.append(listener)
+
+    def _watch(self, key: str, node: str, observed: replies.Observed | None) -> None:
+        """Have a node's keeper compare what a report stands on."""
+        self._doubts.pop(key, None)
+        if observed is None:
+            return
+
+        def ended(reason: str) -> None:
+            if self._watched.get(key) is not observed:
+                # A later probe saw others.
+                return
+            del self._watched[key]
+            if reason:
+                self._doubts[key] = f"{node}: {reason}"
+                for listener in self._listeners:
+                    listener()
+
+        self._watched[key] = observed
+        self._fleet.watch_toolchain(node, observed, ended)
+
     def node_up(self, node: str) -> None:
         """Count on a node from now on; its environments are to be probed."""
         self._nodes[node] = None
@@ -224,10 +253,10 @@ class Environments:
 
         Once in a second at most: it takes some 100 µs, and many kernels of one request ask.
         """
-        if environment.node:
-            # Its files are there: a compile on the node compares them, and it is probed whenever it comes.
-            return ""
         key = _environment_key(environment)
+        if environment.node:
+            # Its files are there: its keeper looks at them.
+            return self._doubts.get(key, "")
         report = self._reports.get(key)
         if (
             report is None
@@ -250,6 +279,8 @@ class Environments:
         The report of an earlier daemon is looked at now.
         """
         key = _environment_key(environment)
+        if environment.node in self._nodes and key not in self._probed:
+            return f"the node {environment.node} has come, and was not asked yet"
         if key in self._probed or key in self._looked_at:
             return self._doubts.get(key, "")
         return self.look(environment)

@@ -1,4 +1,4 @@
-"""Survey of toolchains: compilers, libraries and installed distributions are looked at as sources are.
+"""Survey of toolchains: compilers, libraries and installed distributions are looked at as sources are, on nodes too.
 
 One that changed is probed again in a new worker. Until then lookups of its kernels are stale; afterwards what stands on
 other fingerprints is renewed.
@@ -20,6 +20,9 @@ from ktuned.devices.environments import Environments
 from ktuned.model import AmbiguousName, KernelInfo, NotFound, Root
 
 _log = structlog.get_logger()
+
+
+_Seen = dict[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,9 @@ class ToolchainSurvey:
         self._probed = probed
         self._intervals = intervals or SurveyIntervals()
         self._wake = anyio.Event()
-        self._seen: dict[str, Mapping[str, Any]] = {}
+        self._seen: dict[str, _Seen] = {}
         catalog.when_roots_change(self.wake)
+        environments.when_node_changes(self.wake)
 
     def wake(self) -> None:
         """Have all toolchains looked at now."""
@@ -78,21 +82,28 @@ class ToolchainSurvey:
                 await self._look(root)
 
     async def _look(self, root: Root) -> None:
-        environment = environment_of(root)
-        was_probed = self._environments.is_probed(environment)
-        reason = self._environments.look(environment) if was_probed else ""
-        if reason:
-            _log.info("toolchain_changed", root=root.path, reason=reason)
-            self._doubted()
-            await self._environments.probe(environment)
+        is_doubted = False
+        for environment in self._environments.sites(environment_of(root)):
+            was_probed = self._environments.is_probed(environment)
+            reason = self._environments.look(environment) if was_probed else ""
+            if reason:
+                _log.info("toolchain_changed", root=root.path, reason=reason)
+                self._doubted()
+                await self._environments.probe(environment)
+                is_doubted = True
         present = self._fingerprints(root)
-        # Empty until the first probe, which changes nothing.
         before = self._seen.get(root.path, {})
         self._seen[root.path] = present
-        if not reason and (not before or before == present):
+        # A first probe changes nothing, nor does a node that comes.
+        known = [node for node in present if before.get(node)]
+        if not is_doubted and all(before[node] == present[node] for node in known):
             return
         kernels = [kernel for kernel in self._catalog.below(root.path) if self._catalog.root_of(kernel.file) == root]
-        changed = [kernel for kernel in kernels if before and _differs(before, present, kernel.backend)]
+        changed = [
+            kernel
+            for kernel in kernels
+            if any(before[node].get(kernel.backend) != present[node].get(kernel.backend) for node in known)
+        ]
         await self._probed(kernels, changed)
 
     def _used_roots(self) -> list[Root]:
@@ -104,16 +115,13 @@ class ToolchainSurvey:
                     used[root.path] = root
         return list(used.values())
 
-    def _fingerprints(self, root: Root) -> Mapping[str, Any]:
-        """Return what decides the contexts of each backend's kernels."""
-        report = self._environments.report(environment_of(root))
-        if report is None:
-            return {}
-        return {
-            name: (backend.fingerprint, [(device.name, device.fingerprint) for device in backend.devices])
-            for name, backend in report.backends.items()
-        }
-
-
-def _differs(before: Mapping[str, Any], present: Mapping[str, Any], backend: str) -> bool:
-    return bool(before.get(backend) != present.get(backend))
+    def _fingerprints(self, root: Root) -> _Seen:
+        """Return what decides the contexts of each backend's kernels, by node."""
+        found: _Seen = {}
+        for environment in self._environments.sites(environment_of(root)):
+            report = self._environments.report(environment)
+            found[environment.node] = {
+                name: (backend.fingerprint, [(device.name, device.fingerprint) for device in backend.devices])
+                for name, backend in ({} if report is None else report.backends).items()
+            }
+        return found

@@ -16,7 +16,7 @@ from typing import TypeVar
 import anyio
 
 from ktuned.fleet.failures import Output
-from ktuned.ipc import requests
+from ktuned.ipc import replies, requests
 from ktuned.model import Device, Role
 
 R = TypeVar("R")
@@ -139,6 +139,12 @@ class Executor(ABC):
     @abstractmethod
     def workers(self) -> Iterable[Worker]:
         """All workers that have not ended."""
+
+    def watch_toolchain(self, node: str, observed: replies.Observed, ended: Callable[[str], None]) -> None:
+        """Call ``ended`` with the reason when what a node's toolchain was seen by is another, or with nothing when that
+        is not known any more. This machine's is looked at when it matters.
+        """
+        return
 
     async def take_device(self, device: Device) -> None:
         """Hold a device for a lane, where others than ktuned may be given it.

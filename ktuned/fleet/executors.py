@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Self
 
 from ktuned.fleet.executor import Environment, Executor, Worker
+from ktuned.ipc import replies
 from ktuned.model import Device, Role
 
 
@@ -36,6 +37,10 @@ class Executors(Executor):
         """All workers that have not ended, anywhere."""
         yield from list(self._local.workers)
         yield from list(self._remote.workers)
+
+    def watch_toolchain(self, node: str, observed: replies.Observed, ended: Callable[[str], None]) -> None:
+        """Watch a node's toolchain, as :meth:`Executor.watch_toolchain`."""
+        self._remote.watch_toolchain(node, observed, ended)
 
     async def take_device(self, device: Device) -> None:
         """Hold a device for a lane, as :meth:`Executor.take_device`."""

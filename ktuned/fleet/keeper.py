@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Final
 import anyio
 import anyio.to_thread
 
+from ktuned.backends import cpu
 from ktuned.bridge import Call, CallFailed, Host, Send, Service, node, parcels
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Worker
@@ -32,11 +33,14 @@ from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, Worker
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_artifacts import NodeArtifacts
 from ktuned.fleet.node_layout import NodeLayouts
-from ktuned.ipc import Trust, replies, requests, to_message
+from ktuned.ipc import Trust, first_changed, replies, requests, to_message
 from ktuned.model import Record, Role, WorkerError
 
 MEMORY_S: Final = 0.2
 """Interval between two looks at workers' memory, as in a daemon."""
+
+WATCH_S: Final = 2.0
+"""Interval between two looks at a toolchain's files, as at those in use on a daemon's own machine."""
 
 _OTHERS = ("KTUNED_HOME", "KTUNED_SOCKET")
 
@@ -44,9 +48,19 @@ _OTHERS = ("KTUNED_HOME", "KTUNED_SOCKET")
 class Keeper(Service):
     """Carries out a daemon's calls on this node."""
 
-    calls: ClassVar = (node.Describe, node.LayOut, node.Start, node.Exchange, node.Keep, node.Kill, node.LeaveCores)
+    calls: ClassVar = (
+        node.Describe,
+        node.LayOut,
+        node.Watch,
+        node.Start,
+        node.Exchange,
+        node.Keep,
+        node.Kill,
+        node.LeaveCores,
+    )
 
-    def __init__(self, executor: LocalExecutor, home: Path) -> None:
+    def __init__(self, executor: LocalExecutor, home: Path, *, watch_s: float = WATCH_S) -> None:
+        self._watch_s = watch_s
         self.artifacts = NodeArtifacts(home)
         self._executor = executor
         self._layouts = NodeLayouts(home)
@@ -65,6 +79,8 @@ class Keeper(Service):
             case node.LayOut():
                 async with self._laying_out:
                     return node.Layout(await anyio.to_thread.run_sync(self._layouts.lay_out, call))
+            case node.Watch():
+                return await self._watch(call)
             case node.Start():
                 return await self._run(call, send)
             case node.Exchange():
@@ -79,6 +95,14 @@ class Keeper(Service):
                 self._executor.leave_cores(call.lanes)
                 return replies.Empty()
         raise AssertionError(call)
+
+    async def _watch(self, call: node.Watch) -> node.Changed:
+        # The environment of this process, and so of its workers, stays what it is.
+        while cpu.limits() == call.limits:
+            if changed := await anyio.to_thread.run_sync(first_changed, call.files):
+                return node.Changed(f"{changed} changed")
+            await anyio.sleep(self._watch_s)
+        return node.Changed("the CPUs that it may use changed")
 
     def _describe(self) -> node.NodeReport:
         found = importlib.metadata.distributions()

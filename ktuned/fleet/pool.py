@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -20,7 +20,7 @@ from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.fleet.idle import KEPT_LOADED, IdleWorkers
 from ktuned.fleet.priority_semaphore import RankOf, Turns
 from ktuned.fleet.quiet import QuietGate
-from ktuned.ipc import requests
+from ktuned.ipc import replies, requests
 from ktuned.model import Device, Phase, Role, WorkerError
 
 _log = structlog.get_logger()
@@ -155,6 +155,10 @@ class Fleet:
     async def take_device(self, device: Device) -> None:
         """Hold a device for a lane, as :meth:`Executor.take_device`."""
         await self._executor.take_device(device)
+
+    def watch_toolchain(self, node: str, observed: replies.Observed, ended: Callable[[str], None]) -> None:
+        """Watch a node's toolchain, as :meth:`Executor.watch_toolchain`."""
+        self._executor.watch_toolchain(node, observed, ended)
 
     def give_device(self, device: Device) -> None:
         """Give a device back that no job uses."""

@@ -255,6 +255,22 @@ class RemoteExecutor(Executor):
         """
         return await self.leases.take_slot(self._link(node))
 
+    def watch_toolchain(self, node: str, observed: replies.Observed, ended: Callable[[str], None]) -> None:
+        """Have a node's keeper watch its toolchain; ``ended`` is called once, with the reason or with nothing."""
+        if self._tasks is None or node not in self._links:
+            ended("")
+            return
+        self._tasks.start_soon(self._watch, self._links[node], observed, ended)
+
+    async def _watch(self, link: NodeLink, observed: replies.Observed, ended: Callable[[str], None]) -> None:
+        reason = ""
+        try:
+            reason = (await link.exchange(node.Watch(observed.files, observed.limits), math.inf)).reason
+        except (BridgeDown, BridgeSlow, CallFailed) as error:
+            _log.debug("toolchain_not_watched", node=link.info.name, reason=error.message)
+        finally:
+            ended(reason)
+
     def give(self, name: str) -> None:
         """Let a lease go back when it is not used again soon."""
         self.leases.give(name)

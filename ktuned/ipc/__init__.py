@@ -14,7 +14,7 @@ from ktuned.ipc.memory_fault import (
     prepare_fault,
 )
 from ktuned.ipc.places import Places, absolute, artifact_place, relative, staging_place
-from ktuned.ipc.stamps import ABSENT, LISTING, lexical, sight, stamp, stamps, trail
+from ktuned.ipc.stamps import ABSENT, LISTING, first_changed, lexical, sight, stamp, stamps, trail
 from ktuned.ipc.trust import Trust, Untrusted
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "artifact_place",
     "describe_fault",
     "describe_place",
+    "first_changed",
     "frames",
     "from_plain",
     "lexical",

@@ -88,6 +88,11 @@ def sight(path: str) -> str:
     return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
 
 
+def first_changed(sights: Mapping[str, str]) -> str:
+    """Return the first file that is not as it was seen; nothing if all are."""
+    return next((path for path, held in sights.items() if sight(path) != held), "")
+
+
 def stamps(paths: Iterable[Path], known: Mapping[Path, str] = MappingProxyType({})) -> dict[str, str]:
     """Stamp files by their paths, and by those that links lead to.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
@@ -51,8 +52,11 @@ class Certainty:
         self._is_caught_up = True
         self._looks.clear()
 
-    def doubt(self, kernel: KernelInfo, environment: Environment) -> str:
-        """Return why the present context of a kernel is not known for certain; nothing if it is."""
+    def doubt(self, kernel: KernelInfo, environment: Environment, node: str = "") -> str:
+        """Return why the present context of a kernel is not known for certain; nothing if it is.
+
+        Of a device on a ``node`` its toolchain counts, too.
+        """
         if suspect := self._catalog.suspicion(kernel):
             return f"{suspect} changed, or what it depends on, and is being inspected"
         reason = "" if self._is_caught_up else self._source_doubt(kernel)
@@ -60,6 +64,8 @@ class Certainty:
             return f"not looked at since the start: {reason}"
         environments = self._machine.environments
         reason = environments.doubt(environment)
+        if node and not reason:
+            reason = environments.doubt(replace(environment, node=node))
         return f"the toolchain is to be probed again: {reason}" if reason else environments.outdated(environment)
 
     def _source_doubt(self, kernel: KernelInfo) -> str:

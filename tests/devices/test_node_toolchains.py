@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from ktuned.backends import cpu, finding
 from ktuned.devices.environments import Environments
 from ktuned.devices.machine import Machine
 from ktuned.fleet.executor import Environment
@@ -29,13 +31,24 @@ COMPILERS = {"": "1", "alike": "1", "other": "2"}
 class Probed:
     """A fleet whose workers answer a probe as their node would."""
 
+    def __init__(self) -> None:
+        self.watched: dict[str, Callable[[str], None]] = {}
+
+    def renew(self, environment: Environment) -> None:
+        """Have no workers that wait."""
+
+    def watch_toolchain(self, node: str, observed: replies.Observed, ended: Callable[[str], None]) -> None:
+        """Keep what is to be called when a node's toolchain is another."""
+        self.watched[node] = ended
+
     @asynccontextmanager
     async def lend(self, role: Role, environment: Environment) -> AsyncIterator[Any]:
         """Lend a worker of a node."""
         backend = replies.BackendReport("1", {"compiler": COMPILERS[environment.node]}, devices=(DEVICE,))
 
         async def exchange(request: object, deadlines: Mapping[str, float]) -> tuple[replies.ProbeReport, None]:
-            return replies.ProbeReport("3.12", {"fake": backend}), None
+            observed = replies.Observed({}, (), finding(os.environ), cpu.limits())
+            return replies.ProbeReport("3.12", {"fake": backend}, observed=observed), None
 
         yield SimpleNamespace(exchange=exchange)
 
@@ -65,3 +78,39 @@ async def test_nodes_with_different_toolchains_do_not_share_fresh(parts: Parts) 
     }
     sites = machine.compilers(environment, "fake", context["other/cpu:0"].toolchain)
     assert [site.node for site in sites] == ["other"]
+
+
+async def test_a_changed_toolchain_of_a_node_is_doubted_until_it_is_probed(parts: Parts) -> None:
+    """From the keeper's word on answers for the node's devices are uncertain, and those for this machine's are not."""
+    fleet = Probed()
+    environments = Environments(cast(Fleet, fleet), parts.store, deadlines={})
+    changes: list[str] = []
+    environments.when_node_changes(lambda: changes.append("changed"))
+    node = replace(parts.environment, node="other")
+    environments.node_up("other")
+    assert "not asked yet" in environments.doubt(node)
+    await environments.probe(parts.environment)
+    await environments.probe(node)
+    assert environments.doubt(node) == ""
+    first = fleet.watched["other"]
+    first("/usr/bin/gcc changed")
+    assert environments.doubt(node) == environments.look(node) == "other: /usr/bin/gcc changed"
+    assert (changes, environments.doubt(parts.environment)) == (["changed"], "")
+    await environments.probe(node)
+    assert environments.doubt(node) == ""
+    assert fleet.watched["other"] is not first
+
+
+async def test_a_watch_that_ended_otherwise_says_nothing(parts: Parts) -> None:
+    """One whose probe is not the last compares what was seen before; with its node it is lost, which is no change."""
+    fleet = Probed()
+    environments = Environments(cast(Fleet, fleet), parts.store, deadlines={})
+    node = replace(parts.environment, node="alike")
+    environments.node_up("alike")
+    await environments.probe(node)
+    first = fleet.watched["alike"]
+    await environments.probe(node, again=True)
+    first("/usr/bin/gcc changed")
+    assert environments.doubt(node) == ""
+    fleet.watched["alike"]("")
+    assert environments.doubt(node) == ""

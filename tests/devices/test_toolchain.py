@@ -13,6 +13,7 @@ import pytest
 
 from ktuned.devices import Environments, SurveyIntervals, ToolchainSurvey
 from ktuned.devices.environment_report import difference
+from ktuned.fleet import Environment
 from ktuned.ipc import replies, sight
 from ktuned.model import Context, KernelInfo, Outcome, sentence
 from ktuned.scheduling.reverification import REASON
@@ -90,6 +91,13 @@ class LateEnvironments:
     """Knows nothing of an environment until its report is set."""
 
     known: replies.ProbeReport | None = None
+
+    def when_node_changes(self, listener: object) -> None:
+        """Have no nodes."""
+
+    def sites(self, environment: Environment) -> list[Environment]:
+        """Have no nodes."""
+        return [environment]
 
     def is_probed(self, environment: object) -> bool:
         """Return whether there is a report."""

@@ -10,12 +10,13 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from ktuned.backends import cpu
 from ktuned.bridge import node
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import Output
 from ktuned.fleet.keeper import Keeper
 from ktuned.fleet.local_executor import LocalExecutor
-from ktuned.ipc import replies, requests, to_message
+from ktuned.ipc import replies, requests, sight, to_message
 from ktuned.model import Phase, Record, Role
 from tests.fleet.playing import DEADLINE_S
 
@@ -92,3 +93,31 @@ async def test_items_that_come_with_the_reply_travel_with_it(early: int, late: i
     items = [item for item in sent if isinstance(item, node.Item)]
     assert [item.value for item in (*items, *ended.last)] == expected
     assert len(items) == early
+
+
+@pytest.mark.parametrize("change", ["file", "cores"])
+async def test_a_toolchain_is_watched_until_it_is_another(change: str, tmp_path: Path) -> None:
+    """The answer comes when a compiler was replaced, or the CPUs that may be used are others, and says which."""
+    compiler = tmp_path / "gcc"
+    compiler.write_text("1")
+    limits = cpu.limits() | ({"quota": "0.5 cores"} if change == "cores" else {})
+    keeper = Keeper(cast(LocalExecutor, SimpleNamespace()), tmp_path, watch_s=0.001)
+    answers: list[Record] = []
+
+    async def send(item: Record) -> None:
+        raise AssertionError(item)
+
+    async def watch() -> None:
+        answers.append(await keeper.carry_out(node.Watch({str(compiler): sight(str(compiler))}, limits), send))
+
+    with anyio.fail_after(DEADLINE_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            if change == "file":
+                await anyio.wait_all_tasks_blocked()
+                assert answers == []
+                staged = tmp_path / "staged"
+                staged.write_text("2")
+                staged.rename(compiler)
+    expected = "the CPUs that it may use changed" if change == "cores" else f"{compiler} changed"
+    assert answers == [node.Changed(expected)]
