@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,15 +62,24 @@ class Nodes:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Nodes]:
     """Run the cluster; everything of it is gone afterwards."""
+    is_full = request.config.getoption("chaos", "slice") == "full"
+    with running(NODES, tmp_path_factory.mktemp("gates"), {}, has_client_server=is_full) as found:
+        yield found
+
+
+@contextmanager
+def running(
+    count: int, gates: Path, variables: Mapping[str, str], *, has_client_server: bool = False
+) -> Iterator[Nodes]:
+    """Run a cluster of so many nodes, whose processes have some variables besides ours."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed; pip install 'ktuned[ray]'")
-    gates = tmp_path_factory.mktemp("gates")
     # A socket's path must be short.
     directory = Path("/tmp", f"kt-ray-{uuid.uuid4().hex[:8]}")
     mark = uuid.uuid4().hex
-    command = [sys.executable, str(Path(__file__).with_name("cluster_process.py")), str(NODES), str(directory)]
+    command = [sys.executable, str(Path(__file__).with_name("cluster_process.py")), str(count), str(directory)]
     port = 0
-    if request.config.getoption("chaos", "slice") == "full":
+    if has_client_server:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         command += ["--client-port", str(port)]
@@ -80,7 +89,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, _MARK: mark, "PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(gates)},
+        env={**os.environ, _MARK: mark, "PYTHONPATH": str(FAKE_BACKEND), "FAKE_GATE": str(gates), **variables},
     )
     assert process.stdin is not None
     assert process.stdout is not None

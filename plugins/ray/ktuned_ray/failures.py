@@ -25,5 +25,11 @@ def hint_of(error: BaseException) -> str:
     if "No module named 'ktuned" in text:
         return "install ktuned-ray on every node, or bring it by [cluster] runtime_env"
     if "uthentication" in text or "oken" in text:
-        return "give the daemon the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"
+        return f"give the daemon {_TOKEN}"
+    if "Failed to connect to Ray cluster" in text:
+        # Ray says no more where a token is missing or wrong.
+        return f"is it up? If it wants a token, give the daemon {_TOKEN}"
     return ""
+
+
+_TOKEN = "the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"

@@ -1,0 +1,44 @@
+"""A cluster with Ray's token authentication: who has the token joins it, and who has none learns what is missing."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from ktuned.scheduling import Wish
+from tests.assembled import PATIENCE_S, assembled, kernel_text
+from tests.ray.conftest import joined, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
+
+TOKEN = "a" * 64
+
+
+@pytest.mark.usefixtures("only_in_chaos")
+async def test_a_cluster_with_a_token_lets_those_in_who_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray finds the token in the daemon's environment; without it nothing is joined, and the notice names it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    directories = [tmp_path / "without", tmp_path / "with"]
+    for directory in directories:
+        directory.mkdir()
+    with running(1, tmp_path, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}) as nodes:
+        async with (
+            assembled(directories[0], env={}) as parts,
+            parts.daemon.bridge.running(),
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(parts.daemon.cluster.run)
+            parts.daemon.cluster.follow(nodes.address)
+            with anyio.fail_after(2 * PATIENCE_S):
+                while not any("token" in line for line in parts.daemon.cluster.notices):  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+            assert parts.machine.environments.nodes == ()
+            tasks.cancel_scope.cancel()
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+        async with joined(directories[1], nodes, "n0") as parts, parts.working():
+            await parts.requests.tune(await parts.inspect(kernel_text(configs="us=[10.0, 20.0]")), Wish())
+            (job,) = await parts.told.ended()
+            assert job["state"] == "done", job["message"]
